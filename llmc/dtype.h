@@ -1,0 +1,61 @@
+/*
+Element types. A tensor in memory is a run of elements of one DType; which DType weights and activations have
+("floatX") is a property of the op set that was linked, and of the model when only a plan is made.
+Files may hold more types than we compute in (fp16): those are converted while reading.
+*/
+#ifndef LLMC_DTYPE_H
+#define LLMC_DTYPE_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_COUNT } DType;
+
+static inline size_t dtype_size(DType type) {
+    return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2;
+}
+
+static inline const char *dtype_name(DType type) {
+    switch (type) {
+    case DTYPE_FP32: return "fp32";
+    case DTYPE_BF16: return "bf16";
+    case DTYPE_FP64: return "double";
+    case DTYPE_FP16: return "fp16";
+    default: return "unknown";
+    }
+}
+
+// The type in which sums that cross tokens are kept beside tensors of `type`: fp32, or double in the double build.
+static inline DType dtype_of_sums(DType type) {
+    return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
+}
+
+static inline float bf16_to_float(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof(value));
+    return value;
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+static inline uint16_t float_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline float fp16_to_float(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
+    uint32_t wide;
+    float value;
+    if (exponent == 0) { // zero and subnormal: the value is mantissa * 2^-24
+        value = (float)mantissa * (1.0f / 16777216.0f);
+        return sign ? -value : value;
+    }
+    wide = sign | (exponent == 31 ? 0x7f800000u | (mantissa << 13) : ((exponent + 112) << 23) | (mantissa << 13));
+    memcpy(&value, &wide, sizeof(value));
+    return value;
+}
+
+#endif

@@ -1,0 +1,138 @@
+/*
+The op interface: everything the driver may do to tensors. One table (struct Ops) per op set; the driver calls nothing
+else on tensors and never dereferences tensor memory, so Stored and Summed are incomplete types here:
+
+    Stored   an element of floatX: weights, activations and their gradients      (fp32, bf16 or double)
+    Summed   an element of a sum over tokens: a layer's dW, dK, dV, log-sum-exp  (fp32; double in the double build)
+
+Write contract: outputs named `out` are overwritten; `d`-prefixed parameter gradients accumulate (+=); gradients of
+activations are overwritten unless the comment says otherwise. Outputs alias inputs only where the comment allows it.
+Everything is row-major and contiguous. n is the number of tokens (rows); the short shape names are design vocabulary:
+C hidden, NH and NKV query and key/value heads, HD head_dim, FF intermediate, V vocabulary, N tokens of the stream.
+
+An op that needs scratch memory has a sibling X_scratch that tells how many Summed elements; the caller plans for them.
+All ops are deterministic for a given build, machine and thread count. Every pointer is device memory unless it says host.
+*/
+#ifndef LLMC_OPS_H
+#define LLMC_OPS_H
+#include "dtype.h"
+
+typedef struct Stored Stored;
+typedef struct Summed Summed;
+
+// Queries [begin, end) of one document: they attend to keys [document, their own position]. Indices into the stream.
+typedef struct {
+    size_t document, begin, end;
+} Span;
+
+// The spans of one chunk, consecutive: span[i].end == span[i+1].begin. Host memory.
+typedef struct {
+    const Span *span;
+    size_t count;
+    double pairs; // causal query-key pairs in these spans; only counted with, by the dry op set
+} Spans;
+
+typedef struct {
+    double learning_rate, beta1, beta2, epsilon, weight_decay;
+    double gradient_scale; // the gradient is multiplied by this first (clipping)
+    int64_t step;          // from 1, for bias correction
+    uint64_t seed;         // of stochastic rounding, used where floatX is bf16 and there is no master copy
+} AdamW;
+
+typedef struct Ops {
+    const char *name; // "cpu", "cuda", "dry"
+    DType stored, summed;
+
+    // ---- memory -------------------------------------------------------------------------------------------------
+    void *(*allocate)(size_t bytes); // NULL when there is not enough; contents undefined
+    void (*release)(void *memory, size_t bytes);
+    void (*copy_in)(void *device, const void *host, size_t bytes);
+    void (*copy_out)(void *host, const void *device, size_t bytes);
+    void (*copy)(void *out, const void *in, size_t bytes); // device to device, no overlap
+    void (*zero)(void *out, size_t bytes);
+
+    // ---- embedding ----------------------------------------------------------------------------------------------
+    // out[n,C] = wte[token] + wpe[position];  wpe NULL where positions are rotary
+    void (*embedding_forward)(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
+                              const Stored *wpe, size_t n, size_t C);
+    // dw[rows,C] += sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of dw_type) once
+    void (*embedding_backward)(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
+                               size_t C, Summed *scratch);
+    size_t (*embedding_backward_scratch)(size_t N, size_t rows, size_t C);
+
+    // ---- norms --------------------------------------------------------------------------------------------------
+    // out[n,C] = x / sqrt(mean(x^2) + eps) * w;  out may be x
+    void (*rmsnorm_forward)(Stored *out, const Stored *x, const Stored *w, size_t n, size_t C, double eps);
+    // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=;  dx may be dout or x when not accumulating
+    void (*rmsnorm_backward)(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
+                             size_t C, double eps, int accumulate, Summed *scratch);
+    // out[n,C] = (x - mean) / sqrt(var + eps) * w + b;  out may be x
+    void (*layernorm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
+                              double eps);
+    // as rmsnorm_backward, and db[C] +=
+    void (*layernorm_backward)(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
+                               size_t n, size_t C, double eps, int accumulate, Summed *scratch);
+    size_t (*norm_backward_scratch)(size_t n, size_t C);
+
+    // ---- linear: weight[OC,C], as in out = x weight^T + bias ------------------------------------------------------
+    // out[n,OC] = x[n,C] weight^T (+ bias[OC]) (+ residual[n,OC]);  bias, residual may be NULL; out may be residual
+    void (*linear_forward)(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                           const Stored *residual, size_t n, size_t C, size_t OC);
+    // dx[n,C] = (or += with accumulate) dout[n,OC] weight
+    void (*linear_backward_input)(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
+                                  int accumulate);
+    // dweight[OC,C] += dout^T x, dbias[OC] += column sums of dout (dbias may be NULL)
+    void (*linear_backward_weight)(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                   size_t C, size_t OC);
+
+    // ---- rotary position embedding, in place on x[n,heads,HD]: pairs (i, i + HD/2) turned by position * frequency[i] ----
+    void (*rope_forward)(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                         size_t HD);
+    void (*rope_backward)(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                          size_t HD); // the turn back
+
+    // ---- attention of one chunk's queries over their documents' keys ----------------------------------------------
+    // q, out [n,NH,HD] and lse [n,NH] start at spans.span[0].begin; k, v [.,NKV,HD] start at token 0 of the stream.
+    // out = softmax(scale q k^T) v, causal within the document; query head h reads key/value head h / (NH/NKV);
+    // lse = log sum exp of the scaled scores
+    void (*attention_forward)(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
+                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
+    // dq[n,NH,HD] =; dk, dv[.,NKV,HD] += for the spans' keys, up to the chunk's last token
+    void (*attention_backward)(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                               const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
+    size_t (*attention_scratch)(size_t n, size_t NH, size_t NKV, size_t HD); // enough for either
+
+    // ---- activations ----------------------------------------------------------------------------------------------
+    // out[n,FF] = silu(gate) * up with gate_up[n,2FF] = [gate, up] in each row
+    void (*swiglu_forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
+    void (*swiglu_backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+                            size_t FF); // dgate_up may be gate_up
+    // GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    void (*gelu_forward)(Stored *out, const Stored *x, size_t count);
+    void (*gelu_backward)(Stored *dx, const Stored *dout, const Stored *x, size_t count); // dx may be x
+
+    // ---- loss head --------------------------------------------------------------------------------------------------
+    // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
+    // become their own gradient: weight/temperature * (onehot(target) - softmax); weight NULL leaves them as they are.
+    void (*logprob)(Summed *logp, Stored *logits, const int32_t *targets, const float *weight, size_t n, size_t V,
+                    double temperature);
+
+    // ---- gradients and the optimizer --------------------------------------------------------------------------------
+    void (*round_sums)(Stored *out, const Summed *in, size_t count);                        // out = in
+    void (*gradient_add)(void *gradient, DType type, const Summed *in, size_t count);       // gradient += in
+    double (*sum_of_squares)(const void *x, DType type, size_t count);                      // returned to the host
+    // w[count] stepped by AdamW (decoupled decay); master (fp32) holds the weights where it is not NULL, w its rounding
+    void (*adamw)(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
+                  DType moment_type, size_t count, const AdamW *step);
+} Ops;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern const Ops *const ops_device; // the op set that was linked
+#ifdef __cplusplus
+}
+#endif
+
+#endif
