@@ -1,0 +1,38 @@
+/*
+Random numbers that can be addressed: a counter-based generator (splitmix64's finaliser over seed, stream and index), so
+that any element of any sequence is had without the ones before it. Initial weights, random tokens, sampling and the data
+order all come from here; resuming needs the index only.
+*/
+#ifndef LLMC_RANDOM_H
+#define LLMC_RANDOM_H
+#include <math.h>
+#include <stdint.h>
+
+static inline uint64_t random_mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
+    return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
+}
+
+// Uniform in [0, 1) with 53 bits.
+static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+    return (double)(random_bits(seed, stream, index) >> 11) * 0x1p-53;
+}
+
+// Uniform in [0, bound); the bias, below bound / 2^64, does not matter here.
+static inline uint64_t random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound) {
+    return (uint64_t)(((unsigned __int128)random_bits(seed, stream, index) * bound) >> 64);
+}
+
+// Standard normal by Box-Muller; one index gives one value.
+static inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+    double u = 1.0 - random_uniform(seed, stream, 2 * index), v = random_uniform(seed, stream, 2 * index + 1);
+    return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
+}
+
+#endif

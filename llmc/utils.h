@@ -1,0 +1,142 @@
+/*
+What every part needs and none owns: errors that end the program with one clear line, checked host allocation,
+strict number parsing, sizes for people, time. Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
+*/
+#ifndef LLMC_UTILS_H
+#define LLMC_UTILS_H
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define EXIT_RUNTIME 1
+#define EXIT_USAGE   2
+
+__attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
+    va_list args;
+    fflush(stdout);
+    fputs("train: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    exit(code);
+}
+#define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
+#define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
+
+__attribute__((format(printf, 1, 2))) static inline void note(const char *format, ...) {
+    va_list args;
+    fputs("note: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+// ---- host allocation ---------------------------------------------------------------------------------------------
+// After the first step nothing of ours may allocate: tests set the guard, and an allocation then is fatal.
+static int allocation_guard;
+
+static inline void *checked_malloc(size_t bytes, const char *what) {
+    void *memory;
+    if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
+    memory = malloc(bytes ? bytes : 1);
+    if (!memory) die("out of host memory: %zu bytes wanted for %s; free some memory or use a smaller model", bytes, what);
+    return memory;
+}
+
+static inline void *checked_calloc(size_t count, size_t size, const char *what) {
+    void *memory;
+    if (size && count > SIZE_MAX / size) die("%s: %zu x %zu bytes does not fit an address space", what, count, size);
+    memory = checked_malloc(count * size, what);
+    memset(memory, 0, count * size);
+    return memory;
+}
+
+static inline char *checked_strdup(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    char *copy = (char *)checked_malloc(bytes, "a string");
+    memcpy(copy, text, bytes);
+    return copy;
+}
+
+// ---- numbers: the whole text must be one number, or 0 is returned -------------------------------------------------
+static inline int parse_size(const char *text, size_t *value) {
+    char *end;
+    unsigned long long parsed;
+    if (*text < '0' || *text > '9') return 0;
+    errno = 0;
+    parsed = strtoull(text, &end, 10);
+    if (errno || *end) return 0;
+    *value = (size_t)parsed;
+    return 1;
+}
+
+static inline int parse_double(const char *text, double *value) {
+    char *end;
+    if (!((*text >= '0' && *text <= '9') || *text == '-' || *text == '.')) return 0;
+    if (strpbrk(text, "xX")) return 0;
+    errno = 0;
+    *value = strtod(text, &end);
+    return *end == 0 && isfinite(*value);
+}
+
+static inline int parse_bool(const char *text, int *value) {
+    if (!strcmp(text, "true") || !strcmp(text, "True") || !strcmp(text, "1")) return *value = 1, 1;
+    if (!strcmp(text, "false") || !strcmp(text, "False") || !strcmp(text, "0")) return *value = 0, 1;
+    return 0;
+}
+
+// "80GiB", "78.5GB", "900MiB", "1024": bytes
+static inline int parse_bytes(const char *text, size_t *bytes) {
+    static const struct {
+        const char *unit;
+        double factor;
+    } units[] = {{"", 1},           {"B", 1},           {"KiB", 1024.0},   {"MiB", 1048576.0}, {"GiB", 1073741824.0},
+                 {"TiB", 1099511627776.0}, {"kB", 1e3}, {"KB", 1e3},       {"MB", 1e6},        {"GB", 1e9},
+                 {"TB", 1e12},      {"G", 1073741824.0}, {"M", 1048576.0}, {"K", 1024.0}};
+    char *end;
+    double number;
+    size_t i;
+    if (!((*text >= '0' && *text <= '9') || *text == '.') || strpbrk(text, "xX")) return 0;
+    number = strtod(text, &end);
+    while (*end == ' ') end++;
+    for (i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+        if (!strcmp(end, units[i].unit)) {
+            number *= units[i].factor;
+            if (!(number >= 0 && number < 9e18)) return 0;
+            *bytes = (size_t)number;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// Bytes for people: "1.25 GiB". The buffer is one of a few static ones, so that several fit in one printf.
+static inline const char *human_bytes(double bytes) {
+    static char buffers[16][24];
+    static int next;
+    static const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    char *out = buffers[next++ % 16];
+    int unit = 0;
+    while (bytes >= 1024 && unit < 5) bytes /= 1024, unit++;
+    snprintf(out, sizeof(buffers[0]), unit ? "%.2f %s" : "%.0f %s", bytes, units[unit]);
+    return out;
+}
+
+static inline double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+#endif
