@@ -1,0 +1,449 @@
+#!/usr/bin/env python3
+"""
+Makes the golden fixtures in this folder: tiny models in Hugging Face's layout, and what transformers computes with them.
+
+The tests read the committed files; only whoever changes the fixtures runs this. README.md says what each file holds.
+
+    python make_golden.py              rewrite every fixture, then check each against an untouched fp32 transformers
+    python make_golden.py --check      only check the files that are there
+    python make_golden.py --seeds      for each case, search the first seed whose greedy tokens are clear-cut
+"""
+import argparse
+import contextlib
+import json
+import pathlib
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+transformers.utils.logging.disable_progress_bar()
+HERE = pathlib.Path(__file__).resolve().parent
+
+DOCUMENT_LENGTHS = [17, 1, 32, 9, 23]  # the packed stream; a document of one token is legal
+MASKED_DOCUMENT = 3                    # no target of this one counts
+MASKED_PROMPT = 5                      # the first targets of document 0 do not count, as in fine-tuning on answers
+PROMPT_LENGTH = 6
+GREEDY_TOKENS = 12
+GREEDY_MARGIN = 0.1   # smallest lead of the best logit over the second; far above the rounding of fp32
+GREEDY_DISTINCT = 6   # a model that repeats one token would test little
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cases
+
+NO_SPECIAL_TOKENS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+GPT2 = GPT2Config(vocab_size=101, n_positions=64, n_embd=24, n_layer=2, n_head=3, **NO_SPECIAL_TOKENS)
+
+LLAMA = LlamaConfig(vocab_size=131, hidden_size=40, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
+                    num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=False,
+                    **NO_SPECIAL_TOKENS)
+
+# Llama 3.2's way: tied, head_dim given (and not hidden_size / num_attention_heads), four query heads per key/value head
+LLAMA_TIED = LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+                         num_attention_heads=8, num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
+                         rms_norm_eps=1e-5, tie_word_embeddings=True,
+                         rope_parameters=dict(rope_type="default", rope_theta=500000.0), **NO_SPECIAL_TOKENS)
+
+QWEN2 = Qwen2Config(vocab_size=112, hidden_size=32, intermediate_size=60, num_hidden_layers=3, num_attention_heads=4,
+                    num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                    rope_parameters=dict(rope_type="default", rope_theta=1000000.0), **NO_SPECIAL_TOKENS)
+
+# head_dim * num_attention_heads is 64, hidden_size 40
+QWEN3 = Qwen3Config(vocab_size=107, hidden_size=40, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=16, max_position_embeddings=128, rms_norm_eps=1e-6,
+                    tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+                    **NO_SPECIAL_TOKENS)
+
+
+@dataclass
+class Case:
+    name: str                           # the folder
+    config: transformers.PretrainedConfig
+    seed: int                           # found with --seeds
+    dtype: torch.dtype = torch.float32  # of the stored weights
+    layout: str = "plain"               # "plain" | "sharded" | "hub", see save_model
+    config_style: int = 5               # the major version of transformers whose config.json it has
+
+
+CASES = [
+    Case("gpt2", GPT2, seed=31),
+    Case("gpt2-hub", GPT2, seed=31, layout="hub"),
+    Case("llama", LLAMA, seed=33),
+    Case("llama-sharded", LLAMA, seed=33, layout="sharded", config_style=4),
+    Case("llama-tied", LLAMA_TIED, seed=208),
+    Case("qwen2", QWEN2, seed=136),
+    Case("qwen2-fp16", QWEN2, seed=168, dtype=torch.float16, config_style=4),
+    Case("qwen3", QWEN3, seed=0),
+    Case("qwen3-bf16", QWEN3, seed=0, dtype=torch.bfloat16),
+]
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Weights and their files
+
+
+def random_model(case):
+    """Every parameter non-trivial, so that no gradient is degenerate and no bias or norm weight can be forgotten."""
+    rng = torch.Generator().manual_seed(case.seed)
+    model = AutoModelForCausalLM.from_config(case.config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=rng)
+            is_norm_weight = parameter.ndim == 1 and name.endswith("weight")
+            is_embedding = "wte" in name or "embed_tokens" in name or "lm_head" in name
+            if is_norm_weight:
+                value = 1 + 0.15 * noise
+            elif parameter.ndim == 1:
+                value = 0.1 * noise
+            elif is_embedding:
+                value = 0.2 * noise
+            else:
+                value = 0.15 * noise
+            parameter.copy_(value)
+    return model.to(case.dtype)
+
+
+def save_model(case, model, folder):
+    """
+    plain    what save_pretrained writes
+    sharded  the same in several files with an index
+    hub      as in the published gpt2: names without "transformer.", and each layer's causal mask stored as a tensor
+    """
+    model.save_pretrained(folder, max_shard_size="50KB" if case.layout == "sharded" else "1GB")
+    if case.config_style == 4:
+        rewrite_config_as_transformers_4(folder / "config.json")
+    if case.layout == "hub":
+        rename_as_published_gpt2(folder / "model.safetensors", case.config)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def rewrite_config_as_transformers_4(path):
+    """
+    As in most published models: rope_theta at the top level, torch_dtype, no head_dim where it follows from the others,
+    and for Qwen2.5 a sliding window that use_sliding_window turns off.
+    """
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config |= dict(rope_theta=rope["rope_theta"], rope_scaling=None, torch_dtype=config.pop("dtype"),
+                   transformers_version="4.43.0")
+    if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"]:
+        del config["head_dim"]
+    if config["model_type"] == "qwen2":
+        del config["layer_types"]
+        config |= dict(sliding_window=8, use_sliding_window=False)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def rename_as_published_gpt2(path, config):
+    tensors = {name.removeprefix("transformer."): value for name, value in load_file(path).items()}
+    n = config.n_positions
+    for layer in range(config.n_layer):
+        tensors[f"h.{layer}.attn.bias"] = torch.tril(torch.ones(n, n)).view(1, 1, n, n)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The packed stream
+
+
+def packed_stream(case):
+    """
+    Documents one after the other. Each is drawn one token longer than it is, the last being only a target: what follows
+    a document's end in the stream must not matter.
+    """
+    rng = np.random.default_rng(1000 + case.seed)
+    documents = [rng.integers(0, case.config.vocab_size, length + 1) for length in DOCUMENT_LENGTHS]
+    weights = [(rng.random(length) < 0.75).astype(np.float32) for length in DOCUMENT_LENGTHS]
+    weights[0][:MASKED_PROMPT] = 0
+    weights[1][:] = 1
+    weights[MASKED_DOCUMENT][:] = 0
+    starts = np.cumsum([0] + DOCUMENT_LENGTHS[:-1])
+    stream = dict(tokens=np.concatenate([d[:-1] for d in documents]),
+                  targets=np.concatenate([d[1:] for d in documents]),
+                  doc_start=starts, doc_length=np.array(DOCUMENT_LENGTHS),
+                  prompt=rng.integers(0, case.config.vocab_size, PROMPT_LENGTH))
+    stream = {name: torch.tensor(value.astype(np.int32)) for name, value in stream.items()}
+    stream["loss_weight"] = torch.tensor(np.concatenate(weights))
+    return stream
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The reference
+
+
+@contextlib.contextmanager
+def rmsnorm_in_the_models_dtype():
+    """
+    transformers' RMSNorm casts to fp32 also when the model is float64. Here the same formula without the cast.
+    (Its eager attention does the same in the softmax; "sdpa" does not. Rotary angles stay fp32, as everywhere in it.)
+    """
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
+
+    classes = (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
+    originals = [c.forward for c in classes]
+    for c in classes:
+        c.forward = forward
+    try:
+        yield
+    finally:
+        for c, original in zip(classes, originals):
+            c.forward = original
+
+
+def load_model(folder, dtype, attention):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    return model.eval()  # GPT-2's configuration has dropout
+
+
+def loss_and_gradients(model, stream):
+    """Each document alone through the model; the mean of -log p over all targets that count, and its gradient."""
+    first_logits, logp = None, []
+    for start, length in zip(stream["doc_start"].tolist(), stream["doc_length"].tolist()):
+        tokens = stream["tokens"][None, start:start + length].long()
+        targets = stream["targets"][start:start + length].long()
+        logits = model(input_ids=tokens, use_cache=False).logits[0]
+        first_logits = logits if first_logits is None else first_logits
+        logp.append(torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0])
+    logp = torch.cat(logp)
+    weight = stream["loss_weight"].to(logp.dtype)
+    loss = -(weight * logp).sum() / weight.sum()
+    model.zero_grad()
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return loss.detach(), first_logits.detach(), logp.detach(), gradients
+
+
+def greedy(model, prompt):
+    """The tokens transformers generates, and the smallest lead of the best over the second logit on the way."""
+    out = model.generate(prompt[None].long(), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                         do_sample=False, max_new_tokens=GREEDY_TOKENS, return_dict_in_generate=True, output_logits=True)
+    best_two = torch.stack(out.logits)[:, 0].topk(2).values
+    return out.sequences[0, len(prompt):].to(torch.int32), float((best_two[:, 0] - best_two[:, 1]).min())
+
+
+def reference(case, folder):
+    """Computed in float64 from the weights as stored in `folder`, returned in fp32 and int32."""
+    stream = packed_stream(case)
+    with rmsnorm_in_the_models_dtype():
+        model = load_model(folder, torch.float64, "sdpa")
+        loss, logits, logp, gradients = loss_and_gradients(model, stream)
+        tokens, margin = greedy(model, stream["prompt"])
+    tensors = dict(stream, loss=loss[None].float(), logits=logits.float(), logp=logp.float(), greedy=tokens)
+    tensors |= {f"grad.{name}": gradient.float() for name, gradient in gradients.items()}
+    facts = dict(case=case.name, seed=case.seed, loss=float(loss), counted_targets=int(stream["loss_weight"].sum()),
+                 greedy_margin=round(margin, 4), arithmetic="float64, rounded to fp32; rotary angles fp32",
+                 transformers=transformers.__version__, torch=torch.__version__.split("+")[0])
+    return tensors, facts
+
+
+def is_clear_cut(tokens, margin):
+    return margin >= GREEDY_MARGIN and len(set(tokens.tolist())) >= GREEDY_DISTINCT
+
+
+def write_reference(case, folder):
+    tensors, facts = reference(case, folder)
+    if not is_clear_cut(tensors["greedy"], facts["greedy_margin"]):
+        raise SystemExit(f"{case.name}: greedy tokens are a close call (margin {facts['greedy_margin']}); see --seeds")
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # one metadata entry: safetensors does not keep the order of several, and the file would differ from run to run
+    save_file(contiguous, folder / "reference.safetensors", metadata={"facts": json.dumps(facts)})
+    return facts
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# llm.c's formats
+
+LLMC_LAYER_TENSORS = ["ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
+                      "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
+                      "mlp.c_proj.weight", "mlp.c_proj.bias"]
+
+
+def llmc_header(*fields):
+    header = np.zeros(256, np.int32)
+    header[:len(fields)] = fields
+    return header.tobytes()
+
+
+def write_llmc_model(path, model, dtype):
+    """
+    llm.c's GPT-2 checkpoint: wte, wpe, then each kind of layer tensor for all layers, then the last norm. Matrices are
+    [out, in] (transformers' Conv1D has [in, out]); wte is padded with zero rows to a multiple of 128.
+    """
+    config, parameters = model.config, dict(model.named_parameters())
+    padded = (config.vocab_size + 127) // 128 * 128
+    wte = torch.zeros(padded, config.n_embd)
+    wte[:config.vocab_size] = parameters["transformer.wte.weight"]
+    tensors = [wte, parameters["transformer.wpe.weight"]]
+    for kind in LLMC_LAYER_TENSORS:
+        for layer in range(config.n_layer):
+            tensor = parameters[f"transformer.h.{layer}.{kind}"]
+            tensors.append(tensor.T if tensor.ndim == 2 else tensor)
+    tensors += [parameters["transformer.ln_f.weight"], parameters["transformer.ln_f.bias"]]
+
+    version = {torch.float32: 3, torch.bfloat16: 5}[dtype]
+    integer = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]  # NumPy has no bf16; only the bits matter
+    with open(path, "wb") as file:
+        file.write(llmc_header(20240326, version, config.n_positions, config.vocab_size, config.n_layer, config.n_head,
+                               config.n_embd, padded))
+        for tensor in tensors:
+            file.write(tensor.detach().to(dtype).contiguous().view(integer).numpy().tobytes())
+
+
+def shard_tokens(count=4097, vocab_size=96):
+    """A chain with little entropy (log 3 nats per token), inside every case's vocabulary: a model can learn it."""
+    step = np.random.default_rng(7).integers(0, 3, count)
+    tokens = np.zeros(count, np.int64)
+    for t in range(1, count):
+        tokens[t] = (5 * tokens[t - 1] + 7 + step[t]) % vocab_size
+    return tokens
+
+
+def write_llmc_shards(folder):
+    tokens = shard_tokens()
+    for name, magic, version, dtype in [("tokens_uint16.bin", 20240520, 1, np.uint16),   # llm.c's GPT-2 data
+                                        ("tokens_uint32.bin", 20240801, 7, np.uint32)]:  # and its Llama 3 data
+        (folder / name).write_bytes(llmc_header(magic, version, len(tokens)) + tokens.astype(dtype).tobytes())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks: what was written, read back and held against something else
+
+
+def relative_error(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def check_case(case, folder):
+    """Against transformers as it is, nothing replaced: fp32, eager attention. Returns the largest relative error."""
+    stored = load_file(folder / "reference.safetensors")
+    model = load_model(folder, torch.float32, "eager")
+    loss, logits, logp, gradients = loss_and_gradients(model, stored)
+    tokens, _ = greedy(model, stored["prompt"])
+    errors = {"loss": relative_error(loss[None], stored["loss"]), "logits": relative_error(logits, stored["logits"]),
+              "logp": relative_error(logp, stored["logp"])}
+    errors |= {name: relative_error(g, stored[f"grad.{name}"]) for name, g in gradients.items()}
+    worst = max(errors, key=errors.get)
+    assert errors[worst] < 1e-5, f"{case.name}: {worst} is off by {errors[worst]:.1e}"
+    assert torch.equal(tokens, stored["greedy"]), f"{case.name}: greedy tokens differ in fp32"
+    assert {n for n in stored if n.startswith("grad.")} == {f"grad.{n}" for n in gradients}, f"{case.name}: names"
+    assert all(float(g.abs().max()) > 1e-4 for g in gradients.values()), f"{case.name}: a gradient is degenerate"
+    return errors[worst]
+
+
+def check_finite_difference(case, folder, step=1e-5):
+    """The float64 gradient along one random direction against a central difference of the loss. Returns the error."""
+    stream = load_file(folder / "reference.safetensors")
+    rng = torch.Generator().manual_seed(1)
+    with rmsnorm_in_the_models_dtype():
+        model = load_model(folder, torch.float64, "sdpa")
+        gradients = loss_and_gradients(model, stream)[3]
+        direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in model.named_parameters()}
+        slope = sum(float((gradients[n] * direction[n]).sum()) for n in gradients)
+        loss = []
+        for side in (+1, -2):  # from 0 to +step, from there to -step
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter += side * step * direction[name]
+            loss.append(float(loss_and_gradients(model, stream)[0]))
+    error = abs((loss[0] - loss[1]) / (2 * step) - slope) / abs(slope)
+    assert error < 1e-6, f"{case.name}: the gradient is not the slope of the loss, off by {error:.1e}"
+    return error
+
+
+def check_llmc_model(path, folder, dtype):
+    """Reads the file as llm.c does, by sizes alone, and finds the weights of the safetensors file in it."""
+    raw = path.read_bytes()
+    magic, version, T, V, L, NH, C, Vp = np.frombuffer(raw, np.int32, 8)
+    itemsize = 4 if version == 3 else 2
+    values = torch.frombuffer(bytearray(raw[1024:]), dtype=torch.float32 if itemsize == 4 else torch.bfloat16)
+    shapes = [("wte", 1, (Vp, C)), ("wpe", 1, (T, C)), ("ln_1.weight", L, (C,)), ("ln_1.bias", L, (C,)),
+              ("attn.c_attn.weight", L, (3 * C, C)), ("attn.c_attn.bias", L, (3 * C,)),
+              ("attn.c_proj.weight", L, (C, C)), ("attn.c_proj.bias", L, (C,)), ("ln_2.weight", L, (C,)),
+              ("ln_2.bias", L, (C,)), ("mlp.c_fc.weight", L, (4 * C, C)), ("mlp.c_fc.bias", L, (4 * C,)),
+              ("mlp.c_proj.weight", L, (C, 4 * C)), ("mlp.c_proj.bias", L, (C,)), ("ln_f.weight", 1, (C,)),
+              ("ln_f.bias", 1, (C,))]
+    weights, at = load_file(folder / "model.safetensors"), 0
+    for name, copies, shape in shapes:
+        for layer in range(copies):
+            count = int(np.prod(shape))
+            read, at = values[at:at + count].view(*[int(s) for s in shape]), at + count
+            if name in ("wte", "wpe"):
+                expected = weights[f"transformer.{name}.weight"]
+                assert float(read[len(expected):].abs().sum()) == 0, f"{path.name}: padding of {name}"
+                read = read[:len(expected)]
+            else:
+                expected = weights[f"transformer.{name}" if copies == 1 else f"transformer.h.{layer}.{name}"]
+                expected = expected.T if expected.ndim == 2 else expected
+            assert torch.equal(read, expected.to(dtype)), f"{path.name}: {name} of layer {layer}"
+    assert (magic, at) == (20240326, len(values)) and NH == 3, f"{path.name}: header or size"
+
+
+def check_all():
+    for case in CASES:
+        folder = HERE / case.name
+        with safe_open(folder / "reference.safetensors", "pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+        print(f"{case.name:14s} loss {facts['loss']:.12f}  targets {facts['counted_targets']}  "
+              f"greedy margin {facts['greedy_margin']:.3f}  fp32 transformers within {check_case(case, folder):.1e}  "
+              f"finite difference within {check_finite_difference(case, folder):.1e}")
+    gpt2 = HERE / "gpt2"
+    check_llmc_model(gpt2 / "gpt2_llmc_fp32.bin", gpt2, torch.float32)
+    check_llmc_model(gpt2 / "gpt2_llmc_bf16.bin", gpt2, torch.bfloat16)
+    a = np.frombuffer((HERE / "tokens_uint16.bin").read_bytes()[1024:], np.uint16)
+    b = np.frombuffer((HERE / "tokens_uint32.bin").read_bytes()[1024:], np.uint32)
+    assert np.array_equal(a, b) and a.max() < min(case.config.vocab_size for case in CASES)
+    print(f"llm.c files agree; shards hold {len(a)} tokens below {a.max() + 1}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_all():
+    for case in CASES:
+        folder = HERE / case.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        model = random_model(case)
+        save_model(case, model, folder)
+        write_reference(case, folder)
+        if case.name == "gpt2":
+            write_llmc_model(folder / "gpt2_llmc_fp32.bin", model, torch.float32)
+            write_llmc_model(folder / "gpt2_llmc_bf16.bin", model, torch.bfloat16)
+    write_llmc_shards(HERE)
+
+
+def search_seeds(limit=2000):
+    for case in CASES:
+        for case.seed in range(limit):
+            with torch.no_grad():
+                tokens, margin = greedy(random_model(case).float().eval(), packed_stream(case)["prompt"])
+            if is_clear_cut(tokens, margin):
+                print(f"{case.name:14s} seed {case.seed:3d}  margin {margin:.3f}  {tokens.tolist()}")
+                break
+
+
+def main():
+    arguments = argparse.ArgumentParser(description="Makes and checks the golden fixtures.")
+    arguments.add_argument("--check", action="store_true", help="check the files that are there, write nothing")
+    arguments.add_argument("--seeds", action="store_true", help="search seeds with clear-cut greedy tokens")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)  # sums in one order
+    if options.seeds:
+        search_seeds()
+        return
+    if not options.check:
+        make_all()
+    check_all()
+
+
+if __name__ == "__main__":
+    main()
