@@ -53,6 +53,7 @@ static const ConfigKey config_keys[] = {
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
 
+// clang-format off
 // The tensors of one layer, in the order in which they lie in memory and in a flat .bin. Query, key and value weights
 // are neighbours without padding, and so are their biases and the gate and up projections: a file may hold neighbours
 // as one tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
@@ -63,6 +64,7 @@ typedef enum {
     GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS,
     LAYER_TENSORS
 } LayerTensor;
+// clang-format on
 
 // The tensors outside the layers: the first two come before them, the others after.
 typedef enum { EMBEDDING, POSITION_EMBEDDING, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
@@ -75,16 +77,17 @@ struct Family {
     ActivationKind activation;
     int learned_positions; // a position table instead of RoPE
     int qk_norm;
-    int qkv_bias;         // biases on q, k, v but not on the output projection, whatever attention_bias says
-    int biases;           // biases on every linear layer
-    int conv1d;           // files hold linear weights transposed
-    int head_dim_follows; // head_dim = hidden_size / num_attention_heads unless given
-    int kv_heads_follow;  // num_key_value_heads = num_attention_heads unless given
-    const char *layer_prefix;                // with one %zu
-    const char *layer_names[LAYER_TENSORS];  // NULL: absent, or part of the tensor before it
+    int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
+    int biases;               // biases on every linear layer
+    int conv1d;               // files hold linear weights transposed
+    int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
+    int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
+    const char *layer_prefix; // with one %zu
+    const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
     const char *model_names[MODEL_TENSORS];
 };
 
+// clang-format off
 #define LLAMA_LAYER_NAMES                                                                                              \
     {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",  \
      "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",             \
@@ -117,6 +120,7 @@ static const Family families[] = {
      "initializer_range=0.02",
      NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, "model.layers.%zu.", LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
 };
+// clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 
 // Shapes of published models, from their config.json.
@@ -124,6 +128,7 @@ typedef struct {
     const char *name, *family, *keys;
 } Preset;
 
+// clang-format off
 #define LLAMA3 "vocab_size=128256,rms_norm_eps=1e-5,rope_theta=500000,"
 #define QWEN25 "rope_theta=1000000,max_position_embeddings=32768,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
@@ -185,6 +190,7 @@ static const Preset presets[] = {
      QWEN3 "hidden_size=5120,intermediate_size=25600,num_hidden_layers=64,num_attention_heads=64,"
            "num_key_value_heads=8"},
 };
+// clang-format on
 #define PRESETS (sizeof(presets) / sizeof(presets[0]))
 
 static inline const Family *family_find(const char *name) {
@@ -277,7 +283,8 @@ static inline void config_finish(Config *config, const char *where, int code) {
         config->num_key_value_heads = config->num_attention_heads;
     if (family->head_dim_follows && !config_given(config, "head_dim")) {
         if (config->hidden_size % config->num_attention_heads)
-            die_with(code, "%s: hidden_size %zu is not a multiple of num_attention_heads %zu, and head_dim is not given",
+            die_with(code,
+                     "%s: hidden_size %zu is not a multiple of num_attention_heads %zu, and head_dim is not given",
                      where, config->hidden_size, config->num_attention_heads);
         config->head_dim = config->hidden_size / config->num_attention_heads;
     }
@@ -289,7 +296,8 @@ static inline void config_finish(Config *config, const char *where, int code) {
     if (!family->learned_positions && config->head_dim % 2)
         die_with(code, "%s: head_dim %zu is odd, rotary positions need an even one", where, config->head_dim);
     if (family->biases && config->num_key_value_heads != config->num_attention_heads)
-        die_with(code, "%s: %s has as many key/value heads as heads: num_key_value_heads is %zu, num_attention_heads %zu",
+        die_with(code,
+                 "%s: %s has as many key/value heads as heads: num_key_value_heads is %zu, num_attention_heads %zu",
                  where, family->name, config->num_key_value_heads, config->num_attention_heads);
     if (family->biases && config->head_dim * config->num_attention_heads != config->hidden_size)
         die_with(code, "%s: %s needs head_dim x num_attention_heads = hidden_size, not %zu x %zu = %zu", where,
@@ -342,8 +350,7 @@ static inline void config_to_text(const Config *config, char *text, size_t size)
             used += (size_t)snprintf(text + used, size - used, ",%s=%s", name,
                                      *(const int *)(const void *)field ? "true" : "false");
         else if (*(const double *)(const void *)field != 0 || strcmp(name, "rope_theta") != 0)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%.17g", name,
-                                     *(const double *)(const void *)field);
+            used += (size_t)snprintf(text + used, size - used, ",%s=%.17g", name, *(const double *)(const void *)field);
     }
 }
 

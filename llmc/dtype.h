@@ -11,9 +11,7 @@ Files may hold more types than we compute in (fp16): those are converted while r
 
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_COUNT } DType;
 
-static inline size_t dtype_size(DType type) {
-    return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2;
-}
+static inline size_t dtype_size(DType type) { return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2; }
 
 static inline const char *dtype_name(DType type) {
     switch (type) {
@@ -26,9 +24,7 @@ static inline const char *dtype_name(DType type) {
 }
 
 // The type in which sums that cross tokens are kept beside tensors of `type`: fp32, or double in the double build.
-static inline DType dtype_of_sums(DType type) {
-    return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
-}
+static inline DType dtype_of_sums(DType type) { return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32; }
 
 static inline float bf16_to_float(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;

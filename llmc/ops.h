@@ -51,6 +51,9 @@ typedef struct Ops {
     void (*copy)(void *out, const void *in, size_t bytes); // device to device, no overlap
     void (*zero)(void *out, size_t bytes);
 
+    // What follows stands for `factor` calls alike. Only op set "dry" minds: it multiplies what it counts.
+    void (*repeat)(double factor);
+
     // ---- embedding ----------------------------------------------------------------------------------------------
     // out[n,C] = wte[token] + wpe[position];  wpe NULL where positions are rotary
     void (*embedding_forward)(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
@@ -115,13 +118,13 @@ typedef struct Ops {
     // ---- loss head --------------------------------------------------------------------------------------------------
     // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
     // become their own gradient: weight/temperature * (onehot(target) - softmax); weight NULL leaves them as they are.
-    void (*logprob)(Summed *logp, Stored *logits, const int32_t *targets, const float *weight, size_t n, size_t V,
+    void (*logprob)(Summed *logp, Stored *logits, const int32_t *targets, const Summed *weight, size_t n, size_t V,
                     double temperature);
 
     // ---- gradients and the optimizer --------------------------------------------------------------------------------
-    void (*round_sums)(Stored *out, const Summed *in, size_t count);                        // out = in
-    void (*gradient_add)(void *gradient, DType type, const Summed *in, size_t count);       // gradient += in
-    double (*sum_of_squares)(const void *x, DType type, size_t count);                      // returned to the host
+    void (*round_sums)(Stored *out, const Summed *in, size_t count);                  // out = in
+    void (*gradient_add)(void *gradient, DType type, const Summed *in, size_t count); // gradient += in
+    double (*sum_of_squares)(const void *x, DType type, size_t count);                // returned to the host
     // w[count] stepped by AdamW (decoupled decay); master (fp32) holds the weights where it is not NULL, w its rounding
     void (*adamw)(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                   DType moment_type, size_t count, const AdamW *step);

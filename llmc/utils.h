@@ -47,7 +47,8 @@ static inline void *checked_malloc(size_t bytes, const char *what) {
     void *memory;
     if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
     memory = malloc(bytes ? bytes : 1);
-    if (!memory) die("out of host memory: %zu bytes wanted for %s; free some memory or use a smaller model", bytes, what);
+    if (!memory)
+        die("out of host memory: %zu bytes wanted for %s; free some memory or use a smaller model", bytes, what);
     return memory;
 }
 
@@ -98,9 +99,20 @@ static inline int parse_bytes(const char *text, size_t *bytes) {
     static const struct {
         const char *unit;
         double factor;
-    } units[] = {{"", 1},           {"B", 1},           {"KiB", 1024.0},   {"MiB", 1048576.0}, {"GiB", 1073741824.0},
-                 {"TiB", 1099511627776.0}, {"kB", 1e3}, {"KB", 1e3},       {"MB", 1e6},        {"GB", 1e9},
-                 {"TB", 1e12},      {"G", 1073741824.0}, {"M", 1048576.0}, {"K", 1024.0}};
+    } units[] = {{"", 1},
+                 {"B", 1},
+                 {"KiB", 1024.0},
+                 {"MiB", 1048576.0},
+                 {"GiB", 1073741824.0},
+                 {"TiB", 1099511627776.0},
+                 {"kB", 1e3},
+                 {"KB", 1e3},
+                 {"MB", 1e6},
+                 {"GB", 1e9},
+                 {"TB", 1e12},
+                 {"G", 1073741824.0},
+                 {"M", 1048576.0},
+                 {"K", 1024.0}};
     char *end;
     double number;
     size_t i;

@@ -1,0 +1,252 @@
+/*
+Op set "dry": computes nothing; counts floating-point operations (a multiply-add is two) of matrix products and attention,
+and checks that every tensor lies within one live region of the arena, to its last element. It makes plans, and it runs in
+the tests to hold the driver to its own arena. Plans of any element type come from any build; scratch sizes are those of the
+op set that was linked.
+*/
+#ifndef LLMC_OPS_DRY_H
+#define LLMC_OPS_DRY_H
+#include "arena.h"
+#include "ops.h"
+
+typedef struct {
+    const Arena *arena; // NULL: ranges are not checked
+    double flops, factor;
+    double copied; // bytes brought in from the host
+    size_t stored, summed;
+} DryCount;
+
+static DryCount dry;
+
+static inline void dry_range(const char *op, const char *tensor, const void *pointer, size_t count, size_t size) {
+    if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
+        die("%s: %s, %zu elements of %zu bytes, is not within one live region of the arena", op, tensor, count, size);
+}
+
+#define DRY_STORED(op, tensor, count) dry_range(#op, #tensor, tensor, count, dry.stored)
+#define DRY_SUMMED(op, tensor, count) dry_range(#op, #tensor, tensor, count, dry.summed)
+#define DRY_BYTES(op, tensor, bytes)  dry_range(#op, #tensor, tensor, bytes, 1)
+
+// ---- memory -----------------------------------------------------------------------------------------------------------
+static inline void *dry_allocate(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+static inline void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static inline void dry_copy_in(void *device, const void *host, size_t bytes) {
+    (void)host;
+    DRY_BYTES(copy_in, device, bytes);
+    dry.copied += dry.factor * (double)bytes;
+}
+static inline void dry_copy_out(void *host, const void *device, size_t bytes) {
+    (void)host;
+    DRY_BYTES(copy_out, device, bytes);
+}
+static inline void dry_copy(void *out, const void *in, size_t bytes) {
+    DRY_BYTES(copy, out, bytes);
+    DRY_BYTES(copy, in, bytes);
+}
+static inline void dry_zero(void *out, size_t bytes) { DRY_BYTES(zero, out, bytes); }
+static inline void dry_repeat(double factor) { dry.factor = factor; }
+
+// ---- embedding --------------------------------------------------------------------------------------------------------
+static inline void dry_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
+                                         const Stored *wpe, size_t n, size_t C) {
+    DRY_STORED(embedding_forward, out, n * C);
+    DRY_BYTES(embedding_forward, tokens, n * sizeof(int32_t));
+    DRY_BYTES(embedding_forward, position, n * sizeof(int32_t));
+    DRY_STORED(embedding_forward, wte, C);
+    DRY_STORED(embedding_forward, wpe, C);
+}
+static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
+                                          size_t rows, size_t C, Summed *scratch) {
+    dry_range("embedding_backward", "dw", dw, rows * C, dtype_size(dw_type));
+    DRY_STORED(embedding_backward, dx, N * C);
+    DRY_BYTES(embedding_backward, index, N * sizeof(int32_t));
+    DRY_SUMMED(embedding_backward, scratch, ops_device->embedding_backward_scratch(N, rows, C));
+}
+
+// ---- norms --------------------------------------------------------------------------------------------------------------
+static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, size_t n, size_t C, double eps) {
+    (void)eps;
+    DRY_STORED(norm_forward, out, n * C);
+    DRY_STORED(norm_forward, x, n * C);
+    DRY_STORED(norm_forward, w, C);
+}
+static inline void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
+                                        size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
+    (void)eps, (void)accumulate;
+    DRY_STORED(norm_backward, dx, n * C);
+    DRY_SUMMED(norm_backward, dw, C);
+    DRY_STORED(norm_backward, dout, n * C);
+    DRY_STORED(norm_backward, x, n * C);
+    DRY_STORED(norm_backward, w, C);
+    DRY_SUMMED(norm_backward, scratch, ops_device->norm_backward_scratch(n, C));
+}
+static inline void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
+                                         size_t C, double eps) {
+    DRY_STORED(norm_forward, b, C);
+    dry_rmsnorm_forward(out, x, w, n, C, eps);
+}
+static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+                                          const Stored *w, size_t n, size_t C, double eps, int accumulate,
+                                          Summed *scratch) {
+    DRY_SUMMED(norm_backward, db, C);
+    dry_rmsnorm_backward(dx, dw, dout, x, w, n, C, eps, accumulate, scratch);
+}
+
+// ---- linear -----------------------------------------------------------------------------------------------------------
+static inline void dry_product(size_t n, size_t C, size_t OC) {
+    dry.flops += dry.factor * 2.0 * (double)n * (double)C * (double)OC;
+}
+static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                                      const Stored *residual, size_t n, size_t C, size_t OC) {
+    DRY_STORED(linear_forward, out, n * OC);
+    DRY_STORED(linear_forward, x, n * C);
+    DRY_STORED(linear_forward, weight, OC * C);
+    DRY_STORED(linear_forward, bias, OC);
+    DRY_STORED(linear_forward, residual, n * OC);
+    dry_product(n, C, OC);
+}
+static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
+                                             size_t OC, int accumulate) {
+    (void)accumulate;
+    DRY_STORED(linear_backward_input, dx, n * C);
+    DRY_STORED(linear_backward_input, dout, n * OC);
+    DRY_STORED(linear_backward_input, weight, OC * C);
+    dry_product(n, C, OC);
+}
+static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
+                                              size_t n, size_t C, size_t OC) {
+    DRY_SUMMED(linear_backward_weight, dweight, OC * C);
+    DRY_SUMMED(linear_backward_weight, dbias, OC);
+    DRY_STORED(linear_backward_weight, dout, n * OC);
+    DRY_STORED(linear_backward_weight, x, n * C);
+    dry_product(n, C, OC);
+}
+
+// ---- RoPE and attention -----------------------------------------------------------------------------------------------
+static inline void dry_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                            size_t HD) {
+    DRY_STORED(rope, x, n * heads * HD);
+    DRY_BYTES(rope, position, n * sizeof(int32_t));
+    DRY_BYTES(rope, inverse_frequency, HD / 2 * sizeof(float));
+}
+static inline size_t dry_spans_begin(Spans spans) { return spans.count ? spans.span[0].document : 0; }
+static inline size_t dry_spans_queries(Spans spans) {
+    return spans.count ? spans.span[spans.count - 1].end - spans.span[0].begin : 0;
+}
+// Keys and values of the spans: tokens [first document's start, last query].
+static inline void dry_keys(const char *name, const void *base, Spans spans, size_t row, size_t size) {
+    size_t begin = dry_spans_begin(spans), end = spans.count ? spans.span[spans.count - 1].end : 0;
+    dry_range("attention", name, (const char *)base + begin * row * size, (end - begin) * row, size);
+}
+static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                         Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    size_t n = dry_spans_queries(spans);
+    (void)scale;
+    DRY_STORED(attention_forward, out, n * NH * HD);
+    DRY_STORED(attention_forward, q, n * NH * HD);
+    DRY_SUMMED(attention_forward, lse, n * NH);
+    DRY_SUMMED(attention_forward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
+    dry_keys("k", k, spans, NKV * HD, dry.stored);
+    dry_keys("v", v, spans, NKV * HD, dry.stored);
+    dry.flops += dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
+}
+static inline void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
+                                          Summed *scratch) {
+    size_t n = dry_spans_queries(spans);
+    (void)scale;
+    DRY_STORED(attention_backward, dq, n * NH * HD);
+    DRY_STORED(attention_backward, dout, n * NH * HD);
+    DRY_STORED(attention_backward, out, n * NH * HD);
+    DRY_STORED(attention_backward, q, n * NH * HD);
+    DRY_SUMMED(attention_backward, lse, n * NH);
+    DRY_SUMMED(attention_backward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
+    dry_keys("k", k, spans, NKV * HD, dry.stored);
+    dry_keys("v", v, spans, NKV * HD, dry.stored);
+    dry_keys("dk", dk, spans, NKV * HD, dry.summed);
+    dry_keys("dv", dv, spans, NKV * HD, dry.summed);
+    dry.flops += dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
+}
+
+// ---- activations, the loss head, gradients, the optimizer -------------------------------------------------------------
+static inline void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+    DRY_STORED(swiglu_forward, out, n * FF);
+    DRY_STORED(swiglu_forward, gate_up, 2 * n * FF);
+}
+static inline void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+                                       size_t FF) {
+    DRY_STORED(swiglu_backward, dgate_up, 2 * n * FF);
+    DRY_STORED(swiglu_backward, dout, n * FF);
+    DRY_STORED(swiglu_backward, gate_up, 2 * n * FF);
+}
+static inline void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
+    DRY_STORED(gelu_forward, out, count);
+    DRY_STORED(gelu_forward, x, count);
+}
+static inline void dry_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
+    DRY_STORED(gelu_backward, dx, count);
+    DRY_STORED(gelu_backward, dout, count);
+    DRY_STORED(gelu_backward, x, count);
+}
+static inline void dry_logprob(Summed *logp, Stored *logits, const int32_t *targets, const Summed *weight, size_t n,
+                               size_t V, double temperature) {
+    (void)temperature;
+    DRY_SUMMED(logprob, logp, n);
+    DRY_STORED(logprob, logits, n * V);
+    DRY_BYTES(logprob, targets, n * sizeof(int32_t));
+    DRY_SUMMED(logprob, weight, n);
+}
+static inline void dry_round_sums(Stored *out, const Summed *in, size_t count) {
+    DRY_STORED(round_sums, out, count);
+    DRY_SUMMED(round_sums, in, count);
+}
+static inline void dry_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
+    dry_range("gradient_add", "gradient", gradient, count, dtype_size(type));
+    DRY_SUMMED(gradient_add, in, count);
+}
+static inline double dry_sum_of_squares(const void *x, DType type, size_t count) {
+    dry_range("sum_of_squares", "x", x, count, dtype_size(type));
+    return 0;
+}
+static inline void dry_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
+                             DType moment_type, size_t count, const AdamW *step) {
+    (void)step;
+    DRY_STORED(adamw, w, count);
+    DRY_BYTES(adamw, master, count * sizeof(float));
+    dry_range("adamw", "gradient", gradient, count, dtype_size(gradient_type));
+    dry_range("adamw", "m", m, count, dtype_size(moment_type));
+    dry_range("adamw", "v", v, count, dtype_size(moment_type));
+}
+
+// The op set for a plan in `stored`, with its counts at zero. One plan at a time.
+static inline Ops ops_dry(DType stored, const Arena *arena) {
+    Ops ops = *ops_device; // scratch sizes are those of the op set that will run
+    memset(&dry, 0, sizeof(dry));
+    dry.arena = arena;
+    dry.factor = 1;
+    dry.stored = dtype_size(stored), dry.summed = dtype_size(dtype_of_sums(stored));
+    ops.name = "dry";
+    ops.stored = stored, ops.summed = dtype_of_sums(stored);
+    ops.allocate = dry_allocate, ops.release = dry_release;
+    ops.copy_in = dry_copy_in, ops.copy_out = dry_copy_out, ops.copy = dry_copy, ops.zero = dry_zero;
+    ops.repeat = dry_repeat;
+    ops.embedding_forward = dry_embedding_forward, ops.embedding_backward = dry_embedding_backward;
+    ops.rmsnorm_forward = dry_rmsnorm_forward, ops.rmsnorm_backward = dry_rmsnorm_backward;
+    ops.layernorm_forward = dry_layernorm_forward, ops.layernorm_backward = dry_layernorm_backward;
+    ops.linear_forward = dry_linear_forward, ops.linear_backward_input = dry_linear_backward_input;
+    ops.linear_backward_weight = dry_linear_backward_weight;
+    ops.rope_forward = dry_rope, ops.rope_backward = dry_rope;
+    ops.attention_forward = dry_attention_forward, ops.attention_backward = dry_attention_backward;
+    ops.swiglu_forward = dry_swiglu_forward, ops.swiglu_backward = dry_swiglu_backward;
+    ops.gelu_forward = dry_gelu_forward, ops.gelu_backward = dry_gelu_backward;
+    ops.logprob = dry_logprob;
+    ops.round_sums = dry_round_sums, ops.gradient_add = dry_gradient_add;
+    ops.sum_of_squares = dry_sum_of_squares, ops.adamw = dry_adamw;
+    return ops;
+}
+
+#endif

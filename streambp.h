@@ -1,0 +1,511 @@
+/*
+StreamBP: exact backpropagation, streamed through each layer chunk by chunk (arXiv 2506.03077), as a few steps on a chunk c
+of tokens [begin, begin + n) of the packed stream, and methods, which are orders of these steps.
+
+    kv_project(l, c)          x_l[c] -> K_l[c], V_l[c]
+    attention_forward(l, c)   x_l[c], K_l[:end], V_l[:end] -> y[c]
+    mlp_forward(l, c)         y[c] -> x_{l+1}[c]
+    mlp_backward(l, c)        dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
+    attention_backward(l, c)  dx[c] of y -> the query part of the gradient of the first norm; dK[:end], dV[:end] +=; dW +=
+    kv_backward(l, c)         dK[c], dV[c] -> the rest of it; dW +=; then dx[c] of x_l, in place
+    head_step(c)              x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c] over x_L[c]; dW +=
+
+    method      keeps of a layer   chunk   logits chunk
+    full        every activation   N       N             standard backpropagation
+    checkpoint  its input          N       N             gradient checkpointing
+    stream      its input          n       m             chunks last to first
+
+Why last to first: attention is causal, so dK[c], dV[c] receive from chunks >= c only. Walking backwards they are complete the
+moment chunk c's own attention_backward is done; kv_backward follows at once and dx[c] is overwritten in place. K, V of a
+layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx (dx is x_L's storage).
+
+Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set "dry" and
+an arena without memory: it visits one layer and one chunk of each length, and multiplies. The steps never look inside a tensor.
+*/
+#ifndef STREAMBP_H
+#define STREAMBP_H
+#include "llmc/stream.h"
+
+// ---- the steps: forward -------------------------------------------------------------------------------------------------------
+static inline void first_norm(StreamBP *s, size_t l, Chunk c, char *w, Activations *a) {
+    norm_forward(s, a->normed1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
+                 weight_of(s, w, NORM1_BIAS), c.n);
+}
+
+static inline void kv_project(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    Stored *k = key_value_at(s, s->kv.k, l, c.begin), *v = key_value_at(s, s->kv.v, l, c.begin);
+    Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.begin) : k;
+    s->ops->linear_forward(k_linear, a->normed1, weight_of(s, w, K_WEIGHT), weight_of(s, w, K_BIAS), NULL, c.n, d.C,
+                           d.KV);
+    s->ops->linear_forward(v, a->normed1, weight_of(s, w, V_WEIGHT), weight_of(s, w, V_BIAS), NULL, c.n, d.C, d.KV);
+    if (d.qk_norm)
+        s->ops->rmsnorm_forward(k, k_linear, weight_of(s, w, K_NORM), c.n * d.NKV, d.HD, s->model->config.norm_eps);
+    if (d.rotary) s->ops->rope_forward(k, s->position + c.begin, s->inverse_frequency, c.n, d.NKV, d.HD);
+}
+
+static inline void attention_forward(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena);
+    Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
+    s->ops->linear_forward(q_linear, a->normed1, weight_of(s, w, Q_WEIGHT), weight_of(s, w, Q_BIAS), NULL, c.n, d.C,
+                           d.Q);
+    if (d.qk_norm)
+        s->ops->rmsnorm_forward(a->q, q_linear, weight_of(s, w, Q_NORM), c.n * d.NH, d.HD, s->model->config.norm_eps);
+    if (d.rotary) s->ops->rope_forward(a->q, s->position + c.begin, s->inverse_frequency, c.n, d.NH, d.HD);
+    s->ops->attention_forward(a->attended, a->lse, a->q, key_value_at(s, s->kv.k, l, 0), key_value_at(s, s->kv.v, l, 0),
+                              c.spans, d.NH, d.NKV, d.HD, d.scale, scratch);
+    s->ops->linear_forward(a->y, a->attended, weight_of(s, w, O_WEIGHT), weight_of(s, w, O_BIAS),
+                           input_load(&s->memory, l, c.begin), c.n, d.Q, d.C);
+    arena_pop(s->arena, mark);
+}
+
+// The MLP up to its activation: all that its backward needs.
+static inline void mlp_activate(StreamBP *s, Chunk c, char *w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    norm_forward(s, a->normed2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
+    s->ops->linear_forward(a->hidden, a->normed2, weight_of(s, w, GATE_WEIGHT), weight_of(s, w, GATE_BIAS), NULL, c.n,
+                           d.C, d.H);
+    if (d.gated)
+        s->ops->swiglu_forward(a->active, a->hidden, c.n, d.FF);
+    else
+        s->ops->gelu_forward(a->active, a->hidden, c.n * d.FF);
+}
+
+static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    mlp_activate(s, c, w, a);
+    s->ops->linear_forward(input_save(&s->memory, l + 1, c.begin), a->active, weight_of(s, w, DOWN_WEIGHT),
+                           weight_of(s, w, DOWN_BIAS), a->y, c.n, d.FF, d.C);
+}
+
+// ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place --------------------------------
+static inline void mlp_backward(StreamBP *s, Chunk c, char *w, GroupSums sums, const Activations *a, Stored *dx) {
+    Shapes d = shapes_of(s->model);
+    Stored *dactive = a->active, *dhidden = a->hidden, *dnormed = a->normed2; // each over its own values, once used
+    s->ops->linear_backward_weight(sum_of(s, sums, DOWN_WEIGHT), sum_of(s, sums, DOWN_BIAS), dx, a->active, c.n, d.FF,
+                                   d.C);
+    s->ops->linear_backward_input(dactive, dx, weight_of(s, w, DOWN_WEIGHT), c.n, d.FF, d.C, 0);
+    if (d.gated)
+        s->ops->swiglu_backward(dhidden, dactive, a->hidden, c.n, d.FF);
+    else
+        s->ops->gelu_backward(dhidden, dactive, a->hidden, c.n * d.FF);
+    s->ops->linear_backward_weight(sum_of(s, sums, GATE_WEIGHT), sum_of(s, sums, GATE_BIAS), dhidden, a->normed2, c.n,
+                                   d.C, d.H);
+    s->ops->linear_backward_input(dnormed, dhidden, weight_of(s, w, GATE_WEIGHT), c.n, d.C, d.H, 0);
+    norm_backward(s, dx, sum_of(s, sums, NORM2_WEIGHT), sum_of(s, sums, NORM2_BIAS), dnormed, a->y,
+                  weight_of(s, w, NORM2_WEIGHT), c.n, 1);
+}
+
+// dnormed1[n,C] = the part of the first norm's gradient that comes through the queries
+static inline void attention_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums, const Activations *a,
+                                      const Stored *dx, Stored *dnormed1) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena);
+    Stored *dattended = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
+    Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
+    s->ops->linear_backward_weight(sum_of(s, sums, O_WEIGHT), sum_of(s, sums, O_BIAS), dx, a->attended, c.n, d.Q, d.C);
+    s->ops->linear_backward_input(dattended, dx, weight_of(s, w, O_WEIGHT), c.n, d.Q, d.C, 0);
+    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, key_value_at(s, s->kv.k, l, 0),
+                               key_value_at(s, s->kv.v, l, 0), a->lse, c.spans, d.NH, d.NKV, d.HD, d.scale, scratch);
+    rotated_norm_backward(s, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
+    s->ops->linear_backward_weight(sum_of(s, sums, Q_WEIGHT), sum_of(s, sums, Q_BIAS), dq, a->normed1, c.n, d.C, d.Q);
+    s->ops->linear_backward_input(dnormed1, dq, weight_of(s, w, Q_WEIGHT), c.n, d.C, d.Q, 0);
+    arena_pop(s->arena, mark);
+}
+
+static inline void kv_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums, const Activations *a,
+                               Stored *dx, Stored *dnormed1) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena), first = c.begin * d.KV;
+    Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
+    Stored *k_linear = NULL; // chunk c's keys before QK-norm, projected again where they were not kept
+    if (d.qk_norm && s->kv.k_linear) {
+        k_linear = key_value_at(s, s->kv.k_linear, l, c.begin);
+    } else if (d.qk_norm) {
+        k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", c.n * d.KV);
+        s->ops->linear_forward(k_linear, a->normed1, weight_of(s, w, K_WEIGHT), weight_of(s, w, K_BIAS), NULL, c.n, d.C,
+                               d.KV);
+    }
+    s->ops->round_sums(dkv, (Summed *)at(s->kv.dk, first, d.summed), c.n * d.KV);
+    rotated_norm_backward(s, dkv, sum_of(s, sums, K_NORM), k_linear, weight_of(s, w, K_NORM), c, d.NKV);
+    s->ops->linear_backward_weight(sum_of(s, sums, K_WEIGHT), sum_of(s, sums, K_BIAS), dkv, a->normed1, c.n, d.C, d.KV);
+    s->ops->linear_backward_input(dnormed1, dkv, weight_of(s, w, K_WEIGHT), c.n, d.C, d.KV, 1);
+    s->ops->round_sums(dkv, (Summed *)at(s->kv.dv, first, d.summed), c.n * d.KV);
+    s->ops->linear_backward_weight(sum_of(s, sums, V_WEIGHT), sum_of(s, sums, V_BIAS), dkv, a->normed1, c.n, d.C, d.KV);
+    s->ops->linear_backward_input(dnormed1, dkv, weight_of(s, w, V_WEIGHT), c.n, d.C, d.KV, 1);
+    norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnormed1,
+                  input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
+    arena_pop(s->arena, mark);
+}
+
+// ---- the head -----------------------------------------------------------------------------------------------------------------
+// Log-probabilities of chunk c's targets; with sums also dW, and the gradient of x_L[c] over x_L[c].
+static inline void head_step(StreamBP *s, Chunk c, char *w, const GroupSums *sums) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena), bias = s->model->model_offset[FINAL_NORM_BIAS];
+    const Stored *norm = (const Stored *)w, *norm_bias = bias == ABSENT ? NULL : (const Stored *)at(w, d.C, d.stored);
+    const Stored *head = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
+    Stored *x = input_load(&s->memory, d.L, c.begin);
+    Stored *normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
+    Stored *logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
+    norm_forward(s, normed, x, norm, norm_bias, c.n);
+    s->ops->linear_forward(logits, normed, head, NULL, NULL, c.n, d.C, d.V);
+    s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), logits, s->targets + c.begin,
+                    sums ? (Summed *)at(s->token_weight, c.begin, d.summed) : NULL, c.n, d.V, 1.0);
+    if (sums) {
+        s->ops->linear_backward_weight(sums->head, NULL, logits, normed, c.n, d.C, d.V);
+        s->ops->linear_backward_input(normed, logits, head, c.n, d.C, d.V, 0);
+        norm_backward(s, x, sums->norm, norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL, normed, x, norm,
+                      c.n, 0);
+    }
+    arena_pop(s->arena, mark);
+}
+
+static inline void head(StreamBP *s, int backward) {
+    size_t size = effective_chunk(s, s->logits_chunk), i;
+    char *w = weights_acquire(&s->memory, GROUP_HEAD);
+    GroupSums sums = {NULL, NULL, NULL};
+    s->layers_repeat = 1;
+    if (backward) sums = grads_acquire(&s->memory, GROUP_HEAD);
+    for (i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, backward ? &sums : NULL);
+    if (backward) grads_release(&s->memory, GROUP_HEAD, sums);
+    weights_release(&s->memory, GROUP_HEAD);
+}
+
+// ---- the embedding --------------------------------------------------------------------------------------------------------------
+static inline void embedding_forward(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    size_t size = effective_chunk(s, s->chunk), position = s->model->model_offset[POSITION_EMBEDDING], i;
+    char *w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w, position, d.stored);
+    s->layers_repeat = 1;
+    for (i = 0; i < chunk_visits(s, size); i++) {
+        Chunk c = chunk_visit(s, i, size);
+        s->ops->embedding_forward(input_save(&s->memory, 0, c.begin), s->tokens + c.begin, s->position + c.begin,
+                                  (const Stored *)w, wpe, c.n, d.C);
+    }
+    weights_release(&s->memory, GROUP_EMBEDDING);
+}
+
+static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t *index, size_t rows) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena);
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->N, rows, d.C));
+    s->ops->embedding_backward(gradient_of_table(&s->memory, table), s->memory.gradient_type,
+                               input_load(&s->memory, d.L, 0), index, s->N, rows, d.C, scratch);
+    arena_pop(s->arena, mark);
+}
+
+// ---- methods ----------------------------------------------------------------------------------------------------------------------
+static inline void layers_forward(StreamBP *s) {
+    size_t size = effective_chunk(s, s->chunk), l, i;
+    s->layers_repeat = s->dry ? (double)s->model->config.num_hidden_layers : 1;
+    for (l = 0; l < layer_visits(s); l++) {
+        char *w = weights_acquire(&s->memory, l);
+        for (i = 0; i < chunk_visits(s, size); i++) {
+            Chunk c = chunk_visit(s, i, size);
+            Activations a;
+            size_t mark = arena_mark(s->arena);
+            if (s->kept.normed1)
+                a = kept_activations(s, l);
+            else
+                push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
+            first_norm(s, l, c, w, &a);
+            kv_project(s, l, c, w, &a);
+            attention_forward(s, l, c, w, &a);
+            mlp_forward(s, l, c, w, &a);
+            arena_pop(s->arena, mark);
+        }
+        weights_release(&s->memory, l);
+    }
+}
+
+// K and V of a whole layer, once per pass.
+static inline void layer_kv_project(StreamBP *s, size_t l, char *w, size_t size) {
+    Shapes d = shapes_of(s->model);
+    size_t i;
+    for (i = 0; i < chunk_visits(s, size); i++) {
+        Chunk c = chunk_visit(s, i, size);
+        size_t mark = arena_mark(s->arena);
+        Activations a;
+        a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+        first_norm(s, l, c, w, &a);
+        kv_project(s, l, c, w, &a);
+        arena_pop(s->arena, mark);
+    }
+}
+
+static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena), mlp_mark;
+    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1; // dx lives where x_L was
+    Activations a;
+    int recompute = !s->kept.normed1;
+    if (recompute)
+        push_attention_activations(s, &a, c.n);
+    else
+        a = kept_activations(s, l);
+    if (recompute) {
+        first_norm(s, l, c, w, &a);
+        attention_forward(s, l, c, w, &a);
+    }
+    mlp_mark = arena_mark(s->arena);
+    if (recompute) {
+        push_mlp_activations(s, &a, c.n);
+        mlp_activate(s, c, w, &a);
+    }
+    mlp_backward(s, c, w, sums, &a, dx);
+    arena_pop(s->arena, mlp_mark);
+    dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    attention_backward(s, l, c, w, sums, &a, dx, dnormed1);
+    kv_backward(s, l, c, w, sums, &a, dx, dnormed1);
+    arena_pop(s->arena, mark);
+}
+
+static inline void layers_backward(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    size_t size = effective_chunk(s, s->chunk), l, i, mark = arena_mark(s->arena);
+    s->layers_repeat = s->dry ? (double)d.L : 1;
+    s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", s->N * d.KV);
+    s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", s->N * d.KV);
+    for (l = layer_visits(s); l-- > 0;) {
+        char *w = weights_acquire(&s->memory, l);
+        GroupSums sums = grads_acquire(&s->memory, l);
+        s->ops->zero(s->kv.dk, s->N * d.KV * d.summed);
+        s->ops->zero(s->kv.dv, s->N * d.KV * d.summed);
+        if (!s->kept.normed1) layer_kv_project(s, l, w, size);
+        for (i = chunk_visits(s, size); i-- > 0;) layer_chunk_backward(s, l, chunk_visit(s, i, size), w, sums);
+        grads_release(&s->memory, l, sums);
+        weights_release(&s->memory, l);
+    }
+    arena_pop(s->arena, mark);
+}
+
+// ---- one stream through the model ---------------------------------------------------------------------------------------------------
+// Z normalises the loss: the counted targets of the whole accumulated batch.
+static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
+    DType summed = dtype_of_sums(s->model->dtype);
+    size_t N = batch->N;
+    s->batch = batch, s->N = N;
+    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", N, sizeof(int32_t));
+    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", N, sizeof(int32_t));
+    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", N, sizeof(int32_t));
+    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", N);
+    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", N);
+    if (s->dry) return;
+    if (N > s->host_tokens || batch->documents > s->host_documents)
+        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", N, batch->documents,
+            s->host_tokens, s->host_documents);
+    objective_sft_weights(batch, Z, s->host_sums, summed);
+    s->ops->copy_in(s->tokens, batch->tokens, N * sizeof(int32_t));
+    s->ops->copy_in(s->targets, batch->targets, N * sizeof(int32_t));
+    s->ops->copy_in(s->position, batch->position, N * sizeof(int32_t));
+    s->ops->copy_in(s->token_weight, s->host_sums, N * dtype_size(summed));
+}
+
+static inline double stream_loss(StreamBP *s, double Z) {
+    DType summed = dtype_of_sums(s->model->dtype);
+    if (s->dry) return 0;
+    s->ops->copy_out(s->host_sums, s->logp, s->N * dtype_size(summed));
+    return objective_sft_loss(s->batch, Z, s->host_sums, summed);
+}
+
+// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones.
+static inline double forward_backward(StreamBP *s, const Batch *batch, double Z) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena), kv_mark;
+    int full = s->method == METHOD_FULL;
+    double loss;
+    stream_begin(s, batch, Z);
+    s->memory.input_stride = s->N * d.C;
+    s->memory.inputs = (char *)push_stored(s, SHARE_LAYER_INPUTS, "layer inputs", (d.L + 1) * s->N * d.C);
+    memset(&s->kept, 0, sizeof(s->kept));
+    if (full) {
+        push_attention_activations(s, &s->kept, d.L * s->N);
+        push_mlp_activations(s, &s->kept, d.L * s->N);
+    }
+    kv_mark = arena_mark(s->arena);
+    push_key_value(s, full ? d.L : 1, s->N, full && d.qk_norm);
+    embedding_forward(s);
+    layers_forward(s);
+    if (!full) arena_pop(s->arena, kv_mark); // K, V of the last layer die: the head takes their place
+    head(s, 1);
+    loss = stream_loss(s, Z);
+    if (!full) push_key_value(s, 1, s->N, 0);
+    layers_backward(s);
+    arena_pop(s->arena, kv_mark);
+    s->layers_repeat = 1;
+    table_backward(s, EMBEDDING, s->tokens, d.V);
+    if (!d.rotary) table_backward(s, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    arena_pop(s->arena, mark);
+    return loss;
+}
+
+// The loss alone: layer inputs are overwritten layer by layer, so memory does not grow with L.
+static inline double forward_only(StreamBP *s, const Batch *batch, double Z) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena), kv_mark;
+    double loss;
+    Method method = s->method;
+    if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
+    stream_begin(s, batch, Z);
+    s->memory.input_stride = 0;
+    s->memory.inputs = (char *)push_stored(s, SHARE_LAYER_INPUTS, "layer input", s->N * d.C);
+    memset(&s->kept, 0, sizeof(s->kept));
+    kv_mark = arena_mark(s->arena);
+    push_key_value(s, 1, s->N, 0);
+    embedding_forward(s);
+    layers_forward(s);
+    arena_pop(s->arena, kv_mark);
+    head(s, 0);
+    loss = stream_loss(s, Z);
+    arena_pop(s->arena, mark);
+    s->method = method;
+    return loss;
+}
+
+// ---- a run and its plan -----------------------------------------------------------------------------------------------------------
+typedef struct {
+    const Model *model;
+    Method method;
+    size_t chunk, logits_chunk; // tokens; 0 means the default
+    int backward;               // gradients are kept
+    DType gradient_type;        // of the stored gradients
+    int optimizer;              // moments (and master weights) are kept
+    DType moment_type;
+    int master;          // fp32 copy of the weights, where these are bf16
+    size_t cache_tokens; // keys and values of all layers for sampling, 0: none
+} RunSettings;
+
+#define DEFAULT_CHUNK        1024
+#define DEFAULT_LOGITS_CHUNK 512
+
+typedef struct {
+    void *m, *v;   // [elements] of moment_type
+    float *master; // [elements] or NULL
+} OptimizerState;
+
+// Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
+static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
+                             Arena *arena, const Batch *largest) {
+    const Model *model = settings->model;
+    size_t n = model->elements;
+    memset(s, 0, sizeof(*s));
+    memset(state, 0, sizeof(*state));
+    s->model = model, s->ops = ops, s->arena = arena;
+    s->method = settings->method;
+    s->chunk = settings->chunk ? settings->chunk : DEFAULT_CHUNK;
+    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : DEFAULT_LOGITS_CHUNK;
+    s->dry = ops->repeat == dry_repeat;
+    s->layers_repeat = 1;
+    s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
+    s->memory.gradient_type = settings->gradient_type;
+    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", n);
+    if (settings->backward)
+        s->memory.gradients =
+            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients", n, dtype_size(settings->gradient_type));
+    if (settings->optimizer) {
+        state->m = arena_push(arena, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
+        state->v = arena_push(arena, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
+        if (settings->master)
+            state->master = (float *)arena_push(arena, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
+    }
+    s->inverse_frequency =
+        (float *)arena_push(arena, SHARE_WORKSPACE, "rotary frequencies", model->config.head_dim / 2, sizeof(float));
+    s->host_tokens = largest->N, s->host_documents = largest->documents;
+    s->span = (Span *)checked_calloc(largest->documents, sizeof(Span), "spans");
+    if (s->dry) return;
+    s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
+    if (shapes_of(model).rotary) {
+        float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
+        model_inverse_frequency(&model->config, frequency);
+        ops->copy_in(s->inverse_frequency, frequency, model->config.head_dim / 2 * sizeof(float));
+        free(frequency);
+    }
+}
+
+static inline void run_end(StreamBP *s) {
+    free(s->span);
+    free(s->host_sums);
+}
+
+typedef struct {
+    size_t total_bytes, share[SHARES];
+    double flops;               // executed by one stream's forward and backward: matrix products and attention
+    double model_flops;         // 6 * parameters in products * N + 12 * L * NH * HD * causal pairs: no recomputation
+    size_t chunk, logits_chunk; // effective
+    Arena arena;                // regions alive at the peak
+} Plan;
+
+static inline double model_flops(const Model *model, const Batch *batch, int backward) {
+    Shapes d = shapes_of(model);
+    double parameters = (double)(d.V * d.C), pairs = 0;
+    size_t i;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
+    }
+    for (i = 0; i < batch->documents; i++)
+        pairs += causal_pairs(0, batch->document_start[i + 1] - batch->document_start[i]);
+    return (backward ? 3 : 1) * (2 * parameters * (double)batch->N + 4 * (double)d.L * (double)(d.NH * d.HD) * pairs);
+}
+
+// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at).
+static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
+    Plan plan;
+    StreamBP s;
+    OptimizerState state;
+    Ops ops;
+    int share;
+    memset(&plan, 0, sizeof(plan));
+    arena_plan(&plan.arena);
+    ops = ops_dry(settings->model->dtype, &plan.arena);
+    run_begin(&s, &state, settings, &ops, &plan.arena, batch);
+    if (settings->backward)
+        forward_backward(&s, batch, 1);
+    else
+        forward_only(&s, batch, 1);
+    plan.flops = dry.flops;
+    plan.model_flops = model_flops(settings->model, batch, settings->backward);
+    plan.total_bytes = plan.arena.peak;
+    for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
+    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
+    run_end(&s);
+    return plan;
+}
+
+#define PLAN_LONGEST ((size_t)1 << 36) // tokens; no solver goes beyond
+
+static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit) {
+    size_t b;
+    for (b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
+    batch->N = batch->documents * T;
+    return plan_make(settings, batch).total_bytes <= limit;
+}
+
+// The longest T such that B documents of T tokens fit into `limit` bytes; 0 if one token does not.
+static inline size_t plan_longest(const RunSettings *settings, size_t B, size_t limit) {
+    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    size_t low = 0, high = 1;
+    Batch batch;
+    memset(&batch, 0, sizeof(batch));
+    batch.documents = B, batch.document_start = start;
+    while (high < PLAN_LONGEST && plan_fits(settings, &batch, high, limit)) low = high, high *= 2;
+    while (high - low > 1) { // low fits (or is 0), high does not
+        size_t middle = low + (high - low) / 2;
+        if (plan_fits(settings, &batch, middle, limit))
+            low = middle;
+        else
+            high = middle;
+    }
+    free(start);
+    return low;
+}
+
+#endif
