@@ -10,13 +10,13 @@ lm_head; no padding anywhere. Linear weights are [out, in] (as in Hugging Face's
 #include "config.h"
 #include "dtype.h"
 
-typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM } Role;
+typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM } TensorRole;
 
 #define ABSENT SIZE_MAX
 
 typedef struct {
     char name[96]; // as in transformers' named_parameters()
-    Role role;
+    TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     int transposed;    // files hold it as [cols, rows]
     int ones;          // initialised to 1 (norm weights)
@@ -45,7 +45,7 @@ static inline int parameter_decays(const Parameter *parameter) { return paramete
 
 // ---- shapes of one layer's tensors ---------------------------------------------------------------------------------
 typedef struct {
-    Role role;
+    TensorRole role;
     size_t rows, cols;
 } TensorShape;
 

@@ -1,0 +1,115 @@
+# make            builds ./train for the CPU (PRECISION=fp32|bf16|double, CC=gcc|clang)
+# make demo       trains a small model from scratch on text that every machine has, and draws its memory
+# make test       builds and runs every test; needs no GPU
+# make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
+# make format, make lint, make check-cxx, make clean
+#
+# Every configuration has its own folder below build/, so switching needs no `make clean`. What is missing is installed with
+# the system's package manager (scripts/install_deps.sh says what); DEPS=skip refuses that.
+
+PRECISION ?= fp32
+CC        ?= cc
+CXX       ?= c++
+DEPS      ?=
+ONEDNN    ?=
+export DEPS CC ONEDNN
+
+COMPILER  := $(notdir $(firstword $(CC)))
+BUILD     := build/cpu-$(PRECISION)$(if $(filter-out cc gcc,$(COMPILER)),-$(COMPILER))$(if $(filter 0,$(ONEDNN)),-plain)
+
+ifeq ($(filter $(PRECISION),fp32 bf16 double),)
+$(error PRECISION=$(PRECISION) is not fp32, bf16 or double)
+endif
+ifneq ($(BACKEND),)
+ifneq ($(BACKEND),cpu)
+$(error BACKEND=$(BACKEND) is not in this version: op set "cpu" is the only one yet)
+endif
+endif
+
+NO_BUILD_GOALS := clean format help
+ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
+# Made before anything else (GNU make remakes what it includes, then starts over): libraries are there when we look for them.
+-include build/deps.mk
+endif
+
+# ---- what this machine has; these really run ------------------------------------------------------------------------------
+try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
+try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
+
+HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
+HAVE_OPENMP := $(call try_flag,-fopenmp)
+NATIVE      := $(call try_flag,-march=native)
+
+WARNINGS := -Wall -Wextra -Werror
+DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
+OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
+CFLAGS   ?= -g
+LDLIBS   := $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lm
+# The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
+DRIVER_FLAGS = -std=c11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
+OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
+
+# ---- the program ------------------------------------------------------------------------------------------------------------
+.PHONY: all demo test bench format lint check-cxx clean help deps FORCE
+all: train
+
+train: $(BUILD)/train
+	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
+
+$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o
+	$(CC) $(HAVE_OPENMP) $^ $(LDLIBS) $(LDFLAGS) -o $@
+
+$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
+	$(CC) $(DRIVER_FLAGS) -MMD -MP -x c -c $< -o $@
+
+$(BUILD)/ops_cpu.o: llmc/cpu/ops_cpu.c $(BUILD)/flags
+	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
+	$(CC) $(DRIVER_FLAGS) -MMD -MP $< -lm -o $@
+
+# Rebuild when the flags change (a library was installed, another compiler).
+$(BUILD)/flags: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(DRIVER_FLAGS) $(LDLIBS)' | cmp -s - $@ || echo '$(DRIVER_FLAGS) $(LDLIBS)' > $@
+
+-include $(wildcard $(BUILD)/*.d)
+
+build/deps.mk: scripts/install_deps.sh
+	@mkdir -p build
+	@scripts/install_deps.sh build
+	@touch $@
+
+# ---- everything else is a script that make calls ----------------------------------------------------------------------------
+demo: train $(BUILD)/pack_bytes
+	@scripts/install_deps.sh demo
+	@BUILD=$(BUILD) scripts/demo.sh
+
+test:
+	@scripts/install_deps.sh test
+	@test/run.sh
+
+bench: train
+	@BUILD=$(BUILD) dev/bench.sh
+
+# The driver also compiles as C++20, for nvcc later.
+check-cxx:
+	$(CXX) -std=c++20 $(DEFINES) -Wall -Wextra -Werror -I. -fsyntax-only -x c++ train_gpt.cu
+
+SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+format:
+	@scripts/install_deps.sh lint
+	clang-format -i $(SOURCES)
+
+lint:
+	@scripts/install_deps.sh lint
+	clang-format --dry-run -Werror $(SOURCES)
+	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr -I. -D_GNU_SOURCE --suppressions-list=.cppcheck llmc/cpu/ops_cpu.c data/pack_bytes.c
+	clang-tidy --quiet llmc/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) -I.
+	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) -I.
+
+clean:
+	rm -rf build train
+
+help:
+	@sed -n '1,5s/^# //p' Makefile

@@ -1,0 +1,85 @@
+#!/bin/sh
+# Installs what is missing with the system's package manager: scripts/install_deps.sh build|test|demo|lint ...
+# Says what it installs and why. Uses sudo where it is not run as root. DEPS=skip refuses to install anything.
+# Exit 0: everything needed is there. Optional packages (oneDNN) that cannot be had are reported, and are not an error.
+set -u
+CC=${CC:-cc}
+
+has_header() { printf '#include <%s>\n' "$1" | $CC -I/usr/include -E - >/dev/null 2>&1; }
+has_cmocka() { printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $CC -E - >/dev/null 2>&1; }
+has_matplotlib() {
+    for python in python3 /usr/bin/python3; do "$python" -c 'import matplotlib' 2>/dev/null && return 0; done
+    return 1
+}
+
+missing=""   # packages, in the names of Debian and Ubuntu
+optional=""
+need() { missing="$missing $1"; printf 'missing: %s (%s)\n' "$1" "$2" >&2; }
+
+for group in "$@"; do
+    case $group in
+    build)
+        has_header cjson/cJSON.h || has_header cJSON.h || need libcjson-dev "reads config.json and safetensors headers"
+        if [ "${ONEDNN:-}" != 0 ] && ! has_header dnnl.h; then
+            optional="libdnnl-dev"
+            need libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
+        fi ;;
+    test) has_cmocka || need libcmocka-dev "the unit test library" ;;
+    demo) has_matplotlib || need python3-matplotlib "draws the pictures" ;;
+    lint)
+        command -v clang-format >/dev/null || need clang-format "make format"
+        command -v clang-tidy >/dev/null || need clang-tidy "make lint"
+        command -v cppcheck >/dev/null || need cppcheck "make lint" ;;
+    *) echo "install_deps.sh: unknown group '$group'; groups are build, test, demo, lint" >&2; exit 2 ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+
+# Without what is optional alone the build goes on.
+give_up() {
+    [ "$(echo $missing)" = "$optional" ] && { echo "going on without oneDNN: $1" >&2; exit 0; }
+    echo "install_deps.sh: $1; please install:$missing" >&2
+    exit 1
+}
+
+[ "${DEPS:-}" = skip ] && give_up "DEPS=skip forbids installing"
+sudo=""
+if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || give_up "not root, and there is no sudo"
+    sudo=sudo
+    [ -t 0 ] || sudo="sudo -n"
+fi
+
+if command -v apt-get >/dev/null; then
+    names=$missing
+    install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
+    refresh="$sudo apt-get update"
+elif command -v dnf >/dev/null; then
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libcmocka-dev/libcmocka-devel/; s/clang-format\|clang-tidy/clang-tools-extra/g')
+    install="$sudo dnf install -y"
+    refresh=true
+elif command -v pacman >/dev/null; then
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/clang-format\|clang-tidy/clang/g')
+    install="$sudo pacman -S --noconfirm --needed"
+    refresh=true
+elif command -v brew >/dev/null; then
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/clang-tidy/llvm/g')
+    install="brew install"
+    refresh=true
+else
+    give_up "no package manager that I know (apt-get, dnf, pacman, brew)"
+fi
+
+echo "installing:$names   ($install)" >&2
+log=$(mktemp)
+# Debian's lists may be old or absent: refresh them once if the first try fails.
+if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $names >>"$log" 2>&1; }; then
+    tail -n 5 "$log" >&2
+    rm -f "$log"
+    # oneDNN alone may be the obstacle: try the rest without it
+    if [ -n "$optional" ] && [ "$(echo $names)" != "$optional" ]; then
+        ONEDNN=0 exec "$0" "$@"
+    fi
+    give_up "the package manager failed"
+fi
+rm -f "$log"
