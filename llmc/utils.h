@@ -17,10 +17,18 @@ strict number parsing, sizes for people, time. Exit codes: 2 usage, 1 bad files 
 #define EXIT_RUNTIME 1
 #define EXIT_USAGE   2
 
+#ifndef PROGRAM_NAME
+#define PROGRAM_NAME "train"
+#endif
+
+// Called before a line goes to stderr: who draws there (the progress bar) makes room.
+static void (*before_message)(void);
+
 __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
     va_list args;
     fflush(stdout);
-    fputs("train: ", stderr);
+    if (before_message) before_message();
+    fputs(PROGRAM_NAME ": ", stderr);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
@@ -32,6 +40,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int 
 
 __attribute__((format(printf, 1, 2))) static inline void note(const char *format, ...) {
     va_list args;
+    if (before_message) before_message();
     fputs("note: ", stderr);
     va_start(args, format);
     vfprintf(stderr, format, args);

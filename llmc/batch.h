@@ -1,0 +1,86 @@
+/*
+A micro-batch: one packed stream of N tokens made of documents that follow each other without padding. Attention never
+crosses a document, positions restart in each, and a target that does not count is -1. B x T is B documents of T tokens.
+Host memory; whoever fills a batch (the data loader, a test, `bp` without data) keeps this contract.
+*/
+#ifndef LLMC_BATCH_H
+#define LLMC_BATCH_H
+#include "random.h"
+#include "utils.h"
+
+#define RANDOM_STREAM_TOKENS 0x746f6b656e73ull // of random.h, for batch_random ("tokens")
+
+typedef struct {
+    size_t N;
+    int32_t *tokens;    // [N]
+    int32_t *targets;   // [N] the token to predict, or -1
+    float *loss_weight; // [N] its weight in the loss, not looked at where the target is -1
+    int32_t *position;  // [N] within the document
+    size_t documents;
+    size_t *document_start; // [documents + 1], the last being N
+} Batch;
+
+static inline Batch batch_allocate(size_t N, size_t documents) {
+    Batch batch;
+    batch.N = N;
+    batch.documents = documents;
+    batch.tokens = (int32_t *)checked_calloc(N, sizeof(int32_t), "the tokens of a batch");
+    batch.targets = (int32_t *)checked_calloc(N, sizeof(int32_t), "the targets of a batch");
+    batch.loss_weight = (float *)checked_calloc(N, sizeof(float), "the loss weights of a batch");
+    batch.position = (int32_t *)checked_calloc(N, sizeof(int32_t), "the positions of a batch");
+    batch.document_start = (size_t *)checked_calloc(documents + 1, sizeof(size_t), "the documents of a batch");
+    return batch;
+}
+
+static inline void batch_free(Batch *batch) {
+    free(batch->tokens);
+    free(batch->targets);
+    free(batch->loss_weight);
+    free(batch->position);
+    free(batch->document_start);
+    memset(batch, 0, sizeof(*batch));
+}
+
+// Positions from document_start[1..documents-1], which the caller has filled in; the first is 0 and the last N.
+static inline void batch_set_positions(Batch *batch) {
+    size_t d, t;
+    batch->document_start[0] = 0;
+    batch->document_start[batch->documents] = batch->N;
+    for (d = 0; d < batch->documents; d++)
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+            batch->position[t] = (int32_t)(t - batch->document_start[d]);
+}
+
+// B documents of T tokens, every target with weight 1. The batch was allocated for B*T tokens and B documents.
+static inline void batch_set_regular(Batch *batch, size_t B, size_t T) {
+    size_t b, t;
+    if (batch->N != B * T || batch->documents != B)
+        die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
+    for (b = 0; b < B; b++) batch->document_start[b] = b * T;
+    batch_set_positions(batch);
+    for (t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
+}
+
+// B x (T+1) random ids below vocab_size: document b reads ids [b(T+1), b(T+1) + T), its targets are one further on.
+static inline void batch_random(Batch *batch, size_t B, size_t T, size_t vocab_size, uint64_t seed) {
+    size_t b, t;
+    batch_set_regular(batch, B, T);
+    for (b = 0; b < B; b++) {
+        for (t = 0; t <= T; t++) {
+            int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, b * (T + 1) + t, vocab_size);
+            if (t < T) batch->tokens[b * T + t] = id;
+            if (t > 0) batch->targets[b * T + t - 1] = id;
+        }
+    }
+}
+
+// Z of the loss: the sum of the weights of the targets that count.
+static inline double batch_counted(const Batch *batch) {
+    double sum = 0;
+    size_t t;
+    for (t = 0; t < batch->N; t++)
+        if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
+    return sum;
+}
+
+#endif

@@ -1,0 +1,144 @@
+/*
+Writing JSON to a FILE, one object or array at a time. Keys are written as given, text is escaped and made valid UTF-8
+(bytes that are not become U+FFFD), numbers have as many digits as are needed to read the same value back, and what JSON
+has no number for (NaN, infinities) becomes null. A key is NULL inside arrays and for the outermost value.
+*/
+#ifndef LLMC_JSON_OUT_H
+#define LLMC_JSON_OUT_H
+#include "utils.h"
+
+typedef struct {
+    FILE *file;
+    int comma; // a value came before on this level
+} JsonOut;
+
+static inline JsonOut json_open(FILE *file) {
+    JsonOut json;
+    json.file = file;
+    json.comma = 0;
+    return json;
+}
+
+// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
+static inline size_t utf8_length(const unsigned char *text, size_t left) {
+    unsigned char c = text[0], least = 0x80, most = 0xbf;
+    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
+    size_t i;
+    if (length == 0 || length > left) return 0;
+    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
+    if (c == 0xed) most = 0x9f;
+    if (c == 0xf0) least = 0x90;
+    if (c == 0xf4) most = 0x8f;
+    for (i = 1; i < length; i++) {
+        if (text[i] < least || text[i] > most) return 0;
+        least = 0x80, most = 0xbf;
+    }
+    return length;
+}
+
+static inline void json_quote(FILE *file, const char *text, size_t bytes) {
+    const unsigned char *cursor = (const unsigned char *)text, *end = cursor + bytes;
+    fputc('"', file);
+    while (cursor < end) {
+        size_t length = utf8_length(cursor, (size_t)(end - cursor));
+        if (length == 0)
+            fputs("\\ufffd", file);
+        else if (*cursor == '"' || *cursor == '\\')
+            fputc('\\', file), fputc(*cursor, file);
+        else if (*cursor == '\n')
+            fputs("\\n", file);
+        else if (*cursor == '\t')
+            fputs("\\t", file);
+        else if (*cursor < 0x20 || *cursor == 0x7f)
+            fprintf(file, "\\u%04x", *cursor);
+        else
+            fwrite(cursor, 1, length, file);
+        cursor += length ? length : 1;
+    }
+    fputc('"', file);
+}
+
+static inline void json_key(JsonOut *json, const char *key) {
+    if (json->comma) fputs(", ", json->file);
+    json->comma = 1;
+    if (key) fprintf(json->file, "\"%s\": ", key);
+}
+
+static inline void json_open_level(JsonOut *json, const char *key, char bracket) {
+    json_key(json, key);
+    fputc(bracket, json->file);
+    json->comma = 0;
+}
+
+static inline void json_close_level(JsonOut *json, char bracket) {
+    fputc(bracket, json->file);
+    json->comma = 1;
+}
+
+static inline void json_object(JsonOut *json, const char *key) { json_open_level(json, key, '{'); }
+static inline void json_object_end(JsonOut *json) { json_close_level(json, '}'); }
+static inline void json_array(JsonOut *json, const char *key) { json_open_level(json, key, '['); }
+static inline void json_array_end(JsonOut *json) { json_close_level(json, ']'); }
+
+static inline void json_null(JsonOut *json, const char *key) {
+    json_key(json, key);
+    fputs("null", json->file);
+}
+
+// The shortest of %.15g, %.16g and %.17g that reads back as the same number.
+static inline const char *number_text(double value, char text[32]) {
+    int digits;
+    for (digits = 15; digits <= 17; digits++) {
+        snprintf(text, 32, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    return text;
+}
+
+static inline void json_number(JsonOut *json, const char *key, double value) {
+    char text[32];
+    if (!isfinite(value)) {
+        json_null(json, key);
+        return;
+    }
+    json_key(json, key);
+    fputs(number_text(value, text), json->file);
+}
+
+static inline void json_size(JsonOut *json, const char *key, size_t value) {
+    json_key(json, key);
+    fprintf(json->file, "%zu", value);
+}
+
+static inline void json_bool(JsonOut *json, const char *key, int value) {
+    json_key(json, key);
+    fputs(value ? "true" : "false", json->file);
+}
+
+static inline void json_bytes(JsonOut *json, const char *key, const char *text, size_t bytes) {
+    json_key(json, key);
+    json_quote(json->file, text, bytes);
+}
+
+// NULL becomes null.
+static inline void json_text(JsonOut *json, const char *key, const char *text) {
+    if (!text)
+        json_null(json, key);
+    else
+        json_bytes(json, key, text, strlen(text));
+}
+
+// Ends the outermost value's line. Returns 0 when the file took everything, otherwise the error number.
+static inline int json_close(JsonOut *json) {
+    errno = 0;
+    if (fputc('\n', json->file) != EOF && fflush(json->file) == 0 && !ferror(json->file)) return 0;
+    return errno ? errno : EIO;
+}
+
+// The same for standard output, where a failure ends the program.
+static inline void json_finish(JsonOut *json) {
+    int error = json_close(json);
+    if (error) die("cannot write the JSON to standard output: %s", strerror(error));
+}
+
+#endif

@@ -1,0 +1,189 @@
+/*
+What a run says: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
+
+log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...}. Lines are appended and
+flushed one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a crash may
+have left, so the file reads as if there had been no interruption.
+*/
+#ifndef LLMC_LOG_H
+#define LLMC_LOG_H
+#include "json_out.h"
+#include "progress.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+
+typedef struct {
+    size_t step;
+    double loss, grad_norm, learning_rate;
+    double tokens, seconds; // of this step
+    double flops;           // executed in this step
+    double peak_flops;      // per second, of the machine's matrix product; 0: not known
+    double memory_bytes;
+} StepReport;
+
+typedef struct {
+    FILE *text;    // step lines; NULL: none
+    FILE *records; // log.jsonl; NULL: no --out
+    char path[4096];
+    size_t steps;
+    Progress progress;
+} RunLog;
+
+// ---- log.jsonl -----------------------------------------------------------------------------------------------------------
+// The step of a complete record, or SIZE_MAX.
+static inline size_t record_step(const char *line, size_t length) {
+    static const char opening[] = "{\"step\": ";
+    size_t step = 0, at = sizeof(opening) - 1;
+    if (length < at + 3 || memcmp(line, opening, at) != 0 || line[length - 2] != '}' || line[length - 1] != '\n')
+        return SIZE_MAX;
+    if (line[at] < '0' || line[at] > '9') return SIZE_MAX;
+    for (; at < length && line[at] >= '0' && line[at] <= '9'; at++) step = 10 * step + (size_t)(line[at] - '0');
+    return step;
+}
+
+// Cuts the file off after its last record of a step up to `step`; nothing remains where there is no step to go back to.
+static inline void records_truncate(const char *path, size_t step) {
+    FILE *file = fopen(path, "r+");
+    char *line = NULL;
+    size_t capacity = 0, keep = 0;
+    ssize_t length;
+    if (!file && errno == ENOENT) return;
+    if (!file) die("cannot open %s: %s", path, strerror(errno));
+    while (step > 0 && (length = getline(&line, &capacity, file)) > 0) {
+        size_t found = record_step(line, (size_t)length);
+        if (found == SIZE_MAX || found > step) break;
+        keep += (size_t)length;
+    }
+    if (ftruncate(fileno(file), (off_t)keep)) die("cannot shorten %s to step %zu: %s", path, step, strerror(errno));
+    free(line);
+    fclose(file);
+}
+
+static inline void records_open(RunLog *log, const char *folder, int resume, size_t step) {
+    struct stat status;
+    if (mkdir(folder, 0777) && errno != EEXIST) die("cannot create the folder %s: %s", folder, strerror(errno));
+    if ((size_t)snprintf(log->path, sizeof(log->path), "%s/log.jsonl", folder) >= sizeof(log->path))
+        die("--out is too long a path: %s", folder);
+    if (resume)
+        records_truncate(log->path, step);
+    else if (stat(log->path, &status) == 0 && status.st_size > 0)
+        die("%s holds an earlier run; continue it with --resume, or choose another --out", log->path);
+    log->records = fopen(log->path, "a");
+    if (!log->records) die("cannot write %s: %s; choose another --out", log->path, strerror(errno));
+}
+
+// ---- opening -------------------------------------------------------------------------------------------------------------
+// text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done before:
+// 0, or the step that is resumed from.
+static inline RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
+    RunLog log;
+    memset(&log, 0, sizeof(log));
+    log.text = text;
+    log.steps = steps;
+    if (folder) records_open(&log, folder, resume, step);
+    log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
+    return log;
+}
+
+static inline void runlog_close(RunLog *log) {
+    progress_end(&log->progress);
+    if (log->records && fclose(log->records)) die("cannot write %s: %s", log->path, strerror(errno));
+    log->records = NULL;
+}
+
+// A record that the caller fills between these two; nothing is written without --out.
+static inline JsonOut runlog_record(RunLog *log, size_t step) {
+    JsonOut json = json_open(log->records);
+    json_object(&json, NULL);
+    json_size(&json, "step", step);
+    return json;
+}
+
+static inline void runlog_record_end(RunLog *log, JsonOut *json) {
+    int error;
+    json_object_end(json);
+    error = json_close(json);
+    if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
+}
+
+// ---- what is said ----------------------------------------------------------------------------------------------------------
+// "123.4 GFLOP/s", five digits at most
+static inline const char *human_rate(double per_second, char text[32]) {
+    static const char *const units[] = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
+    int unit = 0;
+    per_second /= 1e6;
+    while (per_second >= 1e4 && unit < 3) per_second /= 1e3, unit++;
+    snprintf(text, 32, "%6.1f %s", per_second, units[unit]);
+    return text;
+}
+
+static inline int digits_of(size_t number) {
+    int digits = 1;
+    while (number >= 10) number /= 10, digits++;
+    return digits;
+}
+
+static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
+    double rate = r->seconds > 0 ? r->flops / r->seconds : 0, speed = r->seconds > 0 ? r->tokens / r->seconds : 0;
+    char rate_text[32];
+    fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
+            steps, r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate, rate_text));
+    if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
+    fprintf(out, " | %s\n", human_bytes(r->memory_bytes));
+}
+
+static inline void runlog_step(RunLog *log, const StepReport *r) {
+    double per_second = r->seconds > 0 ? 1 / r->seconds : NAN;
+    if (log->text) {
+        progress_clear(&log->progress);
+        step_line(log->text, r, log->steps);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, r->step);
+        json_number(&json, "loss", r->loss);
+        json_number(&json, "grad_norm", r->grad_norm);
+        json_number(&json, "lr", r->learning_rate);
+        json_number(&json, "tokens", r->tokens);
+        json_number(&json, "seconds", r->seconds);
+        json_number(&json, "tokens_per_second", r->tokens * per_second);
+        json_number(&json, "flops_per_second", r->flops * per_second);
+        json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);
+        json_number(&json, "memory_bytes", r->memory_bytes);
+        runlog_record_end(log, &json);
+    }
+    progress_update(&log->progress, (double)r->step);
+}
+
+// loss: mean nats over the counted targets
+static inline void runlog_validation(RunLog *log, size_t step, double loss, double tokens) {
+    if (log->text) {
+        progress_clear(&log->progress);
+        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f over %.0f tokens\n", digits_of(log->steps), step,
+                log->steps, loss, tokens);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, step);
+        json_number(&json, "val_loss", loss);
+        json_number(&json, "val_tokens", tokens);
+        runlog_record_end(log, &json);
+    }
+}
+
+static inline void runlog_sample(RunLog *log, size_t step, const char *sample, size_t bytes) {
+    if (log->text) {
+        progress_clear(&log->progress);
+        fprintf(log->text, "step %*zu/%zu | sample:\n", digits_of(log->steps), step, log->steps);
+        fwrite(sample, 1, bytes, log->text);
+        fputc('\n', log->text);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, step);
+        json_bytes(&json, "sample", sample, bytes);
+        runlog_record_end(log, &json);
+    }
+}
+
+#endif

@@ -1,0 +1,230 @@
+/*
+The table of options. Everything that depends on what options there are is generated from it by options.h: parsing and its
+refusals, --help of the program and of each verb, the echo of a run as a command line, and the JSON in the run log. To add
+an option, add a field to struct Options and a row to the table.
+
+A number whose default is a word ("auto", "off") accepts that word too: the field is then 0, and means what the help says.
+*/
+#ifndef LLMC_OPTION_ROWS_H
+#define LLMC_OPTION_ROWS_H
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum { VERB_TRAIN, VERB_BP, VERB_PLAN, VERB_EVAL, VERB_SAMPLE, VERB_CONVERT, VERB_INFO, VERBS } Verb;
+
+static const struct {
+    const char *name, *purpose, *example;
+} verb_rows[VERBS] = {
+    {"train", "fine-tune or pre-train; the default verb",
+     "--model Qwen3-0.6B --data 'shards/*.bin' --seq-len 8192 --steps 1000 --out run"},
+    {"bp", "one forward and backward pass: loss, seconds, peak memory, gradients",
+     "--init qwen3-0.6b,num_hidden_layers=2 --seq-len 2048 --json"},
+    {"plan", "memory and FLOPs of a run, before anything is allocated",
+     "--init qwen3-8b --seq-len 100000 --dtype bf16 --memory-limit 80GiB"},
+    {"eval", "the loss of a model on data", "--model run/model.bin --data val.bin --seq-len 8192"},
+    {"sample", "text from a model", "--model run/model.bin --prompt 'Once upon a time' --max-new-tokens 200"},
+    {"convert", "any model that can be read to a flat .bin", "--model Qwen3-0.6B --out qwen3-0.6b.bin"},
+    {"info", "the configuration and the tensors of a model", "--model Qwen3-0.6B"},
+};
+
+typedef struct {
+    const char *const *path; // [count], within argv
+    size_t count;
+} PathList;
+
+typedef struct {
+    int32_t *id; // [count]
+    size_t count;
+} IdList;
+
+// Unset text is NULL; choices are the word itself.
+typedef struct {
+    Verb verb;
+    uint64_t given; // bit i: row i stood on the command line
+    // model
+    const char *model, *init, *dtype;
+    // data
+    PathList data, val_data;
+    size_t seq_len, batch, grad_accum;
+    // backward pass and its memory
+    const char *method;
+    size_t chunk, logits_chunk;
+    const char *objective, *grad_dtype, *moments, *master;
+    size_t memory_limit;
+    const char *plan_for;
+    // optimization
+    size_t steps;
+    double lr, final_lr_fraction;
+    size_t warmup;
+    const char *schedule;
+    double decay_fraction, weight_decay, beta1, beta2, epsilon, grad_clip;
+    // a run
+    size_t seed, threads;
+    const char *out;
+    int resume;
+    size_t save_every, keep, val_every, val_steps, sample_every, repeat;
+    // sampling
+    const char *prompt, *prompt_file;
+    IdList prompt_ids;
+    size_t max_new_tokens;
+    double temperature;
+    size_t top_k;
+    double top_p;
+    const char *tokenizer;
+    // output
+    int json, quiet;
+    const char *grads_out;
+    int help, version;
+} Options;
+
+// ---- the table -----------------------------------------------------------------------------------------------------------
+typedef enum {
+    OPTION_FLAG,
+    OPTION_SIZE,
+    OPTION_DOUBLE,
+    OPTION_BYTES,
+    OPTION_STRING,
+    OPTION_CHOICE,
+    OPTION_PATHS,
+    OPTION_IDS
+} OptionKind;
+
+typedef struct {
+    const char *name; // without its dashes
+    OptionKind kind;
+    size_t offset;        // in Options
+    const char *fallback; // the default as it would be typed; NULL: unset
+    double least, most;   // of numbers, inclusive
+    unsigned verbs;       // bit mask
+    const char *value;    // what stands for the value in the help; of a choice, the words allowed
+    const char *help;
+} OptionRow;
+
+#define ON(verb)         (1u << VERB_##verb)
+#define EVERYWHERE       ((1u << VERBS) - 1)
+#define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(SAMPLE))
+#define PASSES           (ON(TRAIN) | ON(BP) | ON(PLAN))
+#define AT(field)        offsetof(Options, field)
+#define NO_RANGE         0, 0
+#define MOST_TOKENS      1073741824.0 // positions are int32
+#define OPTION_UNBOUNDED 1e15         // a limit that messages need not mention
+#define SECTION(name)                                                                                                  \
+    { name, OPTION_FLAG, 0, NULL, NO_RANGE, 0, NULL, NULL }
+
+// A row without verbs is a heading of the help.
+static const OptionRow option_rows[] = {
+    SECTION("Model"),
+    {"model", OPTION_STRING, AT(model), NULL, NO_RANGE, EVERYWHERE, "PATH",
+     "a flat .bin, an llm.c GPT-2 .bin, or a Hugging Face folder (config.json and *.safetensors)"},
+    {"init", OPTION_STRING, AT(init), NULL, NO_RANGE, EVERYWHERE, "NAME[,key=value,...]",
+     "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
+     "qwen2, qwen3), its config.json keys overridden"},
+    {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
+     "element type of weights and activations; other than the build's own only in a plan"},
+    SECTION("Data"),
+    {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, ON(TRAIN) | ON(BP) | ON(EVAL), "PATH...",
+     "token shards of llm.c, one or more, or a quoted pattern; bp draws random tokens without it"},
+    {"val-data", OPTION_PATHS, AT(val_data), NULL, NO_RANGE, ON(TRAIN), "PATH...", "shards for validation"},
+    {"seq-len", OPTION_SIZE, AT(seq_len), "1024", 1, MOST_TOKENS, PASSES | ON(EVAL), "T", "tokens of a document"},
+    {"batch", OPTION_SIZE, AT(batch), "1", 1, 1048576, PASSES | ON(EVAL), "B", "documents of a micro-batch"},
+    {"grad-accum", OPTION_SIZE, AT(grad_accum), "1", 1, 1048576, PASSES, "N", "micro-batches of a step"},
+    SECTION("Backward pass and memory"),
+    {"method", OPTION_CHOICE, AT(method), "stream", NO_RANGE, PASSES, "stream|checkpoint|full",
+     "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
+     "activation"},
+    {"chunk", OPTION_SIZE, AT(chunk), "auto", 1, OPTION_UNBOUNDED, PASSES | ON(EVAL), "N", "tokens of a chunk"},
+    {"logits-chunk", OPTION_SIZE, AT(logits_chunk), "auto", 1, OPTION_UNBOUNDED, PASSES | ON(EVAL), "N",
+     "tokens whose logits exist at one time"},
+    {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES, "sft", "sft: cross entropy of the next token"},
+    {"grad-dtype", OPTION_CHOICE, AT(grad_dtype), "auto", NO_RANGE, PASSES, "auto|fp32|bf16",
+     "of stored gradients; auto: the model's own, fp32 when accumulating micro-batches"},
+    {"moments", OPTION_CHOICE, AT(moments), "fp32", NO_RANGE, ON(TRAIN) | ON(PLAN), "fp32|bf16", "of AdamW's moments"},
+    {"master", OPTION_CHOICE, AT(master), "auto", NO_RANGE, ON(TRAIN) | ON(PLAN), "auto|fp32|none",
+     "a second, fp32 copy of the weights for the optimizer; auto: where the weights are bf16"},
+    {"memory-limit", OPTION_BYTES, AT(memory_limit), "none", 1, 9e18, PASSES, "BYTES",
+     "such as 80GiB; a plan finds the longest T within it, a run that needs more is refused before it starts"},
+    {"for", OPTION_CHOICE, AT(plan_for), "train", NO_RANGE, ON(PLAN), "train|bp",
+     "what to plan: a training run, or a pass without optimizer"},
+    SECTION("Optimization"),
+    {"steps", OPTION_SIZE, AT(steps), "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "optimizer steps; epoch: once through the data"},
+    {"lr", OPTION_DOUBLE, AT(lr), "3e-4", 0, 100, ON(TRAIN), "RATE", "peak learning rate of AdamW"},
+    {"schedule", OPTION_CHOICE, AT(schedule), "cosine", NO_RANGE, ON(TRAIN), "cosine|linear|constant|wsd",
+     "how it falls after warm-up; wsd: stays at the peak, then decays over the last steps"},
+    {"warmup", OPTION_SIZE, AT(warmup), "0", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps of linear warm-up"},
+    {"final-lr-fraction", OPTION_DOUBLE, AT(final_lr_fraction), "0.1", 0, 1, ON(TRAIN), "F",
+     "learning rate of the last step over the peak"},
+    {"decay-fraction", OPTION_DOUBLE, AT(decay_fraction), "0.2", 0, 1, ON(TRAIN), "F",
+     "share of the steps wsd decays in"},
+    {"weight-decay", OPTION_DOUBLE, AT(weight_decay), "0.1", 0, 100, ON(TRAIN), "X", "decoupled, on matrices only"},
+    {"beta1", OPTION_DOUBLE, AT(beta1), "0.9", 0, 0.999999, ON(TRAIN), "X", "decay of the first moment"},
+    {"beta2", OPTION_DOUBLE, AT(beta2), "0.95", 0, 0.999999, ON(TRAIN), "X", "decay of the second moment"},
+    {"epsilon", OPTION_DOUBLE, AT(epsilon), "1e-8", 0, 1, ON(TRAIN), "X", "added to the root of the second moment"},
+    {"grad-clip", OPTION_DOUBLE, AT(grad_clip), "1", 0, 1e9, ON(TRAIN), "X",
+     "largest norm of the whole gradient; 0: no clipping"},
+    SECTION("Run"),
+    {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(CONVERT), "PATH",
+     "train: the folder of checkpoints and log.jsonl; convert: the .bin to write"},
+    {"resume", OPTION_FLAG, AT(resume), NULL, NO_RANGE, ON(TRAIN), NULL,
+     "continue from the last complete checkpoint in --out"},
+    {"save-every", OPTION_SIZE, AT(save_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "steps from checkpoint to checkpoint; the last step is always saved where there is an --out"},
+    {"keep", OPTION_SIZE, AT(keep), "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "checkpoints to keep, the last ones"},
+    {"val-every", OPTION_SIZE, AT(val_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "steps from validation to validation"},
+    {"val-steps", OPTION_SIZE, AT(val_steps), "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
+     "micro-batches of an evaluation; all: once through its data"},
+    {"sample-every", OPTION_SIZE, AT(sample_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "steps from sample to sample"},
+    {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},
+    {"seed", OPTION_SIZE, AT(seed), "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
+     "of --init, random tokens, sampling and stochastic rounding"},
+    {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS, "N", "CPU threads; auto: one per core"},
+    SECTION("Sampling"),
+    {"prompt", OPTION_STRING, AT(prompt), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "TEXT", "text to continue"},
+    {"prompt-file", OPTION_STRING, AT(prompt_file), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "FILE",
+     "the same from a file"},
+    {"prompt-ids", OPTION_IDS, AT(prompt_ids), NULL, 0, 2147483647, ON(SAMPLE) | ON(TRAIN), "ID,ID,...",
+     "token ids to continue"},
+    {"max-new-tokens", OPTION_SIZE, AT(max_new_tokens), "256", 1, MOST_TOKENS, ON(SAMPLE) | ON(TRAIN), "N",
+     "tokens to sample"},
+    {"temperature", OPTION_DOUBLE, AT(temperature), "1", 0, 1000, ON(SAMPLE) | ON(TRAIN), "X",
+     "of the distribution that is sampled; 0: always the likeliest token"},
+    {"top-k", OPTION_SIZE, AT(top_k), "off", 0, OPTION_UNBOUNDED, ON(SAMPLE) | ON(TRAIN), "K",
+     "only among the K likeliest tokens"},
+    {"top-p", OPTION_DOUBLE, AT(top_p), "1", 0, 1, ON(SAMPLE) | ON(TRAIN), "P",
+     "only among the likeliest tokens that together have probability P"},
+    {"tokenizer", OPTION_CHOICE, AT(tokenizer), "auto", NO_RANGE, ON(SAMPLE) | ON(TRAIN), "auto|bytes|none",
+     "bytes: ids are bytes; none: print ids; auto: bytes where the vocabulary has 256 tokens"},
+    SECTION("Output"),
+    {"json", OPTION_FLAG, AT(json), NULL, NO_RANGE, EVERYWHERE, NULL,
+     "one JSON object on stdout; text for people then goes to stderr"},
+    {"grads-out", OPTION_STRING, AT(grads_out), NULL, NO_RANGE, ON(BP), "FILE",
+     "write every parameter's gradient (.safetensors, fp32, Hugging Face's names and shapes)"},
+    {"quiet", OPTION_FLAG, AT(quiet), NULL, NO_RANGE, EVERYWHERE, NULL, "results only: no header, no progress bar"},
+    {"help", OPTION_FLAG, AT(help), NULL, NO_RANGE, EVERYWHERE, NULL, "this text"},
+    {"version", OPTION_FLAG, AT(version), NULL, NO_RANGE, EVERYWHERE, NULL, "the version"},
+};
+#define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
+static_assert(OPTION_ROWS <= 64, "Options.given has a bit for every row");
+
+// Words that exist in the literature, and are refused by name until they exist here.
+static const struct {
+    const char *option, *word;
+} not_in_this_version[] = {
+    {"method", "mst"},     {"method", "seco"},    {"method", "lora"},   {"objective", "dpo"},
+    {"objective", "grpo"}, {"objective", "orpo"}, {"objective", "kto"}, {"objective", "simpo"},
+    {"objective", "ppo"},  {"dtype", "fp16"},     {"dtype", "fp8"},     {"moments", "int8"},
+};
+#define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
+
+#undef ON
+#undef EVERYWHERE
+#undef RUNS
+#undef PASSES
+#undef AT
+#undef NO_RANGE
+#undef MOST_TOKENS
+#undef SECTION
+#endif

@@ -1,0 +1,556 @@
+/*
+The command line: what is generated from the table in option_rows.h.
+
+    train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
+
+options_parse reads it, options_help explains it, options_echo writes it back with every default spelled out (the result
+parses to the same options), options_json puts it into a log. A malformed command line ends with one line on stderr that
+says what is wrong and what is allowed, and with exit 2.
+*/
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+#include "json_out.h"
+#include "option_rows.h"
+#include "utils.h"
+
+#ifndef STREAMBP_VERSION
+#define STREAMBP_VERSION "0.1"
+#endif
+#define HELP_WIDTH  100
+#define HELP_COLUMN 30
+
+// ---- looking things up ---------------------------------------------------------------------------------------------------
+// -1: no row has this name
+static inline int option_find(const char *name) {
+    size_t i;
+    for (i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
+    return -1;
+}
+
+static inline int option_given(const Options *options, const char *name) {
+    int index = option_find(name);
+    if (index < 0) die("internal: no option is called '%s'", name);
+    return (int)((options->given >> index) & 1u);
+}
+
+static inline int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
+
+// A plan takes any option of the run it plans, so that a run's own command line can be planned.
+static inline int option_accepted(const OptionRow *row, Verb verb) {
+    return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
+}
+
+// The word that stands for 0 as the value of a number, or NULL.
+static inline const char *option_word(const OptionRow *row) {
+    int number = row->kind == OPTION_SIZE || row->kind == OPTION_DOUBLE || row->kind == OPTION_BYTES;
+    return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
+}
+
+// The verbs of a row: "bp, plan".
+static inline const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
+    int verb;
+    *text = 0;
+    for (verb = 0; verb < VERBS; verb++)
+        if (option_of(row, (Verb)verb))
+            snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? ", " : "", verb_rows[verb].name);
+    return text;
+}
+
+// ---- spelling ------------------------------------------------------------------------------------------------------------
+#define SPELLING_MOST 32
+
+// Insertions, deletions and substitutions that make b of a (Levenshtein); long words are far from everything.
+static inline size_t spelling_distance(const char *a, const char *b) {
+    size_t row[SPELLING_MOST + 1], m = strlen(a), n = strlen(b), i, j;
+    if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
+    for (j = 0; j <= n; j++) row[j] = j;
+    for (i = 1; i <= m; i++) {
+        size_t diagonal = row[0]; // row[j - 1] of the line above
+        row[0] = i;
+        for (j = 1; j <= n; j++) {
+            size_t above = row[j], changed = diagonal + (a[i - 1] != b[j - 1]);
+            row[j] = min_size(changed, min_size(above, row[j - 1]) + 1);
+            diagonal = above;
+        }
+    }
+    return row[n];
+}
+
+// How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
+static inline size_t spelling_offer(const char *typed, const char *name) {
+    size_t length = strlen(typed), distance = spelling_distance(typed, name);
+    if (length >= 2 && !strncmp(typed, name, length)) return 0;
+    return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
+}
+
+// The nearest option, first among those of the verb; NULL: none is near.
+static inline const char *option_nearest(const char *typed, Verb verb) {
+    const char *nearest = NULL;
+    size_t best = SIZE_MAX, i;
+    int pass;
+    for (pass = 0; pass < 2 && !nearest; pass++) {
+        for (i = 0; i < OPTION_ROWS; i++) {
+            size_t distance;
+            if (!option_rows[i].verbs || (pass == 0 && !option_of(&option_rows[i], verb))) continue;
+            distance = spelling_offer(typed, option_rows[i].name);
+            if (distance < best) best = distance, nearest = option_rows[i].name;
+        }
+    }
+    return nearest;
+}
+
+// ---- help ----------------------------------------------------------------------------------------------------------------
+// Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
+static inline size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        if (column > indent && column + 1 + length > HELP_WIDTH) {
+            fprintf(out, "\n%*s", (int)indent, "");
+            column = indent;
+        } else if (column > indent) {
+            fputc(' ', out);
+            column++;
+        }
+        fwrite(text, 1, length, out);
+        column += length;
+        text += length;
+        while (*text == ' ') text++;
+    }
+    return column;
+}
+
+// verbs: also say which verbs have it.
+static inline void help_option(FILE *out, const OptionRow *row, int verbs) {
+    char extra[128], names[96];
+    size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+    if (column + 2 > HELP_COLUMN)
+        fprintf(out, "\n%*s", HELP_COLUMN, "");
+    else
+        fprintf(out, "%*s", (int)(HELP_COLUMN - column), "");
+    column = help_wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
+    if (row->fallback) {
+        snprintf(extra, sizeof(extra), "[%s]", row->fallback);
+        column = help_wrap(out, extra, column, HELP_COLUMN);
+    }
+    if (verbs && row->verbs != (1u << VERBS) - 1) {
+        snprintf(extra, sizeof(extra), "(%s)", option_verbs_text(row, names, sizeof(names)));
+        help_wrap(out, extra, column, HELP_COLUMN);
+    }
+    fputc('\n', out);
+}
+
+// The options of one verb, or of all (VERBS), under their headings.
+static inline void help_options(FILE *out, Verb verb) {
+    const OptionRow *heading = NULL;
+    size_t i;
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (!row->verbs)
+            heading = row;
+        else if (verb == VERBS || option_of(row, verb)) {
+            if (heading) fprintf(out, "\n%s\n", heading->name);
+            heading = NULL;
+            help_option(out, row, verb == VERBS);
+        }
+    }
+}
+
+// VERBS: the help of the program.
+static inline void options_help(FILE *out, Verb verb) {
+    int i;
+    if (verb == VERBS) {
+        fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
+              "Verbs\n",
+              out);
+        for (i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
+        fputs("\nExamples\n", out);
+        for (i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
+        fputs("\nOptions (train VERB --help shows those of one verb; defaults stand in brackets)\n", out);
+    } else {
+        fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
+        fprintf(out, "usage: train %s --option value ...\n", verb_rows[verb].name);
+        fprintf(out, "example: train %s %s\n", verb_rows[verb].name, verb_rows[verb].example);
+        if (verb == VERB_PLAN)
+            fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
+    }
+    help_options(out, verb);
+}
+
+// ---- refusals --------------------------------------------------------------------------------------------------------------
+// One line, ending with where to read on; exit 2.
+__attribute__((noreturn, format(printf, 2, 3))) static inline void options_refuse(Verb verb, const char *format, ...) {
+    char message[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    die_usage("%s; see train %s --help", message, verb_rows[verb].name);
+}
+
+// "a, b or c" of "a|b|c"
+static inline void words_text(const char *choices, char *text, size_t size) {
+    size_t used = 0;
+    *text = 0;
+    while (*choices) {
+        size_t length = strcspn(choices, "|");
+        const char *rest = choices[length] ? choices + length + 1 : choices + length;
+        const char *glue = !used ? "" : *rest ? ", " : " or ";
+        used += (size_t)snprintf(text + used, size - used, "%s%.*s", glue, (int)length, choices);
+        choices = rest;
+    }
+}
+
+// What a value has to be.
+static inline const char *option_allowed(const OptionRow *row, char *text, size_t size) {
+    const char *kind = row->kind == OPTION_DOUBLE ? "a number" : "a whole number", *word = option_word(row);
+    switch (row->kind) {
+    case OPTION_SIZE:
+    case OPTION_DOUBLE:
+        if (row->most >= OPTION_UNBOUNDED)
+            snprintf(text, size, "%s of at least %.10g", kind, row->least);
+        else
+            snprintf(text, size, "%s from %.10g to %.10g", kind, row->least, row->most);
+        break;
+    case OPTION_BYTES: snprintf(text, size, "bytes, such as 80GiB, 900MB or 65536"); break;
+    case OPTION_CHOICE: words_text(row->value, text, size); break;
+    case OPTION_IDS: snprintf(text, size, "token ids separated by commas, such as 1,2,3"); break;
+    default: snprintf(text, size, "%s", row->value); break;
+    }
+    if (word) snprintf(text + strlen(text), size - strlen(text), ", or %s", word);
+    return text;
+}
+
+// ---- values --------------------------------------------------------------------------------------------------------------
+// Points *word at the text if it is one of the row's choices.
+static inline int choice_parse(const OptionRow *row, const char *text, const char **word) {
+    const char *choices = row->value;
+    size_t length = strlen(text);
+    while (*choices) {
+        size_t next = strcspn(choices, "|");
+        if (next == length && !strncmp(choices, text, length)) return *word = text, 1;
+        choices += next + (choices[next] != 0);
+    }
+    return 0;
+}
+
+static inline int ids_parse(const OptionRow *row, const char *text, IdList *list) {
+    size_t most = 1, i, value;
+    char number[24];
+    for (i = 0; text[i]; i++) most += text[i] == ',';
+    list->id = (int32_t *)checked_calloc(most, sizeof(int32_t), "the ids of a prompt");
+    list->count = 0;
+    for (;;) {
+        size_t length = strcspn(text, ",");
+        if (length >= sizeof(number)) return 0;
+        memcpy(number, text, length);
+        number[length] = 0;
+        if (!parse_size(number, &value) || (double)value > row->most) return 0;
+        list->id[list->count++] = (int32_t)value;
+        if (!text[length]) return 1;
+        text += length + 1;
+    }
+}
+
+// Stores the value of one row; returns 0 where the text is not one.
+static inline int option_set(const OptionRow *row, Options *options, const char *text) {
+    void *field = (char *)options + row->offset;
+    const char *word = option_word(row);
+    int zero = word && !strcmp(word, text);
+    switch (row->kind) {
+    case OPTION_FLAG: *(int *)field = 1; return 1;
+    case OPTION_STRING: *(const char **)field = text; return *text != 0;
+    case OPTION_CHOICE: return choice_parse(row, text, (const char **)field);
+    case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
+    case OPTION_DOUBLE: {
+        double value = 0;
+        if (!parse_double(text, &value) || value < row->least || value > row->most) return 0;
+        *(double *)field = value;
+        return 1;
+    }
+    default: {
+        size_t value = 0;
+        int parsed = row->kind == OPTION_BYTES ? parse_bytes(text, &value) : parse_size(text, &value);
+        if (!zero && (!parsed || (double)value < row->least || (double)value > row->most)) return 0;
+        *(size_t *)field = value;
+        return 1;
+    }
+    }
+}
+
+static inline void options_set_defaults(Options *options) {
+    size_t i;
+    memset(options, 0, sizeof(*options));
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (row->fallback && !option_set(row, options, row->fallback))
+            die("internal: the default of --%s, '%s', is not allowed", row->name, row->fallback);
+    }
+}
+
+// ---- parsing -------------------------------------------------------------------------------------------------------------
+static inline int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
+
+// The verb, and in *first the index of the first option.
+static inline Verb options_verb(int argc, char **argv, int *first) {
+    const char *nearest = NULL;
+    size_t best = SIZE_MAX;
+    int verb;
+    *first = 1;
+    if (argc < 2 || argv[1][0] == '-') return VERB_TRAIN;
+    *first = 2;
+    for (verb = 0; verb < VERBS; verb++) {
+        size_t distance = spelling_offer(argv[1], verb_rows[verb].name);
+        if (!strcmp(argv[1], verb_rows[verb].name)) return (Verb)verb;
+        if (distance < best) best = distance, nearest = verb_rows[verb].name;
+    }
+    die_usage("'%s' is not a verb; verbs are train, bp, plan, eval, sample, convert and info%s%s%s; see train --help",
+              argv[1], nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+}
+
+// The row of an argument "--name" or "--name=value" (then *value is set).
+static inline int options_row_of(const char *argument, Verb verb, const char **value) {
+    char name[64], verbs[96];
+    const char *nearest;
+    size_t length;
+    int index;
+    if (!looks_like_option(argument))
+        options_refuse(verb, "'%s' does not belong here: options begin with two dashes%s", argument,
+                       *argument == '-' ? "" : ", values follow an option");
+    length = strcspn(argument + 2, "=");
+    *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
+    snprintf(name, sizeof(name), "%.*s", (int)min_size(length, 63), argument + 2);
+    index = option_find(name);
+    if (index < 0) {
+        nearest = option_nearest(name, verb);
+        options_refuse(verb, "unknown option --%s%s%s%s", name, nearest ? "; did you mean --" : "",
+                       nearest ? nearest : "", nearest ? "?" : "");
+    }
+    if (!option_accepted(&option_rows[index], verb))
+        options_refuse(verb, "--%s is not an option of %s but of %s", name, verb_rows[verb].name,
+                       option_verbs_text(&option_rows[index], verbs, sizeof(verbs)));
+    return index;
+}
+
+static inline void options_refuse_value(const OptionRow *row, Verb verb, const char *value) {
+    char allowed[256];
+    size_t i;
+    option_allowed(row, allowed, sizeof(allowed));
+    for (i = 0; i < NOT_IN_THIS_VERSION; i++)
+        if (!strcmp(not_in_this_version[i].option, row->name) && !strcmp(not_in_this_version[i].word, value))
+            options_refuse(verb, "--%s %s is not in this version, it must be %s", row->name, value, allowed);
+    if (!*value) options_refuse(verb, "--%s is empty, it must be %s", row->name, allowed);
+    options_refuse(verb, "--%s is '%s', it must be %s", row->name, value, allowed);
+}
+
+// All arguments up to the next option, in place. argv[i] holds the first.
+static inline int options_take_paths(int argc, char **argv, int i, PathList *list, const OptionRow *row, Verb verb) {
+    list->path = (const char *const *)(argv + i);
+    for (list->count = 0; i < argc && !looks_like_option(argv[i]); i++, list->count++)
+        if (!*argv[i]) options_refuse_value(row, verb, argv[i]);
+    return i;
+}
+
+// Reads the option at argv[i]; returns the index of the next.
+static inline int options_parse_one(Options *options, int argc, char **argv, int i) {
+    Verb verb = options->verb;
+    const char *value = NULL;
+    int index = options_row_of(argv[i], verb, &value), joined = value != NULL;
+    const OptionRow *row = &option_rows[index];
+    if (options->given >> index & 1u) options_refuse(verb, "--%s is given twice", row->name);
+    options->given |= (uint64_t)1 << index;
+    if (row->kind == OPTION_FLAG) {
+        if (joined) options_refuse(verb, "--%s takes no value, '%s' was given", row->name, value);
+        option_set(row, options, "");
+        return i + 1;
+    }
+    if (!joined) {
+        if (i + 1 >= argc || looks_like_option(argv[i + 1]))
+            options_refuse(verb, "--%s has no value; write --%s %s", row->name, row->name, row->value);
+        value = argv[++i];
+    }
+    if (row->kind == OPTION_PATHS) {
+        argv[i] += value - argv[i]; // of "--data=a.bin" what follows the sign
+        return options_take_paths(argc, argv, i, (PathList *)(void *)((char *)options + row->offset), row, verb);
+    }
+    if (!option_set(row, options, value)) options_refuse_value(row, verb, value);
+    return i + 1;
+}
+
+// Options that need or exclude each other.
+static inline void options_check(const Options *o) {
+    int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    if (o->model && o->init)
+        options_refuse(o->verb, "--model and --init exclude each other: one model is read or made");
+    if (!o->model && !o->init && !(o->resume && o->verb == VERB_TRAIN))
+        options_refuse(o->verb, "no model: give --model PATH or --init NAME");
+    if ((o->verb == VERB_TRAIN || o->verb == VERB_EVAL) && !o->data.count)
+        options_refuse(o->verb, "no data: give --data with one or more token shards");
+    if (o->verb == VERB_CONVERT && !o->out) options_refuse(o->verb, "no output: give --out with the .bin to write");
+    if (o->verb == VERB_TRAIN && !o->out && o->resume)
+        options_refuse(o->verb, "--resume needs --out, the folder to continue in");
+    if (o->verb == VERB_TRAIN && !o->out && o->save_every)
+        options_refuse(o->verb, "--save-every needs --out, the folder to save in");
+    if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
+        options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
+    if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
+    if (o->verb == VERB_SAMPLE && !prompts)
+        options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");
+}
+
+// argv stays in use (text values point into it). --help and --version are answered here and end the program.
+static inline Options options_parse(int argc, char **argv) {
+    Options options;
+    int i = 1;
+    options_set_defaults(&options);
+    options.verb = options_verb(argc, argv, &i);
+    if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+        options_help(stdout, VERBS);
+        exit(0);
+    }
+    while (i < argc) {
+        if (!strcmp(argv[i], "-h"))
+            options.help = 1;
+        else
+            i = options_parse_one(&options, argc, argv, i);
+        if (options.help) options_help(stdout, options.verb);
+        if (options.version) puts("streambp.c " STREAMBP_VERSION);
+        if (options.help || options.version) exit(0);
+    }
+    options_check(&options);
+    return options;
+}
+
+// A dtype other than the build's can only be planned. `build` is the name of the build's own: fp32, bf16 or double.
+static inline void options_check_dtype(const Options *options, const char *build) {
+    if (options->verb == VERB_PLAN || !strcmp(options->dtype, "build") || !strcmp(options->dtype, build)) return;
+    options_refuse(options->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
+                   options->dtype, build, options->dtype);
+}
+
+// ---- writing them out ------------------------------------------------------------------------------------------------------
+// A scalar's value as it would be typed; NULL: unset.
+static inline const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
+    const void *field = (const char *)options + row->offset;
+    const char *word = option_word(row);
+    char number[32];
+    switch (row->kind) {
+    case OPTION_SIZE:
+    case OPTION_BYTES:
+        if (word && *(const size_t *)field == 0) return word;
+        snprintf(buffer, size, "%zu", *(const size_t *)field);
+        return buffer;
+    case OPTION_DOUBLE: snprintf(buffer, size, "%s", number_text(*(const double *)field, number)); return buffer;
+    default: return *(const char *const *)field;
+    }
+}
+
+// Whether the row says anything about a run of this verb.
+static inline int option_echoed(const OptionRow *row, Verb verb) {
+    return option_of(row, verb) && strcmp(row->name, "help") != 0 && strcmp(row->name, "version") != 0;
+}
+
+// One word, quoted where a shell would read it differently.
+static inline void echo_quoted(FILE *out, const char *text) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,:/@%";
+    const char *c;
+    size_t length = strlen(text);
+    if (length && strspn(text, plain) == length) {
+        fputs(text, out);
+        return;
+    }
+    fputc('\'', out);
+    for (c = text; *c; c++) {
+        if (*c == '\'')
+            fputs("'\\''", out);
+        else
+            fputc(*c, out);
+    }
+    fputc('\'', out);
+}
+
+// "--name value", or "--name=value" where the value could be taken for an option, on a new line where this one is full.
+static inline void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
+    size_t length = strlen(row->name) + 4 + (value ? strlen(value) : 0);
+    if (*column + length > HELP_WIDTH - 2) {
+        fputs(" \\\n   ", out);
+        *column = 3;
+    }
+    fprintf(out, " --%s", row->name);
+    *column += length;
+    if (!value) return;
+    fputc(looks_like_option(value) ? '=' : ' ', out);
+    echo_quoted(out, value);
+}
+
+// The command line that repeats this run, defaults spelled out.
+static inline void options_echo(FILE *out, const Options *options) {
+    size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name), i, j;
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const void *field = (const char *)options + row->offset;
+        const PathList *paths = (const PathList *)field;
+        const IdList *ids = (const IdList *)field;
+        char buffer[64];
+        if (!option_echoed(row, options->verb)) continue;
+        if (row->kind == OPTION_FLAG) {
+            if (*(const int *)field) echo_option(out, row, NULL, &column);
+        } else if (row->kind == OPTION_PATHS) {
+            if (paths->count) echo_option(out, row, paths->path[0], &column);
+            for (j = 1; j < paths->count; j++) {
+                fputc(' ', out);
+                echo_quoted(out, paths->path[j]);
+                column += 1 + strlen(paths->path[j]);
+            }
+        } else if (row->kind == OPTION_IDS) {
+            if (ids->count) echo_option(out, row, NULL, &column);
+            for (j = 0; j < ids->count; j++) column += (size_t)fprintf(out, "%c%d", j ? ',' : ' ', ids->id[j]);
+        } else if (option_text(row, options, buffer, sizeof(buffer))) {
+            echo_option(out, row, option_text(row, options, buffer, sizeof(buffer)), &column);
+        }
+    }
+    fputc('\n', out);
+}
+
+// An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
+static inline void options_json(JsonOut *json, const char *key, const Options *options) {
+    size_t i, j;
+    json_object(json, key);
+    json_text(json, "verb", verb_rows[options->verb].name);
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const void *field = (const char *)options + row->offset;
+        const char *word = option_word(row);
+        char name[64];
+        if (!option_echoed(row, options->verb)) continue;
+        for (j = 0; row->name[j]; j++) name[j] = row->name[j] == '-' ? '_' : row->name[j];
+        name[j] = 0;
+        switch (row->kind) {
+        case OPTION_FLAG: json_bool(json, name, *(const int *)field); break;
+        case OPTION_DOUBLE: json_number(json, name, *(const double *)field); break;
+        case OPTION_SIZE:
+        case OPTION_BYTES:
+            if (word && *(const size_t *)field == 0)
+                json_text(json, name, word);
+            else
+                json_size(json, name, *(const size_t *)field);
+            break;
+        case OPTION_PATHS:
+            json_array(json, name);
+            for (j = 0; j < ((const PathList *)field)->count; j++)
+                json_text(json, NULL, ((const PathList *)field)->path[j]);
+            json_array_end(json);
+            break;
+        case OPTION_IDS:
+            json_array(json, name);
+            for (j = 0; j < ((const IdList *)field)->count; j++)
+                json_size(json, NULL, (size_t)((const IdList *)field)->id[j]);
+            json_array_end(json);
+            break;
+        default: json_text(json, name, *(const char *const *)field);
+        }
+    }
+    json_object_end(json);
+}
+
+#endif

@@ -1,0 +1,121 @@
+/*
+A progress bar with the time left, on stderr, for whatever takes more than a few seconds. It exists only on a terminal, is
+redrawn at most ten times a second, and makes room for every line of text: whoever prints calls progress_clear first (errors
+and notes do so by themselves, see before_message in utils.h).
+*/
+#ifndef LLMC_PROGRESS_H
+#define LLMC_PROGRESS_H
+#include "utils.h"
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define PROGRESS_DELAY    2.0 // seconds before a bar appears: what ends sooner needs none
+#define PROGRESS_INTERVAL 0.1 // seconds between redraws
+#define PROGRESS_LINE     256
+
+typedef struct {
+    FILE *file; // NULL: not on a terminal
+    const char *label;
+    double total;                // in any unit
+    double begun_done, begun_at; // where and when this process began: a resumed run does not begin at 0
+    double drawn_at;
+    int shown;
+} Progress;
+
+// "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h"
+static inline const char *human_seconds(double seconds, char text[32]) {
+    unsigned long s = seconds > 0 && seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 0;
+    if (!(seconds < 1e9))
+        snprintf(text, 32, "?");
+    else if (s < 60)
+        snprintf(text, 32, "%lu s", s);
+    else if (s < 3600)
+        snprintf(text, 32, "%lu min %02lu s", s / 60, s % 60);
+    else if (s < 86400)
+        snprintf(text, 32, "%lu h %02lu min", s / 3600, s / 60 % 60);
+    else
+        snprintf(text, 32, "%lu d %02lu h", s / 86400, s / 3600 % 24);
+    return text;
+}
+
+// One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not known yet.
+static inline void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
+    char head[64], tail[64], left[32];
+    int bar, filled, i, used;
+    fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
+    width = min_size(width, PROGRESS_LINE - 1);
+    snprintf(head, sizeof(head), "%.40s %3d %% ", label, (int)(100 * fraction));
+    if (seconds_left < 0)
+        tail[0] = 0;
+    else
+        snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left, left));
+    bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
+    if (bar < 5) { // no room for a bar
+        snprintf(line, width + 1, "%s%s", head, *tail ? tail + 1 : "");
+        return;
+    }
+    filled = (int)(fraction * bar);
+    used = snprintf(line, PROGRESS_LINE, "%s[", head);
+    for (i = 0; i < bar; i++) line[used++] = i < filled ? '=' : i == filled ? '>' : ' ';
+    snprintf(line + used, (size_t)(PROGRESS_LINE - used), "]%s", tail);
+}
+
+static Progress *progress_shown; // the one that is on the screen, or NULL
+
+static inline void progress_clear_shown(void) {
+    if (!progress_shown || !progress_shown->shown) return;
+    fputs("\r\033[K", progress_shown->file);
+    fflush(progress_shown->file);
+    progress_shown->shown = 0;
+}
+
+static inline void progress_clear(Progress *progress) {
+    if (progress->shown) progress_clear_shown();
+}
+
+// A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.
+static inline Progress progress_begin(FILE *file, const char *label, double done, double total) {
+    Progress progress;
+    const char *terminal = getenv("TERM");
+    memset(&progress, 0, sizeof(progress));
+    progress.file = file && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb")) ? file : NULL;
+    progress.label = label;
+    progress.total = total;
+    progress.begun_done = done;
+    progress.begun_at = seconds_now();
+    progress.drawn_at = progress.begun_at + PROGRESS_DELAY - PROGRESS_INTERVAL;
+    return progress;
+}
+
+static inline size_t terminal_width(FILE *file) {
+    struct winsize size;
+    if (ioctl(fileno(file), TIOCGWINSZ, &size) || size.ws_col == 0) return 80;
+    return size.ws_col;
+}
+
+// `progress` stays where it is until progress_end: the screen refers to it.
+static inline void progress_update(Progress *progress, double done) {
+    char line[PROGRESS_LINE];
+    double now, advanced = done - progress->begun_done, left = -1;
+    if (!progress->file) return;
+    now = seconds_now();
+    if (now - progress->drawn_at < PROGRESS_INTERVAL) return;
+    if (advanced > 0) left = (now - progress->begun_at) / advanced * (progress->total - done);
+    progress_text(line, terminal_width(progress->file) - 1, progress->label,
+                  progress->total > 0 ? done / progress->total : 0, left);
+    progress_clear_shown();
+    fprintf(progress->file, "\r%s\033[K", line);
+    fflush(progress->file);
+    progress->drawn_at = now;
+    progress->shown = 1;
+    progress_shown = progress;
+    before_message = progress_clear_shown;
+}
+
+static inline void progress_end(Progress *progress) {
+    progress_clear(progress);
+    if (progress_shown == progress) progress_shown = NULL;
+    progress->file = NULL;
+}
+
+#endif
