@@ -144,24 +144,40 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSum
 }
 
 // ---- the head -----------------------------------------------------------------------------------------------------------------
+typedef struct {
+    const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
+    const Stored *matrix;           // [V,C]
+    Stored *normed;                 // [n,C]
+    Stored *logits;                 // [n,V]
+} HeadStep;
+
+// x_L of chunk c -> its logits, pushed.
+static inline HeadStep head_forward(StreamBP *s, Chunk c, char *w) {
+    Shapes d = shapes_of(s->model);
+    HeadStep h;
+    h.norm = (const Stored *)w;
+    h.norm_bias = s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w, d.C, d.stored);
+    h.matrix = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
+    h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
+    h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
+    norm_forward(s, h.normed, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
+    s->ops->linear_forward(h.logits, h.normed, h.matrix, NULL, NULL, c.n, d.C, d.V);
+    return h;
+}
+
 // Log-probabilities of chunk c's targets; with sums also dW, and the gradient of x_L[c] over x_L[c].
 static inline void head_step(StreamBP *s, Chunk c, char *w, const GroupSums *sums) {
     Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena), bias = s->model->model_offset[FINAL_NORM_BIAS];
-    const Stored *norm = (const Stored *)w, *norm_bias = bias == ABSENT ? NULL : (const Stored *)at(w, d.C, d.stored);
-    const Stored *head = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
-    Stored *x = input_load(&s->memory, d.L, c.begin);
-    Stored *normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
-    Stored *logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
-    norm_forward(s, normed, x, norm, norm_bias, c.n);
-    s->ops->linear_forward(logits, normed, head, NULL, NULL, c.n, d.C, d.V);
-    s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), logits, s->targets + c.begin,
+    size_t mark = arena_mark(s->arena);
+    HeadStep h = head_forward(s, c, w);
+    s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), h.logits, s->targets + c.begin,
                     sums ? (Summed *)at(s->token_weight, c.begin, d.summed) : NULL, c.n, d.V, 1.0);
     if (sums) {
-        s->ops->linear_backward_weight(sums->head, NULL, logits, normed, c.n, d.C, d.V);
-        s->ops->linear_backward_input(normed, logits, head, c.n, d.C, d.V, 0);
-        norm_backward(s, x, sums->norm, norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL, normed, x, norm,
-                      c.n, 0);
+        Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnormed = h.normed;
+        s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.normed, c.n, d.C, d.V);
+        s->ops->linear_backward_input(dnormed, dlogits, h.matrix, c.n, d.C, d.V, 0);
+        norm_backward(s, x, sums->norm, h.norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL, dnormed, x,
+                      h.norm, c.n, 0);
     }
     arena_pop(s->arena, mark);
 }
@@ -178,17 +194,19 @@ static inline void head(StreamBP *s, int backward) {
 }
 
 // ---- the embedding --------------------------------------------------------------------------------------------------------------
-static inline void embedding_forward(StreamBP *s) {
+static inline void embedding_step(StreamBP *s, Chunk c, char *w) {
     Shapes d = shapes_of(s->model);
-    size_t size = effective_chunk(s, s->chunk), position = s->model->model_offset[POSITION_EMBEDDING], i;
-    char *w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    size_t position = s->model->model_offset[POSITION_EMBEDDING];
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w, position, d.stored);
+    s->ops->embedding_forward(input_save(&s->memory, 0, c.begin), s->tokens + c.begin, s->position + c.begin,
+                              (const Stored *)w, wpe, c.n, d.C);
+}
+
+static inline void embedding_forward(StreamBP *s) {
+    size_t size = effective_chunk(s, s->chunk), i;
+    char *w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     s->layers_repeat = 1;
-    for (i = 0; i < chunk_visits(s, size); i++) {
-        Chunk c = chunk_visit(s, i, size);
-        s->ops->embedding_forward(input_save(&s->memory, 0, c.begin), s->tokens + c.begin, s->position + c.begin,
-                                  (const Stored *)w, wpe, c.n, d.C);
-    }
+    for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
@@ -203,25 +221,26 @@ static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t 
 }
 
 // ---- methods ----------------------------------------------------------------------------------------------------------------------
+static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, char *w) {
+    size_t mark = arena_mark(s->arena);
+    Activations a;
+    if (s->kept.normed1)
+        a = kept_activations(s, l);
+    else
+        push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
+    first_norm(s, l, c, w, &a);
+    kv_project(s, l, c, w, &a);
+    attention_forward(s, l, c, w, &a);
+    mlp_forward(s, l, c, w, &a);
+    arena_pop(s->arena, mark);
+}
+
 static inline void layers_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), l, i;
     s->layers_repeat = s->dry ? (double)s->model->config.num_hidden_layers : 1;
     for (l = 0; l < layer_visits(s); l++) {
         char *w = weights_acquire(&s->memory, l);
-        for (i = 0; i < chunk_visits(s, size); i++) {
-            Chunk c = chunk_visit(s, i, size);
-            Activations a;
-            size_t mark = arena_mark(s->arena);
-            if (s->kept.normed1)
-                a = kept_activations(s, l);
-            else
-                push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
-            first_norm(s, l, c, w, &a);
-            kv_project(s, l, c, w, &a);
-            attention_forward(s, l, c, w, &a);
-            mlp_forward(s, l, c, w, &a);
-            arena_pop(s->arena, mark);
-        }
+        for (i = 0; i < chunk_visits(s, size); i++) layer_chunk_forward(s, l, chunk_visit(s, i, size), w);
         weights_release(&s->memory, l);
     }
 }
@@ -323,8 +342,7 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z)
     int full = s->method == METHOD_FULL;
     double loss;
     stream_begin(s, batch, Z);
-    s->memory.input_stride = s->N * d.C;
-    s->memory.inputs = (char *)push_stored(s, SHARE_LAYER_INPUTS, "layer inputs", (d.L + 1) * s->N * d.C);
+    push_inputs(s, s->N, 1);
     memset(&s->kept, 0, sizeof(s->kept));
     if (full) {
         push_attention_activations(s, &s->kept, d.L * s->N);
@@ -349,14 +367,12 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z)
 
 // The loss alone: layer inputs are overwritten layer by layer, so memory does not grow with L.
 static inline double forward_only(StreamBP *s, const Batch *batch, double Z) {
-    Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), kv_mark;
     double loss;
     Method method = s->method;
     if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
     stream_begin(s, batch, Z);
-    s->memory.input_stride = 0;
-    s->memory.inputs = (char *)push_stored(s, SHARE_LAYER_INPUTS, "layer input", s->N * d.C);
+    push_inputs(s, s->N, 0);
     memset(&s->kept, 0, sizeof(s->kept));
     kv_mark = arena_mark(s->arena);
     push_key_value(s, 1, s->N, 0);
@@ -370,6 +386,77 @@ static inline double forward_only(StreamBP *s, const Batch *batch, double Z) {
     return loss;
 }
 
+// ---- generation: chunks outermost, so that a chunk visits every layer before the next one comes; K and V of all layers are
+// kept (the key/value cache), of the residual stream one chunk. Alive between two streams, never during one. -------------------
+typedef struct {
+    size_t capacity, used;    // tokens that fit, tokens that are there
+    size_t chunk;             // the most that one cache_feed takes
+    size_t mark;              // of the arena, before
+    size_t document_start[2]; // a cache is one document of `capacity` tokens
+    Batch document;
+} Cache;
+
+// position[capacity]: 0, 1, 2, ...; host
+static inline void cache_begin(Cache *cache, StreamBP *s, size_t capacity, const int32_t *position) {
+    memset(cache, 0, sizeof(*cache));
+    cache->mark = arena_mark(s->arena);
+    cache->capacity = capacity, cache->chunk = min_size(s->chunk, capacity);
+    cache->document_start[1] = capacity;
+    cache->document.N = capacity, cache->document.documents = 1;
+    cache->document.document_start = cache->document_start;
+    s->batch = &cache->document, s->N = capacity;
+    s->layers_repeat = 1;
+    memset(&s->kept, 0, sizeof(s->kept));
+    push_key_value(s, s->model->config.num_hidden_layers, capacity, 0);
+    push_inputs(s, cache->chunk, 0);
+    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", capacity, sizeof(int32_t));
+    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", capacity, sizeof(int32_t));
+    s->ops->copy_in(s->position, position, capacity * sizeof(int32_t));
+}
+
+// n <= chunk further tokens (host) through every layer. Afterwards `inputs` holds x_L of these.
+static inline void cache_feed(Cache *cache, StreamBP *s, const int32_t *tokens, size_t n) {
+    Chunk c;
+    char *w;
+    size_t l;
+    c.begin = cache->used, c.n = n, c.spans = spans_of(s, c.begin, n);
+    s->memory.input_begin = c.begin;
+    s->ops->copy_in(s->tokens + c.begin, tokens, n * sizeof(int32_t));
+    w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    embedding_step(s, c, w);
+    weights_release(&s->memory, GROUP_EMBEDDING);
+    for (l = 0; l < layer_visits(s); l++) {
+        w = weights_acquire(&s->memory, l);
+        layer_chunk_forward(s, l, c, w);
+        weights_release(&s->memory, l);
+    }
+    cache->used += n;
+}
+
+// logits[V] of the last token fed, as they are stored; host
+static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
+    size_t mark = arena_mark(s->arena);
+    char *w = weights_acquire(&s->memory, GROUP_HEAD);
+    Chunk last;
+    last.begin = cache->used - 1, last.n = 1, last.spans = spans_of(s, last.begin, 1);
+    s->ops->copy_out(logits, head_forward(s, last, w).logits,
+                     s->model->config.vocab_size * dtype_size(s->model->dtype));
+    weights_release(&s->memory, GROUP_HEAD);
+    arena_pop(s->arena, mark);
+}
+
+static inline void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
+
+// What a plan visits of all this: the longest chunk, and a single token.
+static inline void cache_walk(StreamBP *s, size_t capacity) {
+    Cache cache;
+    cache_begin(&cache, s, capacity, NULL);
+    cache_feed(&cache, s, NULL, cache.chunk);
+    if (cache.used < capacity) cache_feed(&cache, s, NULL, 1);
+    cache_logits(&cache, s, NULL);
+    cache_end(&cache, s);
+}
+
 // ---- a run and its plan -----------------------------------------------------------------------------------------------------------
 typedef struct {
     const Model *model;
@@ -380,7 +467,7 @@ typedef struct {
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
     int master;          // fp32 copy of the weights, where these are bf16
-    size_t cache_tokens; // keys and values of all layers for sampling, 0: none
+    size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
 } RunSettings;
 
 #define DEFAULT_CHUNK        1024
@@ -419,7 +506,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->inverse_frequency =
         (float *)arena_push(arena, SHARE_WORKSPACE, "rotary frequencies", model->config.head_dim / 2, sizeof(float));
     s->host_tokens = largest->N, s->host_documents = largest->documents;
-    s->span = (Span *)checked_calloc(largest->documents, sizeof(Span), "spans");
+    s->span = (Span *)checked_calloc(max_size(largest->documents, 1), sizeof(Span), "spans");
     if (s->dry) return;
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (shapes_of(model).rotary) {
@@ -456,7 +543,8 @@ static inline double model_flops(const Model *model, const Batch *batch, int bac
     return (backward ? 3 : 1) * (2 * parameters * (double)batch->N + 4 * (double)d.L * (double)(d.NH * d.HD) * pairs);
 }
 
-// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at).
+// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without tokens
+// the run only generates). FLOPs are those of the stream.
 static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Plan plan;
     StreamBP s;
@@ -467,15 +555,16 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     arena_plan(&plan.arena);
     ops = ops_dry(settings->model->dtype, &plan.arena);
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
-    if (settings->backward)
+    if (batch->N && settings->backward)
         forward_backward(&s, batch, 1);
-    else
+    else if (batch->N)
         forward_only(&s, batch, 1);
+    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
+    if (settings->cache_tokens) cache_walk(&s, settings->cache_tokens);
     plan.model_flops = model_flops(settings->model, batch, settings->backward);
     plan.total_bytes = plan.arena.peak;
     for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
-    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     run_end(&s);
     return plan;
 }

@@ -54,4 +54,14 @@ static inline float fp16_to_float(uint16_t bits) {
     return value;
 }
 
+// Element i of a run of elements in host memory.
+static inline double element_to_double(const void *elements, DType type, size_t i) {
+    switch (type) {
+    case DTYPE_FP64: return ((const double *)elements)[i];
+    case DTYPE_FP32: return (double)((const float *)elements)[i];
+    case DTYPE_FP16: return (double)fp16_to_float(((const uint16_t *)elements)[i]);
+    default: return (double)bf16_to_float(((const uint16_t *)elements)[i]);
+    }
+}
+
 #endif

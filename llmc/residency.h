@@ -26,6 +26,7 @@ typedef struct {
     DType gradient_type; // model->dtype, or the type of sums
     char *inputs;        // [L+1, N, C] layer inputs x_0..x_L, or [N, C] where a forward alone runs in place
     size_t input_stride; // N*C elements, or 0 in place
+    size_t input_begin;  // the first token that `inputs` holds: 0, but generation holds one chunk at a time
     size_t mark;         // of the sums handed out
 } Residency;
 
@@ -106,7 +107,8 @@ static inline void *gradient_of_table(Residency *r, ModelTensor table) {
 // ---- layer inputs -------------------------------------------------------------------------------------------------------
 // Where x_l of tokens from `begin` on is to be written, and where it can be read.
 static inline Stored *input_save(Residency *r, size_t layer, size_t begin) {
-    return (Stored *)at(r->inputs, layer * r->input_stride + begin * r->model->config.hidden_size,
+    size_t row = begin - r->input_begin;
+    return (Stored *)at(r->inputs, layer * r->input_stride + row * r->model->config.hidden_size,
                         dtype_size(r->model->dtype));
 }
 

@@ -236,6 +236,16 @@ static inline Activations kept_activations(StreamBP *s, size_t l) {
     return a;
 }
 
+// Room for x_0..x_L of `tokens` tokens where every layer's input is kept, or for one x that layers overwrite in place.
+static inline void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
+    Shapes d = shapes_of(s->model);
+    size_t layers = every_layer ? d.L + 1 : 1;
+    s->memory.inputs =
+        (char *)push_stored(s, SHARE_LAYER_INPUTS, every_layer ? "layer inputs" : "layer input", layers * tokens * d.C);
+    s->memory.input_stride = every_layer ? tokens * d.C : 0;
+    s->memory.input_begin = 0;
+}
+
 static inline Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
     Shapes d = shapes_of(s->model);
     return (Stored *)at(base, l * s->kv.stride + token * d.KV, d.stored);
