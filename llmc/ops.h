@@ -46,6 +46,8 @@ typedef struct Ops {
     // ---- memory -------------------------------------------------------------------------------------------------
     void *(*allocate)(size_t bytes); // NULL when there is not enough; contents undefined
     void (*release)(void *memory, size_t bytes);
+    size_t (*memory_peak)(void);      // most bytes this process has had in use, whoever allocated them
+    size_t (*memory_available)(void); // that could be allocated now; 0 where the machine does not tell
     void (*copy_in)(void *device, const void *host, size_t bytes);
     void (*copy_out)(void *host, const void *device, size_t bytes);
     void (*copy)(void *out, const void *in, size_t bytes); // device to device, no overlap

@@ -1,0 +1,76 @@
+/*
+What a plan says, for people and as JSON: total, shares, the regions alive at the peak by name, FLOPs. Text goes to a stream
+of the caller's choice, so that stdout can be JSON alone.
+*/
+#ifndef LLMC_REPORT_H
+#define LLMC_REPORT_H
+#include "arena.h"
+#include "json_out.h"
+#include "model.h"
+
+// 8190735360 -> "8.19 B"
+static inline const char *human_count(double count) {
+    static char buffers[8][24];
+    static int next;
+    static const char *const units[] = {"", " k", " M", " B", " T"};
+    char *out = buffers[next++ % 8];
+    int unit = 0;
+    while (count >= 1000 && unit < 4) count /= 1000, unit++;
+    snprintf(out, sizeof(buffers[0]), unit ? "%.2f%s" : "%.0f%s", count, units[unit]);
+    return out;
+}
+
+static inline const char *human_flops(double flops) {
+    static char buffers[4][24];
+    static int next;
+    static const char *const units[] = {"", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP", " EFLOP", " ZFLOP"};
+    char *out = buffers[next++ % 4];
+    int unit = 0;
+    while (flops >= 1000 && unit < 7) flops /= 1000, unit++;
+    snprintf(out, sizeof(buffers[0]), "%.2f%s", flops, units[unit]);
+    return out;
+}
+
+static inline void report_model(FILE *out, const Model *model) {
+    const Config *c = &model->config;
+    fprintf(out, "model    %s, %s parameters, %zu layers, hidden %zu, heads %zu/%zu x %zu, MLP %zu, vocabulary %zu, %s\n",
+            c->family->name, human_count((double)model->elements), c->num_hidden_layers, c->hidden_size,
+            c->num_attention_heads, c->num_key_value_heads, c->head_dim, c->intermediate_size, c->vocab_size,
+            dtype_name(model->dtype));
+}
+
+// One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
+static inline void report_regions(FILE *out, const Arena *plan) {
+    size_t i, j;
+    for (i = 0; i < plan->regions_at_peak; i++) {
+        const Region *region = &plan->at_peak[i];
+        double part = plan->peak ? (double)region->bytes / (double)plan->peak : 0;
+        int width = (int)(part * 32 + 0.5);
+        if (part < 0.002) continue; // summed up below
+        fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width, width,
+                "################################", 32 - width, "", region->name);
+    }
+    for (i = j = 0; i < plan->regions_at_peak; i++)
+        if ((double)plan->at_peak[i].bytes < 0.002 * (double)plan->peak) j += plan->at_peak[i].bytes;
+    if (j) fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)j),
+                   100 * (double)j / (double)plan->peak, "");
+}
+
+// "total_bytes", the share of each kind, and the regions, into an open object.
+static inline void report_plan_json(JsonOut *json, const Arena *plan) {
+    size_t i;
+    int share;
+    json_size(json, "total_bytes", plan->peak);
+    for (share = 0; share < SHARES; share++) json_size(json, share_names[share], arena_share(plan, (Share)share));
+    json_array(json, "regions");
+    for (i = 0; i < plan->regions_at_peak; i++) {
+        json_object(json, NULL);
+        json_text(json, "name", plan->at_peak[i].name);
+        json_text(json, "share", share_names[plan->at_peak[i].share]);
+        json_size(json, "bytes", plan->at_peak[i].bytes);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+#endif
