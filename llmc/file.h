@@ -43,7 +43,8 @@ static inline InputFile input_open(const char *path) {
     struct stat status;
     file.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not block before fstat says what it is
     if (file.fd < 0)
-        die("%s: cannot be opened: %s%s", path, strerror(errno), errno == EMFILE ? "; raise the limit with ulimit -n" : "");
+        die("%s: cannot be opened: %s%s", path, strerror(errno),
+            errno == EMFILE ? "; raise the limit with ulimit -n" : "");
     if (fstat(file.fd, &status) != 0) die("%s: cannot be examined: %s", path, strerror(errno));
     if (!S_ISREG(status.st_mode)) die("%s: is not a regular file", path);
     if (status.st_size == 0) die("%s: is empty", path);
@@ -101,8 +102,8 @@ static inline void output_discard(void) {
 }
 
 __attribute__((noreturn)) static inline void output_fail(const OutputFile *file, const char *action, int error) {
-    die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path, action,
-        strerror(error));
+    die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path,
+        action, strerror(error));
 }
 
 // `bytes` is the size the file will have: a disk that is too small says so now and not at the end.
@@ -110,7 +111,8 @@ static inline void output_open(OutputFile *file, const char *path, uint64_t byte
     static int prepared;
     int length = snprintf(file->temporary, sizeof(file->temporary), "%s.tmp", path);
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
-    if (length < 0 || (size_t)length >= sizeof(file->temporary)) die("%.200s...: this path is too long to write to", path);
+    if (length < 0 || (size_t)length >= sizeof(file->temporary))
+        die("%.200s...: this path is too long to write to", path);
     if (path_is_directory(path)) die("%s: is a directory, a file was to be written there; give a file name", path);
     snprintf(file->path, sizeof(file->path), "%.*s", length - 4, file->temporary);
     if (!prepared) {

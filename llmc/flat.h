@@ -1,0 +1,120 @@
+/*
+The flat .bin, our own file of weights: a header of 4096 bytes, then every element of the model in the order of the
+parameter table (model.h), row-major, without padding; so element i lies at byte 4096 + i * size and the file can be
+mapped. Numbers are in the byte order of the machine that wrote it (little-endian, in practice) and the mark tells which:
+
+    byte    0  char[8]   "STREAMBP"
+            8  uint32    version, 1
+           12  uint32    byte order mark, 0x01020304
+           16  uint64    bytes of this header, 4096
+           24  uint32    type of the elements: 0 fp32, 1 bf16, 2 double, 3 fp16 (DType)
+           28  uint32    0
+           32  uint64    number of elements
+           40  uint64    checksum: FNV-1a, 64 bits, over the header's bytes with this field zero
+           48  char[]    the model, zero-terminated: "family,key=value,..." with Hugging Face's keys (config.h); zeros to the end
+*/
+#ifndef LLMC_FLAT_H
+#define LLMC_FLAT_H
+#include "weight_source.h"
+
+#define FLAT_MAGIC          "STREAMBP"
+#define FLAT_VERSION        1u
+#define FLAT_BYTE_ORDER     0x01020304u
+#define FLAT_BYTE_ORDER_REV 0x04030201u
+
+typedef struct {
+    char magic[8];
+    uint32_t version, byte_order;
+    uint64_t header_bytes;
+    uint32_t dtype, zero;
+    uint64_t elements, checksum;
+    char config[4048];
+} FlatHeader;
+
+static inline uint64_t flat_checksum(const FlatHeader *header) {
+    const unsigned char *bytes = (const unsigned char *)header;
+    uint64_t hash = 0xcbf29ce484222325u;
+    size_t i, field = offsetof(FlatHeader, checksum);
+    for (i = 0; i < sizeof(*header); i++) {
+        hash ^= i >= field && i < field + sizeof(header->checksum) ? 0 : bytes[i];
+        hash *= 0x100000001b3u;
+    }
+    return hash;
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------------------------------
+static inline void flat_check_header(const FlatHeader *header, const InputFile *file) {
+    const char *path = file->path;
+    if (memcmp(header->magic, FLAT_MAGIC, sizeof(header->magic)) != 0)
+        die("%s: does not begin with " FLAT_MAGIC ", so it is no flat .bin", path);
+    if (header->byte_order == FLAT_BYTE_ORDER_REV)
+        die("%s: was written on a machine of the other byte order; convert the original again on this one", path);
+    if (header->byte_order != FLAT_BYTE_ORDER) die("%s: its byte order mark is damaged", path);
+    if (header->version != FLAT_VERSION)
+        die("%s: is a flat .bin of version %u, this program reads version %u; convert the original again", path,
+            header->version, FLAT_VERSION);
+    if (header->header_bytes != sizeof(*header))
+        die("%s: claims a header of %llu bytes, version %u has %zu", path, (unsigned long long)header->header_bytes,
+            FLAT_VERSION, sizeof(*header));
+    if (header->checksum != flat_checksum(header)) die("%s: its header is damaged (checksum)", path);
+    if (header->dtype >= DTYPE_COUNT) die("%s: element type %u is unknown", path, header->dtype);
+    if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
+}
+
+static inline void flat_open(WeightSource *source, const char *path) {
+    FlatHeader header;
+    InputFile *file;
+    uint64_t wanted;
+    size_t i;
+    source_open_file(source, path);
+    file = &source->files[0];
+    source->format = "flat .bin";
+    if (file->bytes < sizeof(header))
+        die("%s: is truncated: %llu bytes, the header alone has %zu", path, (unsigned long long)file->bytes,
+            sizeof(header));
+    input_read(file, 0, &header, sizeof(header));
+    flat_check_header(&header, file);
+    source->config = config_from_text(header.config, path, EXIT_RUNTIME);
+    source_build(source);
+    if (header.elements != source->model.elements)
+        die("%s: claims %llu elements, its model has %zu", path, (unsigned long long)header.elements,
+            source->model.elements);
+    wanted = sizeof(header) + header.elements * dtype_size((DType)header.dtype);
+    if (file->bytes != wanted)
+        die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
+            file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
+            (unsigned long long)wanted);
+    for (i = 0; i < source->model.parameter_count; i++) {
+        source->places[i].type = (DType)header.dtype;
+        source->places[i].offset =
+            sizeof(header) + source->model.parameters[i].offset * dtype_size((DType)header.dtype);
+    }
+}
+
+// ---- writing: flat_begin, then elements in order with flat_append, then output_commit ---------------------------------------------
+typedef struct {
+    OutputFile output;
+    uint64_t at;
+} FlatWriter;
+
+static inline void flat_begin(FlatWriter *writer, const char *path, const Model *model, DType dtype) {
+    FlatHeader header;
+    memset(&header, 0, sizeof(header));
+    memcpy(header.magic, FLAT_MAGIC, sizeof(header.magic));
+    header.version = FLAT_VERSION, header.byte_order = FLAT_BYTE_ORDER;
+    header.header_bytes = sizeof(header);
+    header.dtype = (uint32_t)dtype;
+    header.elements = model->elements;
+    config_to_text(&model->config, header.config, sizeof(header.config));
+    header.checksum = flat_checksum(&header);
+    output_open(&writer->output, path, sizeof(header) + (uint64_t)model->elements * dtype_size(dtype));
+    output_write(&writer->output, 0, &header, sizeof(header));
+    writer->at = sizeof(header);
+}
+
+static inline void flat_append(FlatWriter *writer, const void *elements, size_t bytes) {
+    output_write(&writer->output, writer->at, elements, bytes);
+    writer->at += bytes;
+}
+
+#endif

@@ -1,0 +1,197 @@
+/*
+A Hugging Face model directory as a source of weights: config.json (hf_config.h) and model.safetensors, or the shards that
+model.safetensors.index.json lists. Every tensor of the parameter table must be there once, in its shape and in a type we
+read; every other tensor must be one that is known to carry no weights. Base-model files, whose names lack the first part
+("transformer." or "model."), are read too: published GPT-2 checkpoints are of that kind.
+*/
+#ifndef LLMC_HF_WEIGHTS_H
+#define LLMC_HF_WEIGHTS_H
+#include "hf_config.h"
+#include "safetensors.h"
+#include "weight_source.h"
+
+#define HF_SINGLE_FILE "model.safetensors"
+#define HF_INDEX_FILE  "model.safetensors.index.json"
+
+// ---- the files -------------------------------------------------------------------------------------------------------------------
+static inline void hf_open_file(WeightSource *source, SafeTensors *list, const char *directory, const char *name) {
+    char path[PATH_MAX];
+    path_join(path, directory, name);
+    source->files[source->file_count] = input_open(path);
+    safetensors_read_header(list, &source->files[source->file_count], source->file_count);
+    source->file_count++;
+}
+
+// The file names in the index: a name in another directory is refused before it is opened.
+static inline const cJSON *hf_weight_map(const cJSON *index, const char *path) {
+    const cJSON *map = json_get(index, "weight_map"), *item;
+    if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map", path);
+    json_check_keys(map, path);
+    cJSON_ArrayForEach(item, map) {
+        const char *name = cJSON_IsString(item) ? item->valuestring : "";
+        if (!*name || !json_printable(name)) die("%s: weight_map names no file for tensor %.200s", path, item->string);
+        if (strchr(name, '/') || name[0] == '.')
+            die("%s: weight_map puts tensor %.200s into \"%.200s\", which is not a file of this directory", path,
+                item->string, name);
+    }
+    return map;
+}
+
+// Opens each shard once. Both lists are as long as the map at most.
+static inline void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
+    size_t count = 0, i;
+    const cJSON *item;
+    const char **names;
+    cJSON_ArrayForEach(item, map) count++;
+    names = (const char **)checked_calloc(count, sizeof(*names), "the names of the shards");
+    source->files = (InputFile *)checked_calloc(count, sizeof(InputFile), "the open shards");
+    count = 0;
+    cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
+    qsort(names, count, sizeof(*names), json_compare_names);
+    for (i = 0; i < count; i++) {
+        if (!i || strcmp(names[i - 1], names[i]) != 0) hf_open_file(source, list, directory, names[i]);
+    }
+    free(names);
+}
+
+// Whether the path ends in "/name".
+static inline int path_ends_with(const char *path, const char *name) {
+    size_t length = strlen(path), tail = strlen(name);
+    return length > tail && path[length - tail - 1] == '/' && !strcmp(path + length - tail, name);
+}
+
+// The index and the shards must tell the same story.
+static inline void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map,
+                                  const char *path) {
+    const cJSON *item;
+    size_t mapped = 0, i;
+    cJSON_ArrayForEach(item, map) {
+        SafeTensor *tensor = safetensors_find(list, item->string);
+        if (!tensor || !path_ends_with(source->files[tensor->file].path, item->valuestring))
+            die("%s: tensor %.200s should be in %s, but is not there", path, item->string, item->valuestring);
+        tensor->used = 1, mapped++;
+    }
+    for (i = 0; i < list->count; i++) {
+        if (!list->tensors[i].used)
+            die("%s: does not list tensor %.200s of %s", path, list->tensors[i].name,
+                source->files[list->tensors[i].file].path);
+        list->tensors[i].used = 0;
+    }
+}
+
+static inline void hf_check_duplicates(const WeightSource *source, const SafeTensors *list) {
+    size_t i;
+    for (i = 1; i < list->count; i++) {
+        const SafeTensor *a = &list->tensors[i - 1], *b = &list->tensors[i];
+        if (!strcmp(a->name, b->name))
+            die("%s: tensor %.200s is also in %s", source->files[b->file].path, b->name, source->files[a->file].path);
+    }
+}
+
+static inline void hf_open_sharded(WeightSource *source, SafeTensors *list, const char *directory, const char *path) {
+    size_t length;
+    char *text = input_read_text(path, HF_CONFIG_MAX, &length);
+    cJSON *index = json_parse_object(text, length, path);
+    const cJSON *map = hf_weight_map(index, path);
+    hf_open_shards(source, list, directory, map);
+    safetensors_sort(list);
+    hf_check_duplicates(source, list);
+    hf_check_index(source, list, map, path);
+    cJSON_Delete(index);
+    free(text);
+}
+
+static inline void hf_open_files(WeightSource *source, SafeTensors *list, const char *directory) {
+    char path[PATH_MAX], other[PATH_MAX];
+    path_join(path, directory, HF_SINGLE_FILE);
+    if (path_exists(path)) {
+        source->files = (InputFile *)checked_calloc(1, sizeof(InputFile), "an open file");
+        hf_open_file(source, list, directory, HF_SINGLE_FILE);
+        safetensors_sort(list);
+        return;
+    }
+    path_join(path, directory, HF_INDEX_FILE);
+    path_join(other, directory, "pytorch_model.bin");
+    if (!path_exists(path))
+        die("%s: holds neither %s nor %s%s", directory, HF_SINGLE_FILE, HF_INDEX_FILE,
+            path_exists(other) ? "; save the model as safetensors (pytorch_model.bin is not read)" : "");
+    hf_open_sharded(source, list, directory, path);
+}
+
+// ---- from names to places --------------------------------------------------------------------------------------------------------
+// Length of the first part of a base-model name: "model." in "model.norm.weight", 0 in "lm_head.weight".
+static inline size_t hf_base_prefix(const Family *family, const char *name) {
+    size_t length = strcspn(family->layer_prefix, ".") + 1;
+    return strncmp(name, family->layer_prefix, length) ? 0 : length;
+}
+
+static inline void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0), *path;
+    SafeTensor *tensor = safetensors_find(list, name);
+    TensorPlace *place = &source->places[parameter];
+    uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
+    size_t rank = p->cols ? 2 : 1;
+    if (!tensor) die("%s: tensor %s is missing", source->path, name);
+    path = source->files[tensor->file].path;
+    if (tensor->rank != rank || memcmp(tensor->shape, wanted, rank * sizeof(wanted[0])) != 0)
+        die("%s: tensor %s has shape %s, but config.json asks for %s", path, name,
+            shape_text(tensor->shape, tensor->rank), shape_text(wanted, rank));
+    place->type = safetensors_dtype(tensor->dtype);
+    if (place->type == DTYPE_COUNT)
+        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64", path, name,
+            tensor->dtype);
+    place->file = tensor->file;
+    place->offset = tensor->begin;
+    tensor->used = 1;
+}
+
+static inline int text_ends_with(const char *text, const char *end) {
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && !strcmp(text + length - tail, end);
+}
+
+// Masks and frequencies that older versions saved, and the second copy of a tied matrix.
+static inline int hf_is_no_weight(const Config *config, const char *name) {
+    if (config->family->learned_positions)
+        if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
+    if (!config->family->learned_positions && text_ends_with(name, ".rotary_emb.inv_freq")) return 1;
+    return config->tie_word_embeddings && !strcmp(name, config->family->model_names[LM_HEAD]);
+}
+
+static inline void hf_refuse_unexpected(const WeightSource *source, const SafeTensors *list) {
+    const SafeTensor *first = NULL;
+    size_t count = 0, i;
+    for (i = 0; i < list->count; i++) {
+        const SafeTensor *tensor = &list->tensors[i];
+        if (tensor->used || hf_is_no_weight(&source->config, tensor->name)) continue;
+        if (!count++) first = tensor;
+    }
+    if (first)
+        die("%s: tensor %.200s is not one of %s with this config.json (%zu such tensor%s)",
+            source->files[first->file].path, first->name, source->config.family->architecture, count,
+            count > 1 ? "s" : "");
+}
+
+static inline void hf_open(WeightSource *source, const char *directory) {
+    char path[PATH_MAX];
+    SafeTensors list = {NULL, 0};
+    const char *embedding;
+    size_t i;
+    int bare;
+    source->format = "Hugging Face directory";
+    source->transposed = 1;
+    path_join(path, directory, "config.json");
+    if (!path_exists(path)) die("%s: holds no config.json, so it is no Hugging Face model directory", directory);
+    source->config = hf_config_read(path, source->remark, sizeof(source->remark));
+    hf_open_files(source, &list, directory);
+    source_build(source);
+    embedding = source->model.parameters[0].name;
+    bare = !safetensors_find(&list, embedding) &&
+           safetensors_find(&list, embedding + hf_base_prefix(source->config.family, embedding));
+    for (i = 0; i < source->model.parameter_count; i++) hf_place_tensor(source, &list, i, bare);
+    hf_refuse_unexpected(source, &list);
+    safetensors_free(&list);
+}
+
+#endif

@@ -1,0 +1,105 @@
+/*
+Strict reading of JSON from files nobody vouches for: cJSON does the parsing; here are the bounds and the checks it leaves
+out (UTF-8, nothing behind the text, keys given twice, whole numbers, a limit on the number of values and so on memory).
+A text that fails ends the program with one line that begins with `where`, the name of the file.
+*/
+#ifndef LLMC_JSON_H
+#define LLMC_JSON_H
+#include "utils.h"
+#include <cjson/cJSON.h>
+
+// At about 80 bytes a value this bounds the tree's memory; a header of 100,000 tensors has half as many.
+#define JSON_VALUES_MAX ((size_t)1 << 21)
+
+// The first byte that is not part of valid UTF-8 (overlong forms and surrogates are not) or is a control character, or
+// length. text[length] is zero, which continues no character: so nothing behind it is read.
+static inline size_t json_valid_until(const unsigned char *text, size_t length) {
+    size_t i = 0, k;
+    while (i < length) {
+        unsigned char lead = text[i];
+        size_t more = lead < 0x80 ? 0 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3;
+        unsigned least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80; // of the second byte
+        unsigned most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+        if ((lead < 0x20 && !strchr("\t\n\r", lead)) || lead == 0) return i;
+        if ((lead >= 0x80 && lead < 0xc2) || lead > 0xf4) return i;
+        for (k = 1; k <= more; k++) {
+            if (text[i + k] < (k == 1 ? least : 0x80u) || text[i + k] > (k == 1 ? most : 0xbfu)) return i;
+        }
+        i += more + 1;
+    }
+    return length;
+}
+
+// Text from a file that goes into a message must not move the cursor or break the line.
+static inline int json_printable(const char *text) {
+    for (; *text; text++) {
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) return 0;
+    }
+    return 1;
+}
+
+static inline int json_compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static inline void json_check_keys(const cJSON *object, const char *where) {
+    size_t count = 0, i = 0;
+    const cJSON *child;
+    const char **names;
+    cJSON_ArrayForEach(child, object) count++;
+    names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");
+    cJSON_ArrayForEach(child, object) {
+        if (!json_printable(child->string)) die("%s: a key holds control characters", where);
+        names[i++] = child->string;
+    }
+    qsort(names, count, sizeof(*names), json_compare_names);
+    for (i = 1; i < count; i++) {
+        if (!strcmp(names[i - 1], names[i])) die("%s: the key \"%.200s\" is given twice", where, names[i]);
+    }
+    free(names);
+}
+
+// The text must be one object. text[length] must be readable and zero. The caller frees the tree with cJSON_Delete.
+static inline cJSON *json_parse_object(const char *text, size_t length, const char *where) {
+    size_t valid = json_valid_until((const unsigned char *)text, length), values = 0, i;
+    const char *end = text;
+    cJSON *root;
+    if (valid < length) die("%s: is not valid JSON: its byte %zu is not UTF-8 text", where, valid);
+    for (i = 0; i < length; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    if (values > JSON_VALUES_MAX) die("%s: holds more than %zu JSON values, which is absurd", where, JSON_VALUES_MAX);
+    root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
+    if (!root) die("%s: is not valid JSON, the error is near byte %zu of its text", where, (size_t)(end - text));
+    if (!cJSON_IsObject(root)) die("%s: is not a JSON object", where);
+    json_check_keys(root, where);
+    return root;
+}
+
+// The value of a key; a key whose value is null counts as absent.
+static inline const cJSON *json_get(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return item && !cJSON_IsNull(item) ? item : NULL;
+}
+
+static inline int json_whole_number(const cJSON *item, uint64_t *value) {
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) return 0;
+    *value = (uint64_t)item->valuedouble;
+    return (double)*value == item->valuedouble;
+}
+
+// A scalar as text, so that it can be named in a message or handed to a parser of text.
+static inline const char *json_scalar_text(const cJSON *item, char *text, size_t size) {
+    uint64_t whole;
+    if (cJSON_IsString(item))
+        snprintf(text, size, "%s", json_printable(item->valuestring) ? item->valuestring : "?");
+    else if (cJSON_IsBool(item))
+        snprintf(text, size, "%s", cJSON_IsTrue(item) ? "true" : "false");
+    else if (json_whole_number(item, &whole))
+        snprintf(text, size, "%llu", (unsigned long long)whole);
+    else if (cJSON_IsNumber(item))
+        snprintf(text, size, "%.17g", item->valuedouble);
+    else
+        snprintf(text, size, "%s", cJSON_IsArray(item) ? "a list" : cJSON_IsNull(item) ? "null" : "an object");
+    return text;
+}
+
+#endif

@@ -1,0 +1,86 @@
+/*
+llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and what its trainers write) as a source of weights. A header of
+256 int32: magic 20240326, version (3 fp32, 5 bf16), positions, vocabulary, layers, heads, channels, padded vocabulary.
+Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and the last norm.
+Matrices are [out, in], as ours; the padding rows of wte are left out.
+*/
+#ifndef LLMC_LLMC_GPT2_H
+#define LLMC_LLMC_GPT2_H
+#include "weight_source.h"
+
+#define LLMC_MODEL_MAGIC 20240326
+#define LLMC_HEADER_INTS 256
+
+// What other files of llm.c begin with, for better messages.
+static inline const char *llmc_magic_name(int32_t magic) {
+    switch (magic) {
+    case 20240520: return "a token shard of llm.c; it belongs to --data";
+    case 20240801: return "a token shard of llm.c (Llama 3); it belongs to --data";
+    case 20240522: return "an evaluation file of llm.c, not a model";
+    case 20240527: return "an optimizer state of llm.c, not a model";
+    case 20240803: return "a Llama 3 checkpoint of llm.c, which is not supported; give the Hugging Face directory";
+    default: return NULL;
+    }
+}
+
+static inline int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
+
+static inline Config llmc_read_config(const int32_t *header, const char *path) {
+    char text[256];
+    snprintf(text, sizeof(text),
+             "gpt2,max_position_embeddings=%d,vocab_size=%d,num_hidden_layers=%d,num_attention_heads=%d,hidden_size=%d",
+             header[2], header[3], header[4], header[5], header[6]);
+    return config_from_text(text, path, EXIT_RUNTIME);
+}
+
+// Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the table.
+static inline uint64_t llmc_place_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
+    const Model *model = &source->model;
+    size_t layers = model->config.num_hidden_layers, outer = 2, kinds, kind, layer, i; // wte and wpe come first
+    uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t), size = dtype_size(type);
+    kinds = (model->parameter_count - outer - 2) / layers;
+    for (i = 0; i < model->parameter_count; i++) source->places[i].type = type;
+    source->places[0].offset = at, at += padded_vocab * model->config.hidden_size * size;
+    source->places[1].offset = at, at += parameter_elements(&model->parameters[1]) * size;
+    for (kind = 0; kind < kinds; kind++) {
+        for (layer = 0; layer < layers; layer++) {
+            i = outer + layer * kinds + kind;
+            source->places[i].offset = at, at += parameter_elements(&model->parameters[i]) * size;
+        }
+    }
+    for (i = outer + kinds * layers; i < model->parameter_count; i++)
+        source->places[i].offset = at, at += parameter_elements(&model->parameters[i]) * size;
+    return at;
+}
+
+static inline void llmc_gpt2_open(WeightSource *source, const char *path) {
+    int32_t header[LLMC_HEADER_INTS];
+    InputFile *file;
+    DType type;
+    uint64_t wanted;
+    source_open_file(source, path);
+    file = &source->files[0];
+    source->format = "llm.c GPT-2 .bin";
+    if (file->bytes < sizeof(header))
+        die("%s: is truncated: %llu bytes, the header alone has %zu", path, (unsigned long long)file->bytes,
+            sizeof(header));
+    input_read(file, 0, header, sizeof(header));
+    if (header[0] == llmc_swap_bytes(LLMC_MODEL_MAGIC))
+        die("%s: was written on a machine of the other byte order", path);
+    if (header[0] != LLMC_MODEL_MAGIC) die("%s: magic %d is not that of an llm.c model", path, header[0]);
+    if (header[1] != 3 && header[1] != 5)
+        die("%s: is an llm.c model of version %d; 3 (fp32) and 5 (bf16) are read. Write it again with a newer llm.c",
+            path, header[1]);
+    type = header[1] == 3 ? DTYPE_FP32 : DTYPE_BF16;
+    source->config = llmc_read_config(header, path);
+    if (header[7] < header[3] || header[7] > 1 << 25)
+        die("%s: padded vocabulary %d does not fit vocabulary %d", path, header[7], header[3]);
+    source_build(source);
+    wanted = llmc_place_tensors(source, type, (uint64_t)header[7]);
+    if (file->bytes != wanted)
+        die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
+            file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
+            (unsigned long long)wanted);
+}
+
+#endif

@@ -1,0 +1,124 @@
+/*
+Weights in files. Whatever the format, opening it comes down to one table: for each parameter of the model (model.h), in
+which file it lies, from which byte, in which type, transposed or not. source_read then gives any range of its elements in
+the order and the type wanted. The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill the table and check everything while
+doing so; weights.h chooses among them. Memory is bounded by the static staging buffers, whatever the model's size.
+*/
+#ifndef LLMC_WEIGHT_SOURCE_H
+#define LLMC_WEIGHT_SOURCE_H
+#include "convert.h"
+#include "file.h"
+#include "model.h"
+
+typedef struct {
+    size_t file;     // which of the source's files
+    uint64_t offset; // of its first byte there
+    DType type;      // of its elements there
+} TensorPlace;
+
+typedef struct {
+    const char *format; // for people
+    char *path;         // as it was given
+    Config config;
+    int transposed;      // linear weights of Conv1D families lie as [in, out]
+    DType dtype;         // what the files hold; fp32 (or double) where tensors differ
+    Model model;         // the parameter table, with that dtype
+    TensorPlace *places; // [model.parameter_count]
+    InputFile *files;    // [file_count]
+    size_t file_count;
+    char remark[256]; // something a person who trains this should know, or empty
+} WeightSource;
+
+// ---- staging: fixed memory through which everything passes, a slab of elements at a time -----------------------------------
+#define SLAB_ELEMENTS ((size_t)1 << 20)
+
+typedef union {
+    unsigned char bytes[SLAB_ELEMENTS * 8];
+    double align;
+} Slab;
+
+static Slab staged_raw;      // as it lies in a file
+static Slab staged_reformed; // converted, not yet in its final order
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+// A run of at most SLAB_ELEMENTS elements as they lie in the file.
+static inline void place_read(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
+                              DType as, void *out) {
+    size_t size = dtype_size(place->type);
+    const InputFile *file = &source->files[place->file];
+    if (as == place->type) {
+        input_read(file, place->offset + (uint64_t)begin * size, out, count * size);
+    } else {
+        input_read(file, place->offset + (uint64_t)begin * size, staged_raw.bytes, count * size);
+        elements_convert(out, as, staged_raw.bytes, place->type, count);
+    }
+}
+
+// The same for a matrix that the file holds transposed: element (r, c) of [rows, cols] is number c * rows + r there. Of
+// each file row c the stretch is read that the elements begin .. begin + count touch, and is then spread over the columns.
+static inline void place_read_transposed(const WeightSource *source, const TensorPlace *place, size_t rows, size_t cols,
+                                         size_t begin, size_t count, DType as, char *out) {
+    size_t size = dtype_size(as), c;
+    for (c = 0; c < cols; c++) {
+        // rows r with begin <= r * cols + c < begin + count
+        size_t first = begin > c ? (begin - c + cols - 1) / cols : 0;
+        size_t last = begin + count > c ? (begin + count - c + cols - 1) / cols : 0, i;
+        const char *in = (const char *)staged_reformed.bytes;
+        char *to = out + (first * cols + c - begin) * size;
+        if (first >= last) continue;
+        place_read(source, place, c * rows + first, last - first, as, staged_reformed.bytes);
+        switch (size) {
+        case 2:
+            for (i = 0; i < last - first; i++) memcpy(to + i * cols * 2, in + i * 2, 2);
+            break;
+        case 4:
+            for (i = 0; i < last - first; i++) memcpy(to + i * cols * 4, in + i * 4, 4);
+            break;
+        default:
+            for (i = 0; i < last - first; i++) memcpy(to + i * cols * 8, in + i * 8, 8);
+        }
+    }
+}
+
+// out = elements [begin, begin + count) of a parameter in memory order, converted to `as` (fp16 only where the file has it).
+static inline void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                               void *out) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const TensorPlace *place = &source->places[parameter];
+    size_t done, n;
+    for (done = 0; done < count; done += n) {
+        char *to = (char *)out + done * dtype_size(as);
+        n = min_size(count - done, SLAB_ELEMENTS);
+        if (source->transposed && p->transposed)
+            place_read_transposed(source, place, p->rows, p->cols, begin + done, n, as, to);
+        else
+            place_read(source, place, begin + done, n, as, to);
+    }
+}
+
+// ---- opening and closing -----------------------------------------------------------------------------------------------------
+// Builds the table for source->config; the places are still to be filled in.
+static inline void source_build(WeightSource *source) {
+    source->model = model_build(&source->config, DTYPE_FP32);
+    source->places =
+        (TensorPlace *)checked_calloc(source->model.parameter_count, sizeof(TensorPlace), "the places of the weights");
+}
+
+static inline void source_open_file(WeightSource *source, const char *path) {
+    source->files = (InputFile *)checked_calloc(1, sizeof(InputFile), "an open file");
+    source->files[0] = input_open(path);
+    source->file_count = 1;
+}
+
+// The type all tensors have, or one that holds them all.
+static inline DType source_common_type(const WeightSource *source) {
+    DType type = source->places[0].type;
+    size_t i;
+    for (i = 1; i < source->model.parameter_count; i++) {
+        DType other = source->places[i].type;
+        if (other != type) type = other == DTYPE_FP64 || type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
+    }
+    return type;
+}
+
+#endif

@@ -1,0 +1,244 @@
+/*
+The one interface to weights in files, whatever their format: open and check (weights_open), read any range
+(weights_read), load or initialise the device's (weights_load, weights_init_random), write a flat .bin from the device (weights_write_flat) or straight from
+another file (weights_convert), write gradients as safetensors (gradients_write), refuse NaN (weights_check_finite).
+Everything passes through fixed host buffers of a few MiB (weight_source.h), and writing allocates nothing.
+*/
+#ifndef LLMC_WEIGHTS_H
+#define LLMC_WEIGHTS_H
+#include "flat.h"
+#include "hf_weights.h"
+#include "initial_weights.h"
+#include "llmc_gpt2.h"
+#include "ops.h"
+#include "progress.h"
+#include "weight_source.h"
+
+static Slab staged; // what goes to or comes from the device, in its type
+
+// ---- opening -----------------------------------------------------------------------------------------------------------------------
+// What a single file is shows in its first bytes.
+static inline void weights_open_file(WeightSource *source, const char *path) {
+    InputFile file = input_open(path);
+    unsigned char begin[8] = {0};
+    int32_t number;
+    input_read(&file, 0, begin, (size_t)(file.bytes < 8 ? file.bytes : 8));
+    input_close(&file);
+    memcpy(&number, begin, sizeof(number));
+    if (!memcmp(begin, FLAT_MAGIC, 8)) {
+        flat_open(source, path);
+    } else if (number == LLMC_MODEL_MAGIC || number == llmc_swap_bytes(LLMC_MODEL_MAGIC)) {
+        llmc_gpt2_open(source, path);
+    } else if (llmc_magic_name(number)) {
+        die("%s: is %s", path, llmc_magic_name(number));
+    } else {
+        die("%s: is neither a flat .bin nor an llm.c GPT-2 .bin%s", path,
+            text_ends_with(path, ".safetensors") || text_ends_with(path, ".json")
+                ? "; give the directory it is in"
+                : "; a Hugging Face model is given as its directory");
+    }
+}
+
+// Opens a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin and checks everything but the weights' values.
+static inline WeightSource *weights_open(const char *path) {
+    WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
+    source->path = checked_strdup(path);
+    if (!path_exists(path))
+        die("%s: %s; a model is a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin", path, strerror(errno));
+    if (path_is_directory(path))
+        hf_open(source, path);
+    else
+        weights_open_file(source, path);
+    source->dtype = source_common_type(source);
+    source->model.dtype = source->dtype;
+    return source;
+}
+
+static inline Config weights_config(const WeightSource *source) { return source->config; }
+
+static inline void weights_close(WeightSource *source) {
+    size_t i;
+    for (i = 0; i < source->file_count; i++) input_close(&source->files[i]);
+    free(source->files);
+    free(source->places);
+    free(source->path);
+    model_free(&source->model);
+    free(source);
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------------------------------
+// out = elements [begin, begin + count) of a parameter, in memory order and converted to `as`.
+static inline void weights_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                                void *out) {
+    size_t elements = parameter_elements(&source->model.parameters[parameter]);
+    if (begin > elements || count > elements - begin)
+        die("%s: elements %zu to %zu of %s were wanted, it has %zu", source->path, begin, begin + count,
+            source->model.parameters[parameter].name, elements);
+    source_read(source, parameter, begin, count, as, out);
+}
+
+// The place of element `index` in a run of elements of `type` that begins at `base`.
+static inline char *element_address(void *base, DType type, size_t index) {
+    return (char *)base + index * dtype_size(type);
+}
+
+static inline const char *element_address_const(const void *base, DType type, size_t index) {
+    return (const char *)base + index * dtype_size(type);
+}
+
+// All weights into device memory, in model->dtype. `model` is the source's own or has the same config.
+static inline void weights_load(const WeightSource *source, const Model *model, const Ops *ops, void *device_base) {
+    Progress progress = progress_begin(stderr, "loading", 0, (double)model->elements);
+    size_t i, begin, n;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i], *stored = &source->model.parameters[i];
+        if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
+            p->cols != stored->cols)
+            die("%s: holds another model than the one to be loaded", source->path);
+        for (begin = 0; begin < parameter_elements(p); begin += n) {
+            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
+            weights_read(source, i, begin, n, model->dtype, staged.bytes);
+            ops->copy_in(element_address(device_base, model->dtype, p->offset + begin), staged.bytes,
+                         n * dtype_size(model->dtype));
+            progress_update(&progress, (double)(p->offset + begin + n));
+        }
+    }
+    progress_end(&progress);
+}
+
+// Random initial weights into device memory, in model->dtype (initial_weights.h).
+static inline void weights_init_random(const Model *model, const Ops *ops, void *device_base, uint64_t seed) {
+    Progress progress = progress_begin(stderr, "initialising", 0, (double)model->elements);
+    size_t i, begin, n;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        for (begin = 0; begin < parameter_elements(p); begin += n) {
+            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
+            initial_weights(model, i, begin, n, seed, model->dtype, staged.bytes);
+            ops->copy_in(element_address(device_base, model->dtype, p->offset + begin), staged.bytes,
+                         n * dtype_size(model->dtype));
+            progress_update(&progress, (double)(p->offset + begin + n));
+        }
+    }
+    progress_end(&progress);
+}
+
+// ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
+// Names the first bad element. Only called when there is one.
+__attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p,
+                                                                      const Ops *ops, const void *device_base) {
+    size_t begin, n, i, cols = p->cols ? p->cols : 1;
+    for (begin = 0; begin < parameter_elements(p); begin += n) {
+        const float *values = (const float *)(const void *)staged_reformed.bytes;
+        n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
+        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, p->offset + begin),
+                      n * dtype_size(model->dtype));
+        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, n);
+        for (i = 0; i < n; i++) {
+            if (!isfinite(values[i]))
+                die("the weights hold %s: tensor %s at [%zu, %zu]; take another copy or an earlier checkpoint",
+                    isnan(values[i]) ? "NaN" : "an infinity", p->name, (begin + i) / cols, (begin + i) % cols);
+        }
+    }
+    die("the weights are too large to be squared and summed: tensor %s; take another copy or an earlier checkpoint",
+        p->name);
+}
+
+// Ends the program where a weight in device memory is NaN or infinite.
+static inline void weights_check_finite(const Model *model, const Ops *ops, const void *device_base) {
+    size_t i;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        if (!isfinite(ops->sum_of_squares(element_address_const(device_base, model->dtype, p->offset), model->dtype,
+                                          parameter_elements(p))))
+            weights_name_bad_element(model, p, ops, device_base);
+    }
+}
+
+// ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
+// The weights in device memory, in model->dtype. In memory and in the file the order is the same.
+static inline void weights_write_flat(const char *path, const Model *model, const Ops *ops, const void *device_base) {
+    Progress progress = progress_begin(stderr, "writing", 0, (double)model->elements);
+    FlatWriter writer;
+    size_t begin, n;
+    flat_begin(&writer, path, model, model->dtype);
+    for (begin = 0; begin < model->elements; begin += n) {
+        n = min_size(model->elements - begin, SLAB_ELEMENTS);
+        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, begin),
+                      n * dtype_size(model->dtype));
+        flat_append(&writer, staged.bytes, n * dtype_size(model->dtype));
+        progress_update(&progress, (double)(begin + n));
+    }
+    progress_end(&progress);
+    output_commit(&writer.output);
+}
+
+// From any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
+static inline void weights_convert(const WeightSource *source, const char *path, DType dtype) {
+    Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
+    FlatWriter writer;
+    size_t i, begin, n;
+    if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
+        die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
+    flat_begin(&writer, path, &source->model, dtype);
+    for (i = 0; i < source->model.parameter_count; i++) {
+        const Parameter *p = &source->model.parameters[i];
+        for (begin = 0; begin < parameter_elements(p); begin += n) {
+            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
+            weights_read(source, i, begin, n, dtype, staged.bytes);
+            flat_append(&writer, staged.bytes, n * dtype_size(dtype));
+            progress_update(&progress, (double)(p->offset + begin + n));
+        }
+    }
+    progress_end(&progress);
+    output_commit(&writer.output);
+}
+
+// ---- writing gradients -------------------------------------------------------------------------------------------------------------------
+// Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at` on:
+// the reverse of place_read_transposed.
+static inline void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
+                                              size_t n, const float *values) {
+    float *column = (float *)(void *)staged_raw.bytes;
+    size_t c, i;
+    for (c = 0; c < p->cols; c++) {
+        size_t first = begin > c ? (begin - c + p->cols - 1) / p->cols : 0;
+        size_t last = begin + n > c ? (begin + n - c + p->cols - 1) / p->cols : 0;
+        if (first >= last) continue;
+        for (i = first; i < last; i++) column[i - first] = values[i * p->cols + c - begin];
+        output_write(output, at + ((uint64_t)c * p->rows + first) * sizeof(float), column,
+                     (last - first) * sizeof(float));
+    }
+}
+
+// Every gradient in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(). The
+// gradients lie in device memory in the order of the parameter table, in `stored`.
+static inline void gradients_write(const char *path, const Model *model, const Ops *ops, const void *device_gradients,
+                                   DType stored) {
+    Progress progress = progress_begin(stderr, "writing gradients", 0, (double)model->elements);
+    OutputFile output;
+    uint64_t data = 8 + safetensors_header_bytes(model);
+    const float *values = (const float *)(const void *)staged_reformed.bytes;
+    size_t i, begin, n;
+    output_open(&output, path, data + (uint64_t)model->elements * sizeof(float));
+    safetensors_write_header(&output, model);
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        uint64_t at = data + (uint64_t)p->offset * sizeof(float);
+        for (begin = 0; begin < parameter_elements(p); begin += n) {
+            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
+            ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, p->offset + begin),
+                          n * dtype_size(stored));
+            elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, n);
+            if (p->transposed)
+                gradients_write_transposed(&output, at, p, begin, n, values);
+            else
+                output_write(&output, at + (uint64_t)begin * sizeof(float), values, n * sizeof(float));
+            progress_update(&progress, (double)(p->offset + begin + n));
+        }
+    }
+    progress_end(&progress);
+    output_commit(&output);
+}
+
+#endif
