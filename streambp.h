@@ -473,11 +473,6 @@ typedef struct {
 #define DEFAULT_CHUNK        1024
 #define DEFAULT_LOGITS_CHUNK 512
 
-typedef struct {
-    void *m, *v;   // [elements] of moment_type
-    float *master; // [elements] or NULL
-} OptimizerState;
-
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
 static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                              Arena *arena, const Batch *largest) {

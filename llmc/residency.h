@@ -30,6 +30,12 @@ typedef struct {
     size_t mark;         // of the sums handed out
 } Residency;
 
+// What AdamW keeps; nothing but the optimizer and checkpoints touch it.
+typedef struct {
+    void *m, *v;   // [elements] of moment_type
+    float *master; // [elements] or NULL
+} OptimizerState;
+
 static inline void *at(void *base, size_t element, size_t size) { return (char *)base + element * size; }
 
 static inline size_t group_begin(const Model *model, size_t group) {

@@ -80,7 +80,7 @@ static inline void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets))
         die("%s: tensor %.200s: data_offsets are not two numbers", path, name);
     memset(tensor, 0, sizeof(*tensor));
-    json_scalar_text(dtype, tensor->dtype, sizeof(tensor->dtype));
+    snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", json_printable(dtype->valuestring) ? dtype->valuestring : "?");
     bytes = size = safetensors_dtype_size(tensor->dtype);
     cJSON_ArrayForEach(item, shape) {
         if (tensor->rank == SAFETENSORS_RANK_MAX)
