@@ -149,7 +149,7 @@ static inline void dataloader_refuse_short(const DataLoader *loader) {
 static inline DataLoader dataloader_open(const char *const *paths, size_t count, size_t B, size_t T,
                                          size_t vocab_size) {
     DataLoader loader;
-    size_t i;
+    size_t i, tokens = 0;
     memset(&loader, 0, sizeof(loader));
     loader.B = B, loader.T = T, loader.vocab_size = vocab_size;
     loader.file.fd = -1;
@@ -160,13 +160,13 @@ static inline DataLoader dataloader_open(const char *const *paths, size_t count,
         shard->batches = shard->tokens ? (shard->tokens - 1) / (B * T) : 0; // the last target is one token further on
         shard->batches_before = loader.batches;
         loader.batches += shard->batches;
+        tokens += shard->tokens;
         loader.skipped += shard->tokens - shard->batches * B * T - (shard->batches > 0);
     }
     if (!loader.batches) dataloader_refuse_short(&loader);
     if (loader.skipped)
-        note("%s%s: %zu tokens at the end of %s fill no micro-batch of %zu x %zu tokens and are skipped",
-             loader.shard[0].path, loader.shards > 1 ? " and others" : "", loader.skipped,
-             loader.shards > 1 ? "shards" : "the shard", B, T);
+        note("%s%s: %zu of %zu tokens are skipped, at the end of a shard they fill no micro-batch of %zu x %zu",
+             loader.shard[0].path, loader.shards > 1 ? " and others" : "", loader.skipped, tokens, B, T);
     loader.buffer = (unsigned char *)checked_malloc(SHARD_BUFFER_BYTES, "the buffer of the data loader");
     return loader;
 }

@@ -1,13 +1,15 @@
 /*
 What a run says: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
 
-log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...}. Lines are appended and
-flushed one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a crash may
-have left, so the file reads as if there had been no interruption.
+log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...} of a step, "val_loss" of a
+validation, "sample", and "options" of each part of the run. Lines are appended and flushed one by one. A resumed run first
+drops what lies beyond the step it resumes from, and the half line that a crash may have left, so the file reads as if there
+had been no interruption.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
 #include "json_out.h"
+#include "options.h"
 #include "progress.h"
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -91,7 +93,7 @@ static inline void runlog_close(RunLog *log) {
     log->records = NULL;
 }
 
-// A record that the caller fills between these two; nothing is written without --out.
+// A record is filled between these two. Only where log->records is open.
 static inline JsonOut runlog_record(RunLog *log, size_t step) {
     JsonOut json = json_open(log->records);
     json_object(&json, NULL);
@@ -104,6 +106,16 @@ static inline void runlog_record_end(RunLog *log, JsonOut *json) {
     json_object_end(json);
     error = json_close(json);
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
+}
+
+// How this run, or this part of a resumed one, was called.
+static inline void runlog_options(RunLog *log, size_t step, const Options *options) {
+    JsonOut json;
+    if (!log->records) return;
+    json = runlog_record(log, step);
+    json_text(&json, "version", STREAMBP_VERSION);
+    options_json(&json, "options", options);
+    runlog_record_end(log, &json);
 }
 
 // ---- what is said ----------------------------------------------------------------------------------------------------------

@@ -60,21 +60,20 @@ static inline const char *option_verbs_text(const OptionRow *row, char *text, si
 // ---- spelling ------------------------------------------------------------------------------------------------------------
 #define SPELLING_MOST 32
 
-// Insertions, deletions and substitutions that make b of a (Levenshtein); long words are far from everything.
+// Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
 static inline size_t spelling_distance(const char *a, const char *b) {
-    size_t row[SPELLING_MOST + 1], m = strlen(a), n = strlen(b), i, j;
+    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b), i, j; // d[i][j]: of the first i and j
     if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
-    for (j = 0; j <= n; j++) row[j] = j;
+    for (i = 0; i <= m; i++) d[i][0] = i;
+    for (j = 0; j <= n; j++) d[0][j] = j;
     for (i = 1; i <= m; i++) {
-        size_t diagonal = row[0]; // row[j - 1] of the line above
-        row[0] = i;
         for (j = 1; j <= n; j++) {
-            size_t above = row[j], changed = diagonal + (a[i - 1] != b[j - 1]);
-            row[j] = min_size(changed, min_size(above, row[j - 1]) + 1);
-            diagonal = above;
+            d[i][j] = min_size(min_size(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = min_size(d[i][j], d[i - 2][j - 2] + 1);
         }
     }
-    return row[n];
+    return d[m][n];
 }
 
 // How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
@@ -180,11 +179,13 @@ static inline void options_help(FILE *out, Verb verb) {
 // ---- refusals --------------------------------------------------------------------------------------------------------------
 // One line, ending with where to read on; exit 2.
 __attribute__((noreturn, format(printf, 2, 3))) static inline void options_refuse(Verb verb, const char *format, ...) {
-    char message[1024];
+    char message[1024], *c;
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    for (c = message; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; // what was typed must not break the line
     die_usage("%s; see train %s --help", message, verb_rows[verb].name);
 }
 

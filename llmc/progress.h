@@ -51,7 +51,8 @@ static inline void progress_text(char *line, size_t width, const char *label, do
         snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left, left));
     bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
     if (bar < 5) { // no room for a bar
-        snprintf(line, width + 1, "%s%s", head, *tail ? tail + 1 : "");
+        snprintf(line, PROGRESS_LINE, "%s%s", head, *tail ? tail + 1 : "");
+        line[width] = 0;
         return;
     }
     filled = (int)(fraction * bar);

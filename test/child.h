@@ -1,0 +1,120 @@
+/*
+Runs a function in a child process and keeps its exit code and what it printed: how the tests hold every refusal to one
+line and the right exit code, and look at text for people.
+*/
+#ifndef TEST_CHILD_H
+#define TEST_CHILD_H
+#include "testing.h"
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef struct {
+    int code; // exit code, or 1000 + the signal that ended it
+    char out[32768], err[8192];
+} Child;
+
+typedef void (*ChildBody)(const void *context);
+
+static inline void child_slurp(FILE *file, char *text, size_t size) {
+    size_t got;
+    rewind(file);
+    got = fread(text, 1, size - 1, file);
+    text[got] = 0;
+    fclose(file);
+}
+
+// The result is static: it lasts until the next child.
+static inline const Child *run_child(ChildBody body, const void *context) {
+    static Child child;
+    FILE *out = tmpfile(), *err = tmpfile();
+    int status;
+    pid_t process;
+    assert_non_null(out);
+    assert_non_null(err);
+    fflush(NULL);
+    process = fork();
+    assert_true(process >= 0);
+    if (process == 0) {
+        dup2(fileno(out), STDOUT_FILENO);
+        dup2(fileno(err), STDERR_FILENO);
+        signal(SIGSEGV, SIG_DFL); // a crash shall be one, not cmocka's report of it
+        signal(SIGABRT, SIG_DFL);
+        body(context);
+        exit(0);
+    }
+    assert_int_equal(waitpid(process, &status, 0), process);
+    child.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    child_slurp(out, child.out, sizeof(child.out));
+    child_slurp(err, child.err, sizeof(child.err));
+    return &child;
+}
+
+static inline size_t count_lines(const char *text) {
+    size_t lines = 0;
+    for (; *text; text++) lines += *text == '\n';
+    return lines;
+}
+
+// The body must end the program with this code, one line on stderr and nothing on stdout; the line must contain `words`.
+static inline void expect_refused(ChildBody body, const void *context, int code, const char *words) {
+    const Child *child = run_child(body, context);
+    size_t length = strlen(child->err);
+    if (child->code != code) test_fail("exit code %d, expected %d; stderr: %s", child->code, code, child->err);
+    if (child->out[0]) test_fail("printed on stdout: %s", child->out);
+    if (count_lines(child->err) != 1 || child->err[length - 1] != '\n') test_fail("not one line: %s", child->err);
+    if (!strstr(child->err, words)) test_fail("stderr is: %s(expected: %s)", child->err, words);
+}
+
+// ---- a folder for the files of a test ------------------------------------------------------------------------------------
+// Made anew for every test program, removed when it ends.
+static inline const char *scratch_folder(void) {
+    static char folder[256];
+    const char *base = getenv("TMPDIR");
+    if (*folder) return folder;
+    snprintf(folder, sizeof(folder), "%s/streambp-test-XXXXXX", base && *base ? base : "/tmp");
+    if (!mkdtemp(folder)) test_fail("cannot create the folder %s", folder);
+    return folder;
+}
+
+// A path in it. A few static buffers, so that several fit in one call.
+static inline const char *scratch_path(const char *name) {
+    static char paths[16][512];
+    static int next;
+    char *path = paths[next++ % 16];
+    snprintf(path, sizeof(paths[0]), "%s/%s", scratch_folder(), name);
+    return path;
+}
+
+static inline void write_file(const char *path, const void *bytes, size_t count) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+// The whole file, zero-terminated; lasts until the next case.
+static inline char *read_whole(const char *path, size_t *count) {
+    FILE *file = fopen(path, "rb");
+    char *bytes;
+    long size;
+    if (!file) test_fail("cannot open %s", path);
+    fseek(file, 0, SEEK_END);
+    size = ftell(file);
+    rewind(file);
+    bytes = (char *)case_memory((size_t)size + 1);
+    assert_int_equal(fread(bytes, 1, (size_t)size, file), (size_t)size);
+    fclose(file);
+    if (count) *count = (size_t)size;
+    return bytes;
+}
+
+// A group teardown: removes the folder and what is in it.
+static inline int scratch_remove(void **state) {
+    char command[320];
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf '%s'", scratch_folder());
+    return system(command);
+}
+
+#endif

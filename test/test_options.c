@@ -1,0 +1,554 @@
+// The command line: every row of the table round-trips, is in the help, and refuses what it must; verbs, echo and JSON.
+#include "child.h"
+#include "llmc/options.h"
+#include "llmc/schedule.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+enum { ARGUMENTS = 160 };
+
+typedef struct {
+    int argc;
+    char *argv[ARGUMENTS];
+} CommandLine;
+
+static void add(CommandLine *line, const char *argument) {
+    char *copy = (char *)case_memory(strlen(argument) + 1);
+    strcpy(copy, argument);
+    assert_true(line->argc < ARGUMENTS - 1);
+    line->argv[line->argc++] = copy;
+    line->argv[line->argc] = NULL;
+}
+
+// Words separated by single spaces.
+static CommandLine words(const char *text) {
+    CommandLine line = {0, {NULL}};
+    add(&line, "train");
+    while (*text) {
+        char word[512];
+        size_t length = strcspn(text, " ");
+        snprintf(word, sizeof(word), "%.*s", (int)length, text);
+        add(&line, word);
+        text += length + (text[length] != 0);
+    }
+    return line;
+}
+
+static void parse_in_child(const void *context) {
+    CommandLine line = *(const CommandLine *)context;
+    options_parse(line.argc, line.argv);
+}
+
+static void refused(const char *text, const char *message) {
+    CommandLine line = words(text);
+    expect_refused(parse_in_child, &line, EXIT_USAGE, message);
+}
+
+static Options parse(const char *text) {
+    CommandLine *line = (CommandLine *)case_memory(sizeof(*line)); // options point into it
+    *line = words(text);
+    return options_parse(line->argc, line->argv);
+}
+
+// What a function of options prints into a file.
+static char *printed(void (*print)(FILE *, const Options *), const Options *options) {
+    FILE *file = tmpfile();
+    char *text = (char *)case_memory(32768);
+    assert_non_null(file);
+    print(file, options);
+    child_slurp(file, text, 32768);
+    return text;
+}
+
+// ---- round trips -----------------------------------------------------------------------------------------------------------
+static int paths_differ(const PathList *a, const PathList *b) {
+    size_t i;
+    if (a->count != b->count) return 1;
+    for (i = 0; i < a->count; i++)
+        if (strcmp(a->path[i], b->path[i]) != 0) return 1;
+    return 0;
+}
+
+static int text_differs(const char *a, const char *b) { return a && b ? strcmp(a, b) != 0 : a != b; }
+
+// By the raw field, not through anything of options.h.
+static int row_differs(const OptionRow *row, const Options *a, const Options *b) {
+    const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+    switch (row->kind) {
+    case OPTION_FLAG: return *(const int *)x != *(const int *)y;
+    case OPTION_SIZE:
+    case OPTION_BYTES: return *(const size_t *)x != *(const size_t *)y;
+    case OPTION_DOUBLE: return *(const double *)x != *(const double *)y;
+    case OPTION_PATHS: return paths_differ((const PathList *)x, (const PathList *)y);
+    case OPTION_IDS:
+        return ((const IdList *)x)->count != ((const IdList *)y)->count ||
+               (((const IdList *)x)->count &&
+                memcmp(((const IdList *)x)->id, ((const IdList *)y)->id, 4 * ((const IdList *)x)->count) != 0);
+    default: return text_differs(*(const char *const *)x, *(const char *const *)y);
+    }
+}
+
+static void expect_same(const Options *a, const Options *b) {
+    size_t i;
+    assert_int_equal(a->verb, b->verb);
+    for (i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].verbs && row_differs(&option_rows[i], a, b)) test_fail("--%s differs", option_rows[i].name);
+}
+
+// What the verb cannot do without, except the row under test and what excludes it.
+static CommandLine least_line(Verb verb, const char *tested) {
+    static const char *const needed[][2] = {
+        {"model", "m"}, {"data", "d.bin"}, {"val-data", "v.bin"}, {"out", "o"}, {"prompt", "p"}};
+    CommandLine line = {0, {NULL}};
+    char text[64];
+    size_t i;
+    add(&line, "train");
+    add(&line, verb_rows[verb].name);
+    for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+        if (!option_of(&option_rows[option_find(needed[i][0])], verb) || !strcmp(tested, needed[i][0])) continue;
+        if (!strcmp(needed[i][0], "model") && !strcmp(tested, "init")) continue;
+        if (!strcmp(needed[i][0], "prompt") && !strncmp(tested, "prompt", 6)) continue;
+        snprintf(text, sizeof(text), "--%s=%s", needed[i][0], needed[i][1]);
+        add(&line, text);
+    }
+    return line;
+}
+
+// Value number i of a few; of choices each of their words, of others none that is the default.
+static const char *example_value(const OptionRow *row, size_t i, char *text, size_t size) {
+    static const char *const strings[] = {"x", "it's \"a\" $PATH `b` \\ *", "two words", "-dash",
+                                          "caf\303\251\nline two"};
+    const char *choice = row->value;
+    switch (row->kind) {
+    case OPTION_SIZE: snprintf(text, size, "%.0f", i == 0 ? fmin(row->most, 1e15) : row->least + 6 + (double)i); break;
+    case OPTION_DOUBLE: snprintf(text, size, "%.17g", fmin(row->most, 1) * (double)(i + 1) / 17); break;
+    case OPTION_BYTES: snprintf(text, size, i == 0 ? "80GiB" : "%zu", 12345 * i); break;
+    case OPTION_STRING: snprintf(text, size, "%s", strings[i]); break;
+    case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;
+    case OPTION_PATHS: snprintf(text, size, "%zu *.bin", i); break;
+    default:
+        while (i--) choice += strcspn(choice, "|") + (choice[strcspn(choice, "|")] != 0);
+        if (!*choice) return NULL;
+        snprintf(text, size, "%.*s", (int)strcspn(choice, "|"), choice);
+    }
+    return text;
+}
+
+// The shell's own reading of the echo.
+static CommandLine shell_words(const char *echo) {
+    char *command = (char *)case_memory(strlen(echo) + 64), *all = (char *)case_memory(16384), *word;
+    CommandLine line = {0, {NULL}};
+    FILE *pipe;
+    size_t length;
+    sprintf(command, "printf '%%s\\0' %s", echo);
+    pipe = popen(command, "r");
+    assert_non_null(pipe);
+    length = fread(all, 1, 16383, pipe);
+    assert_int_equal(pclose(pipe), 0);
+    for (word = all; word < all + length; word += strlen(word) + 1) add(&line, word);
+    return line;
+}
+
+static void expect_round_trip(CommandLine *line) {
+    Options options = options_parse(line->argc, line->argv), again;
+    CommandLine second = shell_words(printed(options_echo, &options));
+    again = options_parse(second.argc, second.argv);
+    expect_same(&options, &again);
+    free(options.prompt_ids.id);
+    free(again.prompt_ids.id);
+}
+
+TEST(every_row_round_trips) {
+    size_t r, i, rounds = 0;
+    int verb;
+    for (r = 0; r < OPTION_ROWS; r++) {
+        const OptionRow *row = &option_rows[r];
+        if (!strcmp(row->name, "help") || !strcmp(row->name, "version")) continue;
+        for (verb = 0; verb < VERBS; verb++) {
+            if (!option_of(row, (Verb)verb)) continue;
+            for (i = 0; i < 5; i++) {
+                char value[128], joined[256];
+                CommandLine apart, together, without;
+                Options a, b, defaults;
+                test_case("%s --%s, value %zu", verb_rows[verb].name, row->name, i);
+                if (row->kind == OPTION_FLAG)
+                    *value = 0;
+                else if (!example_value(row, i, value, sizeof(value)))
+                    break;
+                apart = together = least_line((Verb)verb, row->name);
+                snprintf(joined, sizeof(joined), "--%s", row->name);
+                add(&apart, joined);
+                if (*value) {
+                    add(&apart, value);
+                    snprintf(joined, sizeof(joined), "--%s=%s", row->name, value);
+                }
+                add(&together, joined);
+                without = apart;
+                a = options_parse(apart.argc, apart.argv);
+                b = options_parse(together.argc, together.argv);
+                assert_true(option_given(&a, row->name));
+                expect_same(&a, &b);
+                options_set_defaults(&defaults);
+                if (row->kind == OPTION_CHOICE)
+                    assert_string_equal(*(const char **)(void *)((char *)&a + row->offset), value);
+                else if (!row_differs(row, &a, &defaults))
+                    test_fail("'%s' was not stored", value);
+                expect_round_trip(&without);
+                free(a.prompt_ids.id);
+                free(b.prompt_ids.id);
+                rounds++;
+                if (row->kind == OPTION_FLAG) break;
+            }
+        }
+    }
+    printf("             %zu values\n", rounds);
+    assert_true(rounds > 400);
+}
+
+TEST(values_arrive) {
+    Options o = parse("train --model=m --data a.bin b.bin c.bin --seq-len 8192 --lr 1e-5 --memory-limit 80GiB --json "
+                      "--method checkpoint --prompt-ids 5,6,7 --val-data=v1 v2 --chunk auto --top-k off");
+    assert_int_equal(o.verb, VERB_TRAIN);
+    assert_string_equal(o.model, "m");
+    assert_int_equal(o.data.count, 3);
+    assert_string_equal(o.data.path[2], "c.bin");
+    assert_int_equal(o.val_data.count, 2);
+    assert_string_equal(o.val_data.path[0], "v1");
+    assert_string_equal(o.val_data.path[1], "v2");
+    assert_int_equal(o.seq_len, 8192);
+    assert_true(o.lr == 1e-5);
+    assert_true(o.memory_limit == (size_t)80 << 30);
+    assert_true(o.json && !o.quiet && !o.resume);
+    assert_string_equal(o.method, "checkpoint");
+    assert_int_equal(o.prompt_ids.count, 3);
+    assert_int_equal(o.prompt_ids.id[2], 7);
+    assert_int_equal(o.chunk, 0);
+    assert_true(option_given(&o, "chunk") && !option_given(&o, "logits-chunk"));
+    free(o.prompt_ids.id);
+}
+
+TEST(defaults) {
+    Options o = parse("bp --init gpt2");
+    assert_string_equal(o.method, "stream");
+    assert_string_equal(o.objective, "sft");
+    assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
+    assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
+    assert_true(o.given == (uint64_t)1 << option_find("init"));
+}
+
+// ---- verbs -----------------------------------------------------------------------------------------------------------------
+TEST(verbs) {
+    int verb;
+    for (verb = 0; verb < VERBS; verb++) {
+        CommandLine line = least_line((Verb)verb, "");
+        assert_int_equal(options_parse(line.argc, line.argv).verb, verb);
+    }
+    assert_int_equal(parse("--model m --data d").verb, VERB_TRAIN);
+    assert_int_equal(parse("--resume --out o --data d").verb, VERB_TRAIN);
+    refused("bpp --init gpt2",
+            "'bpp' is not a verb; verbs are train, bp, plan, eval, sample, convert and info (did you mean bp?)");
+    refused("chat", "'chat' is not a verb; verbs are train");
+    refused("m.bin", "'m.bin' is not a verb");
+}
+
+// A run's own command line can be planned, though the plan's help shows only what changes it.
+TEST(plan_takes_what_train_and_bp_take) {
+    size_t i;
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        int expected = option_of(row, VERB_PLAN) || option_of(row, VERB_TRAIN) || option_of(row, VERB_BP);
+        if (row->verbs) assert_int_equal(option_accepted(row, VERB_PLAN), expected);
+    }
+    assert_int_equal(parse("plan --init gpt2 --data d.bin --lr 1e-4 --out o --resume --grads-out g").verb, VERB_PLAN);
+    refused("plan --resume --out o", "no model");
+    refused("plan --init gpt2 --val-steps 3 --prompt-file", "--prompt-file has no value");
+}
+
+// ---- help ------------------------------------------------------------------------------------------------------------------
+static Verb help_verb;
+static void print_help(FILE *file, const Options *options) {
+    (void)options;
+    options_help(file, help_verb);
+}
+
+// Whether a line of the help begins with this option.
+static int help_lists(const char *help, const char *name) {
+    char wanted[64];
+    const char *found;
+    snprintf(wanted, sizeof(wanted), "\n  --%s", name);
+    for (found = strstr(help, wanted); found; found = strstr(found + 1, wanted))
+        if (found[strlen(wanted)] == ' ' || found[strlen(wanted)] == '\n') return 1;
+    return 0;
+}
+
+static void expect_readable(const char *help) {
+    const char *line = help, *end;
+    for (; *line; line = end + 1) {
+        size_t columns = 0, i;
+        end = strchr(line, '\n');
+        assert_non_null(end);
+        for (i = 0; i < (size_t)(end - line); i++) {
+            if ((unsigned char)line[i] < 0x20 || (unsigned char)line[i] > 0x7e)
+                test_fail("not plain text: %.60s", line);
+            columns++;
+        }
+        if (columns > 100) test_fail("%zu columns: %.60s", columns, line);
+        if (columns && line[columns - 1] == ' ') test_fail("ends with a space: %.60s", line);
+    }
+}
+
+TEST(help_mentions_every_row) {
+    size_t i;
+    int verb;
+    for (verb = 0; verb <= VERBS; verb++) {
+        char *help;
+        help_verb = (Verb)verb;
+        help = printed(print_help, NULL);
+        test_case("%s", verb < VERBS ? verb_rows[verb].name : "the program's");
+        help = printed(print_help, NULL);
+        expect_readable(help);
+        for (i = 0; i < OPTION_ROWS; i++) {
+            const OptionRow *row = &option_rows[i];
+            if (!row->verbs) continue;
+            if (help_lists(help, row->name) != (verb == VERBS || option_of(row, (Verb)verb)))
+                test_fail("--%s is %s", row->name, help_lists(help, row->name) ? "shown" : "missing");
+        }
+        for (i = 0; verb == VERBS && i < VERBS; i++) assert_non_null(strstr(help, verb_rows[i].purpose));
+    }
+}
+
+TEST(help_and_version_end_with_0) {
+    static const char *const lines[] = {"--help",       "-h",        "bp --help",     "plan --init x -h",
+                                        "train --help", "--version", "info --version"};
+    static const char *const expected[] = {"usage: train [VERB]", "usage: train [VERB]", "usage: train bp",
+                                           "usage: train plan",   "usage: train train",  "streambp.c ",
+                                           "streambp.c "};
+    size_t i;
+    for (i = 0; i < 7; i++) {
+        CommandLine line = words(lines[i]);
+        const Child *child = run_child(parse_in_child, &line);
+        if (child->code != 0 || child->err[0] || !strstr(child->out, expected[i]))
+            test_fail("%s: exit %d, stderr '%s', stdout begins %.40s", lines[i], child->code, child->err, child->out);
+    }
+}
+
+TEST(examples_of_the_help_parse) {
+    int verb;
+    for (verb = 0; verb < VERBS; verb++) {
+        char text[256];
+        CommandLine line;
+        snprintf(text, sizeof(text), "train %s %s", verb_rows[verb].name, verb_rows[verb].example);
+        line = shell_words(text);
+        assert_int_equal(options_parse(line.argc, line.argv).verb, verb);
+    }
+}
+
+// ---- refusals ----------------------------------------------------------------------------------------------------------------
+TEST(numbers_are_refused) {
+    static const char *const bad[] = {"",    "x",     "-1",   "1x",  "0x10", "1e3x", " 1",    "+1",
+                                      "nan", "inf",   "-inf", "1,5", "--",   "1 2",  "1_000", "99999999999999999999999",
+                                      "\n",  "1e999", "."};
+    size_t r, i, tried = 0;
+    for (r = 0; r < OPTION_ROWS; r++) {
+        const OptionRow *row = &option_rows[r];
+        int verb = 0;
+        if (row->kind != OPTION_SIZE && row->kind != OPTION_DOUBLE && row->kind != OPTION_BYTES) continue;
+        while (!option_of(row, (Verb)verb)) verb++;
+        for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+            CommandLine line = {0, {NULL}};
+            char text[128], expected[128];
+            snprintf(text, sizeof(text), "--%s=%s", row->name, bad[i]);
+            test_case("%s", text);
+            add(&line, "train"), add(&line, verb_rows[verb].name), add(&line, text);
+            snprintf(expected, sizeof(expected), *bad[i] ? "--%s is '%s', it must be " : "--%s is empty, it must be ",
+                     row->name, *bad[i] == '\n' ? "?" : bad[i]); // a message stays on one line
+            expect_refused(parse_in_child, &line, EXIT_USAGE, expected);
+            tried++;
+        }
+    }
+    printf("             %zu values\n", tried);
+    assert_true(tried > 400);
+}
+
+TEST(ranges_are_kept) {
+    size_t r, tried = 0;
+    for (r = 0; r < OPTION_ROWS; r++) {
+        const OptionRow *row = &option_rows[r];
+        char text[128], message[128];
+        int verb = 0;
+        if (row->kind != OPTION_SIZE && row->kind != OPTION_DOUBLE) continue;
+        while (!option_of(row, (Verb)verb)) verb++;
+        if (row->least > 0) {
+            snprintf(text, sizeof(text), "%s --%s 0", verb_rows[verb].name, row->name);
+            refused(text, "it must be a");
+            tried++;
+        }
+        if (row->most < 1e15) {
+            snprintf(text, sizeof(text), "%s --%s %.10g", verb_rows[verb].name, row->name, row->most + 1);
+            snprintf(message, sizeof(message), " to %.10g", row->most);
+            refused(text, message);
+            tried++;
+        }
+    }
+    assert_true(tried > 20);
+}
+
+TEST(choices_are_refused) {
+    size_t r, i;
+    for (r = 0; r < OPTION_ROWS; r++) {
+        const OptionRow *row = &option_rows[r];
+        static const char *const bad[] = {"x", "Stream", "fp", "fp32|bf16", "|", "stream "};
+        int verb = 0;
+        if (row->kind != OPTION_CHOICE) continue;
+        while (!option_of(row, (Verb)verb)) verb++;
+        for (i = 0; i < 6; i++) {
+            CommandLine line = {0, {NULL}};
+            char text[128];
+            add(&line, "train"), add(&line, verb_rows[verb].name);
+            snprintf(text, sizeof(text), "--%s=%s", row->name, bad[i]);
+            add(&line, text);
+            expect_refused(parse_in_child, &line, EXIT_USAGE, "', it must be ");
+        }
+    }
+    refused("bp --method fast", "--method is 'fast', it must be stream, checkpoint or full; see train bp --help");
+    refused("train --moments fp16", "--moments is 'fp16', it must be fp32 or bf16");
+}
+
+TEST(what_comes_later_is_refused_by_name) {
+    size_t i;
+    for (i = 0; i < NOT_IN_THIS_VERSION; i++) {
+        char text[128], message[128];
+        assert_true(option_find(not_in_this_version[i].option) >= 0);
+        snprintf(text, sizeof(text), "train --%s %s", not_in_this_version[i].option, not_in_this_version[i].word);
+        snprintf(message, sizeof(message), "--%s %s is not in this version", not_in_this_version[i].option,
+                 not_in_this_version[i].word);
+        refused(text, message);
+    }
+}
+
+TEST(malformed_lines_are_refused) {
+    refused("", "no model: give --model PATH or --init NAME; see train train --help");
+    refused("bp --seqlen 3", "unknown option --seqlen; did you mean --seq-len?; see train bp --help");
+    refused("bp --seq_len 3", "did you mean --seq-len?");
+    refused("bp --chnuk 3", "did you mean --chunk?");
+    refused("bp --grads g", "did you mean --grads-out?");
+    refused("bp --step 3", "did you mean --steps?"); // of another verb, but that is what was meant
+    refused("bp --zzzzzzzz", "unknown option --zzzzzzzz; see train bp --help");
+    refused("bp --a-name-that-is-longer-than-any-option-could-sensibly-be-and-goes-on 1", "unknown option --a-name");
+    refused("bp --", "unknown option --;");
+    refused("bp --steps 3", "--steps is not an option of bp but of train; see train bp --help");
+    refused("eval --method full", "--method is not an option of eval but of train, bp, plan");
+    refused("bp --init gpt2 --chunk", "--chunk has no value; write --chunk N");
+    refused("bp --chunk --json", "--chunk has no value; write --chunk N");
+    refused("train --data --model m", "--data has no value; write --data PATH...");
+    refused("bp --init= --json", "--init is empty");
+    refused("train --data=", "--data is empty");
+    refused("bp --json=yes", "--json takes no value, 'yes' was given");
+    refused("bp --json yes", "'yes' does not belong here: options begin with two dashes, values follow an option");
+    refused("bp -json", "'-json' does not belong here: options begin with two dashes");
+    refused("bp --seq-len 3 --seq-len=3", "--seq-len is given twice");
+    refused("bp --json --json", "--json is given twice");
+    refused("sample --model m --prompt-ids 1,,2", "--prompt-ids is '1,,2', it must be token ids separated by commas");
+    refused("sample --model m --prompt-ids 1,2147483648", "it must be token ids");
+    refused("sample --model m --prompt-ids 1,-2", "it must be token ids");
+    refused("sample --model m --prompt-ids ,", "it must be token ids");
+}
+
+TEST(options_that_need_or_exclude_each_other) {
+    refused("bp --model m --init gpt2", "--model and --init exclude each other");
+    refused("info", "no model");
+    refused("eval --model m", "no data: give --data");
+    refused("train --model m", "no data: give --data");
+    refused("convert --model m", "no output: give --out");
+    refused("train --model m --data d --resume", "--resume needs --out");
+    refused("train --model m --data d --save-every 3", "--save-every needs --out");
+    refused("train --model m --data d --val-every 3", "--val-every needs --val-data");
+    refused("sample --model m", "no prompt");
+    refused("sample --model m --prompt a --prompt-ids 1", "exclude each other");
+}
+
+static void check_dtype(const void *context) {
+    Options options = parse((const char *)context);
+    options_check_dtype(&options, "fp32");
+}
+
+TEST(dtype_is_the_builds_own) {
+    static const char *const allowed[] = {"bp --init gpt2", "bp --init gpt2 --dtype fp32",
+                                          "plan --init gpt2 --dtype bf16"};
+    size_t i;
+    for (i = 0; i < 3; i++) assert_int_equal(run_child(check_dtype, allowed[i])->code, 0);
+    expect_refused(check_dtype, "bp --init gpt2 --dtype bf16", EXIT_USAGE,
+                   "--dtype is bf16 but this program was built for fp32; build with make PRECISION=bf16");
+}
+
+// ---- the table and its texts -----------------------------------------------------------------------------------------------
+TEST(the_table_is_sound) {
+    size_t i, j, last = 0;
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (!row->verbs) continue;
+        test_case("--%s", row->name);
+        if (strspn(row->name, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(row->name)) test_fail("its name");
+        assert_true(row->help && *row->help && row->help[strlen(row->help) - 1] != '.');
+        assert_true((row->kind == OPTION_FLAG) == (row->value == NULL));
+        assert_true(row->offset > 0 && row->offset < sizeof(Options));
+        for (j = 0; j < i; j++) {
+            if (!option_rows[j].verbs) continue;
+            if (!strcmp(option_rows[j].name, row->name)) test_fail("is there twice");
+            if (option_rows[j].offset == row->offset) test_fail("shares a field with --%s", option_rows[j].name);
+        }
+        last = i;
+    }
+    assert_int_equal(last, OPTION_ROWS - 1);
+}
+
+TEST(schedules_of_the_table_exist) {
+    const char *names = option_rows[option_find("schedule")].value;
+    size_t i, count = 0;
+    for (i = 0; i < SCHEDULES; i++) assert_non_null(strstr(names, schedule_names[i]));
+    for (i = 0; names[i]; i++) count += names[i] == '|';
+    assert_int_equal(count + 1, SCHEDULES);
+}
+
+static void print_json(FILE *file, const Options *options) {
+    JsonOut json = json_open(file);
+    options_json(&json, NULL, options);
+    assert_int_equal(json_close(&json), 0);
+}
+
+TEST(echo_and_json) {
+    Options info = parse("info --model m"), sample = parse("sample --init gpt2 --prompt-ids 1,2 --temperature 0.7");
+    Options dashes = parse("info --model=--help");
+    assert_string_equal(printed(options_echo, &info), "train info --model m --dtype build --seed 42\n");
+    assert_string_equal(printed(options_echo, &dashes), "train info --model=--help --dtype build --seed 42\n");
+    assert_string_equal(printed(print_json, &info), "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"dtype\": "
+                                                    "\"build\", \"seed\": 42, \"json\": false, \"quiet\": false}\n");
+    assert_string_equal(printed(options_echo, &sample),
+                        "train sample --init gpt2 --dtype build --seed 42 --threads auto --prompt-ids 1,2 \\\n"
+                        "    --max-new-tokens 256 --temperature 0.7 --top-k off --top-p 1 --tokenizer auto\n");
+    assert_non_null(strstr(printed(print_json, &sample), "\"prompt_ids\": [1, 2], \"max_new_tokens\": 256, "
+                                                         "\"temperature\": 0.7, \"top_k\": \"off\""));
+    free(sample.prompt_ids.id);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {LISTED(every_row_round_trips),
+                                       LISTED(values_arrive),
+                                       LISTED(defaults),
+                                       LISTED(verbs),
+                                       LISTED(plan_takes_what_train_and_bp_take),
+                                       LISTED(help_mentions_every_row),
+                                       LISTED(help_and_version_end_with_0),
+                                       LISTED(examples_of_the_help_parse),
+                                       LISTED(numbers_are_refused),
+                                       LISTED(ranges_are_kept),
+                                       LISTED(choices_are_refused),
+                                       LISTED(what_comes_later_is_refused_by_name),
+                                       LISTED(malformed_lines_are_refused),
+                                       LISTED(options_that_need_or_exclude_each_other),
+                                       LISTED(dtype_is_the_builds_own),
+                                       LISTED(the_table_is_sound),
+                                       LISTED(schedules_of_the_table_exist),
+                                       LISTED(echo_and_json)};
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}
