@@ -1,0 +1,124 @@
+#!/bin/sh
+# Builds and runs every test: test/run.sh [NAME ...]. A row of the table below is one program in one configuration.
+# Each program closes with `N passed, N failed, N skipped`; these are added up in the last line. Skips are listed again.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+CC=${CC:-cc}
+CXX=${CXX:-c++}
+JOBS=${JOBS:-2}
+export JOBS
+# The sanitizers see our own leaks; oneDNN and OpenMP keep their pools until the end.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1:strict_string_checks=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
+export OMP_WAIT_POLICY=passive
+
+#   program       precision   oneDNN   (plain: without it)
+rows="
+    ops           fp32        onednn
+    ops           fp32        plain
+    ops           bf16        onednn
+    ops           bf16        plain
+    ops           double      onednn
+    methods       double      onednn
+    methods       fp32        onednn
+    methods       bf16        onednn
+    golden        fp32        onednn
+    golden        bf16        onednn
+    golden        double      onednn
+    plan          fp32        onednn
+    plan          bf16        onednn
+    fence         fp32        onednn
+    options       fp32        onednn
+    schedule      fp32        onednn
+    dataloader    fp32        onednn
+    log           fp32        onednn
+    weights       fp32        onednn
+    adamw         fp32        onednn
+    checkpoint    fp32        onednn
+    checkpoint    bf16        onednn
+    sampler       fp32        onednn
+    sampler       bf16        onednn
+"
+
+total_passed=0 total_failed=0 total_skipped=0
+skips=$(mktemp) output=$(mktemp)
+trap 'rm -f "$skips" "$output"' EXIT
+
+# count NAME STATUS: reads the closing line of $output; a program without one has failed.
+count() {
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$output" | tail -n 1)
+    if [ -z "$line" ]; then
+        echo "FAILED: $1 ended with status $2 and no closing line"
+        total_failed=$((total_failed + 1))
+        return
+    fi
+    set -- "$1" "$2" $(echo "$line" | tr -dc '0-9 ')
+    [ "$2" != 0 ] && [ "$4" = 0 ] && { echo "FAILED: $1 ended with status $2"; set -- "$1" "$2" "$3" 1 "$5"; }
+    total_passed=$((total_passed + $3)) total_failed=$((total_failed + $4)) total_skipped=$((total_skipped + $5))
+    grep 'SKIPPED.*NOT TESTED' "$output" | sed "s|^|$1: |" >>"$skips"
+    printf '%-28s %s\n' "$1" "$line"
+}
+
+# Compiles a row's program, sanitized. Objects of the op set are shared by programs of one configuration.
+flags_of() { # precision, onednn|plain
+    printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -O1 -g -march=native \
+-fno-omit-frame-pointer -fsanitize=address,undefined -fopenmp -I."
+    [ "$2" = onednn ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
+}
+build() { # name, precision, onednn|plain
+    folder=build/test-$2-$3
+    flags=$(flags_of "$2" "$3")
+    libraries="-lcmocka -lcjson -lm"
+    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
+    mkdir -p "$folder"
+    if [ ! -f "$folder/ops_cpu.o" ] || [ -n "$(find llmc -newer "$folder/ops_cpu.o" -name '*.[ch]' | head -n 1)" ]; then
+        $CC -std=gnu11 $flags -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o" || return 1
+    fi
+    $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops_cpu.o" $libraries -o "$folder/test_$1"
+}
+
+selected() { # name: no names given, or among them
+    [ -z "$names" ] && return 0
+    for name in $names; do [ "$name" = "$1" ] && return 0; done
+    return 1
+}
+names="$*"
+
+echo "$rows" | while read -r name precision library; do
+    [ -n "$name" ] && selected "$name" && echo "$name $precision $library"
+done >"$output.rows"
+trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
+
+while read -r name precision library; do
+    label="$name ($precision$([ "$library" = plain ] && echo ", plain"))"
+    if ! build "$name" "$precision" "$library" >"$output" 2>&1; then
+        cat "$output"
+        echo "FAILED: $label does not compile"
+        total_failed=$((total_failed + 1))
+        continue
+    fi
+    "build/test-$precision-$library/test_$name" >"$output" 2>&1 </dev/null
+    status=$?
+    grep -E 'FAILED|ERROR|runtime error|NOT TESTED|error:' "$output" | grep -v '^[0-9]* passed' | head -n 40
+    [ $status = 0 ] || [ $status = 1 ] || tail -n 30 "$output"
+    count "$label" $status
+done <"$output.rows"
+
+# The program itself: as C++20, and as a user runs it.
+for script in cxx cli train; do
+    selected $script || continue
+    [ -f "test/test_$script.sh" ] || continue
+    sh "test/test_$script.sh" >"$output" 2>&1 </dev/null
+    status=$?
+    grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40
+    count "$script" $status
+done
+
+if [ -s "$skips" ]; then
+    echo
+    echo "Skipped, so NOT TESTED here:"
+    cat "$skips"
+fi
+echo
+echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
+[ "$total_failed" = 0 ] && [ "$total_passed" -gt 0 ]

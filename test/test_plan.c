@@ -1,0 +1,235 @@
+/*
+The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region of the
+arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
+*/
+#include "test/testing.h"
+#include "test/tiny.h"
+
+static Model planned_model(const char *text, DType dtype) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    return model_build(&config, dtype);
+}
+
+static Batch shape_of(const size_t *length, size_t documents) {
+    Batch batch;
+    size_t d;
+    memset(&batch, 0, sizeof(batch));
+    batch.documents = documents;
+    batch.document_start = (size_t *)checked_calloc(documents + 1, sizeof(size_t), "documents");
+    for (d = 0; d < documents; d++) batch.document_start[d + 1] = batch.document_start[d] + length[d];
+    batch.N = batch.document_start[documents];
+    return batch;
+}
+
+static const char *const models[] = {
+    "gpt2,hidden_size=24,num_hidden_layers=3,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,vocab_size=41",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"
+    "vocab_size=43,tie_word_embeddings=true",
+};
+#define MODELS (sizeof(models) / sizeof(models[0]))
+
+// Walks every layer and every chunk on op set "dry".
+static void whole_walk(const RunSettings *settings, const Batch *batch, double *flops, size_t *peak) {
+    Arena arena;
+    OptimizerState state;
+    StreamBP s;
+    Ops ops;
+    arena_plan(&arena);
+    ops = ops_dry(settings->model->dtype, &arena);
+    run_begin(&s, &state, settings, &ops, &arena, batch);
+    s.dry = 0;
+    s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
+    forward_backward(&s, batch, 1);
+    *flops = dry.flops, *peak = arena.peak;
+    run_end(&s);
+}
+
+TEST(abbreviation_counts_the_same) {
+    static const size_t length[] = {11, 1, 7, 30, 2, 13};
+    static const size_t chunks[] = {1, 3, 7, 16, 21, 63, 64, 65, 1000};
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
+    size_t i, j, t, method;
+    (void)cmocka_state;
+    for (i = 0; i < MODELS; i++) {
+        for (t = 0; t < 3; t++) {
+            Model model = planned_model(models[i], types[t]);
+            Batch batch = tiny_batch(length, 6, 20, 0, 1);
+            for (method = 0; method < 3; method++) {
+                for (j = 0; j < sizeof(chunks) / sizeof(chunks[0]); j++) {
+                    RunSettings settings;
+                    double flops;
+                    size_t peak;
+                    Plan plan;
+                    memset(&settings, 0, sizeof(settings));
+                    settings.model = &model, settings.method = (Method)method;
+                    settings.chunk = chunks[j], settings.logits_chunk = chunks[(j * 5 + 2) % 9];
+                    settings.backward = 1, settings.gradient_type = types[t];
+                    test_case("model %zu, type %d, method %zu, chunk %zu", i, types[t], method, chunks[j]);
+                    plan = plan_make(&settings, &batch);
+                    whole_walk(&settings, &batch, &flops, &peak);
+                    if (plan.total_bytes != peak) test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
+                    if (!(fabs(plan.flops - flops) <= 1e-9 * flops)) test_fail("plan %.17g FLOP, whole walk %.17g", plan.flops, flops);
+                }
+            }
+            batch_free(&batch);
+            model_free(&model);
+        }
+    }
+}
+
+TEST(shares_add_up) {
+    size_t length[] = {5000}, method, sum;
+    Model model = planned_model("qwen3-8b", DTYPE_BF16);
+    Batch batch = shape_of(length, 1);
+    for (method = 0; method < 3; method++) {
+        RunSettings settings;
+        Plan plan;
+        int share;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.method = (Method)method;
+        settings.backward = settings.optimizer = settings.master = 1;
+        settings.gradient_type = DTYPE_BF16;
+        plan = plan_make(&settings, &batch);
+        for (share = 0, sum = 0; share < SHARES; share++) sum += plan.share[share];
+        if (sum != plan.total_bytes) test_fail("shares add up to %zu, total is %zu", sum, plan.total_bytes);
+        if (plan.share[SHARE_WEIGHTS] < 2 * model.elements || plan.share[SHARE_WEIGHTS] > 2 * model.elements + 256)
+            test_fail("weights take %zu bytes for %zu elements", plan.share[SHARE_WEIGHTS], model.elements);
+        if (plan.share[SHARE_OPTIMIZER] < 12 * model.elements) test_fail("the optimizer takes too little");
+        if (plan.model_flops > plan.flops) test_fail("model FLOPs above executed FLOPs");
+    }
+    free(batch.document_start);
+    model_free(&model);
+}
+
+// Bytes per token: L d s + d s + 2 k s + 2 k 4 + 16 and no more than 3 % above.
+TEST(slope_per_token) {
+    static const char *const names[] = {"qwen3-0.6b", "qwen3-8b", "qwen3-14b", "llama3.1-8b", "qwen2.5-7b", "gpt2,n_positions=1000000"};
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16};
+    size_t i, t;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (t = 0; t < 2; t++) {
+            Model model = planned_model(names[i], types[t]);
+            const Config *c = &model.config;
+            size_t s = dtype_size(types[t]), near[] = {65536}, far[] = {262144}, k = c->num_key_value_heads * c->head_dim;
+            Batch first = shape_of(near, 1), second = shape_of(far, 1);
+            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16), slope;
+            RunSettings settings;
+            memset(&settings, 0, sizeof(settings));
+            settings.model = &model, settings.backward = 1, settings.gradient_type = types[t];
+            slope = (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
+                    (double)(far[0] - near[0]);
+            printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]), slope,
+                   slope / formula);
+            if (!(slope <= 1.03 * formula)) test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
+            free(first.document_start), free(second.document_start);
+            model_free(&model);
+        }
+    }
+}
+
+static size_t longest_in(const char *name, size_t limit, Method method) {
+    Model model = planned_model(name, DTYPE_BF16);
+    RunSettings settings;
+    size_t longest;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &model, settings.method = method;
+    settings.backward = 1, settings.gradient_type = DTYPE_BF16;
+    longest = plan_longest(&settings, 1, limit);
+    model_free(&model);
+    return longest;
+}
+
+// The paper's maximum lengths (its Figure 3, 80 GB): 110k for 8B, 40k for 14B.
+TEST(longer_than_the_paper) {
+    size_t limit = (size_t)78 << 30, longest = longest_in("qwen3-8b", limit, METHOD_STREAM);
+    printf("             Qwen3-8B: %zu tokens in 78 GiB, %.2f times the paper's 110k\n", longest, (double)longest / 110e3);
+    if (longest < 137500) test_fail("Qwen3-8B: %zu tokens", longest);
+    longest = longest_in("qwen3-14b", limit, METHOD_STREAM);
+    printf("             Qwen3-14B: %zu tokens in 78 GiB, %.2f times the paper's 40k\n", longest, (double)longest / 40e3);
+    if (longest < 48000) test_fail("Qwen3-14B: %zu tokens", longest);
+}
+
+TEST(longest_is_the_boundary) {
+    static const size_t gib[] = {33, 40, 78};
+    size_t i, method;
+    for (i = 0; i < 3; i++) {
+        for (method = 0; method < 3; method++) {
+            size_t limit = gib[i] << 30, longest = longest_in("qwen3-8b", limit, (Method)method), at[] = {longest}, over[] = {longest + 1};
+            Model model = planned_model("qwen3-8b", DTYPE_BF16);
+            Batch fits = shape_of(at, 1), does_not = shape_of(over, 1);
+            RunSettings settings;
+            memset(&settings, 0, sizeof(settings));
+            settings.model = &model, settings.method = (Method)method;
+            settings.backward = 1, settings.gradient_type = DTYPE_BF16;
+            if (longest && plan_make(&settings, &fits).total_bytes > limit) test_fail("%zu tokens do not fit", longest);
+            if (plan_make(&settings, &does_not).total_bytes <= limit) test_fail("%zu tokens fit too", longest + 1);
+            free(fits.document_start), free(does_not.document_start);
+            model_free(&model);
+        }
+    }
+    if (longest_in("qwen3-8b", (size_t)1 << 30, METHOD_STREAM) != 0) test_fail("8B in 1 GiB");
+}
+
+TEST(answers_at_once) {
+    size_t length[] = {1000000}, chunk;
+    Model model = planned_model("qwen3-32b", DTYPE_BF16);
+    Batch batch = shape_of(length, 1);
+    for (chunk = 1; chunk <= 4096; chunk *= 8) {
+        double begin = seconds_now();
+        RunSettings settings;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.chunk = settings.logits_chunk = chunk;
+        settings.backward = settings.optimizer = 1, settings.gradient_type = DTYPE_BF16;
+        plan_make(&settings, &batch);
+        plan_longest(&settings, 1, (size_t)1 << 42);
+        if (seconds_now() - begin > 0.5) test_fail("%g seconds with chunks of %zu", seconds_now() - begin, chunk);
+    }
+    free(batch.document_start);
+    model_free(&model);
+}
+
+// The dry op set's range check: a walk whose arena is too small for one op's tensor must die.
+static void too_far(const char *name) {
+    Arena arena;
+    Ops ops;
+    char *x, *w;
+    arena_plan(&arena);
+    x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
+    w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
+    ops = ops_dry(DTYPE_FP32, &arena);
+    ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, 100, 64, 1e-6); // fits
+    if (!strcmp(name, "one row too many")) ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, 101, 64, 1e-6);
+    if (!strcmp(name, "popped")) {
+        arena_pop(&arena, 1);
+        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, 100, 64, 1e-6);
+    }
+}
+
+#include <sys/wait.h>
+#include <unistd.h>
+static int dies(const char *name) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        too_far(name);
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUNTIME;
+}
+
+TEST(ranges_are_checked) {
+    if (dies("nothing")) test_fail("what fits was refused");
+    if (!dies("one row too many")) test_fail("a tensor that ends in the next region was not noticed");
+    if (!dies("popped")) test_fail("a tensor in a dead region was not noticed");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(abbreviation_counts_the_same), LISTED(shares_add_up),   LISTED(slope_per_token), LISTED(longer_than_the_paper),
+        LISTED(longest_is_the_boundary),      LISTED(answers_at_once), LISTED(ranges_are_checked),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}
