@@ -302,6 +302,9 @@ TEST(ids_outside_the_vocabulary_are_refused) {
     made = shard32(97), made.first = 0xfffffff0u, made.modulus = 0xffffffffu;
     o = opening(make_shard("ids.bin", made));
     expect_refused(open_and_read, &o, EXIT_RUNTIME, "token 0 is 4294967280, outside the model's vocabulary of 50000");
+    o = opening(make_shard("ids.bin", shard32(110001)));
+    o.B = 1, o.T = 110000, o.vocab_size = 100000; // not in the first buffer
+    expect_refused(open_and_read, &o, EXIT_RUNTIME, "token 100000 is 100000, outside");
 }
 
 static void cut_while_reading(const void *context) {
@@ -371,6 +374,8 @@ TEST(random_batches) {
             test_fail("token %zu: %d -> %d", t, a.tokens[t], a.targets[t]);
         if ((t + 1) % T && a.targets[t] != a.tokens[t + 1]) test_fail("token %zu: its target is not the next token", t);
         if (a.position[t] != (int32_t)(t % T)) test_fail("token %zu: position %d", t, a.position[t]);
+        if ((size_t)a.tokens[t] != random_below(42, RANDOM_STREAM_TOKENS, t / T * (T + 1) + t % T, V))
+            test_fail("token %zu is not the one that any part of the program would draw", t);
         seen[a.tokens[t]]++;
     }
     for (t = 0; t < V; t++) assert_in_range(seen[t], 40, 130); // 80 expected of each, deviation 8.9

@@ -53,6 +53,12 @@ TEST(closed_forms) {
     }
 }
 
+TEST(without_warmup_the_decay_begins_at_step_1) {
+    Schedule s = make(SCHEDULE_LINEAR, 0, 11);
+    size_t step;
+    for (step = 1; step <= 11; step++) expect_rate(&s, step, 3e-4 + (3e-5 - 3e-4) * ((double)step - 1) / 10);
+}
+
 TEST(rises_then_falls) {
     size_t warmup, steps, step;
     int kind;
@@ -98,7 +104,11 @@ TEST(names) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(ends_are_exact), LISTED(closed_forms), LISTED(rises_then_falls),
-                                       LISTED(fractions_at_their_limits), LISTED(names)};
+    const struct CMUnitTest tests[] = {LISTED(ends_are_exact),
+                                       LISTED(closed_forms),
+                                       LISTED(without_warmup_the_decay_begins_at_step_1),
+                                       LISTED(rises_then_falls),
+                                       LISTED(fractions_at_their_limits),
+                                       LISTED(names)};
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }
