@@ -61,13 +61,14 @@ static inline void batch_set_regular(Batch *batch, size_t B, size_t T) {
     for (t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
 }
 
-// B x (T+1) random ids below vocab_size: document b reads ids [b(T+1), b(T+1) + T), its targets are one further on.
-static inline void batch_random(Batch *batch, size_t B, size_t T, size_t vocab_size, uint64_t seed) {
+// B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b reads
+// ids [b(T+1), b(T+1) + T), its targets are one further on.
+static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     size_t b, t;
     batch_set_regular(batch, B, T);
     for (b = 0; b < B; b++) {
         for (t = 0; t <= T; t++) {
-            int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, b * (T + 1) + t, vocab_size);
+            int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, (first + b) * (T + 1) + t, vocab_size);
             if (t < T) batch->tokens[b * T + t] = id;
             if (t > 0) batch->targets[b * T + t - 1] = id;
         }

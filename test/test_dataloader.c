@@ -366,7 +366,7 @@ TEST(random_damage) {
 TEST(random_batches) {
     size_t B = 4, T = 1000, V = 50, t, seen[50] = {0};
     Batch a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
-    batch_random(&a, B, T, V, 42), batch_random(&b, B, T, V, 42);
+    batch_random(&a, B, T, 0, V, 42), batch_random(&b, B, T, 0, V, 42);
     assert_memory_equal(a.tokens, b.tokens, B * T * 4);
     assert_memory_equal(a.targets, b.targets, B * T * 4);
     for (t = 0; t < B * T; t++) {
@@ -380,10 +380,10 @@ TEST(random_batches) {
     }
     for (t = 0; t < V; t++) assert_in_range(seen[t], 40, 130); // 80 expected of each, deviation 8.9
     assert_true(batch_counted(&a) == (double)(B * T));
-    batch_random(&b, B, T, V, 43);
+    batch_random(&b, B, T, 0, V, 43);
     assert_memory_not_equal(a.tokens, b.tokens, B * T * 4);
     assert_memory_not_equal(a.tokens, a.tokens + T, T * 4); // documents differ
-    batch_random(&longer, 1, 2000, V, 42);
+    batch_random(&longer, 1, 2000, 0, V, 42);
     assert_memory_equal(a.tokens, longer.tokens, T * 4); // the first document does not depend on T
     batch_free(&a), batch_free(&b), batch_free(&longer);
 }

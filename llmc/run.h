@@ -1,0 +1,162 @@
+/*
+A run: what the verbs that touch tensors have in common. A model is opened, settings come from the options, the plan is made and
+held against the memory there is, one allocation follows, and weights are filled in. After that nothing is allocated.
+*/
+#ifndef LLMC_RUN_H
+#define LLMC_RUN_H
+#include "../streambp.h"
+#include "options.h"
+#include "report.h"
+#include "weights.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+typedef struct {
+    const Options *options;
+    FILE *text; // for people: stdout, or stderr where stdout is JSON
+    size_t memory_at_start;
+    WeightSource *source; // NULL: random weights
+    Model model;
+    RunSettings settings;
+    Plan plan;
+    void *memory; // plan.total_bytes
+    Arena arena;
+    StreamBP stream;
+    OptimizerState optimizer;
+} Run;
+
+static inline DType dtype_from_name(const char *name, DType otherwise) {
+    if (!strcmp(name, "fp32")) return DTYPE_FP32;
+    if (!strcmp(name, "bf16")) return DTYPE_BF16;
+    if (!strcmp(name, "double")) return DTYPE_FP64;
+    return otherwise;
+}
+
+// From --model or --init, or from `model` where a run that is resumed names neither.
+static inline void run_open_model(Run *run, const Options *options, const char *model) {
+    Config config;
+    memset(run, 0, sizeof(*run));
+    run->memory_at_start = ops_device->memory_peak();
+    run->options = options;
+    run->text = options->json ? stderr : stdout;
+    if (options->verb != VERB_CONVERT && options->verb != VERB_INFO)
+        options_check_dtype(options, dtype_name(ops_device->stored));
+    if (options->init) {
+        config = config_from_text(options->init, "--init", EXIT_USAGE);
+    } else {
+        run->source = weights_open(model ? model : options->model);
+        config = weights_config(run->source);
+        if (*run->source->remark && !options->quiet) note("%s", run->source->remark);
+    }
+    run->model = model_build(&config, dtype_from_name(options->dtype, ops_device->stored));
+}
+
+// How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
+static inline void check_positions(const Run *run, size_t T, const char *what) {
+    const Config *c = &run->model.config;
+    if (T <= c->max_position_embeddings) return;
+    if (c->family->learned_positions)
+        die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
+                  c->max_position_embeddings, c->max_position_embeddings);
+    if (run->options->verb != VERB_PLAN)
+        note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions", what, T,
+             c->max_position_embeddings);
+}
+
+static inline RunSettings settings_from_options(const Run *run) {
+    const Options *o = run->options;
+    RunSettings settings;
+    DType stored = run->model.dtype;
+    int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &run->model;
+    if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
+    if (o->method && !strcmp(o->method, "full")) settings.method = METHOD_FULL;
+    settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
+    if (settings.method != METHOD_STREAM && (o->chunk || o->logits_chunk))
+        note("--method %s works on the whole stream at once: --chunk and --logits-chunk are ignored", o->method);
+    settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
+    settings.gradient_type = o->grad_accum > 1 ? dtype_of_sums(stored) : stored;
+    if (o->grad_dtype) settings.gradient_type = dtype_from_name(o->grad_dtype, settings.gradient_type);
+    if (stored == DTYPE_FP64) settings.gradient_type = DTYPE_FP64;
+    settings.optimizer = trains;
+    settings.moment_type = stored == DTYPE_FP64 ? DTYPE_FP64 : dtype_from_name(o->moments, DTYPE_FP32);
+    settings.master = trains && stored == DTYPE_BF16 && strcmp(o->master, "none") != 0;
+    return settings;
+}
+
+// A batch with B documents of T tokens but without its tokens: all that a plan needs.
+static inline Batch batch_shape(size_t B, size_t T) {
+    Batch batch;
+    size_t b;
+    memset(&batch, 0, sizeof(batch));
+    if (T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
+    batch.N = B * T, batch.documents = B;
+    batch.document_start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    for (b = 0; b <= B; b++) batch.document_start[b] = b * T;
+    return batch;
+}
+
+// Refuses a run that does not fit, before anything is allocated, and says what would.
+static inline void check_memory(const Run *run, size_t B) {
+    size_t limit = run->options->memory_limit, available = ops_device->memory_available(), longest;
+    const char *whose = "--memory-limit";
+    if (available && (!limit || available < limit)) limit = available, whose = "the memory available";
+    if (!limit || run->plan.total_bytes <= limit) return;
+    longest = plan_longest(&run->settings, B, limit);
+    if (longest)
+        die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit",
+            human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit), longest);
+    die("the plan needs %s, %s is %s, and no length fits: the model with its gradients and optimizer alone is larger",
+        human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
+}
+
+// Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
+static inline void run_allocate(Run *run, const Batch *largest) {
+    run->plan = plan_make(&run->settings, largest);
+    check_memory(run, largest->documents);
+    run->memory = ops_device->allocate(run->plan.total_bytes);
+    if (!run->memory)
+        die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
+            human_bytes((double)run->plan.total_bytes));
+    arena_init(&run->arena, run->memory, run->plan.total_bytes);
+    run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, largest);
+}
+
+static inline void run_load_weights(Run *run) {
+    if (run->source) weights_load(run->source, &run->model, ops_device, run->stream.memory.weights);
+    else weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
+    weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
+}
+
+static inline void run_close(Run *run) {
+    run_end(&run->stream);
+    if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
+    if (run->source) weights_close(run->source);
+    model_free(&run->model);
+}
+
+static inline int cpu_threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static inline size_t gradient_bytes(const Run *run) {
+    return run->model.elements * dtype_size(run->settings.gradient_type);
+}
+
+static inline void report_header(const Run *run) {
+    if (run->options->quiet) return;
+    report_model(run->text, &run->model);
+    fprintf(run->text, "plan     %s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+            human_bytes((double)run->plan.total_bytes), run->options->method ? run->options->method : "forward only",
+            run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.flops));
+    report_regions(run->text, &run->plan.arena);
+    fflush(run->text);
+}
+
+#endif
