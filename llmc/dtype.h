@@ -35,10 +35,10 @@ static inline float bf16_to_float(uint16_t bits) {
 
 // Round to nearest, ties to even; NaN stays NaN.
 static inline uint16_t float_to_bf16(float value) {
-    uint32_t bits;
+    uint32_t bits, rounded;
     memcpy(&bits, &value, sizeof(bits));
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // no branch: vectorises
 }
 
 static inline float fp16_to_float(uint16_t bits) {

@@ -47,8 +47,10 @@ static inline float simd_exp_float(float x) {
 
 #if defined(PRECISION_DOUBLE)
 static inline floatS simd_exp(floatS x) { return exp(x); }
+static inline floatS square_root(floatS x) { return sqrt(x); }
 #else
 static inline floatS simd_exp(floatS x) { return simd_exp_float(x); }
+static inline floatS square_root(floatS x) { return sqrtf(x); } // one instruction under -fno-math-errno
 #endif
 
 // 1 / (1 + exp(-x)), and one minus it, both without cancellation and without overflow.

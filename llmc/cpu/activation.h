@@ -1,0 +1,81 @@
+/*
+SwiGLU and GELU, forward and backward. Both rest on the logistic function s(z) = 1 / (1 + exp(-z)):
+
+    silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
+    gelu(x) = x s(z(x))               gelu'(x) = s + x s (1 - s) z'(x)
+
+with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3), because (1 + tanh(z/2)) / 2 = s(z). Written so, the far negative side keeps
+all its digits, where 1 + tanh would cancel.
+*/
+#ifndef LLMC_CPU_ACTIVATION_H
+#define LLMC_CPU_ACTIVATION_H
+#include "../ops.h"
+#include "elements.h"
+#include "simd_math.h"
+
+static void swiglu_forward(Stored *out_, const Stored *gate_up, size_t n, size_t FF) {
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF;
+        floatX *out = (floatX *)out_ + t * FF;
+#pragma omp simd
+        for (size_t i = 0; i < FF; i++) {
+            floatS g = load(gate[i]), one_minus_s, s = sigmoid(g, &one_minus_s);
+            out[i] = store(g * s * load(up[i]));
+        }
+    }
+}
+
+static void swiglu_backward(Stored *dgate_up, const Stored *dout_, const Stored *gate_up, size_t n, size_t FF) {
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF,
+                     *dout = (const floatX *)dout_ + t * FF;
+        floatX *dgate = (floatX *)dgate_up + t * 2 * FF, *dup = dgate + FF;
+#pragma omp simd
+        for (size_t i = 0; i < FF; i++) {
+            floatS g = load(gate[i]), u = load(up[i]), d = load(dout[i]), one_minus_s, s = sigmoid(g, &one_minus_s);
+            dgate[i] = store(d * u * (s + g * s * one_minus_s));
+            dup[i] = store(d * g * s);
+        }
+    }
+}
+
+#define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
+#define GELU_CUBIC 0.044715
+
+static void gelu_forward(Stored *out, const Stored *in, size_t count) {
+    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        const floatX *block = (const floatX *)in + b * BLOCK;
+        floatX *out_block = (floatX *)out + b * BLOCK;
+        size_t length = min_size(BLOCK, count - b * BLOCK);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) {
+            floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
+            out_block[i] = store(x * s);
+        }
+    }
+}
+
+static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size_t count) {
+    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        const floatX *block = (const floatX *)in + b * BLOCK, *dout_block = (const floatX *)dout + b * BLOCK;
+        floatX *dx_block = (floatX *)dx + b * BLOCK;
+        size_t length = min_size(BLOCK, count - b * BLOCK);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) {
+            floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
+            dx_block[i] = store(load(dout_block[i]) * (s + x * s * one_minus_s * (scale + 3 * cubic * x * x)));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,94 @@
+/*
+Token and learned position embeddings: rows of a table gathered forward, scattered back.
+
+Backward sorts the stream by row first (counting sort), so that every row of the table belongs to one thread, which adds
+up its tokens in stream order: no atomics, the same bits for any number of threads, and a bf16 gradient is rounded once
+per row and call instead of once per token.
+*/
+#ifndef LLMC_CPU_EMBEDDING_H
+#define LLMC_CPU_EMBEDDING_H
+#include "../ops.h"
+#include "elements.h"
+
+static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t *position, const Stored *wte_,
+                              const Stored *wpe_, size_t n, size_t C) {
+    floatX *out = (floatX *)out_;
+    const floatX *wte = (const floatX *)wte_, *wpe = (const floatX *)wpe_;
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        floatX *row = out + t * C;
+        const floatX *token_row = wte + (size_t)tokens[t] * C;
+        if (wpe) {
+            const floatX *position_row = wpe + (size_t)position[t] * C;
+#pragma omp simd
+            for (size_t c = 0; c < C; c++) row[c] = store(load(token_row[c]) + load(position_row[c]));
+        } else {
+            memcpy(row, token_row, C * sizeof(*row));
+        }
+    }
+}
+
+enum { COLUMNS = 256 }; // of a row are summed at a time; few, so that several threads share a frequent token's row
+
+// scratch, as int32: end[rows], then order[N]
+static size_t embedding_backward_scratch(size_t N, size_t rows, size_t C) {
+    (void)C;
+    return ((rows + N) * sizeof(int32_t) + sizeof(floatS) - 1) / sizeof(floatS);
+}
+
+// order[] becomes the tokens sorted by row, each row's in stream order; row r owns order[end[r - 1] .. end[r]).
+static void sort_by_row(int32_t *end, int32_t *order, const int32_t *index, size_t N, size_t rows) {
+    int32_t before = 0;
+    size_t t, r;
+    memset(end, 0, rows * sizeof(*end));
+    for (t = 0; t < N; t++) end[index[t]]++;
+    for (r = 0; r < rows; r++) {
+        int32_t count = end[r];
+        end[r] = before; // for now the beginning; placing the row's tokens moves it to the end
+        before += count;
+    }
+    for (t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
+}
+
+/*
+dw[begin .. begin + count) += the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens), which is taken
+in groups: the rounding errors of a long sum then grow with the number of groups and the length of one, not their product.
+*/
+static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *dx, const int32_t *order, size_t tokens,
+                           size_t count, size_t C) {
+    enum { GROUP = 64 };
+    floatS sum[COLUMNS] = {0}, buffer[COLUMNS], *block;
+    size_t first, i;
+    for (first = 0; first < tokens; first += GROUP) {
+        floatS group[COLUMNS] = {0};
+        for (i = first; i < min_size(first + GROUP, tokens); i++) {
+            const floatX *row = dx + (size_t)order[i] * C;
+#pragma omp simd
+            for (size_t c = 0; c < count; c++) group[c] += load(row[c]);
+        }
+        for (size_t c = 0; c < count; c++) sum[c] += group[c];
+    }
+    block = block_open(dw, dw_type, begin, count, buffer);
+#pragma omp simd
+    for (size_t c = 0; c < count; c++) block[c] += sum[c];
+    block_close(dw, dw_type, begin, count, block);
+}
+
+static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
+                               size_t C, Summed *scratch) {
+    int32_t *end = (int32_t *)scratch, *order = end + rows;
+    size_t blocks = (C + COLUMNS - 1) / COLUMNS, r, b;
+    sort_by_row(end, order, index, N, rows);
+#pragma omp parallel for collapse(2) schedule(dynamic, 16) if (N * C >= PARALLEL_MIN)
+    for (r = 0; r < rows; r++) {
+        for (b = 0; b < blocks; b++) {
+            size_t first = r ? (size_t)end[r - 1] : 0, tokens = (size_t)end[r] - first, c = b * COLUMNS;
+            if (tokens)
+                add_token_rows(dw, dw_type, r * C + c, (const floatX *)dx + c, order + first, tokens,
+                               min_size(COLUMNS, C - c), C);
+        }
+    }
+}
+
+#endif

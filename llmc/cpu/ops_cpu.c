@@ -1,0 +1,67 @@
+/*
+Op set "cpu": the table of ops.h, filled. One file per op family, forward and backward together; this one is compiled
+once per precision (precision.h) and linked to the driver.
+*/
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE // MAP_ANONYMOUS, madvise
+#endif
+// `#pragma omp simd` on a loop around libm's exp (double build) or an instrumented one (sanitizers) cannot be honoured.
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+#include "../ops.h"
+#include "precision.h"  // floatX and floatS
+#include "memory.h"     // allocate, release, copy, zero
+#include "embedding.h"  // token and position embeddings
+#include "norm.h"       // RMSNorm, LayerNorm
+#include "linear.h"     // matrix products
+#include "rope.h"       // rotary position embedding
+#include "attention.h"  // attention of one chunk over its documents' keys
+#include "activation.h" // SwiGLU, GELU
+#include "logprob.h"    // log-probabilities and the gradient of the logits
+#include "gradient.h"   // stored gradients and their norm
+#include "adamw.h"      // the optimizer
+
+static void repeat_once(double factor) { (void)factor; } // only op set "dry" counts
+
+static const Ops ops_cpu = {
+    .name = "cpu",
+    .stored = FLOATX_DTYPE,
+    .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
+    .allocate = memory_allocate,
+    .release = memory_release,
+    .memory_peak = memory_peak,
+    .memory_available = memory_available,
+    .copy_in = memory_copy,
+    .copy_out = memory_copy,
+    .copy = memory_copy,
+    .zero = memory_zero,
+    .repeat = repeat_once,
+    .embedding_forward = embedding_forward,
+    .embedding_backward = embedding_backward,
+    .embedding_backward_scratch = embedding_backward_scratch,
+    .rmsnorm_forward = rmsnorm_forward,
+    .rmsnorm_backward = rmsnorm_backward,
+    .layernorm_forward = layernorm_forward,
+    .layernorm_backward = layernorm_backward,
+    .norm_backward_scratch = norm_backward_scratch,
+    .linear_forward = linear_forward,
+    .linear_backward_input = linear_backward_input,
+    .linear_backward_weight = linear_backward_weight,
+    .rope_forward = rope_forward,
+    .rope_backward = rope_backward,
+    .attention_forward = attention_forward,
+    .attention_backward = attention_backward,
+    .attention_scratch = attention_scratch,
+    .swiglu_forward = swiglu_forward,
+    .swiglu_backward = swiglu_backward,
+    .gelu_forward = gelu_forward,
+    .gelu_backward = gelu_backward,
+    .logprob = logprob,
+    .round_sums = round_sums,
+    .gradient_add = gradient_add,
+    .sum_of_squares = sum_of_squares,
+    .adamw = adamw,
+};
+
+const Ops *const ops_device = &ops_cpu;
