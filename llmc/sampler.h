@@ -91,6 +91,7 @@ static inline size_t sampling_candidates(const SamplingSettings *settings, const
         heap_pop(order, V - i, logits);
         mass += token_mass(settings, logits, largest, order[V - 1 - i]);
     }
+    if (settings->top_p >= 1) return k;
     for (count = 0; count < k && (count == 0 || held < settings->top_p * mass); count++) {
         if (k == V) heap_pop(order, V - count, logits);
         held += token_mass(settings, logits, largest, order[V - 1 - count]);
