@@ -1,0 +1,261 @@
+/*
+Attention of op sets against the reference: documents of every length in one stream, chunks that begin and end inside
+documents, every ratio of query to key heads, scores that sharpen the softmax. Keys that a chunk must not read are NaN.
+Part of test_ops.c.
+*/
+#ifndef TEST_OPS_ATTENTION_H
+#define TEST_OPS_ATTENTION_H
+#include "reference.h"
+#include "testing.h"
+
+typedef struct {
+    size_t NH, NKV, HD;
+} Heads;
+
+static const Heads head_shapes[] = {{1, 1, 16}, {3, 3, 20},  {4, 2, 64},  {4, 1, 80}, {8, 1, 16}, {8, 2, 20},
+                                    {9, 3, 64}, {5, 5, 128}, {2, 1, 128}, {7, 1, 20}, {8, 1, 128}};
+enum { HEAD_SHAPES = sizeof(head_shapes) / sizeof(head_shapes[0]) };
+
+// The spans of the chunk [t0, t1) of a stream of documents; span[] has room for one per document.
+static Spans spans_of(const size_t *lengths, size_t documents, size_t t0, size_t t1, Span *span) {
+    Spans spans;
+    size_t d, start = 0;
+    memset(&spans, 0, sizeof(spans));
+    spans.span = span;
+    for (d = 0; d < documents; start += lengths[d++]) {
+        size_t end = start + lengths[d], begin = start > t0 ? start : t0, stop = end < t1 ? end : t1, t;
+        if (begin >= stop) continue;
+        span->document = start, span->begin = begin, span->end = stop;
+        for (t = begin; t < stop; t++) spans.pairs += (double)(t - start + 1);
+        span++, spans.count++;
+    }
+    return spans;
+}
+
+static size_t sum_of(const size_t *lengths, size_t documents) {
+    size_t d, N = 0;
+    for (d = 0; d < documents; d++) N += lengths[d];
+    return N;
+}
+
+// K or V of the whole stream; NaN in the tokens before `from` and from `to` on.
+static Guarded *keys_or_values(const char *name, size_t N, size_t from, size_t to, size_t row, double amplitude) {
+    double *values = case_doubles(N * row);
+    size_t i;
+    for (i = 0; i < N * row; i++) values[i] = i < from * row || i >= to * row ? NAN : amplitude * test_normal();
+    return guarded_values(INPUT, name, ops_device->stored, values, N * row);
+}
+
+static void expect_untouched(const Guarded *t, size_t from, size_t to) {
+    size_t i;
+    for (i = from; i < to; i++)
+        if (result(t, i) != t->values[i])
+            test_fail("%s[%zu] belongs to no key of this chunk, but was changed", t->name, i);
+}
+
+// Forward and backward of the chunk [t0, t1) alone. amplitude: of q and k; slack: how much their size costs in accuracy.
+static void attention_chunk_case(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads,
+                                 double amplitude, double slack) {
+    const Ops *ops = ops_device;
+    size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, N = sum_of(lengths, documents), n = t1 - t0, first;
+    size_t queries = n * NH * HD, keys = N * NKV * HD, key_row = NKV * HD, scratch_count;
+    double scale = 1.0 / sqrt((double)HD), *expected_out, *expected_lse, *dq, *dk, *dv, *p;
+    Guarded *q, *k, *v, *out, *lse, *scratch, *given_out, *given_lse, *dout, *g_dq, *g_dk, *g_dv;
+    Span *span;
+    Spans spans;
+    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g", t0, t1, N,
+              documents, NH, NKV, HD, amplitude);
+    span = (Span *)case_memory(documents * sizeof(Span));
+    spans = spans_of(lengths, documents, t0, t1, span);
+    first = span[0].document;
+    p = case_doubles(N);
+
+    q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, amplitude);
+    k = keys_or_values("k", N, first, t1, key_row, amplitude);
+    v = keys_or_values("v", N, first, t1, key_row, 1.0);
+    out = guarded_poison(CHANGED, "out", ops->stored, queries);
+    lse = guarded_poison(CHANGED, "lse", ops->summed, n * NH);
+    scratch_count = ops->attention_scratch(n, NH, NKV, HD);
+    scratch = guarded_poison(SCRATCH, "scratch", ops->summed, scratch_count);
+    CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, NH, NKV, HD, scale,
+                                scratch->data));
+    expected_out = case_doubles(queries), expected_lse = case_doubles(n * NH);
+    reference_attention_forward(expected_out, expected_lse, q->values, k->values, v->values, spans, NH, NKV, HD, scale,
+                                p);
+    expect_within(out, expected_out, slack, 0.0);
+    expect_within(lse, expected_lse, slack, 1.0);
+
+    given_out = guarded_values(INPUT, "given out", ops->stored, expected_out, queries);
+    given_lse = guarded_values(INPUT, "given lse", ops->summed, expected_lse, n * NH);
+    dout = guarded_normal(INPUT, "dout", ops->stored, queries, 0.0, 1.0);
+    g_dq = guarded_poison(CHANGED, "dq", ops->stored, queries);
+    g_dk = guarded_normal(CHANGED, "dk", ops->summed, keys, 0.0, 1.0);
+    g_dv = guarded_normal(CHANGED, "dv", ops->summed, keys, 0.0, 1.0);
+    CALL(ops->attention_backward(g_dq->data, g_dk->data, g_dv->data, dout->data, given_out->data, q->data, k->data,
+                                 v->data, given_lse->data, spans, NH, NKV, HD, scale, scratch->data));
+    dq = case_doubles(queries), dk = case_copy(g_dk->values, keys), dv = case_copy(g_dv->values, keys);
+    reference_attention_backward(dq, dk, dv, dout->values, given_out->values, q->values, k->values, v->values, spans,
+                                 NH, NKV, HD, scale, p);
+    expect_within(g_dq, dq, slack, 0.3 * amplitude);
+    expect_within(g_dk, dk, slack, 0.3 * amplitude);
+    expect_within(g_dv, dv, slack, 0.3);
+    expect_untouched(g_dk, 0, first * key_row);
+    expect_untouched(g_dv, 0, first * key_row);
+    expect_untouched(g_dk, t1 * key_row, keys);
+    expect_untouched(g_dv, t1 * key_row, keys);
+}
+
+TEST(attention_one_document) {
+    static const size_t lengths[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128, 129};
+    size_t i, h;
+    for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+        for (h = i % 3; h < HEAD_SHAPES; h += lengths[i] < 20 ? 1 : 4)
+            attention_chunk_case(&lengths[i], 1, 0, lengths[i], head_shapes[h], 1.0, 1.0);
+    for (i = 0; i < 3; i++) { // several blocks of keys whatever the block
+        static const size_t longer[] = {257, 300, 521};
+        static const Heads shapes[] = {{4, 1, 20}, {3, 3, 16}, {2, 1, 16}};
+        attention_chunk_case(&longer[i], 1, 0, longer[i], shapes[i], 1.0, 1.0);
+    }
+}
+
+TEST(attention_documents) {
+    static const size_t lengths[] = {1, 5, 1, 1, 64, 17, 2, 33, 1};
+    static const size_t ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    size_t h;
+    for (h = 0; h < HEAD_SHAPES; h++) {
+        attention_chunk_case(lengths, 9, 0, sum_of(lengths, 9), head_shapes[h], 1.0, 1.0);
+        attention_chunk_case(ones, 20, 0, 20, head_shapes[h], 1.0, 1.0);
+    }
+}
+
+// Chunks that begin and end anywhere: K, V before the chunk's first document and after the chunk are NaN.
+TEST(attention_chunk_of_a_stream) {
+    static const size_t lengths[] = {3, 70, 1, 41, 26};
+    static const size_t ranges[][2] = {{0, 1},   {1, 2},    {2, 3},    {2, 4},     {3, 4},     {4, 5},     {3, 35},
+                                       {35, 73}, {36, 74},  {40, 115}, {72, 75},   {73, 74},   {74, 75},   {74, 138},
+                                       {75, 76}, {80, 114}, {90, 120}, {114, 115}, {114, 116}, {115, 140}, {139, 141}};
+    size_t r;
+    for (r = 0; r < sizeof(ranges) / sizeof(ranges[0]); r++) {
+        attention_chunk_case(lengths, 5, ranges[r][0], ranges[r][1], head_shapes[r % HEAD_SHAPES], 1.0, 1.0);
+        attention_chunk_case(lengths, 5, ranges[r][0], ranges[r][1], head_shapes[(r + 3) % HEAD_SHAPES], 1.0, 1.0);
+    }
+    for (r = 0; r < 40; r++) {
+        size_t t0 = test_random_below(141), t1 = t0 + 1 + test_random_below(141 - t0);
+        attention_chunk_case(lengths, 5, t0, t1, head_shapes[r % HEAD_SHAPES], 1.0, 1.0);
+    }
+    for (r = 0; r < 24; r++) { // documents of several blocks of keys
+        static const size_t longer[] = {140, 5, 269, 1};
+        size_t t0 = test_random_below(415), t1 = t0 + 1 + test_random_below(415 - t0 < 70 ? 415 - t0 : 70);
+        attention_chunk_case(longer, 4, t0, t1, head_shapes[r % HEAD_SHAPES], 1.0, 1.0);
+    }
+}
+
+// Scores of hundreds, over several blocks of keys: the running maximum must be right, what was summed before it must shrink
+// when it grows, and exp must not overflow. fp32 scores of size s err by s * 6e-8.
+TEST(attention_sharp_scores) {
+    static const size_t lengths[] = {290, 20};
+    size_t h;
+    for (h = 0; h < HEAD_SHAPES; h += 2) {
+        attention_chunk_case(lengths, 2, 220, 310, head_shapes[h], 8.0, 60.0);
+        attention_chunk_case(lengths, 2, 150, 190, head_shapes[h], 1.5, 2.0);
+    }
+}
+
+// ---- a whole stream, chunk by chunk -----------------------------------------------------------------------------------------
+typedef struct {
+    Guarded *out, *lse, *q, *k, *v, *dout, *dq, *dk, *dv, *scratch;
+    const size_t *lengths;
+    size_t documents, N, chunk;
+    Span *span;
+    Heads heads;
+    double scale;
+} Stream;
+
+static void *at(const Guarded *t, size_t element) { return (char *)t->data + element * dtype_size(t->type); }
+
+static void stream_forward(const Stream *s) {
+    size_t t0, row = s->heads.NH * s->heads.HD;
+    for (t0 = 0; t0 < s->N; t0 += s->chunk) {
+        size_t t1 = t0 + s->chunk < s->N ? t0 + s->chunk : s->N;
+        Spans spans = spans_of(s->lengths, s->documents, t0, t1, s->span);
+        ops_device->attention_forward(at(s->out, t0 * row), at(s->lse, t0 * s->heads.NH), at(s->q, t0 * row),
+                                      s->k->data, s->v->data, spans, s->heads.NH, s->heads.NKV, s->heads.HD, s->scale,
+                                      s->scratch->data);
+    }
+}
+
+static void stream_backward(const Stream *s) { // last chunk first
+    size_t chunks = (s->N + s->chunk - 1) / s->chunk, row = s->heads.NH * s->heads.HD;
+    while (chunks-- > 0) {
+        size_t t0 = chunks * s->chunk, t1 = t0 + s->chunk < s->N ? t0 + s->chunk : s->N;
+        Spans spans = spans_of(s->lengths, s->documents, t0, t1, s->span);
+        ops_device->attention_backward(at(s->dq, t0 * row), s->dk->data, s->dv->data, at(s->dout, t0 * row),
+                                       at(s->out, t0 * row), at(s->q, t0 * row), s->k->data, s->v->data,
+                                       at(s->lse, t0 * s->heads.NH), spans, s->heads.NH, s->heads.NKV, s->heads.HD,
+                                       s->scale, s->scratch->data);
+    }
+}
+
+static void stream_both(const Stream *s) {
+    stream_forward(s);
+    stream_backward(s);
+}
+
+// The chunks together must give what the reference gives for the whole stream at once.
+static void attention_stream_case(const size_t *lengths, size_t documents, size_t chunk, Heads heads) {
+    const Ops *ops = ops_device;
+    Stream s;
+    Spans whole;
+    size_t queries, keys, i, size;
+    double *out, *lse, *dq, *dk, *dv, *rounded, *p;
+    s.lengths = lengths, s.documents = documents, s.N = sum_of(lengths, documents), s.chunk = chunk, s.heads = heads;
+    s.scale = 1.0 / sqrt((double)heads.HD);
+    queries = s.N * heads.NH * heads.HD, keys = s.N * heads.NKV * heads.HD;
+    test_case("%zu tokens, %zu documents, chunks of %zu, NH=%zu NKV=%zu HD=%zu", s.N, documents, chunk, heads.NH,
+              heads.NKV, heads.HD);
+    s.span = (Span *)case_memory(documents * sizeof(Span));
+    s.q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, 1.0);
+    s.k = guarded_normal(INPUT, "k", ops->stored, keys, 0.0, 1.0);
+    s.v = guarded_normal(INPUT, "v", ops->stored, keys, 0.0, 1.0);
+    s.dout = guarded_normal(INPUT, "dout", ops->stored, queries, 0.0, 1.0);
+    s.out = guarded_poison(CHANGED, "out", ops->stored, queries);
+    s.lse = guarded_poison(CHANGED, "lse", ops->summed, s.N * heads.NH);
+    s.dq = guarded_poison(CHANGED, "dq", ops->stored, queries);
+    s.dk = guarded_normal(CHANGED, "dk", ops->summed, keys, 0.0, 1.0);
+    s.dv = guarded_normal(CHANGED, "dv", ops->summed, keys, 0.0, 1.0);
+    size = ops->attention_scratch(chunk < s.N ? chunk : s.N, heads.NH, heads.NKV, heads.HD);
+    s.scratch = guarded_poison(SCRATCH, "scratch", ops->summed, size);
+    CALL(stream_both(&s));
+
+    out = case_doubles(queries), lse = case_doubles(s.N * heads.NH), rounded = case_doubles(queries),
+    p = case_doubles(s.N);
+    dq = case_doubles(queries), dk = case_copy(s.dk->values, keys), dv = case_copy(s.dv->values, keys);
+    whole = spans_of(lengths, documents, 0, s.N, s.span);
+    reference_attention_forward(out, lse, s.q->values, s.k->values, s.v->values, whole, heads.NH, heads.NKV, heads.HD,
+                                s.scale, p);
+    for (i = 0; i < queries; i++) rounded[i] = result(s.out, i);
+    reference_attention_backward(dq, dk, dv, s.dout->values, rounded, s.q->values, s.k->values, s.v->values, whole,
+                                 heads.NH, heads.NKV, heads.HD, s.scale, p);
+    expect_near(s.out, out);
+    expect_within(s.lse, lse, 1.0, 1.0);
+    expect_within(s.dq, dq, 1.0, 0.3);
+    expect_within(s.dk, dk, 1.0, 0.3);
+    expect_within(s.dv, dv, 1.0, 0.3);
+}
+
+TEST(attention_chunks_equal_whole) {
+    static const size_t lengths[] = {9, 1, 50, 14, 23}; // 97 tokens
+    static const size_t one[] = {97};
+    static const size_t chunks[] = {1, 7, 9, 10, 32, 33, 60, 96, 97, 98};
+    size_t c;
+    for (c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) {
+        attention_stream_case(lengths, 5, chunks[c], head_shapes[c % HEAD_SHAPES]);
+        attention_stream_case(one, 1, chunks[c], head_shapes[(c + 4) % HEAD_SHAPES]);
+    }
+    for (c = 0; c < 6; c++) { // several blocks of keys
+        static const size_t longer[] = {3, 280}, sizes[] = {40, 64, 127, 128, 131, 283};
+        attention_stream_case(longer, 2, sizes[c], head_shapes[c == 0 ? 7 : c % 2 ? 3 : 5]);
+    }
+}
+
+#endif
