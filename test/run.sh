@@ -34,8 +34,11 @@ rows="
     log           fp32        onednn
     weights       fp32        onednn
     adamw         fp32        onednn
+    adamw         bf16        onednn
+    adamw         double      onednn
     checkpoint    fp32        onednn
     checkpoint    bf16        onednn
+    checkpoint_kill fp32      onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
 "

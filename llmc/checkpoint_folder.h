@@ -1,0 +1,320 @@
+/*
+The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old ones, the
+lock. A complete one bears its step in its name, checkpoint-00000100, and holds a seal: the file DONE, which says how many
+bytes and which checksum the others have. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted;
+whoever opens the folder next clears them away.
+*/
+#ifndef LLMC_CHECKPOINT_FOLDER_H
+#define LLMC_CHECKPOINT_FOLDER_H
+#include "file.h"
+#include "random.h"
+#include <dirent.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+
+#define CHECKPOINT_NONE SIZE_MAX // instead of a step
+
+typedef struct {
+    char path[PATH_MAX];
+    size_t keep; // complete checkpoints that stay
+    size_t last; // the newest complete one, or CHECKPOINT_NONE
+    int lock;    // descriptor, held as long as the process lives
+} CheckpointFolder;
+
+static inline void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
+    char name[64];
+    snprintf(name, sizeof(name), "checkpoint-%08zu%s", step, suffix);
+    path_join(path, folder, name);
+}
+
+// The step in "checkpoint-00000100", or CHECKPOINT_NONE.
+static inline size_t checkpoint_step_of(const char *name) {
+    static const char prefix[] = "checkpoint-";
+    char same[64];
+    size_t step;
+    if (strncmp(name, prefix, sizeof(prefix) - 1) != 0 || !parse_size(name + sizeof(prefix) - 1, &step))
+        return CHECKPOINT_NONE;
+    snprintf(same, sizeof(same), "%s%08zu", prefix, step);
+    return strcmp(name, same) == 0 ? step : CHECKPOINT_NONE;
+}
+
+static inline void sync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd); // some file systems refuse, and then there is no more to be done
+    close(fd);
+}
+
+// ---- the seal ---------------------------------------------------------------------------------------------------------------
+enum { SEAL_MODEL, SEAL_OPTIMIZER, SEAL_STATE, SEAL_FILES };
+
+#define SEAL_NAME "DONE"
+#define SEAL_TEXT 512 // bytes at most
+
+static const char *const seal_names[SEAL_FILES] = {"model.bin", "optimizer.bin", "state.json"};
+
+typedef struct {
+    uint64_t bytes[SEAL_FILES], checksum[SEAL_FILES];
+} Seal;
+
+/*
+A checksum against damage, not against intent: four lanes take eight bytes in turn. Each step of a lane is a bijection of its
+value, so that a change within eight bytes is always noticed, and others with all but certainty. It goes on from `before`.
+*/
+static inline uint64_t checksum_piece(uint64_t before, const void *data, size_t bytes) {
+    const unsigned char *cursor = (const unsigned char *)data;
+    uint64_t lane[4] = {1, 2, 3, 4}, word[4];
+    size_t left = bytes, i;
+    while (left >= sizeof(word)) {
+        memcpy(word, cursor, sizeof(word));
+        for (i = 0; i < 4; i++) lane[i] = ((lane[i] ^ word[i]) * 0x9e3779b97f4a7c15u) ^ (lane[i] >> 29);
+        cursor += sizeof(word), left -= sizeof(word);
+    }
+    memset(word, 0, sizeof(word));
+    memcpy(word, cursor, left);
+    for (i = 0; i < 4; i++) before = random_mix(before ^ random_mix(lane[i] ^ random_mix(word[i] + i)));
+    return random_mix(before ^ bytes);
+}
+
+// Returns the length.
+static inline size_t seal_text(const Seal *seal, char text[SEAL_TEXT]) {
+    size_t i, used = 0;
+    for (i = 0; i < SEAL_FILES; i++)
+        used += (size_t)snprintf(text + used, SEAL_TEXT - used, "%s %llu %016llx\n", seal_names[i],
+                                 (unsigned long long)seal->bytes[i], (unsigned long long)seal->checksum[i]);
+    return used;
+}
+
+// Reads the seal of a checkpoint and holds it against the sizes of the files. NULL, or what is wrong; ends nothing.
+static inline const char *seal_check(const char *checkpoint, Seal *seal) {
+    static char fault[160];
+    char path[PATH_MAX], text[SEAL_TEXT + 1], same[SEAL_TEXT], *cursor = text;
+    struct stat status;
+    ssize_t length;
+    size_t i;
+    int fd;
+    path_join(path, checkpoint, SEAL_NAME);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return "it has no " SEAL_NAME;
+    length = read(fd, text, SEAL_TEXT);
+    close(fd);
+    text[length > 0 ? length : 0] = 0;
+    for (i = 0; i < SEAL_FILES && cursor; i++) {
+        unsigned long long bytes = 0, checksum = 0;
+        if (sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum) != 2) break;
+        seal->bytes[i] = bytes, seal->checksum[i] = checksum;
+        cursor = strchr(cursor, '\n');
+        if (cursor) cursor++;
+    }
+    if (i < SEAL_FILES || (size_t)length != seal_text(seal, same) || memcmp(text, same, (size_t)length) != 0)
+        return "its " SEAL_NAME " is damaged";
+    for (i = 0; i < SEAL_FILES; i++) {
+        path_join(path, checkpoint, seal_names[i]);
+        if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) {
+            snprintf(fault, sizeof(fault), "%s is missing", seal_names[i]);
+            return fault;
+        }
+        if ((uint64_t)status.st_size != seal->bytes[i]) {
+            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", seal_names[i],
+                     (unsigned long long)status.st_size, (unsigned long long)seal->bytes[i]);
+            return fault;
+        }
+    }
+    return NULL;
+}
+
+// ---- what is there ----------------------------------------------------------------------------------------------------------
+// The largest step below `limit` that a folder is named after, complete or not.
+static inline size_t checkpoint_before(const char *folder, size_t limit) {
+    size_t best = CHECKPOINT_NONE;
+    const struct dirent *entry;
+    DIR *directory = opendir(folder);
+    if (!directory) return CHECKPOINT_NONE;
+    while ((entry = readdir(directory))) {
+        size_t step = checkpoint_step_of(entry->d_name);
+        if (step < limit && (best == CHECKPOINT_NONE || step > best)) best = step;
+    }
+    closedir(directory);
+    return best;
+}
+
+// The newest complete checkpoint, or CHECKPOINT_NONE. One that is not complete is passed over, with a note.
+static inline size_t checkpoint_find_last(const char *folder) {
+    size_t step = CHECKPOINT_NONE;
+    while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
+        char path[PATH_MAX];
+        const char *fault;
+        Seal seal;
+        checkpoint_path(path, folder, step, "");
+        fault = seal_check(path, &seal);
+        if (!fault) return step;
+        note("%s is passed over: %s", path, fault);
+    }
+    return CHECKPOINT_NONE;
+}
+
+// Bytes that can be written there; 0 is returned where the file system does not say.
+static inline int space_available(const char *folder, uint64_t *bytes) {
+    struct statvfs status;
+    if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
+    *bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    return 1;
+}
+
+// ---- removing ---------------------------------------------------------------------------------------------------------------
+// Only what checkpoints consist of: where anything else was put into the folder, it stays, and so does the folder.
+static inline int checkpoint_delete(const char *path) {
+    char file[PATH_MAX], name[64];
+    size_t i;
+    for (i = 0; i <= SEAL_FILES; i++) {
+        const char *base = i < SEAL_FILES ? seal_names[i] : SEAL_NAME;
+        path_join(file, path, base);
+        unlink(file);
+        snprintf(name, sizeof(name), "%s.tmp", base);
+        path_join(file, path, name);
+        unlink(file);
+    }
+    return rmdir(path) == 0;
+}
+
+// A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
+static inline int checkpoint_remove(const char *folder, size_t step) {
+    char path[PATH_MAX], removed[PATH_MAX];
+    checkpoint_path(path, folder, step, "");
+    checkpoint_path(removed, folder, step, ".removed");
+    if (rename(path, removed) != 0) {
+        note("%s is no longer needed, but cannot be removed: %s", path, strerror(errno));
+        return 0;
+    }
+    if (!checkpoint_delete(removed))
+        note("%s is no longer needed, but holds other files: look through it and remove it", removed);
+    return 1;
+}
+
+// The oldest complete one, and how many there are.
+static inline size_t checkpoint_find_first(const char *folder, size_t *complete) {
+    size_t step = CHECKPOINT_NONE, first = CHECKPOINT_NONE;
+    *complete = 0;
+    while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
+        char path[PATH_MAX];
+        Seal seal;
+        checkpoint_path(path, folder, step, "");
+        if (seal_check(path, &seal)) continue;
+        first = step;
+        ++*complete;
+    }
+    return first;
+}
+
+static inline void checkpoint_prune(const CheckpointFolder *folder) {
+    size_t complete, first;
+    do first = checkpoint_find_first(folder->path, &complete);
+    while (complete > folder->keep && checkpoint_remove(folder->path, first));
+}
+
+// What a run that was cut off left half written or half removed.
+static inline void checkpoint_clear(const char *folder) {
+    const struct dirent *entry;
+    DIR *directory = opendir(folder);
+    if (!directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
+    while ((entry = readdir(directory))) {
+        char name[64], path[PATH_MAX], *suffix;
+        if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
+        suffix = strrchr(name, '.');
+        if (!suffix || (strcmp(suffix, ".partial") != 0 && strcmp(suffix, ".removed") != 0)) continue;
+        *suffix = 0;
+        if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
+        path_join(path, folder, entry->d_name);
+        if (!checkpoint_delete(path)) note("%s was left by a run that was cut off; it can be removed", path);
+    }
+    closedir(directory);
+}
+
+// ---- one at a time ----------------------------------------------------------------------------------------------------------
+static char checkpoint_pending[PATH_MAX]; // the folder that is being written, to be removed if the program ends now
+
+static inline void checkpoint_discard(void) {
+    if (*checkpoint_pending) checkpoint_delete(checkpoint_pending);
+}
+
+// partial = the folder to write the checkpoint of this step into.
+static inline void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
+    checkpoint_path(partial, folder->path, step, ".partial");
+    if (mkdir(partial, 0777) != 0)
+        die("%s: cannot be created: %s; make room or choose another --out", partial, strerror(errno));
+    snprintf(checkpoint_pending, sizeof(checkpoint_pending), "%s", partial);
+}
+
+// Everything in it is written and synced: the rename makes it count.
+static inline void checkpoint_finish(CheckpointFolder *folder, size_t step, const char *partial) {
+    char path[PATH_MAX];
+    checkpoint_path(path, folder->path, step, "");
+    if (path_exists(path))
+        checkpoint_remove(folder->path, step); // an incomplete one: complete ones are not written again
+    if (rename(partial, path) != 0) die("%s: cannot be renamed to its final name: %s", partial, strerror(errno));
+    *checkpoint_pending = 0;
+    sync_folder(folder->path);
+    folder->last = step;
+    checkpoint_prune(folder);
+}
+
+// ---- opening ----------------------------------------------------------------------------------------------------------------
+// The folder and those above it.
+static inline void make_folder(const char *path) {
+    char part[PATH_MAX];
+    size_t i;
+    for (i = 1; path[i - 1]; i++) {
+        if (path[i] && path[i] != '/') continue;
+        if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
+            die("%.200s...: this path is too long", path);
+        if (mkdir(part, 0777) != 0 && !path_is_directory(part))
+            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(errno));
+    }
+}
+
+// Held until the process ends, however it ends.
+static inline int folder_lock(const char *folder) {
+    char path[PATH_MAX], owner[32] = "";
+    int fd;
+    path_join(path, folder, "lock");
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) die("%s: cannot be written: %s; choose another --out", path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        ssize_t length = errno == EWOULDBLOCK ? read(fd, owner, sizeof(owner) - 1) : -1;
+        if (length < 0) {
+            note("%s: cannot be locked: %s; see to it that no other run writes there", path, strerror(errno));
+            return fd;
+        }
+        owner[strspn(owner, "0123456789")] = 0;
+        die("%s: another run (process %s) is writing there; wait for it or choose another --out", folder,
+            *owner ? owner : "unknown");
+    }
+    snprintf(owner, sizeof(owner), "%ld\n", (long)getpid());
+    if (ftruncate(fd, 0) != 0 || write(fd, owner, strlen(owner)) < 0) return fd; // only the message above needs it
+    return fd;
+}
+
+// Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
+// checkpoints. Afterwards folder->last is what there is to resume from.
+static inline void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
+    static int prepared;
+    memset(folder, 0, sizeof(*folder));
+    folder->keep = keep;
+    if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
+        die("%.200s...: this path is too long for --out", path);
+    make_folder(path);
+    folder->lock = folder_lock(path);
+    checkpoint_clear(path);
+    folder->last = checkpoint_find_last(path);
+    if (!resume && folder->last != CHECKPOINT_NONE)
+        die("%s: holds a run at step %zu; go on with --resume, or choose another --out", path, folder->last);
+    if (!prepared) atexit(checkpoint_discard);
+    prepared = 1;
+}
+
+static inline void checkpoint_close(CheckpointFolder *folder) {
+    close(folder->lock);
+    folder->lock = -1;
+}
+
+#endif

@@ -1,0 +1,140 @@
+/*
+What the tests of checkpoints have in common: a run's tensors in fenced device memory, filled with bits that are a function of
+the step, so that a checkpoint can be told from any other; where such a run stands; a file system of the test's own.
+*/
+#ifndef TEST_CHECKPOINT_RUNS_H
+#define TEST_CHECKPOINT_RUNS_H
+#include "testing.h"
+#include "child.h"
+#include "fence.h"
+#include "llmc/checkpoint.h"
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+// ---- where a run stands ----------------------------------------------------------------------------------------------------
+enum { USUAL_SETTINGS = 5 };
+
+static const RunSetting usual_settings[USUAL_SETTINGS] = {
+    {"the model", "llama,hidden_size=16,num_hidden_layers=2", 0},
+    {"--seq-len", "8192", 0},
+    {"--data of fingerprint", "00ff", 0},
+    {"something", "\"odd\"\t\\ \x01 \xc3\xa9", 0},
+    {"--chunk", "1024", 1},
+};
+
+static inline RunState run_state(size_t step) {
+    static const Schedule schedule = {SCHEDULE_COSINE, 3e-4, 0.1, 0.2, 10, 1000};
+    RunState run;
+    memset(&run, 0, sizeof(run));
+    run.step = step, run.next_batch = 4 * step, run.tokens = 8192 * step, run.seconds = 0.1 * (double)step;
+    run.schedule = schedule;
+    run.settings = usual_settings, run.setting_count = USUAL_SETTINGS;
+    return run;
+}
+
+// ---- its tensors -----------------------------------------------------------------------------------------------------------
+static inline Trained trained_open(const char *text, DType dtype, DType moments, int master) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
+    Trained t;
+    memset(&t, 0, sizeof(t));
+    *model = model_build(&config, dtype);
+    t.model = model, t.ops = ops_fenced(), t.moment_type = moments;
+    t.weights = (char *)t.ops->allocate(model->elements * dtype_size(dtype));
+    t.optimizer.m = t.ops->allocate(model->elements * dtype_size(moments));
+    t.optimizer.v = t.ops->allocate(model->elements * dtype_size(moments));
+    if (master) t.optimizer.master = (float *)t.ops->allocate(model->elements * sizeof(float));
+    assert_true(t.weights && t.optimizer.m && t.optimizer.v && (!master || t.optimizer.master));
+    return t;
+}
+
+enum { TRAINED_SECTIONS = SECTIONS + 1 };
+
+static inline void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS]) {
+    optimizer_sections(t, sections);
+    sections[SECTIONS].memory = t->weights, sections[SECTIONS].bytes = weights_bytes(t);
+}
+
+static inline void trained_close(Trained *t) {
+    Section sections[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(t, sections);
+    for (i = 0; i < TRAINED_SECTIONS; i++)
+        if (sections[i].bytes) t->ops->release(sections[i].memory, sections[i].bytes);
+    model_free((Model *)t->model);
+    free((Model *)t->model);
+}
+
+// Any bits at all, NaN among them: a checkpoint does not look at values.
+static inline unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
+    unsigned char *data = (unsigned char *)malloc(bytes + 8);
+    size_t i;
+    assert_non_null(data);
+    for (i = 0; i < bytes; i += 8) {
+        uint64_t bits = random_bits(step, section, i);
+        memcpy(data + i, &bits, 8);
+    }
+    return data;
+}
+
+static inline void trained_fill(const Trained *t, size_t step) {
+    Section sections[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(t, sections);
+    for (i = 0; i < TRAINED_SECTIONS; i++) {
+        unsigned char *data = step_bytes(step, i, sections[i].bytes);
+        if (sections[i].bytes) t->ops->copy_in(sections[i].memory, data, sections[i].bytes);
+        free(data);
+    }
+}
+
+static inline unsigned char *section_copy(const Trained *t, Section section) {
+    unsigned char *data = (unsigned char *)malloc(section.bytes + 1);
+    assert_non_null(data);
+    if (section.bytes) t->ops->copy_out(data, section.memory, section.bytes);
+    return data;
+}
+
+static inline void expect_trained(const Trained *t, size_t step) {
+    Section sections[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(t, sections);
+    for (i = 0; i < TRAINED_SECTIONS; i++) {
+        unsigned char *found = section_copy(t, sections[i]), *expected = step_bytes(step, i, sections[i].bytes);
+        if (memcmp(found, expected, sections[i].bytes) != 0) test_fail("section %zu is not that of step %zu", i, step);
+        free(found);
+        free(expected);
+    }
+}
+
+static inline void expect_same_trained(const Trained *a, const Trained *b) {
+    Section of_a[TRAINED_SECTIONS], of_b[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(a, of_a);
+    trained_sections(b, of_b);
+    for (i = 0; i < TRAINED_SECTIONS; i++) {
+        unsigned char *x = section_copy(a, of_a[i]), *y = section_copy(b, of_b[i]);
+        if (of_a[i].bytes != of_b[i].bytes || memcmp(x, y, of_a[i].bytes) != 0) test_fail("section %zu differs", i);
+        free(x);
+        free(y);
+    }
+}
+
+// ---- folders ---------------------------------------------------------------------------------------------------------------
+static inline const char *fresh_folder(const char *name) {
+    const char *path = scratch_path(name);
+    char command[600];
+    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", path, path);
+    assert_int_equal(system(command), 0);
+    return path;
+}
+
+// Puts an empty file system of a MiB over a folder, for this process alone. 0 where the machine does not let us.
+static inline int private_tmpfs(const char *folder, int read_only) {
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 0;
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 0;
+    return mount("tmpfs", folder, "tmpfs", read_only ? MS_RDONLY : 0, "size=1m") == 0;
+}
+
+#endif
