@@ -82,9 +82,10 @@ static inline const Family *hf_family(const cJSON *root, const char *path) {
         die("%s: has neither architectures nor model_type, so it cannot be told what it is", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
     for (i = 0; i < FAMILIES; i++) {
-        if (cJSON_IsString(architecture) && !strcmp(architecture->valuestring, families[i].architecture))
+        if (architecture && cJSON_IsString(architecture) &&
+            !strcmp(architecture->valuestring, families[i].architecture))
             family = &families[i];
-        if (cJSON_IsString(type) && !strcmp(type->valuestring, families[i].name)) by_type = &families[i];
+        if (type && cJSON_IsString(type) && !strcmp(type->valuestring, families[i].name)) by_type = &families[i];
     }
     if (architecture && !family) hf_refuse_family(path, "architecture", architecture);
     if (type && !by_type) hf_refuse_family(path, "model_type", type);

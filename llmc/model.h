@@ -111,6 +111,7 @@ static inline void model_add(Model *model, const char *prefix, const char *name,
     const Config *c = &model->config;
     Parameter *parameter;
     if (!name) {
+        if (!model->parameter_count) die("internal: the parameter table begins with a part of a tensor");
         model->parameters[model->parameter_count - 1].rows += shape.rows;
     } else {
         parameter = &model->parameters[model->parameter_count++];

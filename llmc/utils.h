@@ -63,9 +63,12 @@ static inline void *checked_malloc(size_t bytes, const char *what) {
 
 static inline void *checked_calloc(size_t count, size_t size, const char *what) {
     void *memory;
-    if (size && count > SIZE_MAX / size) die("%s: %zu x %zu bytes does not fit an address space", what, count, size);
-    memory = checked_malloc(count * size, what);
-    memset(memory, 0, count * size);
+    if (allocation_guard)
+        die("allocation of %zu x %zu bytes for %s after the first step (allocation guard)", count, size, what);
+    memory = calloc(count ? count : 1, size ? size : 1);
+    if (!memory)
+        die("out of host memory: %zu x %zu bytes wanted for %s; free some memory or use a smaller model", count, size,
+            what);
     return memory;
 }
 

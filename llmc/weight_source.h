@@ -54,28 +54,34 @@ static inline void place_read(const WeightSource *source, const TensorPlace *pla
     }
 }
 
-// The same for a matrix that the file holds transposed: element (r, c) of [rows, cols] is number c * rows + r there. Of
-// each file row c the stretch is read that the elements begin .. begin + count touch, and is then spread over the columns.
+// Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c + n
+// that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
+static inline void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
+                                  size_t stretch, size_t c, size_t n, const size_t size) {
+    size_t r, k;
+    for (r = 0; r < stretch; r++) {
+        for (k = 0; k < n; k++) {
+            size_t i = (first + r) * cols + c + k - begin; // wraps to a large number before begin
+            if (i < count) memcpy(out + i * size, in + (k * stretch + r) * size, size);
+        }
+    }
+}
+
+// The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
+// columns at a time, so that memory is written by whole cache lines.
 static inline void place_read_transposed(const WeightSource *source, const TensorPlace *place, size_t rows, size_t cols,
                                          size_t begin, size_t count, DType as, char *out) {
-    size_t size = dtype_size(as), c;
-    for (c = 0; c < cols; c++) {
-        // rows r with begin <= r * cols + c < begin + count
-        size_t first = begin > c ? (begin - c + cols - 1) / cols : 0;
-        size_t last = begin + count > c ? (begin + count - c + cols - 1) / cols : 0, i;
-        const char *in = (const char *)staged_reformed.bytes;
-        char *to = out + (first * cols + c - begin) * size;
-        if (first >= last) continue;
-        place_read(source, place, c * rows + first, last - first, as, staged_reformed.bytes);
-        switch (size) {
-        case 2:
-            for (i = 0; i < last - first; i++) memcpy(to + i * cols * 2, in + i * 2, 2);
-            break;
-        case 4:
-            for (i = 0; i < last - first; i++) memcpy(to + i * cols * 4, in + i * 4, 4);
-            break;
-        default:
-            for (i = 0; i < last - first; i++) memcpy(to + i * cols * 8, in + i * 8, 8);
+    const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
+    const char *in = (const char *)staged_reformed.bytes;
+    size_t c, k, n;
+    for (c = 0; c < cols; c += n) {
+        n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
+        for (k = 0; k < n; k++)
+            place_read(source, place, (c + k) * rows + first, stretch, as, staged_reformed.bytes + k * stretch * size);
+        switch (size) { // constants, so that copying an element becomes one instruction
+        case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
+        case 4: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 4); break;
+        default: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 8);
         }
     }
 }

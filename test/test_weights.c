@@ -1,0 +1,625 @@
+/*
+Weights in files: golden models of every format and type element by element, ranges, large tensors, conversion, gradients
+against transformers', random initialisation, output that is complete or absent, bounded memory. Files that are wrong are in
+test_weights_bad.c.
+*/
+#include "weight_files.h"
+#include "fence.h"
+#include <sys/resource.h>
+
+static const DType memory_types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
+
+static Model model_of(const char *text, DType dtype) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    return model_build(&config, dtype);
+}
+
+static void expect_same_config(const Config *found, const Config *expected) {
+    char a[2048], b[2048];
+    config_to_text(found, a, sizeof(a));
+    config_to_text(expected, b, sizeof(b));
+    if (strcmp(a, b) != 0) test_fail("the config is %s, expected %s", a, b);
+}
+
+// The whole of a parameter through weights_read; lasts until the next case.
+static void *read_parameter(const WeightSource *source, size_t i, DType as) {
+    size_t count = parameter_elements(&source->model.parameters[i]);
+    void *values = case_memory(count * dtype_size(as));
+    weights_read(source, i, 0, count, as, values);
+    return values;
+}
+
+// ---- reading ------------------------------------------------------------------------------------------------------------------
+TEST(golden_configs) {
+    size_t g;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        WeightSource *source = weights_open(golden_path(golden->name));
+        Config expected = config_from_text(golden->text, "test", EXIT_USAGE), found = weights_config(source);
+        test_case("%s", golden->name);
+        expect_same_config(&found, &expected);
+        assert_int_equal(source->dtype, golden->dtype);
+        assert_int_equal(source->model.dtype, golden->dtype);
+        assert_int_equal(source->file_count, golden->files);
+        assert_int_equal(*source->remark != 0, expected.family->learned_positions); // GPT-2's config asks for dropout
+        weights_close(source);
+    }
+}
+
+TEST(golden_values) {
+    size_t g, i, j, t;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        WeightSource *source = weights_open(golden_path(golden->name));
+        const char *files[8];
+        test_case("%s", golden->name);
+        golden_files(golden, files);
+        for (i = 0; i < source->model.parameter_count; i++) {
+            const Parameter *p = &source->model.parameters[i];
+            FoundTensor tensor = golden_tensor(golden, files, "", p);
+            for (t = 0; t < 3; t++) {
+                const void *values = read_parameter(source, i, memory_types[t]);
+                for (j = 0; j < parameter_elements(p); j++) {
+                    double expected = round_to(memory_types[t], found_parameter_value(&tensor, p, j));
+                    double found = element_read(values, memory_types[t], j);
+                    if (found != expected)
+                        test_fail("%s[%zu] as %s is %.17g, expected %.17g", p->name, j, dtype_name(memory_types[t]),
+                                  found, expected);
+                }
+            }
+        }
+        weights_close(source);
+    }
+}
+
+// The same weights in two files must be read as the same: bit for bit, or once rounded to bf16.
+static void expect_same_weights(const char *one, const char *other, DType type) {
+    WeightSource *a = weights_open(one), *b = weights_open(other);
+    Config config = weights_config(a), other_config = weights_config(b);
+    size_t i;
+    test_case("%s and %s", one, other);
+    expect_same_config(&config, &other_config);
+    for (i = 0; i < a->model.parameter_count; i++) {
+        size_t bytes = parameter_elements(&a->model.parameters[i]) * dtype_size(type);
+        if (memcmp(read_parameter(a, i, type), read_parameter(b, i, type), bytes) != 0)
+            test_fail("%s differs", a->model.parameters[i].name);
+    }
+    weights_close(a);
+    weights_close(b);
+}
+
+TEST(formats_agree) {
+    expect_same_weights(GOLDEN "gpt2", GOLDEN "gpt2/gpt2_llmc_fp32.bin", DTYPE_FP32);
+    expect_same_weights(GOLDEN "gpt2", GOLDEN "gpt2/gpt2_llmc_bf16.bin", DTYPE_BF16);
+    expect_same_weights(GOLDEN "gpt2", GOLDEN "gpt2-hub", DTYPE_FP32);
+    expect_same_weights(GOLDEN "llama", GOLDEN "llama-sharded", DTYPE_FP32);
+    expect_same_weights(GOLDEN "qwen3", GOLDEN "qwen3-bf16", DTYPE_BF16);
+}
+
+TEST(llmc_files) {
+    WeightSource *fp32 = weights_open(GOLDEN "gpt2/gpt2_llmc_fp32.bin"), *bf16;
+    assert_int_equal(fp32->dtype, DTYPE_FP32);
+    assert_string_equal(fp32->format, "llm.c GPT-2 .bin");
+    weights_close(fp32);
+    bf16 = weights_open(GOLDEN "gpt2/gpt2_llmc_bf16.bin");
+    assert_int_equal(bf16->dtype, DTYPE_BF16);
+    weights_close(bf16);
+}
+
+// Any range of any parameter is the same piece of the whole; transposed or not, converted or not.
+TEST(any_range) {
+    static const char *const names[] = {"gpt2", "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin"};
+    size_t f, i, t, k;
+    for (f = 0; f < 3; f++) {
+        WeightSource *source = weights_open(golden_path(names[f]));
+        test_case("%s", names[f]);
+        for (i = 0; i < source->model.parameter_count; i++) {
+            size_t count = parameter_elements(&source->model.parameters[i]);
+            for (t = 0; t < 3; t++) {
+                size_t size = dtype_size(memory_types[t]);
+                const char *whole = (const char *)read_parameter(source, i, memory_types[t]);
+                char *piece = (char *)case_memory((count + 1) * size);
+                for (k = 0; k < 20; k++) {
+                    size_t begin = test_random_below(count + 1), n = test_random_below(count - begin + 1);
+                    memset(piece, 0x5a, (count + 1) * size);
+                    weights_read(source, i, begin, n, memory_types[t], piece);
+                    if (memcmp(piece, whole + begin * size, n * size) != 0 || (unsigned char)piece[n * size] != 0x5a)
+                        test_fail("%s: elements %zu to %zu", source->model.parameters[i].name, begin, begin + n);
+                }
+            }
+        }
+        weights_close(source);
+    }
+}
+
+// Tensors of several slabs, of which a matrix as wide as GPT-2's lies transposed; and type F64.
+TEST(large_tensors) {
+    static const char json[] =
+        "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_embd\":768,\"n_layer\":1,"
+        "\"n_head\":12}";
+    Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", DTYPE_FP32);
+    size_t t, i, j;
+    static const DType types[] = {DTYPE_FP32, DTYPE_FP64};
+    for (t = 0; t < 2; t++) {
+        const char *folder = scratch_path("large");
+        WeightSource *source;
+        test_case("%s", dtype_name(types[t]));
+        write_formula_model(folder, &model, json, types[t]);
+        source = weights_open(folder);
+        assert_int_equal(source->dtype, types[t]);
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            const float *values = (const float *)read_parameter(source, i, DTYPE_FP32);
+            for (j = 0; j < parameter_elements(p); j++) {
+                if (values[j] != (float)formula(p->offset + j))
+                    test_fail("%s[%zu] is %.9g, expected %.9g", p->name, j, values[j], formula(p->offset + j));
+            }
+        }
+        weights_close(source);
+        run_command("rm -r '%s'", folder, "");
+    }
+    model_free(&model);
+}
+
+// Names a reader must tolerate or map: a base model's, and tensors that carry no weights.
+TEST(other_names) {
+    const char *copy = copy_golden("llama-tied");
+    char path[PATH_MAX], *file, *header;
+    size_t bytes, length;
+    uint64_t prefix;
+    path_join(path, copy, "model.safetensors");
+    file = read_whole(path, &bytes);
+    memcpy(&prefix, file, 8);
+    header = file + 8, length = (size_t)prefix;
+    while (memmem(header, length, "\"model.", 7)) header = replaced(header, &length, "\"model.", "\"");
+    header =
+        replaced(header, &length, "{\"__metadata__\"",
+                 "{\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},"
+                 "\"layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"F99\",\"shape\":[3],\"data_offsets\":[0,0]},"
+                 "\"__metadata__\"");
+    write_safetensors(path, header, length, file + 8 + prefix, bytes - 8 - (size_t)prefix);
+    expect_same_weights(GOLDEN "llama-tied", copy, DTYPE_FP32);
+}
+
+// ---- into and out of device memory ------------------------------------------------------------------------------------------------
+static void *load(const Ops *ops, const WeightSource *source, const Model *model) {
+    void *device = ops->allocate(model->elements * dtype_size(model->dtype));
+    assert_non_null(device);
+    weights_load(source, model, ops, device);
+    return device;
+}
+
+TEST(loading) {
+    const Ops *ops = ops_fenced();
+    size_t g, i, size = dtype_size(ops->stored);
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        WeightSource *source = weights_open(golden_path(golden_models[g].name));
+        Model model = model_of(golden_models[g].text, ops->stored);
+        void *device = load(ops, source, &model);
+        char *host = (char *)checked_malloc(model.elements * size, "a copy");
+        test_case("%s", golden_models[g].name);
+        weights_check_finite(&model, ops, device);
+        ops->copy_out(host, device, model.elements * size);
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            const void *expected = read_parameter(source, i, ops->stored);
+            if (memcmp(host + p->offset * size, expected, parameter_elements(p) * size) != 0)
+                test_fail("%s differs", p->name);
+        }
+        free(host);
+        ops->release(device, model.elements * size);
+        model_free(&model);
+        weights_close(source);
+    }
+}
+
+// ---- conversion -----------------------------------------------------------------------------------------------------------------------
+TEST(flat_files) {
+    size_t g, t, i;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        WeightSource *source = weights_open(golden_path(golden_models[g].name));
+        const DType types[] = {DTYPE_FP32, DTYPE_BF16, golden_models[g].dtype};
+        for (t = 0; t < 3; t++) {
+            const char *path = scratch_path("flat.bin"), *again = scratch_path("again.bin"), *first, *second;
+            size_t size = dtype_size(types[t]), bytes, bytes_again;
+            Config config, expected = weights_config(source);
+            WeightSource *flat;
+            test_case("%s as %s", golden_models[g].name, dtype_name(types[t]));
+            weights_convert(source, path, types[t]);
+            flat = weights_open(path);
+            config = weights_config(flat);
+            expect_same_config(&config, &expected);
+            assert_int_equal(flat->dtype, types[t]);
+            first = read_whole(path, &bytes);
+            assert_int_equal(bytes, 4096 + source->model.elements * size);
+            for (i = 0; i < source->model.parameter_count; i++) { // read back, and where the format says it lies
+                const Parameter *p = &source->model.parameters[i];
+                const void *expected_values = read_parameter(source, i, types[t]);
+                size_t length = parameter_elements(p) * size;
+                if (memcmp(first + 4096 + p->offset * size, expected_values, length) != 0 ||
+                    memcmp(read_parameter(flat, i, types[t]), expected_values, length) != 0)
+                    test_fail("%s differs", p->name);
+            }
+            weights_convert(flat, again, types[t]); // a flat .bin of a flat .bin is the same file
+            second = read_whole(again, &bytes_again);
+            assert_int_equal(bytes, bytes_again);
+            assert_memory_equal(first, second, bytes);
+            weights_close(flat);
+        }
+        weights_close(source);
+    }
+}
+
+TEST(writing_from_the_device) {
+    const Ops *ops = ops_fenced();
+    WeightSource *source = weights_open(GOLDEN "qwen3");
+    Model model = model_of(GOLDEN_QWEN3, ops->stored);
+    void *device = load(ops, source, &model);
+    const char *path = scratch_path("device.bin"), *other = scratch_path("converted.bin");
+    size_t bytes, other_bytes;
+    const char *a, *b;
+    allocation_guard = 1; // checkpoints are written after the first step
+    weights_write_flat(path, &model, ops, device);
+    allocation_guard = 0;
+    weights_convert(source, other, ops->stored);
+    a = read_whole(path, &bytes), b = read_whole(other, &other_bytes);
+    assert_int_equal(bytes, other_bytes);
+    assert_memory_equal(a, b, bytes);
+    ops->release(device, model.elements * dtype_size(model.dtype));
+    model_free(&model);
+    weights_close(source);
+}
+
+// ---- gradients ------------------------------------------------------------------------------------------------------------------------
+// transformers' gradients, put into our order in device memory and written, must come out as transformers wrote them.
+TEST(gradients_as_transformers_has_them) {
+    const Ops *ops = ops_fenced();
+    size_t g, t, i, j;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        GoldenModel reference = {golden->name, golden->text, DTYPE_FP32, 1};
+        Model model = model_of(golden->text, ops->stored);
+        char path[300];
+        const char *file;
+        snprintf(path, sizeof(path), GOLDEN "%s/reference.safetensors", golden->name);
+        for (t = 0; t < 3; t++) {
+            DType stored = memory_types[t];
+            size_t bytes = model.elements * dtype_size(stored), written_bytes;
+            const char *out = scratch_path("gradients.safetensors"), *written;
+            void *device = ops->allocate(bytes), *host;
+            uint64_t header_bytes;
+            test_case("%s, %s", golden->name, dtype_name(stored));
+            host = case_memory(bytes);
+            file = read_whole(path, NULL);
+            for (i = 0; i < model.parameter_count; i++) {
+                const Parameter *p = &model.parameters[i];
+                FoundTensor tensor = golden_tensor(&reference, &file, "grad.", p);
+                for (j = 0; j < parameter_elements(p); j++)
+                    element_write(host, stored, p->offset + j, found_parameter_value(&tensor, p, j));
+            }
+            ops->copy_in(device, host, bytes);
+            allocation_guard = 1;
+            gradients_write(out, &model, ops, device, stored);
+            allocation_guard = 0;
+            written = read_whole(out, &written_bytes);
+            memcpy(&header_bytes, written, 8);
+            assert_int_equal(header_bytes % 8, 0);
+            assert_int_equal(written_bytes, 8 + header_bytes + model.elements * 4);
+            for (i = 0; i < model.parameter_count; i++) {
+                const Parameter *p = &model.parameters[i];
+                FoundTensor expected = golden_tensor(&reference, &file, "grad.", p);
+                FoundTensor found = golden_tensor(&reference, &written, "", p);
+                assert_int_equal(found.type, DTYPE_FP32);
+                assert_int_equal(found.rank, expected.rank);
+                assert_memory_equal(found.shape, expected.shape, sizeof(found.shape));
+                for (j = 0; j < parameter_elements(p); j++) {
+                    if (found_value(&found, j) != round_to(stored, found_value(&expected, j)))
+                        test_fail("%s[%zu] is %.9g, expected %.9g", p->name, j, found_value(&found, j),
+                                  found_value(&expected, j));
+                }
+            }
+            ops->release(device, bytes);
+        }
+        model_free(&model);
+    }
+}
+
+// Our own reader must accept what gradients_write writes; matrices of several slabs, transposed, included.
+TEST(large_gradients) {
+    const Ops *ops = ops_fenced();
+    Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", ops->stored);
+    size_t bytes = model.elements * sizeof(float), i, j;
+    const char *path = scratch_path("large.safetensors"), *file;
+    float *host = (float *)case_memory(bytes);
+    void *device = ops->allocate(bytes);
+    InputFile input;
+    SafeTensors list = {NULL, 0};
+    FoundTensor found;
+    for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
+    ops->copy_in(device, host, bytes);
+    gradients_write(path, &model, ops, device, DTYPE_FP32);
+    input = input_open(path);
+    safetensors_read_header(&list, &input, 0);
+    assert_int_equal(list.count, model.parameter_count);
+    file = read_whole(path, NULL);
+    for (i = 0; i < model.parameter_count; i++) {
+        const Parameter *p = &model.parameters[i];
+        assert_true(find_tensor(file, p->name, &found));
+        for (j = 0; j < parameter_elements(p); j++) {
+            if (found_parameter_value(&found, p, j) != (double)(float)formula(p->offset + j))
+                test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(&found, p, j));
+        }
+    }
+    safetensors_free(&list);
+    input_close(&input);
+    ops->release(device, bytes);
+    model_free(&model);
+}
+
+// ---- random initialisation ----------------------------------------------------------------------------------------------------------
+#define RANDOM_MODEL "gpt2,vocab_size=1500,hidden_size=768,num_hidden_layers=1,max_position_embeddings=32"
+
+TEST(initial_values_follow_the_table) {
+    const Ops *ops = ops_fenced();
+    Model model = model_of(RANDOM_MODEL, ops->stored);
+    size_t size = dtype_size(model.dtype), i, j;
+    void *device = ops->allocate(model.elements * size), *host = case_memory(model.elements * size);
+    weights_init_random(&model, ops, device, 7);
+    ops->copy_out(host, device, model.elements * size);
+    for (i = 0; i < model.parameter_count; i++) {
+        const Parameter *p = &model.parameters[i];
+        size_t count = parameter_elements(p);
+        double mean = 0, square = 0;
+        for (j = 0; j < count; j++) {
+            double x = element_read(host, model.dtype, p->offset + j);
+            mean += x / (double)count, square += x * x / (double)count;
+            if (!p->init_std && x != (p->ones ? 1 : 0)) test_fail("%s[%zu] is %g", p->name, j, x);
+        }
+        if (!p->init_std) continue;
+        // five standard errors
+        if (fabs(mean) > 5 * p->init_std / sqrt((double)count)) test_fail("%s: mean %g", p->name, mean);
+        if (fabs(square / (p->init_std * p->init_std) - 1) > 5 * sqrt(2 / (double)count))
+            test_fail("%s: standard deviation %g, expected %g", p->name, sqrt(square), p->init_std);
+    }
+    ops->release(device, model.elements * size);
+    model_free(&model);
+}
+
+static int compare_floats(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
+// Kolmogorov's and Smirnov's distance to the normal distribution, moments, tails, and no relation between neighbours.
+TEST(initial_values_are_normal) {
+    Model model = model_of(RANDOM_MODEL, DTYPE_FP32);
+    const size_t count = 1u << 20;
+    float *values = (float *)case_memory(count * sizeof(float));
+    double distance = 0, moment[5] = {0}, pairs = 0, squares = 0;
+    size_t i, tail = 0;
+    int k;
+    model.parameters[0].init_std = 1;
+    initial_weights(&model, 0, 0, count, 1234, DTYPE_FP32, values);
+    for (i = 0; i < count; i++) {
+        double x = values[i], power = 1;
+        for (k = 1; k <= 4; k++) power *= x, moment[k] += power / (double)count;
+        tail += fabs(x) > 4;
+    }
+    for (i = 0; i < count; i += 2) { // the two of a pair
+        pairs += (double)values[i] * values[i + 1] / (double)(count / 2);
+        squares +=
+            ((double)values[i] * values[i] - 1) * ((double)values[i + 1] * values[i + 1] - 1) / (double)(count / 2);
+    }
+    qsort(values, count, sizeof(float), compare_floats);
+    for (i = 0; i < count; i++) {
+        double expected = 0.5 * erfc(-values[i] * 0.70710678118654752);
+        distance = fmax(distance, fmax(fabs(expected - (double)i / (double)count),
+                                       fabs(expected - (double)(i + 1) / (double)count)));
+    }
+    if (distance * sqrt((double)count) > 1.63) test_fail("distance to the normal distribution %g", distance); // 1 %
+    if (fabs(moment[1]) > 0.004 || fabs(moment[2] - 1) > 0.006 || fabs(moment[3]) > 0.012 || fabs(moment[4] - 3) > 0.05)
+        test_fail("moments %g %g %g %g", moment[1], moment[2], moment[3], moment[4]);
+    if (tail < 35 || tail > 105) test_fail("%zu values beyond 4, expected about 66", tail);
+    if (fabs(pairs) > 0.007 || fabs(squares) > 0.014) test_fail("pairs are related: %g, %g", pairs, squares);
+    model_free(&model);
+}
+
+TEST(initial_values_depend_on_the_seed_alone) {
+    Model model = model_of(RANDOM_MODEL, DTYPE_FP32);
+    const size_t count = parameter_elements(&model.parameters[0]) - 1; // odd
+    float *whole = (float *)case_memory(count * sizeof(float)), *piece = (float *)case_memory(count * sizeof(float));
+    uint16_t *rounded = (uint16_t *)case_memory(count * 2);
+    double *wide = (double *)case_memory(count * 8);
+    size_t i, k, same = 0;
+    uint64_t hash = 0;
+    initial_weights(&model, 0, 0, count, 5, DTYPE_FP32, whole);
+    for (k = 0; k < 30; k++) { // any piece that begins at an even number
+        size_t begin = test_random_below(count) & ~(size_t)1, n = test_random_below(count - begin + 1);
+        initial_weights(&model, 0, begin, n, 5, DTYPE_FP32, piece);
+        if (memcmp(piece, whole + begin, n * sizeof(float)) != 0) test_fail("elements %zu to %zu", begin, begin + n);
+    }
+    initial_weights(&model, 0, 0, count, 5, DTYPE_BF16, rounded);
+    initial_weights(&model, 0, 0, count, 5, DTYPE_FP64, wide);
+    for (i = 0; i < count; i++) {
+        if (rounded[i] != float_to_bf16(whole[i]) || wide[i] != (double)whole[i])
+            test_fail("element %zu in another type", i);
+    }
+    initial_weights(&model, 0, 0, count, 6, DTYPE_FP32, piece); // another seed
+    for (i = 0; i < count; i++) same += piece[i] == whole[i];
+    assert_true(same < 10);
+    initial_weights(&model, 1, 0, 1000, 5, DTYPE_FP32, piece); // another parameter
+    for (same = 0, i = 0; i < 1000; i++) same += piece[i] == whole[i];
+    assert_true(same < 10);
+    for (i = 0; i < 100000; i++) { // and on every machine the same
+        uint32_t bits;
+        memcpy(&bits, &whole[i], 4);
+        hash = hash * 31 + bits;
+    }
+    if (hash != 0x08fd8861e5e9f9f8u)
+        test_fail("seed 5 means other weights than it used to: hash %016llx", (unsigned long long)hash);
+    model_free(&model);
+}
+
+// ---- NaN and Inf --------------------------------------------------------------------------------------------------------------------
+typedef struct {
+    size_t parameter, element;
+    double value;
+} Poison;
+
+static void check_poisoned(const void *context) {
+    const Poison *poisoned = (const Poison *)context;
+    WeightSource *source = weights_open(GOLDEN "gpt2");
+    Model model = model_of(GOLDEN_GPT2, ops_device->stored);
+    void *device = load(ops_device, source, &model);
+    char bytes[8];
+    element_write(bytes, model.dtype, 0, poisoned->value);
+    ops_device->copy_in(
+        element_address(device, model.dtype, model.parameters[poisoned->parameter].offset + poisoned->element), bytes,
+        dtype_size(model.dtype));
+    weights_check_finite(&model, ops_device, device);
+}
+
+TEST(nan_is_refused_by_name) {
+    Poison poisoned[] = {{4, 72 * 24 - 1, NAN}, {0, 0, INFINITY}, {27, 3, -INFINITY}};
+    expect_refused(check_poisoned, &poisoned[0], 1, "NaN: tensor transformer.h.0.attn.c_attn.weight at [71, 23]");
+    expect_refused(check_poisoned, &poisoned[1], 1, "an infinity: tensor transformer.wte.weight at [0, 0]");
+    expect_refused(check_poisoned, &poisoned[2], 1, "an infinity: tensor transformer.ln_f.bias at [3, 0]");
+}
+
+// ---- output is complete or absent ---------------------------------------------------------------------------------------------------
+static void convert_to(const void *path) {
+    WeightSource *source = weights_open(GOLDEN "llama");
+    weights_convert(source, (const char *)path, DTYPE_FP32);
+    weights_close(source);
+}
+
+static void convert_on_a_full_disk(const void *path) {
+    struct rlimit limit = {100000, 100000}; // of the 165,600 + 4096 bytes the file has
+    setrlimit(RLIMIT_FSIZE, &limit);
+    convert_to(path);
+}
+
+// The reservation succeeds, a later write fails.
+static void convert_on_a_disk_that_fills(const void *path) {
+    WeightSource *source = weights_open(GOLDEN "llama");
+    FlatWriter writer;
+    struct rlimit limit = {100000, 100000};
+    char block[4096] = {0};
+    size_t i;
+    flat_begin(&writer, (const char *)path, &source->model, DTYPE_FP32);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    for (i = 0; i < 40; i++) flat_append(&writer, block, sizeof(block));
+    output_commit(&writer.output);
+}
+
+static void convert_from_a_file_that_shrinks(const void *path) {
+    const char *copy = copy_golden("llama");
+    char file[PATH_MAX];
+    WeightSource *source = weights_open(copy);
+    path_join(file, copy, "model.safetensors");
+    assert_int_equal(truncate(file, 100000), 0);
+    weights_convert(source, (const char *)path, DTYPE_BF16);
+}
+
+// Without root's rights, where the test runs with them.
+static void convert_read_only(const void *path) {
+    WeightSource *source = weights_open(GOLDEN "llama");
+    if (geteuid() == 0 && seteuid(65534) != 0) exit(77);
+    weights_convert(source, (const char *)path, DTYPE_FP32);
+}
+
+static void expect_nothing_at(const char *path) {
+    char temporary[PATH_MAX];
+    snprintf(temporary, sizeof(temporary), "%s.tmp", path);
+    if (path_exists(path)) test_fail("%s was left behind", path);
+    if (path_exists(temporary)) test_fail("%s was left behind", temporary);
+}
+
+TEST(failed_output_leaves_nothing) {
+    const char *path = scratch_path("output.bin"), *missing = scratch_path("no/such/folder.bin");
+    const char *folder = scratch_path("folder.bin"), *closed = scratch_path("closed"),
+               *inside = scratch_path("closed/out.bin");
+    expect_refused(convert_on_a_full_disk, path, 1, "output.bin: reserving 165.72 KiB failed: File too large");
+    expect_nothing_at(path);
+    expect_refused(convert_on_a_disk_that_fills, path, 1, "output.bin: writing 2400 bytes at byte 100000 failed");
+    expect_nothing_at(path);
+    expect_refused(convert_from_a_file_that_shrinks, path, 1, "model.safetensors: ends at byte 100000");
+    expect_nothing_at(path);
+    expect_refused(convert_to, missing, 1, "folder.bin.tmp: cannot be created: No such file or directory");
+    assert_int_equal(mkdir(folder, 0777), 0);
+    expect_refused(convert_to, folder, 1, "folder.bin: is a directory");
+    assert_int_equal(mkdir(closed, 0555), 0);
+    run_command("chmod 755 '%s'", scratch_folder(), ""); // so that somebody else gets as far as the closed folder
+    expect_refused(convert_read_only, inside, 1, "out.bin.tmp: cannot be created: Permission denied");
+    expect_nothing_at(inside);
+}
+
+TEST(failed_output_keeps_what_was_there) {
+    const char *path = scratch_path("kept.bin");
+    char temporary[PATH_MAX];
+    size_t bytes;
+    write_file(path, "as it was", 9);
+    expect_refused(convert_on_a_full_disk, path, 1, "kept.bin: reserving");
+    assert_memory_equal(read_whole(path, &bytes), "as it was", 9);
+    assert_int_equal(bytes, 9);
+    snprintf(temporary, sizeof(temporary), "%s.tmp", path);
+    assert_false(path_exists(temporary));
+    convert_to(path); // and a good one replaces it
+    expect_same_weights(GOLDEN "llama", path, DTYPE_FP32);
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------------------------
+// 64 MiB of weights are read, converted and written within the staging buffers and a little more.
+static void convert_large(const void *path) {
+    Model model = model_of("llama,vocab_size=32768,hidden_size=1024,intermediate_size=16,num_hidden_layers=1,"
+                           "num_attention_heads=1,num_key_value_heads=1,head_dim=2,tie_word_embeddings=true",
+                           DTYPE_BF16);
+    const char *large = scratch_path("large.bin");
+    FlatWriter writer;
+    WeightSource *source;
+    struct rusage before, after;
+    long grown;
+    flat_begin(&writer, large, &model, DTYPE_BF16); // zeros: the file system need not even store them
+    assert_int_equal(ftruncate(writer.output.fd, (off_t)(4096 + model.elements * 2)), 0);
+    output_commit(&writer.output);
+    getrusage(RUSAGE_SELF, &before);
+    source = weights_open(large);
+    weights_convert(source, (const char *)path, DTYPE_FP32);
+    weights_close(source);
+    getrusage(RUSAGE_SELF, &after);
+    grown = after.ru_maxrss - before.ru_maxrss; // KiB
+    printf("%ld\n", grown);
+}
+
+TEST(memory_is_bounded) {
+    const char *path = scratch_path("converted-large.bin");
+    const Child *child = run_child(convert_large, path);
+    assert_int_equal(child->code, 0);
+    assert_string_equal(child->err, "");
+    if (atol(child->out) > 24 * 1024) test_fail("converting 64 MiB took %s KiB of memory", child->out);
+    unlink(path);
+}
+
+static const struct CMUnitTest tests[] = {
+    LISTED(golden_configs),
+    LISTED(golden_values),
+    LISTED(formats_agree),
+    LISTED(llmc_files),
+    LISTED(any_range),
+    LISTED(large_tensors),
+    LISTED(other_names),
+    LISTED(loading),
+    LISTED(flat_files),
+    LISTED(writing_from_the_device),
+    LISTED(gradients_as_transformers_has_them),
+    LISTED(large_gradients),
+    LISTED(initial_values_follow_the_table),
+    LISTED(initial_values_are_normal),
+    LISTED(initial_values_depend_on_the_seed_alone),
+    LISTED(nan_is_refused_by_name),
+    LISTED(failed_output_leaves_nothing),
+    LISTED(failed_output_keeps_what_was_there),
+    LISTED(memory_is_bounded),
+};
+
+int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, scratch_remove); }
