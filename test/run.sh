@@ -33,6 +33,8 @@ rows="
     dataloader    fp32        onednn
     log           fp32        onednn
     weights       fp32        onednn
+    weights       bf16        onednn
+    weights_bad   fp32        onednn
     adamw         fp32        onednn
     adamw         bf16        onednn
     adamw         double      onednn

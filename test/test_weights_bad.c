@@ -515,7 +515,8 @@ static void close_above(int first) {
 
 static void damage_batch(const void *context) {
     const Damage *d = (const Damage *)context;
-    struct rlimit limit = {60, 60};
+    struct rlimit limit = {60, 60}; // seconds of processor time: a hang ends here
+    struct rusage usage;
     jmp_buf back;
     volatile size_t i;
     int first = dup(STDIN_FILENO);
@@ -539,6 +540,8 @@ static void damage_batch(const void *context) {
         exit_return = NULL;
         close_above(first);
     }
+    getrusage(RUSAGE_SELF, &usage);
+    if (usage.ru_maxrss > 1 << 20) printf("took %ld KiB of memory\n", usage.ru_maxrss), fflush(stdout), _Exit(1);
     _Exit(0); // refusals end the program and so free nothing; here that is no leak
 }
 
