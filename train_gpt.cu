@@ -42,8 +42,10 @@ static Batch *bp_batches(const Run *run) {
         loader = dataloader_open(o->data.path, o->data.count, o->batch, o->seq_len, run->model.config.vocab_size);
     for (i = 0; i < o->grad_accum; i++) {
         batches[i] = batch_allocate(o->batch * o->seq_len, o->batch);
-        if (o->data.count) dataloader_next(&loader, &batches[i]);
-        else batch_random(&batches[i], o->batch, o->seq_len, i * o->batch, run->model.config.vocab_size, o->seed);
+        if (o->data.count)
+            dataloader_next(&loader, &batches[i]);
+        else
+            batch_random(&batches[i], o->batch, o->seq_len, i * o->batch, run->model.config.vocab_size, o->seed);
     }
     if (o->data.count) dataloader_close(&loader);
     return batches;
@@ -69,8 +71,8 @@ static PassResult bp_measure(Run *run, const Batch *batches) {
     result.seconds = seconds[o->repeat / 2];
     free(seconds);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
-    result.grad_norm = gradient_norm(&run->model, ops_device, run->stream.memory.gradients,
-                                     run->settings.gradient_type, &bad);
+    result.grad_norm =
+        gradient_norm(&run->model, ops_device, run->stream.memory.gradients, run->settings.gradient_type, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
     return result;
 }
@@ -135,7 +137,8 @@ static int verb_plan(const Options *options) {
     if (options->memory_limit) longest = plan_longest(&run.settings, options->batch, options->memory_limit);
     report_header(&run);
     if (options->memory_limit && !options->quiet)
-        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest, human_bytes((double)options->memory_limit),
+        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest,
+                human_bytes((double)options->memory_limit),
                 run.plan.total_bytes > options->memory_limit ? "; the planned one does not" : "");
     if (options->json) {
         JsonOut json = json_open(stdout);
@@ -189,6 +192,7 @@ static int verb_eval(const Options *options) {
     steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
     batch = batch_allocate(options->batch * options->seq_len, options->batch);
+    batch_set_regular(&batch, options->batch, options->seq_len); // the plan looks at the documents
     run_allocate(&run, &batch);
     run_load_weights(&run);
     report_header(&run);
@@ -282,10 +286,12 @@ static void info_json(const Run *run) {
     json_object(&json, "config");
     for (i = 0; i < CONFIG_KEYS; i++) {
         const char *field = (const char *)config + config_keys[i].offset;
-        if (config_keys[i].kind == KEY_SIZE) json_size(&json, config_keys[i].name, *(const size_t *)(const void *)field);
+        if (config_keys[i].kind == KEY_SIZE)
+            json_size(&json, config_keys[i].name, *(const size_t *)(const void *)field);
         else if (config_keys[i].kind == KEY_BOOL)
             json_bool(&json, config_keys[i].name, *(const int *)(const void *)field);
-        else json_number(&json, config_keys[i].name, *(const double *)(const void *)field);
+        else
+            json_number(&json, config_keys[i].name, *(const double *)(const void *)field);
     }
     json_object_end(&json);
     json_array(&json, "tensors");
@@ -360,9 +366,9 @@ static void trainer_settings(Trainer *t) {
     t->state.settings = t->settings;
     config_to_text(&t->run.model.config, config, sizeof(config));
     add_setting(t, "model", 0, "%s", config);
-    add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
     add_setting(t, "--seq-len", 0, "%zu", o->seq_len);
     add_setting(t, "--batch", 0, "%zu", o->batch);
+    add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
     add_setting(t, "--grad-accum", 0, "%zu", o->grad_accum);
     add_setting(t, "--seed", 0, "%zu", o->seed);
     add_setting(t, "AdamW", 0, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g", o->beta1,
@@ -448,7 +454,10 @@ static void trainer_begin(Trainer *t, const Options *o) {
     if (o->val_data.count)
         t->validation = dataloader_open(o->val_data.path, o->val_data.count, o->batch, o->seq_len, V);
     t->micro = (Batch *)checked_calloc(o->grad_accum, sizeof(Batch), "micro-batches");
-    for (i = 0; i < o->grad_accum; i++) t->micro[i] = batch_allocate(N, o->batch);
+    for (i = 0; i < o->grad_accum; i++) {
+        t->micro[i] = batch_allocate(N, o->batch);
+        batch_set_regular(&t->micro[i], o->batch, o->seq_len); // the plan looks at the documents
+    }
     if (o->val_data.count) t->validation_batch = batch_allocate(N, o->batch);
     t->run.settings = settings_from_options(&t->run);
     if (o->sample_every) {
@@ -465,12 +474,17 @@ static void trainer_begin(Trainer *t, const Options *o) {
     if (*last) {
         Trained trained = trainer_trained(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
-        if (!o->quiet) fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
+        if (!o->quiet)
+            fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
         weights_check_finite(&t->run.model, ops_device, t->run.stream.memory.weights);
     } else {
         run_load_weights(&t->run);
         optimizer_init(&t->run.model, ops_device, t->run.stream.memory.weights, &t->run.optimizer,
                        t->run.settings.moment_type);
+    }
+    if (t->has_folder) {
+        Trained trained = trainer_trained(t);
+        checkpoint_check_space(&t->folder, &trained, o->out);
     }
     t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
 }
@@ -601,7 +615,7 @@ static int verb_train(const Options *options) {
 
 // ---- main ---------------------------------------------------------------------------------------------------------------------------
 int main(int argc, char **argv) {
-    static int (*const verbs[VERBS])(const Options *) = {verb_train, verb_bp,      verb_plan, verb_eval,
+    static int (*const verbs[VERBS])(const Options *) = {verb_train,  verb_bp,      verb_plan, verb_eval,
                                                          verb_sample, verb_convert, verb_info};
     Options options = options_parse(argc, argv);
 #ifdef _OPENMP

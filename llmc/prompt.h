@@ -18,8 +18,7 @@ static inline int ids_are_bytes(const Options *options, const Model *model) {
     if (!strcmp(options->tokenizer, "auto")) return model->config.vocab_size == 256;
     if (strcmp(options->tokenizer, "bytes") != 0) return 0;
     if (model->config.vocab_size < 256)
-        die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu",
-                  model->config.vocab_size);
+        die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu", model->config.vocab_size);
     return 1;
 }
 
@@ -46,8 +45,9 @@ static inline Prompt prompt_from_options(const Options *options, const Model *mo
         memcpy(prompt.id, options->prompt_ids.id, prompt.count * sizeof(int32_t));
     } else {
         if (!prompt.bytes)
-            die_usage("this model's tokens are not bytes (vocabulary %zu), so a prompt is given with --prompt-ids ID,ID,...",
-                      model->config.vocab_size);
+            die_usage(
+                "this model's tokens are not bytes (vocabulary %zu), so a prompt is given with --prompt-ids ID,ID,...",
+                model->config.vocab_size);
         prompt.count = strlen(text);
         if (options->prompt_file) text = read = read_whole_file(options->prompt_file, &prompt.count);
         if (!prompt.count) die_usage("the prompt is empty; give at least one character");
@@ -72,7 +72,7 @@ static inline SamplingSettings sampling_from_options(const Options *options) {
 
 // Draws `count` tokens into ids; to `out`, where it is not NULL, each is written as it comes.
 static inline void generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt, const SamplingSettings *settings,
-                     int32_t *ids, size_t count, FILE *out) {
+                            int32_t *ids, size_t count, FILE *out) {
     size_t i;
     sampler_begin(sampler, stream);
     sampler_feed(sampler, prompt->id, prompt->count);
@@ -81,8 +81,10 @@ static inline void generate(Sampler *sampler, StreamBP *stream, const Prompt *pr
     for (i = 0; i < count; i++) {
         ids[i] = sampler_next(sampler, settings);
         if (!out) continue;
-        if (prompt->bytes) fputc(ids[i] < 256 ? ids[i] : '?', out);
-        else fprintf(out, "%s%d", i ? " " : "", ids[i]);
+        if (prompt->bytes)
+            fputc(ids[i] < 256 ? ids[i] : '?', out);
+        else
+            fprintf(out, "%s%d", i ? " " : "", ids[i]);
         fflush(out);
     }
     if (out) fputc('\n', out);

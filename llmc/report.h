@@ -33,7 +33,8 @@ static inline const char *human_flops(double flops) {
 
 static inline void report_model(FILE *out, const Model *model) {
     const Config *c = &model->config;
-    fprintf(out, "model    %s, %s parameters, %zu layers, hidden %zu, heads %zu/%zu x %zu, MLP %zu, vocabulary %zu, %s\n",
+    fprintf(out,
+            "model    %s, %s parameters, %zu layers, hidden %zu, heads %zu/%zu x %zu, MLP %zu, vocabulary %zu, %s\n",
             c->family->name, human_count((double)model->elements), c->num_hidden_layers, c->hidden_size,
             c->num_attention_heads, c->num_key_value_heads, c->head_dim, c->intermediate_size, c->vocab_size,
             dtype_name(model->dtype));
@@ -46,14 +47,15 @@ static inline void report_regions(FILE *out, const Arena *plan) {
         const Region *region = &plan->at_peak[i];
         double part = plan->peak ? (double)region->bytes / (double)plan->peak : 0;
         int width = (int)(part * 32 + 0.5);
-        if (part < 0.002) continue; // summed up below
+        if (part < 0.01) continue; // summed up below
         fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width, width,
                 "################################", 32 - width, "", region->name);
     }
     for (i = j = 0; i < plan->regions_at_peak; i++)
-        if ((double)plan->at_peak[i].bytes < 0.002 * (double)plan->peak) j += plan->at_peak[i].bytes;
-    if (j) fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)j),
-                   100 * (double)j / (double)plan->peak, "");
+        if ((double)plan->at_peak[i].bytes < 0.01 * (double)plan->peak) j += plan->at_peak[i].bytes;
+    if (j)
+        fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)j),
+                100 * (double)j / (double)plan->peak, "");
 }
 
 // "total_bytes", the share of each kind, and the regions, into an open object.

@@ -125,8 +125,10 @@ static inline void run_allocate(Run *run, const Batch *largest) {
 }
 
 static inline void run_load_weights(Run *run) {
-    if (run->source) weights_load(run->source, &run->model, ops_device, run->stream.memory.weights);
-    else weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
+    if (run->source)
+        weights_load(run->source, &run->model, ops_device, run->stream.memory.weights);
+    else
+        weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
 }
 

@@ -109,7 +109,21 @@ while read -r name precision library; do
     count "$label" $status
 done <"$output.rows"
 
-# The program itself: as C++20, and as a user runs it.
+# The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
+if selected cli || selected train; then
+    flags=$(flags_of fp32 onednn)
+    libraries="-lcjson -lm"
+    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
+    mkdir -p build/test-fp32-onednn
+    TRAIN=build/test-fp32-onednn/train TRAIN_PLAIN=build/cpu-fp32/train
+    export TRAIN TRAIN_PLAIN
+    ${MAKE:-make} --no-print-directory PRECISION=fp32 >"$output" 2>&1 || { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
+    if ! { [ -f build/test-fp32-onednn/ops_cpu.o ] || $CC -std=gnu11 $flags -c llmc/cpu/ops_cpu.c -o build/test-fp32-onednn/ops_cpu.o; } ||
+        ! $CC -std=c11 $flags -x c train_gpt.cu -x none build/test-fp32-onednn/ops_cpu.o $libraries -o $TRAIN; then
+        echo "FAILED: the sanitized program does not compile"
+        total_failed=$((total_failed + 1))
+    fi
+fi
 for script in cxx cli train; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue

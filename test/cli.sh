@@ -1,0 +1,44 @@
+# Sourced by the tests that run the program as a user does: counting, refusals, values from its JSON.
+# $TRAIN is the program under test (sanitized), $WORK an empty folder for this run.
+passed=0 failed=0 skipped=0
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+GOLDEN=test/golden
+SHARD=$GOLDEN/tokens_uint16.bin # 4097 tokens below 96, entropy ln 3 per token
+TINY=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96
+
+pass() { passed=$((passed + 1)); }
+fail() { failed=$((failed + 1)); echo "FAILED: $*"; }
+check() { # what, command...: the command succeeds
+    what=$1
+    shift
+    if "$@"; then pass; else fail "$what"; fi
+}
+run() { "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"; }
+succeeds() { # arguments: exit 0
+    if run "$@"; then pass; else fail "exit $? of: train $*"; sed 's/^/    /' "$WORK/err" | tail -n 5; fi
+}
+# refuses CODE PATTERN arguments...: that exit code, one line on stderr that starts with "train: " and matches, nothing on stdout
+refuses() {
+    code=$1 pattern=$2
+    shift 2
+    run "$@"
+    status=$?
+    lines=$(grep -c '^train: ' "$WORK/err")
+    if [ $status != "$code" ]; then fail "exit $status, not $code, of: train $*"
+    elif [ "$lines" != 1 ]; then fail "$lines error lines of: train $*"
+    elif ! grep '^train: ' "$WORK/err" | grep -qE -- "$pattern"; then
+        fail "the message does not say '$pattern': $(grep '^train: ' "$WORK/err" | cut -c1-200)"
+    elif grep -qE 'Sanitizer|runtime error' "$WORK/err"; then fail "sanitizer report of: train $*"
+    else pass; fi
+}
+json() { # key of the one-line object in $WORK/out: its number or text
+    sed -n 's/.*"'"$1"'": "\{0,1\}\([^",}]*\).*/\1/p' "$WORK/out" | head -n 1
+}
+close() { # a, b, relative difference allowed
+    awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { x = a - b; if (x < 0) x = -x; s = b < 0 ? -b : b; exit !(a != "" && b != "" && x <= d * s) }'
+}
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ $failed = 0 ]
+}

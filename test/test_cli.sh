@@ -1,0 +1,122 @@
+#!/bin/sh
+# The program as a user runs it, with everything that can be wrong: flags, shapes, files, memory, disks. Each refusal is one
+# line that names the thing, with the right exit code: 2 usage, 1 files and run time.
+. test/cli.sh
+
+# ---- usage ------------------------------------------------------------------------------------------------------------------
+refuses 2 'no model' bp
+refuses 2 'exclude' bp --init gpt2 --model x
+refuses 2 'unknown model .nothing.*gpt2' bp --init nothing
+refuses 2 'unknown key .colour' bp --init llama,colour=3
+refuses 2 'hidden_size=-8' bp --init llama,hidden_size=-8
+refuses 2 'hidden_size=1e3' bp --init llama,hidden_size=1e3
+refuses 2 'hidden_size=0' bp --init llama,hidden_size=0
+refuses 2 'rope_theta=nan' bp --init llama,rope_theta=nan
+refuses 2 'key=value' bp --init llama,hidden_size
+refuses 2 'not a multiple' bp --init llama,hidden_size=30,num_attention_heads=4
+refuses 2 'num_key_value_heads' bp --init llama,num_attention_heads=6,num_key_value_heads=4,head_dim=8
+refuses 2 'head_dim 7 is odd' bp --init llama,head_dim=7
+refuses 2 'tie_word_embeddings=perhaps' bp --init llama,tie_word_embeddings=perhaps
+refuses 2 'chnk.*--chunk' bp --init gpt2 --chnk 3
+refuses 2 'seq-len' bp --init gpt2 --seq-len 0
+refuses 2 'seq-len' bp --init gpt2 --seq-len -5
+refuses 2 'seq-len' bp --init gpt2 --seq-len 12x
+refuses 2 'seq-len' bp --init gpt2 --seq-len
+refuses 2 'seq-len.*twice' bp --init gpt2 --seq-len 5 --seq-len 6
+refuses 2 'method.*mst' bp --init gpt2 --method mst
+refuses 2 'method.*stream' bp --init gpt2 --method fast
+refuses 2 'objective.*dpo' bp --init gpt2 --objective dpo
+refuses 2 'memory-limit' plan --init gpt2 --memory-limit 80Gigs
+refuses 2 'verb|unknown' frobnicate
+refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
+refuses 2 '1025.*1024 positions' plan --init gpt2 --seq-len 1025
+refuses 2 'no data' train --init gpt2
+refuses 2 '--resume needs --out' train --init gpt2 --data $SHARD --resume
+refuses 2 'dtype' bp --init gpt2 --dtype fp16
+refuses 2 'not bytes' sample --init $TINY --prompt hello
+refuses 2 'outside the vocabulary' sample --init $TINY --prompt-ids 5,96
+refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
+
+# ---- models -----------------------------------------------------------------------------------------------------------------
+refuses 1 'nothing_here' bp --model $WORK/nothing_here
+mkdir "$WORK/empty"
+refuses 1 'config.json' bp --model "$WORK/empty"
+: >"$WORK/empty.bin"
+refuses 1 'empty.bin' bp --model "$WORK/empty.bin"
+head -c 5000 /dev/urandom | tr '\000-\177' 'a-z' >"$WORK/noise.bin"
+refuses 1 'noise.bin' bp --model "$WORK/noise.bin"
+mutated() { # family's golden folder copied to $WORK/model, config.json edited by a sed script
+    rm -rf "$WORK/model"
+    cp -r $GOLDEN/$1 "$WORK/model"
+    sed -i "$2" "$WORK/model/config.json"
+}
+mutated llama 's/"llama"/"mixtral"/; s/LlamaForCausalLM/MixtralForCausalLM/'
+refuses 1 'ixtral' bp --model "$WORK/model"
+mutated llama-sharded 's/"rope_scaling": null/"rope_scaling": {"rope_type": "llama3", "factor": 8.0}/'
+refuses 1 'llama3' bp --model "$WORK/model"
+mutated llama 's/"rope_type": "default"/"rope_type": "yarn"/'
+refuses 1 'yarn' bp --model "$WORK/model"
+mutated qwen2-fp16 's/"use_sliding_window": false/"use_sliding_window": true/; s/"max_window_layers": [0-9]*/"max_window_layers": 0/'
+refuses 1 'sliding' bp --model "$WORK/model"
+mutated llama 's/"silu"/"relu"/'
+refuses 1 'relu' bp --model "$WORK/model"
+mutated llama 's/"hidden_size": 40/"hidden_size": -40/'
+refuses 1 'hidden_size' bp --model "$WORK/model"
+mutated llama 's/"hidden_size": 40/"hidden_size": 48/'
+refuses 1 'shape|\[|head_dim|hidden' bp --model "$WORK/model"
+mutated llama 's/{/{{/'
+refuses 1 'config.json' bp --model "$WORK/model"
+mutated llama-sharded 's/x/x/'
+rm -f "$WORK/model/model-00002"*
+refuses 1 'model-00002' bp --model "$WORK/model"
+mutated qwen3 's/x/x/'
+truncate -s -100 "$WORK/model/model.safetensors"
+refuses 1 'model.safetensors' bp --model "$WORK/model"
+succeeds convert --model $GOLDEN/qwen3 --out "$WORK/q.bin"
+truncate -s -1 "$WORK/q.bin"
+refuses 1 'q.bin' bp --model "$WORK/q.bin"
+succeeds convert --model $GOLDEN/qwen3 --out "$WORK/q.bin"
+printf 'x' >>"$WORK/q.bin"
+refuses 1 'q.bin' bp --model "$WORK/q.bin"
+succeeds convert --model $GOLDEN/qwen3 --out "$WORK/q.bin"
+printf '\377\377\377\377\377\377\377\177' | dd of="$WORK/q.bin" bs=1 seek=20000 conv=notrunc 2>/dev/null
+refuses 1 'NaN|infinity' bp --model "$WORK/q.bin" --seq-len 8
+
+# ---- data ---------------------------------------------------------------------------------------------------------------------
+refuses 1 'no_shard' train --init $TINY --data "$WORK/no_shard.bin"
+refuses 1 'no file matches' train --init $TINY --data "$WORK/*.none"
+refuses 1 'empty' train --init $TINY --data "$WORK/empty.bin"
+refuses 1 'not a token shard' train --init $TINY --data "$WORK/noise.bin"
+head -c 3000 $SHARD >"$WORK/short.bin"
+refuses 1 'truncated' train --init $TINY --data "$WORK/short.bin"
+refuses 1 '4097 tokens.*would fit' train --init $TINY --data $SHARD --seq-len 4097
+refuses 1 'outside the model.s vocabulary of 20' train --init ${TINY%96}20 --data $SHARD --seq-len 64 --steps 5
+
+# ---- memory and disks ---------------------------------------------------------------------------------------------------------
+refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --memory-limit 4MiB
+refuses 1 'no length fits' bp --init $TINY --seq-len 4096 --memory-limit 100KiB
+refuses 1 'plan needs' bp --init llama3.1-70b --seq-len 100000
+if [ -w /dev/full ]; then
+    "$TRAIN" plan --init $TINY --json >/dev/full 2>"$WORK/err"
+    check 'a full disk behind stdout is an error' [ $? = 1 ]
+fi
+refuses 1 'safetensors|/proc' bp --init $TINY --seq-len 8 --grads-out /proc/g.safetensors
+refuses 1 '/proc' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out /proc/run
+refuses 1 '/proc' convert --model $GOLDEN/qwen3 --out /proc/q.bin
+: >"$WORK/file"
+refuses 1 'file' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out "$WORK/file/run"
+
+# ---- what works -----------------------------------------------------------------------------------------------------------------
+for verb in train bp plan eval sample convert info; do succeeds $verb --help; done
+succeeds --help
+succeeds --version
+succeeds info --model $GOLDEN/gpt2 --json
+check 'info knows the family' [ "$(json model_type)" = gpt2 ]
+succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
+check 'plan solves for the longest' [ "$(json max_seq_len)" -gt 100000 ]
+succeeds bp --init $TINY --seq-len 100 --method full --chunk 10 --json
+check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
+check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]
+succeeds bp --init ${TINY},max_position_embeddings=50 --seq-len 100
+check 'RoPE beyond its length is a note' grep -q 'note: .*max_position_embeddings' "$WORK/err"
+finish
