@@ -243,8 +243,11 @@ static void linear_backward_case(size_t n, size_t C, size_t OC, int with_bias, i
 
 TEST(linear) {
     static const size_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 129};
-    static const size_t shapes[][3] = {{1, 1, 1},       {1, 4099, 9},   {1, 16, 1000},  {300, 64, 64},
-                                       {257, 129, 130}, {1000, 20, 24}, {64, 512, 300}, {33, 100, 777}};
+    // the last rows cross the blocks of a product (hundreds deep, a thousand wide or high) in each of the three directions
+    static const size_t shapes[][3] = {{1, 1, 1},       {1, 4099, 9},     {1, 16, 1000},   {1, 1030, 300},
+                                       {3, 300, 1100},  {300, 64, 64},    {257, 129, 130}, {1000, 20, 24},
+                                       {64, 512, 300},  {33, 100, 777},   {1100, 300, 40}, {40, 300, 1100},
+                                       {300, 1100, 40}, {1045, 30, 1030}, {30, 1045, 260}, {530, 40, 1045}};
     size_t s;
     for (s = 0; s < COUNT_OF(shapes) + 150; s++) {
         int listed = s < COUNT_OF(shapes), variant = (int)test_random_below(6);
