@@ -1,0 +1,257 @@
+/*
+The matrix product by oneDNN, 2.6 (Debian 12, Ubuntu 22.04) and 3.x. Outside of parallel regions only: oneDNN has its own.
+
+Two of its routines are used, by what was measured (product.h): the matmul primitive, and for two layouts of fp32 dnnl_sgemm.
+A primitive is made once per shape and kept; its scratchpad is ours and shared, so what oneDNN holds is bounded: below
+3 MiB for the primitives, below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide products are cut.
+*/
+#ifndef LLMC_CPU_PRODUCT_ONEDNN_H
+#define LLMC_CPU_PRODUCT_ONEDNN_H
+#include <dnnl.h>
+#include <dnnl_debug.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include "product_plain.h"
+
+#define KEPT_PRIMITIVES 128  // the oldest goes when there are more: no shape of a training run comes back that late
+#define SGEMM_COLUMNS   2048 // in one call
+
+typedef struct {
+    size_t m, n, k;
+    int a_transposed, b_transposed, out_summed, accumulate, bias, residual;
+} ProductShape;
+
+typedef struct {
+    ProductShape shape;
+    dnnl_primitive_t primitive; // NULL: oneDNN has none, or only its slow reference code
+    dnnl_memory_t a, b, bias, residual, out, scratchpad;
+    size_t scratch_bytes;
+} KeptPrimitive;
+
+static struct {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    KeptPrimitive kept[KEPT_PRIMITIVES];
+    size_t used, oldest;
+    void *scratch;
+    size_t scratch_bytes;
+} onednn;
+
+static void onednn_check(dnnl_status_t status, const char *call, const Product *p) {
+    if (status != dnnl_success)
+        die("oneDNN: %s for %s of [%zu,%zu] x [%zu,%zu] returned status %d (%s); ONEDNN=0 builds without oneDNN", call,
+            p->op, p->m, p->k, p->k, p->n, (int)status, dnnl_status2str(status));
+}
+#define ONEDNN_CALL(call, arguments) onednn_check(call arguments, #call, p)
+
+// ---- what the two major versions spell differently -----------------------------------------------------------------
+#if DNNL_VERSION_MAJOR >= 3
+typedef dnnl_memory_desc_t MemoryDescription;
+#define DESCRIPTION(md)         (md) // as an argument
+#define DESTROY_DESCRIPTION(md) dnnl_memory_desc_destroy(md)
+#define describe_memory         dnnl_memory_desc_create_with_strides
+#define append_sum(ops)         dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef)
+#else
+typedef dnnl_memory_desc_t MemoryDescription;
+#define DESCRIPTION(md)         (&(md))
+#define DESTROY_DESCRIPTION(md) dnnl_success
+#define describe_memory         dnnl_memory_desc_init_by_strides
+#define append_sum(ops)         dnnl_post_ops_append_sum(ops, 1.0f)
+#endif
+
+static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *description, const MemoryDescription *a,
+                                     const MemoryDescription *b, const MemoryDescription *bias,
+                                     const MemoryDescription *out, const_dnnl_primitive_attr_t attributes) {
+#if DNNL_VERSION_MAJOR >= 3
+    return dnnl_matmul_primitive_desc_create(description, onednn.engine, *a, *b, bias ? *bias : NULL, *out, attributes);
+#else
+    dnnl_matmul_desc_t operation;
+    dnnl_status_t status = dnnl_matmul_desc_init(&operation, a, b, bias, out);
+    if (status != dnnl_success) return status;
+    return dnnl_primitive_desc_create(description, &operation, attributes, onednn.engine, NULL);
+#endif
+}
+
+// ---- the matmul primitive ------------------------------------------------------------------------------------------
+
+// The storage of a row-major matrix [rows,columns], or of its transpose.
+static MemoryDescription describe_matrix(const Product *p, size_t rows, size_t columns, int transposed, int summed) {
+    const dnnl_dims_t size = {(dnnl_dim_t)rows, (dnnl_dim_t)columns};
+    const dnnl_dims_t stride = {(dnnl_dim_t)(transposed ? 1 : columns), (dnnl_dim_t)(transposed ? rows : 1)};
+    const dnnl_data_type_t type = summed || sizeof(floatX) == sizeof(floatS) ? dnnl_f32 : dnnl_bf16;
+    MemoryDescription description;
+    ONEDNN_CALL(describe_memory, (&description, 2, size, type, stride));
+    return description;
+}
+
+static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *description) {
+    dnnl_memory_t memory;
+    ONEDNN_CALL(dnnl_memory_create, (&memory, DESCRIPTION(*description), onednn.engine, DNNL_MEMORY_NONE));
+    return memory;
+}
+
+// What is added to the product: out itself ("sum"), or another matrix of its shape ("binary").
+static dnnl_primitive_attr_t matmul_attributes(const Product *p, const MemoryDescription *out) {
+    dnnl_primitive_attr_t attributes;
+    dnnl_post_ops_t added;
+    ONEDNN_CALL(dnnl_primitive_attr_create, (&attributes));
+    ONEDNN_CALL(dnnl_primitive_attr_set_scratchpad_mode, (attributes, dnnl_scratchpad_mode_user));
+    ONEDNN_CALL(dnnl_post_ops_create, (&added));
+    if (p->accumulate) onednn_check(append_sum(added), "dnnl_post_ops_append_sum", p);
+    if (p->residual) ONEDNN_CALL(dnnl_post_ops_append_binary, (added, dnnl_binary_add, DESCRIPTION(*out)));
+    ONEDNN_CALL(dnnl_primitive_attr_set_post_ops, (attributes, added));
+    ONEDNN_CALL(dnnl_post_ops_destroy, (added));
+    return attributes;
+}
+
+// Whether an implementation is worth calling (product.h): no reference code, no bf16 that is slower than ours.
+static int onednn_is_fast(const char *implementation) {
+    if (strstr(implementation, "ref")) return 0;
+#if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined: for tests and comparisons
+    unsigned eax, ebx, ecx, edx, intel;
+    if (strstr(implementation, "amx")) return 1;
+    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return 0;
+    intel = ebx == signature_INTEL_ebx;
+    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & 1u << 5)) return 0; // AVX512-BF16
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    return !(intel && edx & 1u << 23); // AVX512-FP16: Sapphire Rapids and later
+#else
+    return 1;
+#endif
+}
+
+// The primitive for p, made ready for execution; its .primitive stays NULL where oneDNN has none worth calling.
+static void make_primitive(KeptPrimitive *kept, const Product *p) {
+    MemoryDescription a = describe_matrix(p, p->m, p->k, p->a_transposed, 0);
+    MemoryDescription b = describe_matrix(p, p->k, p->n, p->b_transposed, 0);
+    MemoryDescription out = describe_matrix(p, p->m, p->n, 0, p->out_summed);
+    MemoryDescription bias = describe_matrix(p, 1, p->n, 0, 0);
+    dnnl_primitive_attr_t attributes = matmul_attributes(p, &out);
+    dnnl_primitive_desc_t matmul;
+    const char *implementation;
+    if (describe_matmul(&matmul, &a, &b, p->bias ? &bias : NULL, &out, attributes) == dnnl_success) {
+        ONEDNN_CALL(dnnl_primitive_desc_query, (matmul, dnnl_query_impl_info_str, 0, (void *)&implementation));
+        if (onednn_is_fast(implementation)) {
+            kept->scratch_bytes =
+                dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0));
+            ONEDNN_CALL(dnnl_primitive_create, (&kept->primitive, matmul));
+            ONEDNN_CALL(dnnl_memory_create,
+                        (&kept->scratchpad, dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0),
+                         onednn.engine, DNNL_MEMORY_NONE));
+            kept->a = memory_of(p, &a);
+            kept->b = memory_of(p, &b);
+            kept->out = memory_of(p, &out);
+            kept->residual = memory_of(p, &out);
+            kept->bias = memory_of(p, &bias);
+        }
+        ONEDNN_CALL(dnnl_primitive_desc_destroy, (matmul));
+    }
+    ONEDNN_CALL(dnnl_primitive_attr_destroy, (attributes));
+    ONEDNN_CALL(DESTROY_DESCRIPTION, (a));
+    ONEDNN_CALL(DESTROY_DESCRIPTION, (b));
+    ONEDNN_CALL(DESTROY_DESCRIPTION, (out));
+    ONEDNN_CALL(DESTROY_DESCRIPTION, (bias));
+}
+
+static void forget_primitive(KeptPrimitive *kept, const Product *p) {
+    dnnl_memory_t memory[6] = {kept->a, kept->b, kept->out, kept->residual, kept->bias, kept->scratchpad};
+    if (!kept->primitive) return;
+    for (size_t i = 0; i < 6; i++) ONEDNN_CALL(dnnl_memory_destroy, (memory[i]));
+    ONEDNN_CALL(dnnl_primitive_destroy, (kept->primitive));
+}
+
+static KeptPrimitive *find_primitive(const Product *p) {
+    ProductShape shape = {p->m,
+                          p->n,
+                          p->k,
+                          p->a_transposed,
+                          p->b_transposed,
+                          p->out_summed,
+                          p->accumulate,
+                          p->bias != NULL,
+                          p->residual != NULL};
+    KeptPrimitive *kept;
+    for (size_t i = 0; i < onednn.used; i++)
+        if (!memcmp(&onednn.kept[i].shape, &shape, sizeof(shape))) return &onednn.kept[i];
+    if (onednn.used < KEPT_PRIMITIVES)
+        kept = &onednn.kept[onednn.used++];
+    else {
+        kept = &onednn.kept[onednn.oldest++ % KEPT_PRIMITIVES];
+        forget_primitive(kept, p);
+    }
+    memset(kept, 0, sizeof(*kept));
+    kept->shape = shape;
+    make_primitive(kept, p);
+    return kept;
+}
+
+static void *onednn_scratch(size_t bytes) {
+    if (bytes > onednn.scratch_bytes) {
+        memory_release(onednn.scratch, onednn.scratch_bytes);
+        onednn.scratch = memory_allocate(bytes);
+        onednn.scratch_bytes = bytes;
+        if (!onednn.scratch) die("out of memory: %zu bytes wanted for oneDNN's scratchpad", bytes);
+    }
+    return onednn.scratch;
+}
+
+static int onednn_matmul(const Product *p) {
+    KeptPrimitive *kept = find_primitive(p);
+    dnnl_exec_arg_t arguments[6] = {{DNNL_ARG_SRC, kept->a},
+                                    {DNNL_ARG_WEIGHTS, kept->b},
+                                    {DNNL_ARG_DST, kept->out},
+                                    {DNNL_ARG_SCRATCHPAD, kept->scratchpad}};
+    int count = 4;
+    if (!kept->primitive) return 0;
+    ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->a, (void *)p->a));
+    ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->b, (void *)p->b));
+    ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->out, p->out));
+    if (kept->scratch_bytes)
+        ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->scratchpad, onednn_scratch(kept->scratch_bytes)));
+    if (p->bias) {
+        ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->bias, (void *)p->bias));
+        arguments[count++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, kept->bias};
+    }
+    if (p->residual) { // the first post-op: an accumulating product has no residual
+        ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->residual, (void *)p->residual));
+        arguments[count++] = (dnnl_exec_arg_t){DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, kept->residual};
+    }
+    ONEDNN_CALL(dnnl_primitive_execute, (kept->primitive, onednn.stream, count, arguments));
+    ONEDNN_CALL(dnnl_stream_wait, (onednn.stream));
+    return 1;
+}
+
+// ---- both ----------------------------------------------------------------------------------------------------------
+
+// Whether oneDNN serves this build on this processor at all; asked once, for a product of middling size.
+static int onednn_serves(void) {
+    static int asked, serves;
+    static const Product probe = {.op = "a first trial", .m = 256, .n = 256, .k = 256, .b_transposed = 1};
+    const Product *p = &probe;
+    if (asked) return serves;
+    asked = 1;
+    if (dnnl_engine_create(&onednn.engine, dnnl_cpu, 0) != dnnl_success) return 0;
+    ONEDNN_CALL(dnnl_stream_create, (&onednn.stream, onednn.engine, dnnl_stream_default_flags));
+    ONEDNN_CALL(dnnl_set_primitive_cache_capacity, (0)); // it would keep what we forget
+    serves = find_primitive(p)->primitive != NULL;
+    return serves;
+}
+
+// 0: left to product_plain.
+static int product_onednn(const Product *p) {
+    if (!onednn_serves()) return 0;
+#if !defined(PRECISION_BF16)
+    if (!p->b_transposed && !p->bias && !p->residual) {
+        for (size_t j = 0; j < p->n; j += SGEMM_COLUMNS)
+            ONEDNN_CALL(dnnl_sgemm, (p->a_transposed ? 'T' : 'N', 'N', (dnnl_dim_t)p->m,
+                                     (dnnl_dim_t)min_size(SGEMM_COLUMNS, p->n - j), (dnnl_dim_t)p->k, 1.0f, p->a,
+                                     (dnnl_dim_t)(p->a_transposed ? p->m : p->k), p->b + j, (dnnl_dim_t)p->n,
+                                     p->accumulate ? 1.0f : 0.0f, (float *)p->out + j, (dnnl_dim_t)p->n));
+        return 1;
+    }
+#endif
+    return onednn_matmul(p);
+}
+
+#endif

@@ -1,0 +1,335 @@
+/*
+The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), in the registers' own width (vector.h) and without a library.
+It serves the double build, builds without oneDNN and processors on which oneDNN's bf16 product is slow; one or a few rows
+(decoding) always come here, to product_streamed.
+
+Blocks of op(a) and op(b) are copied ("packed") into contiguous floatS panels that a register tile then reads in order;
+that is also where bf16 becomes fp32 and where b is transposed. All threads pack together, then share the tiles. Every
+element of out is one thread's work and its terms are added in a fixed order: the result does not depend on the threads.
+
+Sizes. With 32 registers a tile is 14 rows x 2 vectors: 28 sums, 2 loaded vectors, a broadcast; 28 multiply-adds for 16
+loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row panels of the block (1 MiB, L2) pass.
+*/
+#ifndef LLMC_CPU_PRODUCT_PLAIN_H
+#define LLMC_CPU_PRODUCT_PLAIN_H
+#include "memory.h"
+#include "vector.h"
+
+#if VECTOR_BYTES == 64 || defined(__aarch64__) // 32 registers, else 16
+#define PANEL_ROWS 14
+#else
+#define PANEL_ROWS 6
+#endif
+#define PANEL_COLUMNS (2 * VECTOR_LANES)
+#define PANEL_DEPTH   256
+// A packed row of a is an odd number of cache lines long, so that the rows of a panel spread over all sets of the cache.
+#define PANEL_STRIDE       (PANEL_DEPTH + 64 / sizeof(floatS))
+#define BLOCK_COLUMNS      1024                                   // of out, for one pass over the depth
+#define BLOCK_PANELS       ((1024 + PANEL_ROWS - 1) / PANEL_ROWS) // row panels of out, likewise
+#define PANEL_HEIGHT       ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES)
+#define PANEL_A_SIZE       (PANEL_HEIGHT * PANEL_STRIDE) // elements of a packed panel
+#define PANEL_B_SIZE       (PANEL_COLUMNS * PANEL_DEPTH)
+#define MOST_STREAMED_ROWS 2 // of products that do not pack
+#define GROUP_PANELS       8 // row panels in one thread's piece of work
+
+// out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major and contiguous.
+typedef struct {
+    const char *op; // whose product it is, for messages
+    size_t m, n, k;
+    const floatX *a, *b;
+    int a_transposed, b_transposed; // a is stored as [k,m]; b is stored as [n,k]
+    void *out;
+    int out_summed;                // out holds floatS, else floatX
+    int accumulate;                // out +=; residual is then NULL
+    const floatX *bias, *residual; // may be NULL
+} Product;
+
+// One block of a product: rows [row, row + rows) x columns [column, column + columns) of out, depth [from, from + depth).
+typedef struct {
+    size_t row, rows, column, columns, from, depth;
+    int first, last; // of the blocks along the depth
+    floatS *a, *b;   // packed panels
+    floatS *partial; // [rows, columns], the sums between two blocks of the depth, where out is bf16
+} ProductBlock;
+
+// ---- the register tile -------------------------------------------------------------------------------------------
+
+// tile[rows][PANEL_COLUMNS] = sum over i < depth of a[r * a_row + i * a_step] * b[i][PANEL_COLUMNS]
+VECTOR_INLINE void panel_product(int rows, floatS *tile, const floatS *a, size_t a_row, size_t a_step, const floatS *b,
+                                 size_t depth) {
+    Vector sum[PANEL_ROWS][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (Vector){0};
+    for (size_t i = 0; i < depth; i++, a += a_step, b += PANEL_COLUMNS) {
+        const Vector right0 = vector_load(b), right1 = vector_load(b + VECTOR_LANES);
+        for (int r = 0; r < rows; r++) {
+            const Vector left = vector_of(a[(size_t)r * a_row]);
+            sum[r][0] += left * right0;
+            sum[r][1] += left * right1;
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        vector_store(tile + r * PANEL_COLUMNS, sum[r][0]);
+        vector_store(tile + r * PANEL_COLUMNS + VECTOR_LANES, sum[r][1]);
+    }
+}
+
+// The number of rows must be a constant for the sums to live in registers; an odd last panel computes one row too many.
+#define PANEL_CASE(rows)                                                                                               \
+    case (rows) / 2: panel_product(rows, tile, a, a_row, a_step, b, depth); break;
+VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, const floatS *a, size_t a_row, size_t a_step,
+                                    const floatS *b, size_t depth) {
+    switch ((rows + 1) / 2) {
+        PANEL_CASE(2)
+        PANEL_CASE(4)
+        PANEL_CASE(6)
+#if PANEL_ROWS > 6
+        PANEL_CASE(8)
+        PANEL_CASE(10)
+        PANEL_CASE(12)
+        PANEL_CASE(14)
+#endif
+    }
+}
+
+static VECTOR_FUNCTION void panel_product_rows(size_t rows, floatS *tile, const floatS *a, const floatS *b,
+                                               size_t depth) {
+    panel_product_of(rows, tile, a, PANEL_STRIDE, 1, b, depth);
+}
+
+static VECTOR_FUNCTION void panel_product_columns(size_t rows, floatS *tile, const floatS *a, const floatS *b,
+                                                  size_t depth) {
+    panel_product_of(rows, tile, a, 1, PANEL_HEIGHT, b, depth);
+}
+
+// ---- packing -----------------------------------------------------------------------------------------------------
+
+// out[rows][width] = in, with zeros beyond `used` columns.
+VECTOR_INLINE void pack_rows(floatS *out, size_t out_stride, size_t width, const floatX *in, size_t in_stride,
+                             size_t rows, size_t used) {
+    for (size_t r = 0; r < rows; r++, out += out_stride, in += in_stride) {
+        size_t i = 0;
+        for (; i + VECTOR_LANES <= used; i += VECTOR_LANES) vector_store(out + i, vector_load_stored(in + i));
+        for (; i < used; i++) out[i] = load(in[i]);
+        for (; i < width; i++) out[i] = 0;
+    }
+}
+
+// out[depth][PANEL_COLUMNS] = the transpose of in[rows][depth], with zeros beyond `rows`. Squares go through registers.
+static VECTOR_FUNCTION void pack_transposed(floatS *out, const floatX *in, size_t in_stride, size_t rows,
+                                            size_t depth) {
+    floatS square[VECTOR_LANES * VECTOR_LANES];
+    for (size_t first = 0; first < PANEL_COLUMNS; first += VECTOR_LANES) {
+        size_t used = first < rows ? min_size(rows - first, VECTOR_LANES) : 0, i = 0;
+        for (; i + VECTOR_LANES <= depth; i += VECTOR_LANES) {
+            pack_rows(square, VECTOR_LANES, VECTOR_LANES, in + first * in_stride + i, in_stride, used, VECTOR_LANES);
+            for (size_t z = used * VECTOR_LANES; z < VECTOR_LANES * VECTOR_LANES; z++) square[z] = 0;
+            vector_transpose(out + i * PANEL_COLUMNS + first, PANEL_COLUMNS, square, VECTOR_LANES);
+        }
+        for (; i < depth; i++)
+            for (size_t r = 0; r < VECTOR_LANES; r++)
+                out[i * PANEL_COLUMNS + first + r] = r < used ? load(in[(first + r) * in_stride + i]) : 0;
+    }
+}
+
+// A panel of transposed a is copied in whole vectors where they do not reach beyond the matrix; no one reads the rows
+// beyond the panel's own.
+static VECTOR_FUNCTION void pack_panel_a(const Product *p, const ProductBlock *block, size_t panel) {
+    floatS *out = block->a + panel * PANEL_A_SIZE;
+    size_t row = block->row + panel * PANEL_ROWS;
+    size_t rows = min_size(PANEL_ROWS, block->rows - panel * PANEL_ROWS);
+    if (p->a_transposed) {
+        const floatX *in = p->a + block->from * p->m + row;
+        if (row + PANEL_HEIGHT <= p->m) rows = PANEL_HEIGHT;
+        pack_rows(out, PANEL_HEIGHT, PANEL_HEIGHT, in, p->m, block->depth, rows);
+    } else {
+        pack_rows(out, PANEL_STRIDE, block->depth, p->a + row * p->k + block->from, p->k, rows, block->depth);
+        if (rows % 2) memset(out + rows * PANEL_STRIDE, 0, block->depth * sizeof(floatS));
+    }
+}
+
+static VECTOR_FUNCTION void pack_panel_b(const Product *p, const ProductBlock *block, size_t panel) {
+    floatS *out = block->b + panel * PANEL_B_SIZE;
+    size_t column = block->column + panel * PANEL_COLUMNS;
+    size_t columns = min_size(PANEL_COLUMNS, block->columns - panel * PANEL_COLUMNS);
+    if (p->b_transposed)
+        pack_transposed(out, p->b + column * p->k + block->from, p->k, columns, block->depth);
+    else
+        pack_rows(out, PANEL_COLUMNS, PANEL_COLUMNS, p->b + block->from * p->n + column, p->n, block->depth, columns);
+}
+
+static int sums_in_out(const Product *p) { return p->out_summed || sizeof(floatX) == sizeof(floatS); }
+
+// ---- one block ---------------------------------------------------------------------------------------------------
+
+// Where the sums of out[row][column] wait for the next block of the depth: in out itself, unless that is bf16.
+static floatS *sums_at(const Product *p, const ProductBlock *block, size_t row, size_t column) {
+    if (sums_in_out(p)) return (floatS *)p->out + row * p->n + column;
+    return block->partial + (row - block->row) * BLOCK_COLUMNS + (column - block->column);
+}
+
+VECTOR_INLINE void add_row(floatS *sums, const floatS *fresh, size_t columns, int keep) {
+    if (keep)
+        for (size_t j = 0; j < columns; j++) sums[j] += fresh[j];
+    else
+        for (size_t j = 0; j < columns; j++) sums[j] = fresh[j];
+}
+
+// The last block along the depth: bias, residual and an accumulating bf16 out join the sums, which are then rounded.
+VECTOR_INLINE void finish_row(const Product *p, floatS *fresh, size_t row, size_t column, size_t columns) {
+    const size_t at = row * p->n + column;
+    floatX *out = (floatX *)p->out + at;
+    if (p->bias)
+        for (size_t j = 0; j < columns; j++) fresh[j] += load(p->bias[column + j]);
+    if (p->residual)
+        for (size_t j = 0; j < columns; j++) fresh[j] += load(p->residual[at + j]);
+    if (sums_in_out(p)) return;
+    if (p->accumulate)
+        for (size_t j = 0; j < columns; j++) fresh[j] += load(out[j]);
+    for (size_t j = 0; j < columns; j++) out[j] = store(fresh[j]);
+}
+
+// A finished tile joins the sums. `columns` is a constant in the common case, for loops without remainders.
+VECTOR_INLINE void add_tile(const Product *p, const ProductBlock *block, floatS *tile, size_t row, size_t rows,
+                            size_t column, size_t columns) {
+    const int keep = !block->first || (sums_in_out(p) && p->accumulate);
+    for (size_t r = 0; r < rows; r++) {
+        floatS *sums = sums_at(p, block, row + r, column), *fresh = tile + r * PANEL_COLUMNS;
+        if (block->last && !sums_in_out(p)) {
+            if (keep) add_row(fresh, sums, columns, 1);
+            finish_row(p, fresh, row + r, column, columns);
+        } else {
+            if (block->last) finish_row(p, fresh, row + r, column, columns);
+            add_row(sums, fresh, columns, keep);
+        }
+    }
+}
+
+// Called by all threads of a parallel region.
+static VECTOR_FUNCTION void product_block(const Product *p, const ProductBlock *block) {
+    size_t row_panels = (block->rows + PANEL_ROWS - 1) / PANEL_ROWS;
+    size_t column_panels = (block->columns + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
+    size_t groups = (row_panels + GROUP_PANELS - 1) / GROUP_PANELS;
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < row_panels + column_panels; i++) {
+        if (i < row_panels)
+            pack_panel_a(p, block, i);
+        else
+            pack_panel_b(p, block, i - row_panels);
+    }
+#pragma omp for schedule(dynamic)
+    for (size_t i = 0; i < column_panels * groups; i++) {
+        size_t column = i / groups * PANEL_COLUMNS, panel = i % groups * GROUP_PANELS;
+        size_t end = min_size(panel + GROUP_PANELS, row_panels);
+        for (; panel < end; panel++) {
+            floatS tile[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64)));
+            size_t row = panel * PANEL_ROWS, rows = min_size(PANEL_ROWS, block->rows - row);
+            const floatS *a = block->a + panel * PANEL_A_SIZE, *b = block->b + i / groups * PANEL_B_SIZE;
+            for (size_t r = 0; r < rows; r++) {
+                const floatS *sums = sums_at(p, block, block->row + row + r, block->column + column);
+                __builtin_prefetch(sums, 1);
+                __builtin_prefetch(sums + PANEL_COLUMNS - 1, 1);
+            }
+            if (p->a_transposed)
+                panel_product_columns(rows, tile, a, b, block->depth);
+            else
+                panel_product_rows(rows, tile, a, b, block->depth);
+            if (column + PANEL_COLUMNS <= block->columns)
+                add_tile(p, block, tile, block->row + row, rows, block->column + column, PANEL_COLUMNS);
+            else
+                add_tile(p, block, tile, block->row + row, rows, block->column + column, block->columns - column);
+        }
+    }
+}
+
+// ---- a few rows ----------------------------------------------------------------------------------------------------
+
+// The dot product of `length` elements: four sums hide the latency of the additions.
+VECTOR_INLINE floatS dot_product(const floatX *a, const floatX *b, size_t length) {
+    Vector sum[4] = {{0}, {0}, {0}, {0}};
+    floatS rest = 0;
+    size_t i = 0;
+    for (; i + 4 * VECTOR_LANES <= length; i += 4 * VECTOR_LANES)
+        for (size_t v = 0; v < 4; v++)
+            sum[v] += vector_load_stored(a + i + v * VECTOR_LANES) * vector_load_stored(b + i + v * VECTOR_LANES);
+    for (; i < length; i++) rest += load(a[i]) * load(b[i]);
+    return vector_sum_across((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
+}
+
+// out[columns] = a[k] b[k,n] for `columns` columns of b
+VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *b, size_t k, size_t n, size_t columns) {
+    Vector sum[2] = {{0}, {0}};
+    if (columns == PANEL_COLUMNS) {
+        for (size_t i = 0; i < k; i++, b += n)
+            for (size_t v = 0; v < 2; v++) sum[v] += vector_of(load(a[i])) * vector_load_stored(b + v * VECTOR_LANES);
+        for (size_t v = 0; v < 2; v++) vector_store(out + v * VECTOR_LANES, sum[v]);
+        return;
+    }
+    for (size_t j = 0; j < columns; j++) out[j] = 0;
+    for (size_t i = 0; i < k; i++, b += n)
+        for (size_t j = 0; j < columns; j++) out[j] += load(a[i]) * load(b[j]);
+}
+
+// With one or two rows (a token is decoded, a chunk's last token) packing b would cost more than the product: b is
+// streamed from memory once, as it lies. a is not transposed.
+static VECTOR_FUNCTION void product_streamed(const Product *p) {
+    const ProductBlock whole = {.rows = p->m, .columns = p->n, .depth = p->k, .first = 1, .last = 1};
+#pragma omp parallel for schedule(dynamic)
+    for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
+        floatS tile[MOST_STREAMED_ROWS * PANEL_COLUMNS];
+        size_t columns = min_size(PANEL_COLUMNS, p->n - column);
+        for (size_t r = 0; r < p->m; r++) {
+            floatS *out = tile + r * PANEL_COLUMNS;
+            if (!p->b_transposed)
+                row_times_matrix(out, p->a + r * p->k, p->b + column, p->k, p->n, columns);
+            else
+                for (size_t j = 0; j < columns; j++)
+                    out[j] = dot_product(p->a + r * p->k, p->b + (column + j) * p->k, p->k);
+        }
+        add_tile(p, &whole, tile, 0, p->m, column, columns);
+    }
+}
+
+// ---- the whole product -------------------------------------------------------------------------------------------
+
+static size_t round_up_to(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// The blocks' size when `size` is cut into equal blocks of at most `limit`, in whole panels.
+static size_t block_size(size_t size, size_t limit, size_t panel) {
+    size_t blocks = (size + limit - 1) / limit;
+    return round_up_to((size + blocks - 1) / blocks, panel);
+}
+
+// Packed panels and partial sums: 2 MiB, and 4 MiB more in the bf16 build. Made by the first product, kept for all others.
+static floatS *product_scratch(void) {
+    static floatS *scratch;
+    size_t count = BLOCK_PANELS * PANEL_A_SIZE + BLOCK_COLUMNS * PANEL_DEPTH;
+    if (sizeof(floatX) != sizeof(floatS)) count += BLOCK_PANELS * PANEL_ROWS * BLOCK_COLUMNS;
+    if (!scratch && !(scratch = (floatS *)memory_allocate(count * sizeof(floatS))))
+        die("out of memory: %zu bytes wanted for packed panels of a matrix product", count * sizeof(floatS));
+    return scratch;
+}
+
+static void product_plain(const Product *p) {
+    size_t rows = block_size(p->m, BLOCK_PANELS * PANEL_ROWS, PANEL_ROWS);
+    size_t columns = block_size(p->n, BLOCK_COLUMNS, PANEL_COLUMNS);
+    floatS *scratch = product_scratch();
+#pragma omp parallel
+    {
+        ProductBlock block;
+        block.a = scratch;
+        block.b = block.a + BLOCK_PANELS * PANEL_A_SIZE;
+        block.partial = block.b + BLOCK_COLUMNS * PANEL_DEPTH;
+        for (block.row = 0; block.row < p->m; block.row += rows)
+            for (block.column = 0; block.column < p->n; block.column += columns)
+                for (block.from = 0; block.from < p->k; block.from += PANEL_DEPTH) {
+                    block.rows = min_size(rows, p->m - block.row);
+                    block.columns = min_size(columns, p->n - block.column);
+                    block.depth = min_size(PANEL_DEPTH, p->k - block.from);
+                    block.first = block.from == 0;
+                    block.last = block.from + block.depth == p->k;
+                    product_block(p, &block);
+                }
+    }
+}
+
+#endif
