@@ -1,0 +1,190 @@
+/*
+Ratios of speed, within one process: each repeat times oneDNN's own matrix product and every variant of a pass in turn, so that
+what else the machine does falls on all alike; medians of the repeats' ratios are printed. Built by dev/bench.sh.
+
+    bench layers    [REPEATS]   decoder layers of Qwen3-0.6B's widths, T = 2048: share of the product's rate
+    bench methods   [REPEATS]   the same at T = 4096 and 8192: time of stream over time of checkpoint
+    bench chunks    [REPEATS]   stream at several chunk sizes over checkpoint, T = 8192
+    bench seconds   [REPEATS]   median seconds of a `layers` pass, for comparing builds
+    bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
+*/
+#include "streambp.h"
+#include "llmc/adamw.h"
+#include "llmc/weights.h"
+#ifdef HAVE_ONEDNN
+#include <dnnl.h>
+#endif
+
+#define MOST 64
+
+typedef struct {
+    Model model;
+    RunSettings settings;
+    Plan plan;
+    Arena arena;
+    StreamBP stream;
+    OptimizerState state;
+    Batch batch;
+    void *memory;
+} Pass;
+
+static Pass pass_open(const char *text, Method method, size_t B, size_t T, size_t chunk, int optimizer) {
+    Pass pass;
+    Config config = config_from_text(text, "bench", EXIT_USAGE);
+    memset(&pass, 0, sizeof(pass));
+    pass.model = model_build(&config, ops_device->stored);
+    pass.settings.method = method;
+    pass.settings.chunk = chunk;
+    pass.settings.backward = 1, pass.settings.gradient_type = ops_device->stored;
+    pass.settings.optimizer = optimizer, pass.settings.moment_type = dtype_of_sums(ops_device->stored);
+    pass.batch = batch_allocate(B * T, B);
+    batch_random(&pass.batch, B, T, 0, config.vocab_size, 1);
+    return pass;
+}
+
+// The rest, once the pass lies where it stays: the stream refers to its model and arena.
+static void pass_begin(Pass *pass) {
+    pass->settings.model = &pass->model;
+    pass->plan = plan_make(&pass->settings, &pass->batch);
+    pass->memory = ops_device->allocate(pass->plan.total_bytes);
+    if (!pass->memory) die("no memory for %zu bytes", pass->plan.total_bytes);
+    arena_init(&pass->arena, pass->memory, pass->plan.total_bytes);
+    run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, &pass->arena, &pass->batch);
+    weights_init_random(&pass->model, ops_device, pass->stream.memory.weights, 1);
+    if (pass->settings.optimizer)
+        optimizer_init(&pass->model, ops_device, pass->stream.memory.weights, &pass->state, pass->settings.moment_type);
+}
+
+static double pass_seconds(Pass *pass, int64_t step) {
+    double begin = seconds_now();
+    const Parameter *bad;
+    AdamW adamw = {1e-4, 0.9, 0.999, 1e-8, 0, 1, step, 1};
+    ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
+    forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch));
+    if (pass->settings.optimizer) {
+        gradient_norm(&pass->model, ops_device, pass->stream.memory.gradients, pass->settings.gradient_type, &bad);
+        optimizer_step(&pass->model, ops_device, pass->stream.memory.weights, pass->stream.memory.gradients,
+                       pass->settings.gradient_type, &pass->state, pass->settings.moment_type, &adamw);
+    }
+    return seconds_now() - begin;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values, size_t count) {
+    double sorted[MOST];
+    memcpy(sorted, values, count * sizeof(double));
+    qsort(sorted, count, sizeof(double), compare);
+    return count % 2 ? sorted[count / 2] : 0.5 * (sorted[count / 2 - 1] + sorted[count / 2]);
+}
+
+// FLOP/s of oneDNN's own 2048 x 2048 x 2048 fp32 product; of our own product where there is no oneDNN.
+static double product_rate(void) {
+    static float *x[3];
+    const size_t n = 2048;
+    double begin;
+    size_t i, j;
+    for (i = 0; i < 3 && !x[2]; i++) {
+        x[i] = (float *)ops_device->allocate(n * n * sizeof(float));
+        for (j = 0; j < n * n; j++) x[i][j] = (float)(j % 1000) * 1e-3f - 0.5f;
+    }
+    begin = seconds_now();
+#ifdef HAVE_ONEDNN
+    if (dnnl_sgemm('N', 'N', (dnnl_dim_t)n, (dnnl_dim_t)n, (dnnl_dim_t)n, 1, x[0], (dnnl_dim_t)n, x[1], (dnnl_dim_t)n, 0, x[2],
+                   (dnnl_dim_t)n) != dnnl_success)
+        die("oneDNN's product failed");
+#else
+    ops_device->linear_forward((Stored *)x[0], (Stored *)x[1], (Stored *)x[2], NULL, NULL, n, n, n);
+#endif
+    return 2.0 * (double)(n * n * n) / (seconds_now() - begin);
+}
+
+#define LAYERS "qwen3-0.6b,num_hidden_layers=2,vocab_size=256"
+
+static void bench_layers(size_t repeats, int seconds_only) {
+    Pass pass = pass_open(LAYERS, METHOD_STREAM, 1, 2048, 0, 0);
+    double executed[MOST], model[MOST], seconds[MOST];
+    size_t i;
+    pass_begin(&pass);
+    pass_seconds(&pass, 1), product_rate();
+    for (i = 0; i < repeats; i++) {
+        double rate = seconds_only ? 1 : 0.5 * product_rate();
+        seconds[i] = pass_seconds(&pass, 1);
+        if (!seconds_only) rate += 0.5 * product_rate(); // before and after the pass
+        executed[i] = pass.plan.flops / seconds[i] / rate, model[i] = pass.plan.model_flops / seconds[i] / rate;
+    }
+    if (seconds_only) printf("%.6f\n", median(seconds, repeats));
+    else
+        printf("layers: %.3f of the product's rate, recomputation counted; %.3f not counted (chunk %zu, %zu repeats)\n",
+               median(executed, repeats), median(model, repeats), pass.plan.chunk, repeats);
+}
+
+static void bench_methods(size_t repeats) {
+    static const size_t lengths[] = {4096, 8192};
+    size_t j, i;
+    for (j = 0; j < 2; j++) {
+        static Pass stream, checkpoint;
+        double ratio[MOST];
+        stream = pass_open(LAYERS, METHOD_STREAM, 1, lengths[j], 0, 0);
+        checkpoint = pass_open(LAYERS, METHOD_CHECKPOINT, 1, lengths[j], 0, 0);
+        pass_begin(&stream), pass_begin(&checkpoint);
+        pass_seconds(&stream, 1), pass_seconds(&checkpoint, 1);
+        for (i = 0; i < repeats; i++) { // the order alternates
+            double a = i % 2 ? 0 : pass_seconds(&stream, 1), b = pass_seconds(&checkpoint, 1);
+            if (i % 2) a = pass_seconds(&stream, 1);
+            ratio[i] = a / b;
+        }
+        printf("methods: T = %zu: stream takes %.3f of checkpoint's time (chunk %zu, %zu repeats)\n", lengths[j],
+               median(ratio, repeats), stream.plan.chunk, repeats);
+        ops_device->release(stream.memory, stream.plan.total_bytes);
+        ops_device->release(checkpoint.memory, checkpoint.plan.total_bytes);
+    }
+}
+
+static void bench_chunks(size_t repeats) {
+    static const size_t chunks[] = {64, 128, 256, 512, 1024, 2048, 4096};
+    static Pass pass[8];
+    double ratio[8][MOST];
+    size_t i, j, count = sizeof(chunks) / sizeof(chunks[0]);
+    for (j = 0; j <= count; j++) {
+        pass[j] = pass_open(LAYERS, j ? METHOD_STREAM : METHOD_CHECKPOINT, 1, 8192, j ? chunks[j - 1] : 0, 0);
+        pass_begin(&pass[j]);
+        pass_seconds(&pass[j], 1);
+    }
+    for (i = 0; i < repeats; i++) {
+        double base = pass_seconds(&pass[0], 1);
+        for (j = 1; j <= count; j++) ratio[j][i] = pass_seconds(&pass[j], 1) / base;
+    }
+    for (j = 1; j <= count; j++)
+        printf("chunks: T = 8192, chunk %4zu: %.3f of checkpoint's time, workspace %s\n", chunks[j - 1],
+               median(ratio[j], repeats), human_bytes((double)pass[j].plan.share[SHARE_WORKSPACE]));
+}
+
+static void bench_gpt2(size_t B, size_t T, const char *name, size_t repeats) {
+    Method method = !strcmp(name, "full") ? METHOD_FULL : !strcmp(name, "checkpoint") ? METHOD_CHECKPOINT : METHOD_STREAM;
+    Pass pass = pass_open("gpt2", method, B, T, 0, 1);
+    double seconds[MOST];
+    size_t i;
+    pass_begin(&pass);
+    pass_seconds(&pass, 1);
+    for (i = 0; i < repeats; i++) seconds[i] = pass_seconds(&pass, (int64_t)i + 2);
+    printf("%.6f\n", median(seconds, repeats));
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    size_t repeats = 7, B = 0, T = 0;
+    int at = !strcmp(what, "gpt2") ? 5 : 2;
+    if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST)) die_usage("repeats are 1 to %d", MOST);
+    if (!strcmp(what, "layers")) bench_layers(repeats, 0);
+    else if (!strcmp(what, "seconds")) bench_layers(repeats, 1);
+    else if (!strcmp(what, "methods")) bench_methods(repeats);
+    else if (!strcmp(what, "chunks")) bench_chunks(repeats);
+    else if (!strcmp(what, "gpt2") && argc > 4 && parse_size(argv[2], &B) && parse_size(argv[3], &T))
+        bench_gpt2(B, T, argv[4], repeats);
+    else die_usage("usage: bench layers|methods|chunks|seconds [REPEATS], bench gpt2 B T METHOD [REPEATS]");
+    return 0;
+}

@@ -1,0 +1,62 @@
+#!/bin/sh
+# Ratios of speed, never absolute times: make bench [LLMC=<llm.c checkout>] [REPEATS=7]
+# Each figure is a median over repeats that take turns with the alternative. Close other programs first.
+set -eu
+cd "$(dirname "$0")/.."
+CC=${CC:-cc}
+REPEATS=${REPEATS:-7}
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+export OMP_NUM_THREADS
+
+onednn=""
+printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && onednn=1
+for precision in fp32 bf16; do
+    ${MAKE:-make} --no-print-directory PRECISION=$precision build/cpu-$precision/train >/dev/null
+    upper=$(echo $precision | tr a-z A-Z)
+    $CC -std=gnu11 -D_GNU_SOURCE -DPRECISION_$upper ${onednn:+-DHAVE_ONEDNN} -O2 -march=native -fopenmp -I. dev/bench.c \
+        build/cpu-$precision/ops_cpu.o ${onednn:+-ldnnl} -lcjson -lm -o build/cpu-$precision/bench
+done
+median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+
+echo "== decoder layers of Qwen3-0.6B's widths, fp32, $OMP_NUM_THREADS threads, against oneDNN's own 2048^3 product"
+build/cpu-fp32/bench layers "$REPEATS"
+build/cpu-fp32/bench methods "$REPEATS"
+
+echo "== bf16 build against fp32 build, the same layers, T = 2048"
+i=0
+while [ $i -lt 5 ]; do
+    a=$(build/cpu-fp32/bench seconds 3) b=$(build/cpu-bf16/bench seconds 3)
+    echo "$a $b" | awk '{ print $1 / $2 }'
+    i=$((i + 1))
+done | median | sed 's/^/bf16: /; s/$/ times as fast as fp32/'
+
+if [ -z "${LLMC:-}" ]; then
+    echo "== llm.c: skipped; give LLMC=<checkout> to compare with its CPU trainer"
+    exit 0
+fi
+echo "== GPT-2 124M shape, fp32, one training step, against llm.c's train_gpt2.c built with its own flags"
+folder=build/bench-llmc
+mkdir -p $folder/dev/data/tinyshakespeare
+# Random weights and tokens in llm.c's formats: values do not matter for time.
+$CC -O2 -o $folder/make_llmc_files dev/make_llmc_files.c -lm
+[ -f $folder/gpt2_124M.bin ] || (cd $folder && ./make_llmc_files)
+for shape in "4 64" "1 1024"; do
+    set -- $shape
+    # its shape is a constant in main()
+    sed "s/int B = 4;/int B = $1;/; s/int T = 64;/int T = $2;/; s/step <= 40/step <= 6/; s/step % 10 == 0/0/; s/step > 0 \&\& step % 20 == 0/0/" \
+        "$LLMC/train_gpt2.c" >$folder/train_gpt2_$1_$2.c
+    $CC -Ofast -march=native -fopenmp -DOMP -I"$LLMC" -Wno-unused-result $folder/train_gpt2_$1_$2.c -lm -lgomp -o $folder/train_gpt2_$1_$2
+    i=0
+    while [ $i -lt 3 ]; do
+        theirs=$(cd $folder && ./train_gpt2_$1_$2 | sed -n 's/^step [1-9].*took \([0-9.]*\) ms.*/\1/p' | median)
+        for method in stream checkpoint full; do
+            ours=$(build/cpu-fp32/bench gpt2 $1 $2 $method 5)
+            echo "$method $theirs $ours" | awk '{ print $1, $2 / 1000 / $3 }'
+        done
+        i=$((i + 1))
+    done >$folder/ratios
+    for method in stream checkpoint full; do
+        ratio=$(sed -n "s/^$method //p" $folder/ratios | median)
+        echo "llm.c: B = $1, T = $2: $method has $ratio times its tokens/s"
+    done
+done
