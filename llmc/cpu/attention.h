@@ -1,0 +1,364 @@
+/*
+Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in ops.h).
+Keys are taken in blocks with a running softmax, so nothing of size T x T exists; a key/value head's block is packed once
+for all query heads that read it; keys that no query of a block sees are never touched. The arithmetic is in
+attention_block.h; here is what is left: which block meets which, on which thread, and in which order sums are made.
+
+A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
+shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
+threads idle, a query block's keys are cut into segments, and their partial dQ are added in the order of the segments.
+So no result depends on which thread did what; forward not even on the chunk or on the number of threads.
+*/
+#ifndef LLMC_CPU_ATTENTION_H
+#define LLMC_CPU_ATTENTION_H
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#include "../ops.h"
+#include "../utils.h"
+#include "attention_block.h"
+
+#define QUERY_ELEMENTS   ((size_t)1 << 17)
+#define TASKS_PER_THREAD ((size_t)4) // enough to even out triangles of different size
+#define LOG2_E           1.4426950408889634074
+#define LN_2             0.69314718055994530942
+
+// What the blocks of one call have in common. Tensors as in ops.h; those of the queries start at token `first`.
+typedef struct {
+    const floatX *q, *k, *v, *dout, *out;
+    const floatS *lse;
+    floatS *dk, *dv;
+    size_t first, NH, NKV, HD;
+    size_t group; // query heads per key/value head
+    double scale;
+} Attention;
+
+// Queries [begin, end) of a document, of the query heads that read key/value head `head`. Row r is query head r % group of
+// token begin + r / group.
+typedef struct {
+    size_t head, document, begin, end;
+} QueryBlock;
+
+// One thread's packed blocks.
+typedef struct {
+    floatS *q, *dout;         // [rows][width]
+    floatS *out;              // [rows][width]  forward: the unfinished output; backward: out, then dq
+    floatS *keys;             // [BLOCK_KEYS][width]  k or v
+    floatS *kt, *vt;          // [width][SCORE_STRIDE]  their transposes
+    floatS *dk, *dv;          // [BLOCK_KEYS][width]
+    floatS *scores, *dscores; // [BLOCK_ROWS][SCORE_STRIDE]
+    floatS *largest, *sum;    // [rows]  forward: the largest score so far, the sum of weights
+    floatS *lse, *delta;      // [rows]  backward: log2 sum 2^scores, dout . out
+} AttentionScratch;
+
+static size_t attention_threads(void) {
+#if defined(_OPENMP)
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static size_t attention_thread(void) {
+#if defined(_OPENMP)
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+// ---- scratch ---------------------------------------------------------------------------------------------------------
+
+static size_t query_block_tokens(size_t n, size_t group, size_t HD) {
+    return min_size(n, max_size(1, QUERY_ELEMENTS / HD / group));
+}
+
+static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
+
+// Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
+static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size_t HD) {
+    const size_t width = packed_width(HD);
+    size_t used = 0;
+#define CUT(field, elements) s->field = base ? base + used : NULL, used += round_up(elements, CACHE_LINE)
+    CUT(q, rows * width);
+    CUT(dout, rows * width);
+    CUT(out, rows * width);
+    CUT(keys, BLOCK_KEYS * width);
+    CUT(kt, SCORE_STRIDE * width);
+    CUT(vt, SCORE_STRIDE * width);
+    CUT(dk, BLOCK_KEYS * width);
+    CUT(dv, BLOCK_KEYS * width);
+    CUT(scores, BLOCK_ROWS * SCORE_STRIDE);
+    CUT(dscores, BLOCK_ROWS * SCORE_STRIDE);
+    CUT(largest, rows);
+    CUT(sum, rows);
+    CUT(lse, rows);
+    CUT(delta, rows);
+#undef CUT
+    return used;
+}
+
+// Segments into which backward cuts the keys of a query block, for a document with `share` of the call's work.
+static size_t key_segments(double share, size_t NKV, size_t threads) {
+    const double tasks = share * (double)(TASKS_PER_THREAD * threads); // that the document should be cut into
+    if (NKV % threads == 0 || tasks <= (double)NKV) return 1;
+    return (size_t)ceil(tasks / (double)NKV);
+}
+
+static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+    const size_t threads = attention_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
+    const size_t rows = query_block_rows(query_block_tokens(n, group, HD), group);
+    AttentionScratch s;
+    return CACHE_LINE + threads * attention_cut(&s, NULL, rows, HD) +
+           (segments > 1 ? segments * NKV * rows * packed_width(HD) : 0);
+}
+
+static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
+
+// ---- blocks ----------------------------------------------------------------------------------------------------------
+
+// Fills seen[r] (see attention_block.h) for rows [row, row + rows) of a query block against keys [key, key + keys).
+static void see_keys(size_t *seen, QueryBlock b, size_t row, size_t rows, size_t key, size_t keys, size_t group) {
+    size_t position = b.begin + row / group, head = row % group;
+    for (size_t r = 0; r < rows; r++) {
+        seen[r] = position < key ? 0 : min_size(position - key + 1, keys);
+        if (++head == group) head = 0, position++;
+    }
+}
+
+// The first row that sees `key`, rounded down to a tile.
+static size_t first_row(QueryBlock b, size_t key, size_t group) {
+    const size_t row = key > b.begin ? (key - b.begin) * group : 0;
+    return row - row % TILE_ROWS;
+}
+
+// Where row r stands among all rows [tokens of the chunk][NH] of q, out, dout, dq and lse.
+static size_t row_place(const Attention *a, QueryBlock b, size_t r) {
+    return (b.begin - a->first + r / a->group) * a->NH + b.head * a->group + r % a->group;
+}
+
+static void pack_queries(floatS *block, const floatX *x, const Attention *a, QueryBlock b, double scale) {
+    block_pack(block, x + row_place(a, b, 0) * a->HD, b.end - b.begin, a->group, a->NH * a->HD, a->HD, (floatS)scale);
+}
+
+static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t head, size_t key, size_t keys) {
+    block_pack(block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD, 1);
+}
+
+static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
+    const size_t group = a->group, HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * group;
+    size_t seen[BLOCK_ROWS];
+    pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
+    memset(s->out, 0, round_up(rows, TILE_ROWS) * width * sizeof(floatS));
+    for (size_t r = 0; r < round_up(rows, TILE_ROWS); r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
+
+    for (size_t key = b.document; key < b.end; key += BLOCK_KEYS) {
+        const size_t keys = min_size(BLOCK_KEYS, b.end - key);
+        pack_keys(s->keys, a->k, a, b.head, key, keys);
+        block_transpose(s->kt, s->keys, keys, HD);
+        pack_keys(s->keys, a->v, a, b.head, key, keys);
+        for (size_t row = first_row(b, key, group); row < rows; row += BLOCK_ROWS) {
+            const size_t count = min_size(BLOCK_ROWS, round_up(rows - row, TILE_ROWS));
+            see_keys(seen, b, row, count, key, keys, group);
+            block_scores(s->scores, s->q + row * width, s->kt, seen, count, HD);
+            block_largest(s->scores, s->out + row * width, s->largest + row, s->sum + row, seen, count, HD);
+            block_weights(s->scores, s->largest + row, s->sum + row, seen, count);
+            block_apply(s->out + row * width, s->scores, s->keys, seen, count, HD);
+        }
+    }
+    for (size_t r = 0; r < rows; r++) {
+        const size_t place = row_place(a, b, r);
+        block_unpack(out + place * HD, s->out + r * width, 0, 1, HD, 1 / s->sum[r]);
+        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2((double)s->sum[r])));
+    }
+}
+
+// dk or dv += scale * a packed block
+static void add_keys(floatS *dk, const floatS *block, const Attention *a, size_t head, size_t key, size_t keys,
+                     double scale) {
+    for (size_t j = 0; j < keys; j++) {
+        floatS *to = dk + ((key + j) * a->NKV + head) * a->HD;
+        const floatS *from = block + j * packed_width(a->HD);
+        for (size_t d = 0; d < a->HD; d++) to[d] += (floatS)scale * from[d];
+    }
+}
+
+// What backward needs of a query block: q (to base 2), dout, lse (to base 2) and delta = dout . out
+static void open_queries(const Attention *a, QueryBlock b, const AttentionScratch *s) {
+    const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group;
+    pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
+    pack_queries(s->dout, a->dout, a, b, 1);
+    pack_queries(s->out, a->out, a, b, 1);
+    for (size_t r = 0; r < rows; r++) {
+        s->lse[r] = (floatS)(LOG2_E * (double)a->lse[row_place(a, b, r)]);
+        s->delta[r] = row_dot(s->dout + r * width, s->out + r * width, a->HD);
+    }
+    for (size_t r = rows; r < round_up(rows, TILE_ROWS); r++) s->lse[r] = s->delta[r] = 0;
+}
+
+// dK, dV += and dq[rows][width] += (unscaled) of a query block against keys [key, key + keys)
+static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t key, size_t keys,
+                          const AttentionScratch *s) {
+    const size_t HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * a->group;
+    size_t seen[BLOCK_ROWS];
+    pack_keys(s->keys, a->v, a, b.head, key, keys);
+    block_transpose(s->vt, s->keys, keys, HD);
+    pack_keys(s->keys, a->k, a, b.head, key, keys);
+    block_transpose(s->kt, s->keys, keys, HD);
+    memset(s->dk, 0, round_up(keys, TILE_ROWS) * width * sizeof(floatS));
+    memset(s->dv, 0, round_up(keys, TILE_ROWS) * width * sizeof(floatS));
+    for (size_t row = first_row(b, key, a->group); row < rows; row += BLOCK_ROWS) {
+        const size_t exact = min_size(BLOCK_ROWS, rows - row), count = round_up(exact, TILE_ROWS);
+        const floatS *q = s->q + row * width, *dout = s->dout + row * width;
+        see_keys(seen, b, row, count, key, keys, a->group);
+        block_scores(s->scores, q, s->kt, seen, count, HD);
+        block_scores(s->dscores, dout, s->vt, seen, count, HD);
+        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, seen, count);
+        block_apply(dq + row * width, s->dscores, s->keys, seen, count, HD);
+        block_apply_transposed(s->dv, s->scores, dout, seen, exact, HD);
+        block_apply_transposed(s->dk, s->dscores, q, seen, exact, HD);
+    }
+    add_keys(a->dk, s->dk, a, b.head, key, keys, LN_2); // q was scaled by scale * log2 e
+    add_keys(a->dv, s->dv, a, b.head, key, keys, 1);
+}
+
+static double causal_pairs(Span span) {
+    const double n = (double)(span.end - span.begin);
+    return n * (double)(span.begin - span.document) + 0.5 * n * (n + 1);
+}
+
+// Backward of a query block against segment `segment` of its keys. The boundaries are multiples of BLOCK_KEYS such that
+// every segment has about the same number of query-key pairs.
+static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
+                           const AttentionScratch *s) {
+    const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
+    const double pairs = causal_pairs((Span){b.document, b.begin, b.end});
+    double before = 0;
+    open_queries(a, b, s);
+    memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
+    for (size_t key = b.document; key < b.end; key += BLOCK_KEYS) {
+        const size_t keys = min_size(BLOCK_KEYS, b.end - key);
+        const double queries = (double)(b.end - max_size(key, b.begin)), here = queries * (double)keys;
+        const size_t mine = min_size(segments - 1, (size_t)((before + here / 2) / pairs * (double)segments));
+        if (mine == segment) backward_keys(dq, a, b, key, keys, s);
+        before += here;
+    }
+}
+
+// dq = scale * the sum of the segments' partial sums, which are `stride` elements apart
+static void close_queries(floatX *dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
+                          QueryBlock b) {
+    for (size_t r = 0; r < (b.end - b.begin) * a->group; r++)
+        block_unpack(dq + row_place(a, b, r) * a->HD, part + r * packed_width(a->HD), stride, segments, a->HD,
+                     (floatS)a->scale);
+}
+
+// ---- the ops -----------------------------------------------------------------------------------------------------------
+
+// Cuts a span into equal blocks of at most `most` tokens; returns their size.
+static size_t even_tokens(Span span, size_t most) {
+    const size_t n = span.end - span.begin, blocks = (n + most - 1) / most;
+    return (n + blocks - 1) / blocks;
+}
+
+static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
+                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    if (spans.count == 0) return;
+    const size_t first = spans.span[0].begin, n = spans.span[spans.count - 1].end - first, group = NH / NKV;
+    const size_t threads = attention_threads(), tokens = query_block_tokens(n, group, HD);
+    const size_t rows = query_block_rows(tokens, group);
+    // Smaller blocks where there would be too few for the threads.
+    const size_t most = min_size(tokens, max_size(BLOCK_ROWS / group + 1, n * NKV / (TASKS_PER_THREAD * threads)));
+    const Attention a = {.q = (const floatX *)q,
+                         .k = (const floatX *)k,
+                         .v = (const floatX *)v, // clang-format off
+                         .first = first, .NH = NH, .NKV = NKV, .HD = HD, .group = group, .scale = scale};
+    // clang-format on
+    floatS *memory = cache_line_aligned(scratch);
+#pragma omp parallel num_threads(threads)
+    {
+        AttentionScratch s;
+        const size_t share = attention_cut(&s, NULL, rows, HD);
+        attention_cut(&s, memory + attention_thread() * share, rows, HD);
+        for (size_t i = spans.count; i-- > 0;) { // the last tokens have the most keys: long tasks first
+            const Span span = spans.span[i];
+            const size_t size = even_tokens(span, most), blocks = (span.end - span.begin + size - 1) / size;
+#pragma omp for schedule(dynamic) nowait
+            for (size_t task = 0; task < blocks * NKV; task++) {
+                const size_t begin = span.begin + (blocks - 1 - task / NKV) * size;
+                const QueryBlock b = {task % NKV, span.document, begin, min_size(begin + size, span.end)};
+                forward_block((floatX *)out, (floatS *)lse, &a, b, &s);
+            }
+        }
+    }
+}
+
+// Backward of a whole document for one key/value head: its dk and dv are this thread's, its dq final.
+static void backward_document(floatX *dq, const Attention *a, Span span, size_t head, size_t size,
+                              const AttentionScratch *s) {
+    for (size_t begin = span.begin; begin < span.end; begin += size) {
+        const QueryBlock b = {head, span.document, begin, min_size(begin + size, span.end)};
+        backward_block(s->out, a, b, 0, 1, s);
+        close_queries(dq, s->out, 0, 1, a, b);
+    }
+}
+
+// Backward of one query block by all threads of the team, the keys cut into segments. parts[segments][NKV][part]
+static void backward_team(floatX *dq, const Attention *a, Span block, size_t segments, floatS *parts, size_t part,
+                          const AttentionScratch *s) {
+    const size_t NKV = a->NKV, tokens = block.end - block.begin;
+#pragma omp for schedule(dynamic)
+    for (size_t task = 0; task < segments * NKV; task++) {
+        const QueryBlock b = {task % NKV, block.document, block.begin, block.end};
+        backward_block(parts + task * part, a, b, task / NKV, segments, s);
+    }
+#pragma omp for schedule(static)
+    for (size_t i = 0; i < NKV * tokens; i++) {
+        const size_t head = i / tokens, t = i % tokens;
+        const QueryBlock b = {head, block.document, block.begin + t, block.begin + t + 1};
+        close_queries(dq, parts + head * part + t * a->group * packed_width(a->HD), NKV * part, segments, a, b);
+    }
+}
+
+static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                               const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    if (spans.count == 0) return;
+    const size_t first = spans.span[0].begin, n = spans.span[spans.count - 1].end - first, group = NH / NKV;
+    const size_t threads = attention_threads(), tokens = query_block_tokens(n, group, HD);
+    const size_t rows = query_block_rows(tokens, group);
+    const Attention a = {.q = (const floatX *)q,
+                         .k = (const floatX *)k,
+                         .v = (const floatX *)v, // clang-format off
+                         .dout = (const floatX *)dout, .out = (const floatX *)out, .lse = (const floatS *)lse,
+                         .dk = (floatS *)dk, .dv = (floatS *)dv,
+                         .first = first, .NH = NH, .NKV = NKV, .HD = HD, .group = group, .scale = scale};
+    // clang-format on
+    floatS *memory = cache_line_aligned(scratch);
+    double pairs = 0;
+    for (size_t i = 0; i < spans.count; i++) pairs += causal_pairs(spans.span[i]);
+#pragma omp parallel num_threads(threads)
+    {
+        AttentionScratch s;
+        const size_t share = attention_cut(&s, NULL, rows, HD);
+        floatS *parts = memory + threads * share;
+        attention_cut(&s, memory + attention_thread() * share, rows, HD);
+        for (size_t i = spans.count; i-- > 0;) {
+            const Span span = spans.span[i];
+            const size_t size = even_tokens(span, tokens),
+                         cuts = key_segments(causal_pairs(span) / pairs, NKV, threads);
+            if (cuts == 1) {
+#pragma omp for schedule(dynamic) nowait
+                for (size_t head = 0; head < NKV; head++) backward_document((floatX *)dq, &a, span, head, size, &s);
+                continue;
+            }
+            for (size_t begin = span.begin; begin < span.end; begin += size) {
+                const Span block = {span.document, begin, min_size(begin + size, span.end)};
+                const size_t key_blocks = (block.end - block.document + BLOCK_KEYS - 1) / BLOCK_KEYS;
+                backward_team((floatX *)dq, &a, block, min_size(cuts, key_blocks), parts, rows * packed_width(HD), &s);
+            }
+        }
+    }
+}
+
+#endif

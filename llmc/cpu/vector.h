@@ -1,0 +1,178 @@
+/*
+A vector of floatS as wide as the machine's registers, in the vector extensions that gcc and clang share, and what
+attention needs of it: loads, comparisons, reductions across the lanes, the transpose of a square tile and exp2.
+Only for the few kernels whose speed depends on the registers; everything else is plain loops (simd_math.h).
+The compiler must be allowed to contract a * b + c into one instruction: gcc is in its gnu11 mode, or with
+-ffp-contract=fast; clang always is.
+*/
+#ifndef LLMC_CPU_VECTOR_H
+#define LLMC_CPU_VECTOR_H
+#include <math.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+#include "precision.h"
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+#if defined(PRECISION_DOUBLE)
+#define VECTOR_LANES (VECTOR_BYTES / 8)
+typedef uint64_t VectorWord;
+#else
+#define VECTOR_LANES (VECTOR_BYTES / 4)
+typedef uint32_t VectorWord;
+#endif
+
+typedef floatS Vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef VectorWord VectorBits __attribute__((vector_size(VECTOR_BYTES))); // also: a mask of lanes
+typedef floatS VectorInMemory __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias)); // of any alignment
+
+// clang cuts 64-byte vectors in two on processors where it prefers 32 bytes, except in functions that ask for them.
+#if defined(__clang__) && VECTOR_BYTES == 64
+#define VECTOR_FUNCTION __attribute__((min_vector_width(512)))
+#else
+#define VECTOR_FUNCTION
+#endif
+#define VECTOR_INLINE static inline __attribute__((always_inline)) VECTOR_FUNCTION
+
+// f(0), f(1), ..., one for each lane
+#define LANES_2(f)  f(0), f(1)
+#define LANES_4(f)  LANES_2(f), f(2), f(3)
+#define LANES_8(f)  LANES_4(f), f(4), f(5), f(6), f(7)
+#define LANES_16(f) LANES_8(f), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)
+#if VECTOR_LANES == 16
+#define EACH_LANE LANES_16
+#elif VECTOR_LANES == 8
+#define EACH_LANE LANES_8
+#elif VECTOR_LANES == 4
+#define EACH_LANE LANES_4
+#else
+#define EACH_LANE LANES_2
+#endif
+
+// Lane i of the result is lane index(i) of a followed by b.
+#if defined(__clang__)
+#define VECTOR_SHUFFLE(a, b, index) __builtin_shufflevector(a, b, EACH_LANE(index))
+#else
+#define VECTOR_SHUFFLE(a, b, index) __builtin_shuffle(a, b, (VectorBits){EACH_LANE(index)})
+#endif
+
+VECTOR_INLINE Vector vector_load(const floatS *x) { return *(const VectorInMemory *)x; }
+VECTOR_INLINE void vector_store(floatS *x, Vector v) { *(VectorInMemory *)x = v; }
+
+// The same from and to the storage type; rounding as store() does it.
+#if defined(PRECISION_BF16)
+typedef uint16_t VectorHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
+VECTOR_INLINE Vector vector_load_stored(const floatX *x) {
+    VectorHalves halves;
+    memcpy(&halves, x, sizeof(halves));
+    return (Vector)(__builtin_convertvector(halves, VectorBits) << 16);
+}
+VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) {
+    const VectorBits bits = (VectorBits)v, nan = (VectorBits)(v != v);
+    const VectorBits rounded = ((bits + 0x7fffu + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000u) & nan);
+    const VectorHalves halves = __builtin_convertvector(rounded >> 16, VectorHalves);
+    memcpy(x, &halves, sizeof(halves));
+}
+#else
+VECTOR_INLINE Vector vector_load_stored(const floatX *x) { return vector_load(x); }
+VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v); }
+#endif
+
+VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
+
+// a where the mask has ones, b elsewhere; comparisons make such masks.
+VECTOR_INLINE Vector vector_select(VectorBits mask, Vector a, Vector b) {
+    return (Vector)(((VectorBits)a & mask) | ((VectorBits)b & ~mask));
+}
+
+// a > b ? a : b, so where one is NaN the result is b. One instruction, which gcc does not find by itself.
+VECTOR_INLINE Vector vector_max(Vector a, Vector b) {
+#if VECTOR_BYTES == 64 && !defined(PRECISION_DOUBLE)
+    return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VECTOR_BYTES == 32 && !defined(PRECISION_DOUBLE)
+    return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return vector_select((VectorBits)(a > b), a, b);
+#endif
+}
+
+// The mask of the first `count` lanes.
+VECTOR_INLINE VectorBits vector_first_lanes(size_t count) {
+#define LANE_ITSELF(i) i
+    const VectorBits lane = {EACH_LANE(LANE_ITSELF)};
+    return (VectorBits)(lane < (VectorWord)count);
+}
+
+// Reductions across the lanes fold the vector in halves: lane i meets lane i + 8, then i + 4, i + 2, i + 1.
+#define LANE_PLUS_8(i) ((i + 8) % VECTOR_LANES)
+#define LANE_PLUS_4(i) ((i + 4) % VECTOR_LANES)
+#define LANE_PLUS_2(i) ((i + 2) % VECTOR_LANES)
+#define LANE_PLUS_1(i) ((i + 1) % VECTOR_LANES)
+
+VECTOR_INLINE floatS vector_max_across(Vector v) {
+    if (VECTOR_LANES > 8) v = vector_max(v, VECTOR_SHUFFLE(v, v, LANE_PLUS_8));
+    if (VECTOR_LANES > 4) v = vector_max(v, VECTOR_SHUFFLE(v, v, LANE_PLUS_4));
+    if (VECTOR_LANES > 2) v = vector_max(v, VECTOR_SHUFFLE(v, v, LANE_PLUS_2));
+    v = vector_max(v, VECTOR_SHUFFLE(v, v, LANE_PLUS_1));
+    return v[0];
+}
+
+VECTOR_INLINE floatS vector_sum_across(Vector v) {
+    if (VECTOR_LANES > 8) v += VECTOR_SHUFFLE(v, v, LANE_PLUS_8);
+    if (VECTOR_LANES > 4) v += VECTOR_SHUFFLE(v, v, LANE_PLUS_4);
+    if (VECTOR_LANES > 2) v += VECTOR_SHUFFLE(v, v, LANE_PLUS_2);
+    v += VECTOR_SHUFFLE(v, v, LANE_PLUS_1);
+    return v[0];
+}
+
+/*
+out[j][i] = in[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half. Seen as
+bits of an element's address (row bits, then lane bits) that turns the address left by one bit; after as many rounds as
+a lane number has bits, row and lane have changed places.
+*/
+VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
+#define LANE_INTERLEAVE_LOW(i)  (i / 2 + i % 2 * VECTOR_LANES)
+#define LANE_INTERLEAVE_HIGH(i) (i / 2 + i % 2 * VECTOR_LANES + VECTOR_LANES / 2)
+    Vector a[VECTOR_LANES], b[VECTOR_LANES];
+    for (int i = 0; i < VECTOR_LANES; i++) a[i] = vector_load(in + (size_t)i * in_stride);
+    for (int round = 1; round < VECTOR_LANES; round *= 2) {
+        for (int i = 0; i < VECTOR_LANES / 2; i++) {
+            b[2 * i] = VECTOR_SHUFFLE(a[i], a[i + VECTOR_LANES / 2], LANE_INTERLEAVE_LOW);
+            b[2 * i + 1] = VECTOR_SHUFFLE(a[i], a[i + VECTOR_LANES / 2], LANE_INTERLEAVE_HIGH);
+        }
+        for (int i = 0; i < VECTOR_LANES; i++) a[i] = b[i];
+    }
+    for (int i = 0; i < VECTOR_LANES; i++) vector_store(out + (size_t)i * out_stride, a[i]);
+}
+
+/*
+2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. fp32: 2^x = 2^n 2^r with n the nearest
+integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r,
+|r| <= 1/2. 2^r is 1 + r q(r) with the minimax polynomial q, relative error 1.6e-8; with rounding the result is within
+1e-7. Below -100 the result stays at 2^-100, far below what counts beside a row's largest weight, 1, and far enough from
+the denormals that products with it do not become slow.
+*/
+VECTOR_INLINE Vector vector_exp2(Vector x) {
+#if defined(PRECISION_DOUBLE)
+    for (int i = 0; i < VECTOR_LANES; i++) x[i] = exp2(x[i]);
+    return x;
+#else
+    const Vector y = vector_max(vector_of(-100.0f), x), shifted = y + 12582912.0f, r = y - (shifted - 12582912.0f);
+    Vector p = r * 1.53533620e-4f + 1.33988739e-3f;
+    p = p * r + 9.61843692e-3f;
+    p = p * r + 5.55033237e-2f;
+    p = p * r + 2.40226477e-1f;
+    p = p * r + 6.93147182e-1f;
+    p = p * r + 1.0f;
+    return (Vector)((VectorBits)p + ((VectorBits)shifted << 23));
+#endif
+}
+
+#endif
