@@ -229,7 +229,7 @@ static int verb_sample(const Options *options) {
     prompt = prompt_from_options(options, &run.model);
     check_positions(&run, prompt.count + options->max_new_tokens - 1, "the prompt and --max-new-tokens together,");
     run.settings = settings_from_options(&run);
-    run.settings.cache_tokens = prompt.count + options->max_new_tokens;
+    run.settings.cache_tokens = prompt.count + options->max_new_tokens - 1; // the last one drawn is not fed
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
     memset(&none, 0, sizeof(none));
     run_allocate(&run, &none);
@@ -462,7 +462,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     t->run.settings = settings_from_options(&t->run);
     if (o->sample_every) {
         t->prompt = prompt_from_options(o, &t->run.model);
-        t->run.settings.cache_tokens = t->prompt.count + o->max_new_tokens;
+        t->run.settings.cache_tokens = t->prompt.count + o->max_new_tokens - 1;
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
     }

@@ -70,17 +70,24 @@ flags_of() { # precision, onednn|plain
 -fno-omit-frame-pointer -fsanitize=address,undefined -fopenmp -I."
     [ "$2" = onednn ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
 }
+build_ops() { # precision, onednn|plain
+    folder=build/test-$1-$2
+    mkdir -p "$folder"
+    [ -f "$folder/ops_cpu.o" ] && [ -z "$(find llmc -newer "$folder/ops_cpu.o" -name '*.[ch]' | head -n 1)" ] && return 0
+    $CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o"
+}
 build() { # name, precision, onednn|plain
-    folder=build/test-$2-$3
     flags=$(flags_of "$2" "$3")
     libraries="-lcmocka -lcjson -lm"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    mkdir -p "$folder"
-    if [ ! -f "$folder/ops_cpu.o" ] || [ -n "$(find llmc -newer "$folder/ops_cpu.o" -name '*.[ch]' | head -n 1)" ]; then
-        $CC -std=gnu11 $flags -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o" || return 1
-    fi
-    $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops_cpu.o" $libraries -o "$folder/test_$1"
+    $CC -std=gnu11 $flags "test/test_$1.c" "build/test-$2-$3/ops_cpu.o" $libraries -o "build/test-$2-$3/test_$1"
 }
+if [ "${1:-}" = --ops ]; then
+    trap - EXIT
+    rm -f "$skips" "$output"
+    build_ops "$2" "$3"
+    exit
+fi
 
 selected() { # name: no names given, or among them
     [ -z "$names" ] && return 0
@@ -89,24 +96,48 @@ selected() { # name: no names given, or among them
 }
 names="$*"
 
+# Every program is compiled, then run; JOBS rows at a time, each into files of its own.
+row() { # build|run, name, precision, onednn|plain
+    log=build/test-$3-$4/test_$2
+    mkdir -p "build/test-$3-$4"
+    if [ "$1" = build ]; then
+        rm -f "$log" "$log.status"
+        build "$2" "$3" "$4" >"$log.log" 2>&1 || echo 'does not compile' >"$log.status"
+    elif [ -x "$log" ] && [ ! -f "$log.status" ]; then
+        "$log" >"$log.log" 2>&1 </dev/null
+        echo $? >"$log.status"
+    fi
+}
+if [ "${1:-}" = --row ]; then
+    shift
+    trap - EXIT
+    rm -f "$skips" "$output"
+    row "$@"
+    exit 0
+fi
+
 echo "$rows" | while read -r name precision library; do
     [ -n "$name" ] && selected "$name" && echo "$name $precision $library"
 done >"$output.rows"
 trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
-
+# The op sets' objects first: the programs of one configuration share one.
+awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
+xargs -r -L 1 -P "$JOBS" test/run.sh --row build <"$output.rows"
+xargs -r -L 1 -P "$JOBS" test/run.sh --row run <"$output.rows"
 while read -r name precision library; do
     label="$name ($precision$([ "$library" = plain ] && echo ", plain"))"
-    if ! build "$name" "$precision" "$library" >"$output" 2>&1; then
+    log=build/test-$precision-$library/test_$name
+    status=$(cat "$log.status" 2>/dev/null)
+    cp "$log.log" "$output"
+    if [ "$status" = 'does not compile' ]; then
         cat "$output"
         echo "FAILED: $label does not compile"
         total_failed=$((total_failed + 1))
         continue
     fi
-    "build/test-$precision-$library/test_$name" >"$output" 2>&1 </dev/null
-    status=$?
-    grep -E 'FAILED|ERROR|runtime error|NOT TESTED|error:' "$output" | grep -v '^[0-9]* passed' | head -n 40
-    [ $status = 0 ] || [ $status = 1 ] || tail -n 30 "$output"
-    count "$label" $status
+    grep -E 'FAILED|ERROR|runtime error|error:|Error:' "$output" | grep -vE 'largest error' | head -n 40
+    [ "$status" = 0 ] || [ "$status" = 1 ] || tail -n 30 "$output"
+    count "$label" "$status"
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
@@ -118,8 +149,7 @@ if selected cli || selected train; then
     TRAIN=build/test-fp32-onednn/train TRAIN_PLAIN=build/cpu-fp32/train
     export TRAIN TRAIN_PLAIN
     ${MAKE:-make} --no-print-directory PRECISION=fp32 >"$output" 2>&1 || { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
-    if ! { [ -f build/test-fp32-onednn/ops_cpu.o ] || $CC -std=gnu11 $flags -c llmc/cpu/ops_cpu.c -o build/test-fp32-onednn/ops_cpu.o; } ||
-        ! $CC -std=c11 $flags -x c train_gpt.cu -x none build/test-fp32-onednn/ops_cpu.o $libraries -o $TRAIN; then
+    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none build/test-fp32-onednn/ops_cpu.o $libraries -o $TRAIN; then
         echo "FAILED: the sanitized program does not compile"
         total_failed=$((total_failed + 1))
     fi
