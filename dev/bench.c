@@ -93,8 +93,8 @@ static double product_rate(void) {
     }
     begin = seconds_now();
 #ifdef HAVE_ONEDNN
-    if (dnnl_sgemm('N', 'N', (dnnl_dim_t)n, (dnnl_dim_t)n, (dnnl_dim_t)n, 1, x[0], (dnnl_dim_t)n, x[1], (dnnl_dim_t)n, 0, x[2],
-                   (dnnl_dim_t)n) != dnnl_success)
+    if (dnnl_sgemm('N', 'N', (dnnl_dim_t)n, (dnnl_dim_t)n, (dnnl_dim_t)n, 1, x[0], (dnnl_dim_t)n, x[1], (dnnl_dim_t)n,
+                   0, x[2], (dnnl_dim_t)n) != dnnl_success)
         die("oneDNN's product failed");
 #else
     ops_device->linear_forward((Stored *)x[0], (Stored *)x[1], (Stored *)x[2], NULL, NULL, n, n, n);
@@ -116,7 +116,8 @@ static void bench_layers(size_t repeats, int seconds_only) {
         if (!seconds_only) rate += 0.5 * product_rate(); // before and after the pass
         executed[i] = pass.plan.flops / seconds[i] / rate, model[i] = pass.plan.model_flops / seconds[i] / rate;
     }
-    if (seconds_only) printf("%.6f\n", median(seconds, repeats));
+    if (seconds_only)
+        printf("%.6f\n", median(seconds, repeats));
     else
         printf("layers: %.3f of the product's rate, recomputation counted; %.3f not counted (chunk %zu, %zu repeats)\n",
                median(executed, repeats), median(model, repeats), pass.plan.chunk, repeats);
@@ -164,7 +165,9 @@ static void bench_chunks(size_t repeats) {
 }
 
 static void bench_gpt2(size_t B, size_t T, const char *name, size_t repeats) {
-    Method method = !strcmp(name, "full") ? METHOD_FULL : !strcmp(name, "checkpoint") ? METHOD_CHECKPOINT : METHOD_STREAM;
+    Method method = !strcmp(name, "full")         ? METHOD_FULL
+                    : !strcmp(name, "checkpoint") ? METHOD_CHECKPOINT
+                                                  : METHOD_STREAM;
     Pass pass = pass_open("gpt2", method, B, T, 0, 1);
     double seconds[MOST];
     size_t i;
@@ -178,13 +181,19 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     size_t repeats = 7, B = 0, T = 0;
     int at = !strcmp(what, "gpt2") ? 5 : 2;
-    if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST)) die_usage("repeats are 1 to %d", MOST);
-    if (!strcmp(what, "layers")) bench_layers(repeats, 0);
-    else if (!strcmp(what, "seconds")) bench_layers(repeats, 1);
-    else if (!strcmp(what, "methods")) bench_methods(repeats);
-    else if (!strcmp(what, "chunks")) bench_chunks(repeats);
+    if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
+        die_usage("repeats are 1 to %d", MOST);
+    if (!strcmp(what, "layers"))
+        bench_layers(repeats, 0);
+    else if (!strcmp(what, "seconds"))
+        bench_layers(repeats, 1);
+    else if (!strcmp(what, "methods"))
+        bench_methods(repeats);
+    else if (!strcmp(what, "chunks"))
+        bench_chunks(repeats);
     else if (!strcmp(what, "gpt2") && argc > 4 && parse_size(argv[2], &B) && parse_size(argv[3], &T))
         bench_gpt2(B, T, argv[4], repeats);
-    else die_usage("usage: bench layers|methods|chunks|seconds [REPEATS], bench gpt2 B T METHOD [REPEATS]");
+    else
+        die_usage("usage: bench layers|methods|chunks|seconds [REPEATS], bench gpt2 B T METHOD [REPEATS]");
     return 0;
 }

@@ -66,7 +66,8 @@ static double *reference_gradients(const Reference *reference, const Model *mode
         float *values;
         snprintf(name, sizeof(name), "grad.%s", p->name);
         values = (float *)reference_read(reference, name, &count);
-        if (count != parameter_elements(p)) test_fail("%s has %zu elements, not %zu", name, count, parameter_elements(p));
+        if (count != parameter_elements(p))
+            test_fail("%s has %zu elements, not %zu", name, count, parameter_elements(p));
         for (j = 0; j < count; j++) {
             size_t row = p->cols ? j / p->cols : j, col = p->cols ? j % p->cols : 0;
             gradients[p->offset + j] = (double)values[p->transposed ? col * p->rows + row : j];
@@ -101,8 +102,8 @@ typedef struct {
 } Variant;
 
 static const Variant variants[] = {
-    {METHOD_FULL, 0, 0},  {METHOD_CHECKPOINT, 0, 0}, {METHOD_STREAM, 1, 1},     {METHOD_STREAM, 7, 5},
-    {METHOD_STREAM, 17, 32}, {METHOD_STREAM, 27, 81},  {METHOD_STREAM, 1000, 1000},
+    {METHOD_FULL, 0, 0},     {METHOD_CHECKPOINT, 0, 0}, {METHOD_STREAM, 1, 1},       {METHOD_STREAM, 7, 5},
+    {METHOD_STREAM, 17, 32}, {METHOD_STREAM, 27, 81},   {METHOD_STREAM, 1000, 1000},
 };
 
 static void expect_close(const Model *model, TinyResult found, double loss, const double *gradients, double allowed) {
@@ -148,8 +149,10 @@ static void golden(const char *model_path, const char *reference_path) {
         Variant v = variants[i];
         TinyResult found = tiny_run(&model, weights, v.method, v.chunk, v.logits_chunk, &batch);
         test_case("%s, method %d, chunks %zu and %zu", model_path, v.method, v.chunk, v.logits_chunk);
-        if (ops_device->stored == DTYPE_BF16) expect_no_worse(&model, found, full, gradients);
-        else expect_close(&model, found, (double)loss[0], gradients, allowed);
+        if (ops_device->stored == DTYPE_BF16)
+            expect_no_worse(&model, found, full, gradients);
+        else
+            expect_close(&model, found, (double)loss[0], gradients, allowed);
         free(found.gradient);
     }
     free(full.gradient), free(loss), free(weights), free(gradients);
@@ -203,7 +206,8 @@ static void written(const char *folder) {
         tensor = safetensors_find(&found.list, expected->name + 5);
         if (!tensor) test_fail("%s was not written", expected->name + 5);
         if (strcmp(tensor->dtype, "F32") != 0) test_fail("%s was written as %s", tensor->name, tensor->dtype);
-        if (tensor->rank != expected->rank || memcmp(tensor->shape, expected->shape, tensor->rank * sizeof(uint64_t)) != 0)
+        if (tensor->rank != expected->rank ||
+            memcmp(tensor->shape, expected->shape, tensor->rank * sizeof(uint64_t)) != 0)
             test_fail("%s has shape %s, not %s", tensor->name, shape_text(tensor->shape, tensor->rank),
                       shape_text(expected->shape, expected->rank));
         a = (float *)reference_read(&found, tensor->name, &count);
@@ -232,9 +236,9 @@ TEST(written_qwen3) { written(GOLDEN "qwen3"); }
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(gpt2),   LISTED(gpt2_as_published), LISTED(gpt2_of_llmc), LISTED(llama),
-        LISTED(llama_sharded), LISTED(llama_tied), LISTED(qwen2), LISTED(qwen2_fp16),
-        LISTED(qwen3),  LISTED(qwen3_bf16),        LISTED(written_gpt2), LISTED(written_llama),
+        LISTED(gpt2),          LISTED(gpt2_as_published), LISTED(gpt2_of_llmc), LISTED(llama),
+        LISTED(llama_sharded), LISTED(llama_tied),        LISTED(qwen2),        LISTED(qwen2_fp16),
+        LISTED(qwen3),         LISTED(qwen3_bf16),        LISTED(written_gpt2), LISTED(written_llama),
         LISTED(written_qwen3),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);

@@ -17,14 +17,18 @@ static Model tiny_model(const char *text) {
 
 static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
-    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_size=41",
-    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=1,num_attention_heads=5,num_key_value_heads=1,head_dim=6,"
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=41",
+    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=1,num_attention_heads=5,num_key_value_heads=1,head_"
+    "dim=6,"
     "vocab_size=29,tie_word_embeddings=true,attention_bias=true,mlp_bias=true",
     "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=1,"
     "vocab_size=31,tie_word_embeddings=true",
-    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,"
     "vocab_size=43",
-    "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,head_dim=16,"
+    "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,head_"
+    "dim=16,"
     "vocab_size=23,tie_word_embeddings=true",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
@@ -248,7 +252,8 @@ TEST(forward_only_loss) {
         run_begin(&s, &state, &settings, ops_device, &arena, &batch);
         device_write(ops_device, s.memory.weights, model.dtype, weights, model.elements);
         loss = forward_only(&s, &batch, batch_counted(&batch));
-        if (loss != expected.loss) test_fail("%.30s...: loss %.17g alone, %.17g with backward", models[i], loss, expected.loss);
+        if (loss != expected.loss)
+            test_fail("%.30s...: loss %.17g alone, %.17g with backward", models[i], loss, expected.loss);
         run_end(&s);
         ops_device->release(memory, plan.total_bytes);
         free(expected.gradient);
@@ -260,11 +265,16 @@ TEST(forward_only_loss) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(one_document),        LISTED(one_token),
-        LISTED(documents_around_boundaries), LISTED(masked_documents_and_chunks),
-        LISTED(everything_masked),   LISTED(packed_equals_alone),
-        LISTED(full_is_the_gradient), LISTED(gradient_types),
-        LISTED(deterministic),       LISTED(forward_only_loss),
+        LISTED(one_document),
+        LISTED(one_token),
+        LISTED(documents_around_boundaries),
+        LISTED(masked_documents_and_chunks),
+        LISTED(everything_masked),
+        LISTED(packed_equals_alone),
+        LISTED(full_is_the_gradient),
+        LISTED(gradient_types),
+        LISTED(deterministic),
+        LISTED(forward_only_loss),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }

@@ -23,8 +23,10 @@ static Batch shape_of(const size_t *length, size_t documents) {
 
 static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=3,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
-    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,vocab_size=41",
-    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=41",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,"
     "vocab_size=43,tie_word_embeddings=true",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
@@ -69,7 +71,8 @@ TEST(abbreviation_counts_the_same) {
                     plan = plan_make(&settings, &batch);
                     whole_walk(&settings, &batch, &flops, &peak);
                     if (plan.total_bytes != peak) test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
-                    if (!(fabs(plan.flops - flops) <= 1e-9 * flops)) test_fail("plan %.17g FLOP, whole walk %.17g", plan.flops, flops);
+                    if (!(fabs(plan.flops - flops) <= 1e-9 * flops))
+                        test_fail("plan %.17g FLOP, whole walk %.17g", plan.flops, flops);
                 }
             }
             batch_free(&batch);
@@ -104,24 +107,28 @@ TEST(shares_add_up) {
 
 // Bytes per token: L d s + d s + 2 k s + 2 k 4 + 16 and no more than 3 % above.
 TEST(slope_per_token) {
-    static const char *const names[] = {"qwen3-0.6b", "qwen3-8b", "qwen3-14b", "llama3.1-8b", "qwen2.5-7b", "gpt2,n_positions=1000000"};
+    static const char *const names[] = {"qwen3-0.6b",  "qwen3-8b",   "qwen3-14b",
+                                        "llama3.1-8b", "qwen2.5-7b", "gpt2,n_positions=1000000"};
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16};
     size_t i, t;
     for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         for (t = 0; t < 2; t++) {
             Model model = planned_model(names[i], types[t]);
             const Config *c = &model.config;
-            size_t s = dtype_size(types[t]), near[] = {65536}, far[] = {262144}, k = c->num_key_value_heads * c->head_dim;
+            size_t s = dtype_size(types[t]), near[] = {65536}, far[] = {262144},
+                   k = c->num_key_value_heads * c->head_dim;
             Batch first = shape_of(near, 1), second = shape_of(far, 1);
-            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16), slope;
+            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16),
+                   slope;
             RunSettings settings;
             memset(&settings, 0, sizeof(settings));
             settings.model = &model, settings.backward = 1, settings.gradient_type = types[t];
             slope = (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
                     (double)(far[0] - near[0]);
-            printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]), slope,
-                   slope / formula);
-            if (!(slope <= 1.03 * formula)) test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
+            printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]),
+                   slope, slope / formula);
+            if (!(slope <= 1.03 * formula))
+                test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
             free(first.document_start), free(second.document_start);
             model_free(&model);
         }
@@ -143,10 +150,12 @@ static size_t longest_in(const char *name, size_t limit, Method method) {
 // The paper's maximum lengths (its Figure 3, 80 GB): 110k for 8B, 40k for 14B.
 TEST(longer_than_the_paper) {
     size_t limit = (size_t)78 << 30, longest = longest_in("qwen3-8b", limit, METHOD_STREAM);
-    printf("             Qwen3-8B: %zu tokens in 78 GiB, %.2f times the paper's 110k\n", longest, (double)longest / 110e3);
+    printf("             Qwen3-8B: %zu tokens in 78 GiB, %.2f times the paper's 110k\n", longest,
+           (double)longest / 110e3);
     if (longest < 137500) test_fail("Qwen3-8B: %zu tokens", longest);
     longest = longest_in("qwen3-14b", limit, METHOD_STREAM);
-    printf("             Qwen3-14B: %zu tokens in 78 GiB, %.2f times the paper's 40k\n", longest, (double)longest / 40e3);
+    printf("             Qwen3-14B: %zu tokens in 78 GiB, %.2f times the paper's 40k\n", longest,
+           (double)longest / 40e3);
     if (longest < 48000) test_fail("Qwen3-14B: %zu tokens", longest);
 }
 
@@ -155,7 +164,8 @@ TEST(longest_is_the_boundary) {
     size_t i, method;
     for (i = 0; i < 3; i++) {
         for (method = 0; method < 3; method++) {
-            size_t limit = gib[i] << 30, longest = longest_in("qwen3-8b", limit, (Method)method), at[] = {longest}, over[] = {longest + 1};
+            size_t limit = gib[i] << 30, longest = longest_in("qwen3-8b", limit, (Method)method), at[] = {longest},
+                   over[] = {longest + 1};
             Model model = planned_model("qwen3-8b", DTYPE_BF16);
             Batch fits = shape_of(at, 1), does_not = shape_of(over, 1);
             RunSettings settings;
@@ -228,8 +238,9 @@ TEST(ranges_are_checked) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(abbreviation_counts_the_same), LISTED(shares_add_up),   LISTED(slope_per_token), LISTED(longer_than_the_paper),
-        LISTED(longest_is_the_boundary),      LISTED(answers_at_once), LISTED(ranges_are_checked),
+        LISTED(abbreviation_counts_the_same), LISTED(shares_add_up),           LISTED(slope_per_token),
+        LISTED(longer_than_the_paper),        LISTED(longest_is_the_boundary), LISTED(answers_at_once),
+        LISTED(ranges_are_checked),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }

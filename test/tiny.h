@@ -19,16 +19,18 @@ static inline double *tiny_weights(const Model *model, uint64_t seed) {
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         double deviation = p->role == ROLE_EMBEDDING ? 0.7 : p->cols ? sqrt(1.5 / (double)p->cols) : 0.2;
-        for (j = 0; j < parameter_elements(p); j++)
-            w[p->offset + j] = p->ones + deviation * random_normal(seed, i, j);
+        for (j = 0; j < parameter_elements(p); j++) w[p->offset + j] = p->ones + deviation * random_normal(seed, i, j);
     }
     return w;
 }
 
 static inline void host_write(void *out, DType type, size_t i, double x) {
-    if (type == DTYPE_FP64) ((double *)out)[i] = x;
-    else if (type == DTYPE_FP32) ((float *)out)[i] = (float)x;
-    else ((uint16_t *)out)[i] = float_to_bf16((float)x);
+    if (type == DTYPE_FP64)
+        ((double *)out)[i] = x;
+    else if (type == DTYPE_FP32)
+        ((float *)out)[i] = (float)x;
+    else
+        ((uint16_t *)out)[i] = float_to_bf16((float)x);
 }
 
 static inline double host_read(const void *in, DType type, size_t i) {
