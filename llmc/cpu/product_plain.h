@@ -49,14 +49,15 @@ typedef struct {
     size_t row, rows, column, columns, from, depth;
     int first, last; // of the blocks along the depth
     floatS *a, *b;   // packed panels
-    floatS *partial; // [rows, columns], the sums between two blocks of the depth, where out is bf16
+    floatS *tiles;   // the sums of rows x columns so far, tile by tile
 } ProductBlock;
 
 // ---- the register tile -------------------------------------------------------------------------------------------
 
-// tile[rows][PANEL_COLUMNS] = sum over i < depth of a[r * a_row + i * a_step] * b[i][PANEL_COLUMNS]
-VECTOR_INLINE void panel_product(int rows, floatS *tile, const floatS *a, size_t a_row, size_t a_step, const floatS *b,
-                                 size_t depth) {
+// tile[rows][PANEL_COLUMNS] = (or += with accumulate) sum over i < depth of a[r * a_row + i * a_step] * b[i][PANEL_COLUMNS].
+// A fresh sum is added to the tile at the end: blocked summation, whose rounding error grows with the number of blocks.
+VECTOR_INLINE void panel_product(int rows, floatS *tile, int accumulate, const floatS *a, size_t a_row, size_t a_step,
+                                 const floatS *b, size_t depth) {
     Vector sum[PANEL_ROWS][2];
     for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (Vector){0};
     for (size_t i = 0; i < depth; i++, a += a_step, b += PANEL_COLUMNS) {
@@ -67,17 +68,18 @@ VECTOR_INLINE void panel_product(int rows, floatS *tile, const floatS *a, size_t
             sum[r][1] += left * right1;
         }
     }
-    for (int r = 0; r < rows; r++) {
-        vector_store(tile + r * PANEL_COLUMNS, sum[r][0]);
-        vector_store(tile + r * PANEL_COLUMNS + VECTOR_LANES, sum[r][1]);
-    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < 2; v++) {
+            floatS *out = tile + r * PANEL_COLUMNS + v * VECTOR_LANES;
+            vector_store(out, accumulate ? vector_load(out) + sum[r][v] : sum[r][v]);
+        }
 }
 
 // The number of rows must be a constant for the sums to live in registers; an odd last panel computes one row too many.
 #define PANEL_CASE(rows)                                                                                               \
-    case (rows) / 2: panel_product(rows, tile, a, a_row, a_step, b, depth); break;
-VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, const floatS *a, size_t a_row, size_t a_step,
-                                    const floatS *b, size_t depth) {
+    case (rows) / 2: panel_product(rows, tile, accumulate, a, a_row, a_step, b, depth); break;
+VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, int accumulate, const floatS *a, size_t a_row,
+                                    size_t a_step, const floatS *b, size_t depth) {
     switch ((rows + 1) / 2) {
         PANEL_CASE(2)
         PANEL_CASE(4)
@@ -91,14 +93,16 @@ VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, const floatS *a, 
     }
 }
 
-static VECTOR_FUNCTION void panel_product_rows(size_t rows, floatS *tile, const floatS *a, const floatS *b,
-                                               size_t depth) {
-    panel_product_of(rows, tile, a, PANEL_STRIDE, 1, b, depth);
+// a's panel holds rows of PANEL_STRIDE
+static VECTOR_FUNCTION void panel_product_rows(size_t rows, floatS *tile, int accumulate, const floatS *a,
+                                               const floatS *b, size_t depth) {
+    panel_product_of(rows, tile, accumulate, a, PANEL_STRIDE, 1, b, depth);
 }
 
-static VECTOR_FUNCTION void panel_product_columns(size_t rows, floatS *tile, const floatS *a, const floatS *b,
-                                                  size_t depth) {
-    panel_product_of(rows, tile, a, 1, PANEL_HEIGHT, b, depth);
+// a's panel holds columns of PANEL_HEIGHT
+static VECTOR_FUNCTION void panel_product_columns(size_t rows, floatS *tile, int accumulate, const floatS *a,
+                                                  const floatS *b, size_t depth) {
+    panel_product_of(rows, tile, accumulate, a, 1, PANEL_HEIGHT, b, depth);
 }
 
 // ---- packing -----------------------------------------------------------------------------------------------------
@@ -157,50 +161,64 @@ static VECTOR_FUNCTION void pack_panel_b(const Product *p, const ProductBlock *b
         pack_rows(out, PANEL_COLUMNS, PANEL_COLUMNS, p->b + block->from * p->n + column, p->n, block->depth, columns);
 }
 
-static int sums_in_out(const Product *p) { return p->out_summed || sizeof(floatX) == sizeof(floatS); }
-
 // ---- one block ---------------------------------------------------------------------------------------------------
 
-// Where the sums of out[row][column] wait for the next block of the depth: in out itself, unless that is bf16.
-static floatS *sums_at(const Product *p, const ProductBlock *block, size_t row, size_t column) {
-    if (sums_in_out(p)) return (floatS *)p->out + row * p->n + column;
-    return block->partial + (row - block->row) * BLOCK_COLUMNS + (column - block->column);
-}
-
-VECTOR_INLINE void add_row(floatS *sums, const floatS *fresh, size_t columns, int keep) {
-    if (keep)
-        for (size_t j = 0; j < columns; j++) sums[j] += fresh[j];
-    else
-        for (size_t j = 0; j < columns; j++) sums[j] = fresh[j];
-}
-
-// The last block along the depth: bias, residual and an accumulating bf16 out join the sums, which are then rounded.
-VECTOR_INLINE void finish_row(const Product *p, floatS *fresh, size_t row, size_t column, size_t columns) {
-    const size_t at = row * p->n + column;
-    floatX *out = (floatX *)p->out + at;
+// Bias and residual join the finished sums, which then become, or are added to, a row of out.
+VECTOR_INLINE void finish_row(const Product *p, floatS *sum, size_t at, size_t column, size_t columns) {
     if (p->bias)
-        for (size_t j = 0; j < columns; j++) fresh[j] += load(p->bias[column + j]);
+        for (size_t j = 0; j < columns; j++) sum[j] += load(p->bias[column + j]);
     if (p->residual)
-        for (size_t j = 0; j < columns; j++) fresh[j] += load(p->residual[at + j]);
-    if (sums_in_out(p)) return;
-    if (p->accumulate)
-        for (size_t j = 0; j < columns; j++) fresh[j] += load(out[j]);
-    for (size_t j = 0; j < columns; j++) out[j] = store(fresh[j]);
+        for (size_t j = 0; j < columns; j++) sum[j] += load(p->residual[at + j]);
+    if (p->out_summed) {
+        floatS *out = (floatS *)p->out + at;
+        if (p->accumulate)
+            for (size_t j = 0; j < columns; j++) sum[j] += out[j];
+        for (size_t j = 0; j < columns; j++) out[j] = sum[j];
+    } else {
+        floatX *out = (floatX *)p->out + at;
+        if (p->accumulate)
+            for (size_t j = 0; j < columns; j++) sum[j] += load(out[j]);
+        for (size_t j = 0; j < columns; j++) out[j] = store(sum[j]);
+    }
 }
 
-// A finished tile joins the sums. `columns` is a constant in the common case, for loops without remainders.
-VECTOR_INLINE void add_tile(const Product *p, const ProductBlock *block, floatS *tile, size_t row, size_t rows,
-                            size_t column, size_t columns) {
-    const int keep = !block->first || (sums_in_out(p) && p->accumulate);
+// `columns` is a constant in the common case, for loops without remainders.
+static VECTOR_FUNCTION void finish_tile(const Product *p, floatS *tile, size_t row, size_t rows, size_t column,
+                                        size_t columns) {
+    for (size_t r = 0; r < rows; r++, tile += PANEL_COLUMNS) {
+        const size_t at = (row + r) * p->n + column;
+        if (columns == PANEL_COLUMNS)
+            finish_row(p, tile, at, column, PANEL_COLUMNS);
+        else
+            finish_row(p, tile, at, column, columns);
+    }
+}
+
+// A tile of out is far apart rows: asked for before the last product, it is there after it.
+static void prefetch_tile(const Product *p, size_t row, size_t rows, size_t column, size_t columns) {
+    const size_t element = p->out_summed ? sizeof(floatS) : sizeof(floatX);
     for (size_t r = 0; r < rows; r++) {
-        floatS *sums = sums_at(p, block, row + r, column), *fresh = tile + r * PANEL_COLUMNS;
-        if (block->last && !sums_in_out(p)) {
-            if (keep) add_row(fresh, sums, columns, 1);
-            finish_row(p, fresh, row + r, column, columns);
-        } else {
-            if (block->last) finish_row(p, fresh, row + r, column, columns);
-            add_row(sums, fresh, columns, keep);
-        }
+        const char *out = (const char *)p->out + ((row + r) * p->n + column) * element;
+        __builtin_prefetch(out, 1);
+        __builtin_prefetch(out + columns * element - 1, 1);
+    }
+}
+
+// Row panels [panel, end) against one column panel.
+static VECTOR_FUNCTION void product_tiles(const Product *p, const ProductBlock *block, size_t column_panel,
+                                          size_t panel, size_t end) {
+    size_t column = column_panel * PANEL_COLUMNS, columns = min_size(PANEL_COLUMNS, block->columns - column);
+    const floatS *b = block->b + column_panel * PANEL_B_SIZE;
+    for (; panel < end; panel++) {
+        size_t row = panel * PANEL_ROWS, rows = min_size(PANEL_ROWS, block->rows - row);
+        const floatS *a = block->a + panel * PANEL_A_SIZE;
+        floatS *tile = block->tiles + (column_panel * BLOCK_PANELS + panel) * PANEL_ROWS * PANEL_COLUMNS;
+        if (block->last) prefetch_tile(p, block->row + row, rows, block->column + column, columns);
+        if (p->a_transposed)
+            panel_product_columns(rows, tile, !block->first, a, b, block->depth);
+        else
+            panel_product_rows(rows, tile, !block->first, a, b, block->depth);
+        if (block->last) finish_tile(p, tile, block->row + row, rows, block->column + column, columns);
     }
 }
 
@@ -218,26 +236,8 @@ static VECTOR_FUNCTION void product_block(const Product *p, const ProductBlock *
     }
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < column_panels * groups; i++) {
-        size_t column = i / groups * PANEL_COLUMNS, panel = i % groups * GROUP_PANELS;
-        size_t end = min_size(panel + GROUP_PANELS, row_panels);
-        for (; panel < end; panel++) {
-            floatS tile[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64)));
-            size_t row = panel * PANEL_ROWS, rows = min_size(PANEL_ROWS, block->rows - row);
-            const floatS *a = block->a + panel * PANEL_A_SIZE, *b = block->b + i / groups * PANEL_B_SIZE;
-            for (size_t r = 0; r < rows; r++) {
-                const floatS *sums = sums_at(p, block, block->row + row + r, block->column + column);
-                __builtin_prefetch(sums, 1);
-                __builtin_prefetch(sums + PANEL_COLUMNS - 1, 1);
-            }
-            if (p->a_transposed)
-                panel_product_columns(rows, tile, a, b, block->depth);
-            else
-                panel_product_rows(rows, tile, a, b, block->depth);
-            if (column + PANEL_COLUMNS <= block->columns)
-                add_tile(p, block, tile, block->row + row, rows, block->column + column, PANEL_COLUMNS);
-            else
-                add_tile(p, block, tile, block->row + row, rows, block->column + column, block->columns - column);
-        }
+        size_t panel = i % groups * GROUP_PANELS;
+        product_tiles(p, block, i / groups, panel, min_size(panel + GROUP_PANELS, row_panels));
     }
 }
 
@@ -272,7 +272,6 @@ VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *
 // With one or two rows (a token is decoded, a chunk's last token) packing b would cost more than the product: b is
 // streamed from memory once, as it lies. a is not transposed.
 static VECTOR_FUNCTION void product_streamed(const Product *p) {
-    const ProductBlock whole = {.rows = p->m, .columns = p->n, .depth = p->k, .first = 1, .last = 1};
 #pragma omp parallel for schedule(dynamic)
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
         floatS tile[MOST_STREAMED_ROWS * PANEL_COLUMNS];
@@ -285,7 +284,7 @@ static VECTOR_FUNCTION void product_streamed(const Product *p) {
                 for (size_t j = 0; j < columns; j++)
                     out[j] = dot_product(p->a + r * p->k, p->b + (column + j) * p->k, p->k);
         }
-        add_tile(p, &whole, tile, 0, p->m, column, columns);
+        finish_tile(p, tile, 0, p->m, column, columns);
     }
 }
 
@@ -299,11 +298,11 @@ static size_t block_size(size_t size, size_t limit, size_t panel) {
     return round_up_to((size + blocks - 1) / blocks, panel);
 }
 
-// Packed panels and partial sums: 2 MiB, and 4 MiB more in the bf16 build. Made by the first product, kept for all others.
+// Packed panels and tiles: 6.4 MiB (twice that in the double build). Made by the first product, kept for all others.
+#define TILES_SIZE (BLOCK_PANELS * PANEL_ROWS * BLOCK_COLUMNS)
 static floatS *product_scratch(void) {
     static floatS *scratch;
-    size_t count = BLOCK_PANELS * PANEL_A_SIZE + BLOCK_COLUMNS * PANEL_DEPTH;
-    if (sizeof(floatX) != sizeof(floatS)) count += BLOCK_PANELS * PANEL_ROWS * BLOCK_COLUMNS;
+    const size_t count = BLOCK_PANELS * PANEL_A_SIZE + BLOCK_COLUMNS * PANEL_DEPTH + TILES_SIZE;
     if (!scratch && !(scratch = (floatS *)memory_allocate(count * sizeof(floatS))))
         die("out of memory: %zu bytes wanted for packed panels of a matrix product", count * sizeof(floatS));
     return scratch;
@@ -312,19 +311,20 @@ static floatS *product_scratch(void) {
 static void product_plain(const Product *p) {
     size_t rows = block_size(p->m, BLOCK_PANELS * PANEL_ROWS, PANEL_ROWS);
     size_t columns = block_size(p->n, BLOCK_COLUMNS, PANEL_COLUMNS);
+    size_t depth = block_size(p->k, PANEL_DEPTH, VECTOR_LANES);
     floatS *scratch = product_scratch();
 #pragma omp parallel
     {
         ProductBlock block;
         block.a = scratch;
         block.b = block.a + BLOCK_PANELS * PANEL_A_SIZE;
-        block.partial = block.b + BLOCK_COLUMNS * PANEL_DEPTH;
+        block.tiles = block.b + BLOCK_COLUMNS * PANEL_DEPTH;
         for (block.row = 0; block.row < p->m; block.row += rows)
             for (block.column = 0; block.column < p->n; block.column += columns)
-                for (block.from = 0; block.from < p->k; block.from += PANEL_DEPTH) {
+                for (block.from = 0; block.from < p->k; block.from += depth) {
                     block.rows = min_size(rows, p->m - block.row);
                     block.columns = min_size(columns, p->n - block.column);
-                    block.depth = min_size(PANEL_DEPTH, p->k - block.from);
+                    block.depth = min_size(depth, p->k - block.from);
                     block.first = block.from == 0;
                     block.last = block.from + block.depth == p->k;
                     product_block(p, &block);
