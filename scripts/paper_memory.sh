@@ -1,0 +1,135 @@
+#!/bin/sh
+# Memory of one backpropagation against the sequence length, as `plan` has it, beside what the StreamBP paper measured
+# (arXiv 2506.03077): its Figure 3 for Qwen3-8B and 14B, its longest sequences, and the Llama row of its Table 9.
+#
+#     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper
+#
+# Nothing is trained or allocated. Writes $OUT/memory.csv and $OUT/memory.png, prints the tables. The paper's values come from
+# scripts/paper/*.csv and are always called the paper's. README shows scripts/paper/memory.png, a copy of $OUT/memory.png.
+set -eu
+cd "$(dirname "$0")/.."
+. scripts/common.sh
+TRAIN=${TRAIN:-./train}
+OUT=${OUT:-build/paper}
+[ -x "$TRAIN" ] || { echo "paper_memory.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
+mkdir -p "$OUT"
+
+PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # of the paper's longest sequences (its Figure 3)
+LIMIT=78                                      # GiB that an 80 GB A800 or H100 leaves to a program
+FIG3=scripts/paper/fig3_bp_memory.csv
+TABLES=scripts/paper/tables.csv
+
+# plan MODEL METHOD T [more options] -> JSON
+plan() {
+    plan_model=$1 plan_method=$2 plan_T=$3
+    shift 3
+    "$TRAIN" plan --init "$plan_model" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --json --quiet "$@"
+}
+chunks_of() { [ "$1" != stream ] || echo "$PAPER_CHUNKS"; } # the other methods have no chunks
+total() { plan "$1" "$2" "$3" $(chunks_of "$2") | json_number total_bytes; }
+longest() { # MODEL METHOD [chunk options]
+    longest_model=$1 longest_method=$2
+    shift 2
+    plan "$longest_model" "$longest_method" 1024 --memory-limit ${LIMIT}GiB "$@" | json_number max_seq_len
+}
+
+title() {
+    case $1 in
+    qwen3-8b) echo "Qwen3-8B" ;;
+    qwen3-14b) echo "Qwen3-14B" ;;
+    llama3.1-8b) echo "Llama 3.1 8B" ;;
+    esac
+}
+
+# ---- every point, ours and the paper's -------------------------------------------------------------------------------------
+csv=$OUT/memory.csv
+echo "panel,method,source,seq_len,bytes" >"$csv"
+lengths=$(awk 'BEGIN { for (i = 0; i <= 36; i++) printf "%d\n", 512 * 2 ^ (i / 4) }') # 512 to 256k, four to an octave
+for model in qwen3-8b qwen3-14b llama3.1-8b; do
+    for method in full checkpoint stream; do
+        for T in $lengths; do
+            echo "$(title $model),$method,plan,$T,$(total $model $method "$T")" >>"$csv"
+        done
+    done
+done
+# The paper's values, both in 2^30 bytes; for Table 9 see the note that is printed below.
+for model in qwen3-8b qwen3-14b; do
+    awk -F, -v model=$model -v title="$(title $model)" '$1 == model { printf "%s,%s,paper,%d,%.0f\n", title, $2, $3, $4 * 2^30 }' $FIG3
+done >>"$csv"
+table9() { awk -F, '$1 == "table9_bp_gb" && $2 == "llama3.1-8b" { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $TABLES; }
+table9 | while read -r T full checkpoint stream; do
+    [ "$full" = - ] || echo "full $T $full"
+    echo "checkpoint $T $checkpoint"
+    echo "stream $T $stream"
+done | awk -v title="$(title llama3.1-8b)" '{ printf "%s,%s,paper,%d,%.0f\n", title, $1, $2, $3 * 2^30 }' >>"$csv"
+
+# ---- tables ----------------------------------------------------------------------------------------------------------------
+echo "One forward and backward pass, bf16 weights and gradients, no optimizer. 'ours' is the plan of ./train, 'paper' is what"
+echo "the StreamBP paper (arXiv 2506.03077) reports of its own implementation on an A800 of 80 GB. k = 1000 tokens."
+echo "stream: chunks of 500 tokens, logits of 100, as in the paper; 'defaults' are those of ./train."
+echo
+echo "Figure 3: peak memory in GiB (2^30 bytes), at the paper's shortest and longest sequence"
+printf '%-13s %-11s %8s %8s %8s %12s\n' model method T ours paper ours/paper
+for model in qwen3-8b qwen3-14b; do
+    for method in full checkpoint stream; do
+        awk -F, -v m=$model -v k=$method '$1 == m && $2 == k { if (!n++) first = $3 " " $4; last = $3 " " $4 }
+                                          END { print first; print last }' $FIG3 |
+            while read -r T paper; do
+                echo "$(title $model) $method $T $(total $model $method "$T") $paper"
+            done
+    done
+done | awk '{ printf "%-13s %-11s %8d %8.1f %8.1f %12.2f\n", $1, $2, $3, $4 / 2^30, $5, $4 / 2^30 / $5 }'
+
+echo "(At short lengths ours is above the paper's: the head's gradient is summed in fp32, 2.3 GiB for Qwen3-8B.)"
+echo
+echo "Figure 3: growth in GiB per 1,000 tokens, between the same two lengths"
+printf '%-13s %-11s %8s %8s %8s %12s\n' model method "" ours paper ours/paper
+for model in qwen3-8b qwen3-14b; do
+    for method in full checkpoint stream; do
+        awk -F, -v m=$model -v k=$method '$1 == m && $2 == k { if (!n++) { T0 = $3; y0 = $4 } T1 = $3; y1 = $4 }
+                                          END { print T0, T1, y1 - y0 }' $FIG3 |
+            while read -r T0 T1 paper; do
+                echo "$(title $model) $method $T0 $T1 $paper $(total $model $method "$T0") $(total $model $method "$T1")"
+            done
+    done
+done | awk '{ k = ($4 - $3) / 1000; ours = ($7 - $6) / 2^30 / k
+              printf "%-13s %-11s %8s %8.3f %8.3f %12.2f\n", $1, $2, "", ours, $5 / k, ours / ($5 / k) }'
+
+echo
+echo "Longest sequence within $LIMIT GiB, in k tokens"
+printf '%-13s %-11s %8s %8s %8s %12s\n' model method defaults ours paper ours/paper
+for model in qwen3-8b qwen3-14b; do
+    for method in full checkpoint stream; do
+        column=$(case $method in full) echo 5 ;; checkpoint) echo 6 ;; stream) echo 8 ;; esac)
+        paper=$(awk -F, -v m=$model -v c="$column" '$1 == "fig3_max_len" && $2 == m { print $c }' $TABLES)
+        echo "$(title $model) $method $(longest $model $method) $(longest $model $method $(chunks_of $method)) $paper"
+    done
+done | awk '{ printf "%-13s %-11s %8.1f %8.1f %8s %12.2f\n", $1, $2, $3 / 1000, $4 / 1000, $5, $4 / 1000 / $5 }'
+
+echo
+echo "Table 9: Llama 3.1 8B, peak memory"
+printf '%-13s %-11s %8s %10s %10s %8s %12s\n' model method T "ours, GB" "ours, GiB" paper ours/paper
+table9 | while read -r T full checkpoint stream; do
+    echo "full $T $(total llama3.1-8b full "$T") $full"
+    echo "checkpoint $T $(total llama3.1-8b checkpoint "$T") $checkpoint"
+    echo "stream $T $(total llama3.1-8b stream "$T") $stream"
+done | awk '{ ratio = $4 == "-" ? "-" : sprintf("%.2f", $3 / 2^30 / $4)
+              printf "%-13s %-11s %8d %10.1f %10.1f %8s %12s\n", "Llama 3.1 8B", $1, $2, $3 / 1e9, $3 / 2^30, $4, ratio }'
+weights=$(plan llama3.1-8b stream 1024 | json_number weights)
+awk -v w="$weights" 'BEGIN {
+    printf "The paper heads Table 9 with GB. Its weights and gradients alone take 2 x %.2f = %.1f GB (10^9 bytes), more than the\n", w / 1e9, 2 * w / 1e9
+    printf "31.8 it gives for 3k tokens, and %.1f GiB: we read its GB as 2^30 bytes, here and in the picture.\n", 2 * w / 2^30 }'
+
+# ---- the picture -----------------------------------------------------------------------------------------------------------
+echo
+python=$(python_with_matplotlib)
+if [ -n "$python" ]; then
+    "$python" scripts/plot_memory.py --in "$csv" --out "$OUT/memory.png" --limit-gib $LIMIT --caption "\
+Lines: the plan of ./train for one forward and backward pass; bf16 weights and gradients, no optimizer; stream with the paper's chunks (500 tokens, logits of 100).\n\
+Crosses: the paper's own values (StreamBP, arXiv 2506.03077: Figure 3 for Qwen3, Table 9 for Llama), measured on an A800. Dashed: $LIMIT GiB. Below a method's name: its longest sequence.\n\
+The third panel of Figure 3, 32B with LoRA, will follow with LoRA."
+    echo "points: $csv   picture: $OUT/memory.png"
+else
+    echo "points: $csv"
+    pictures_skipped "run scripts/paper_memory.sh again"
+fi
