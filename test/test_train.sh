@@ -29,7 +29,7 @@ while [ $tries -lt 40 ]; do
     tries=$((tries + 1))
     "$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" &
     process=$!
-    sleep "$(awk -v t=$tries 'BEGIN { srand(t * 7919); printf "%.2f", 0.15 + 1.2 * rand() * (1 + t / 8) }')"
+    sleep "$(awk -v t=$tries 'BEGIN { srand(t * 7919); printf "%.2f", 0.03 + 0.25 * rand() * (1 + t / 4) }')"
     if kill -9 $process 2>/dev/null; then
         wait $process 2>/dev/null
         kills=$((kills + 1))
