@@ -209,10 +209,13 @@ static VECTOR_FUNCTION void product_tiles(const Product *p, const ProductBlock *
                                           size_t panel, size_t end) {
     size_t column = column_panel * PANEL_COLUMNS, columns = min_size(PANEL_COLUMNS, block->columns - column);
     const floatS *b = block->b + column_panel * PANEL_B_SIZE;
+    floatS only[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64))); // need not wait: stays in the L1 cache
     for (; panel < end; panel++) {
         size_t row = panel * PANEL_ROWS, rows = min_size(PANEL_ROWS, block->rows - row);
         const floatS *a = block->a + panel * PANEL_A_SIZE;
-        floatS *tile = block->tiles + (column_panel * BLOCK_PANELS + panel) * PANEL_ROWS * PANEL_COLUMNS;
+        floatS *tile = block->first && block->last
+                           ? only
+                           : block->tiles + (column_panel * BLOCK_PANELS + panel) * PANEL_ROWS * PANEL_COLUMNS;
         if (block->last) prefetch_tile(p, block->row + row, rows, block->column + column, columns);
         if (p->a_transposed)
             panel_product_columns(rows, tile, !block->first, a, b, block->depth);
