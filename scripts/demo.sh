@@ -21,11 +21,11 @@ for program in "$TRAIN" "$PACK"; do
     [ -x "$program" ] || { echo "demo.sh: there is no $program; run it by make demo" >&2; exit 1; }
 done
 
-MODEL=llama,hidden_size=192,num_hidden_layers=4,num_attention_heads=2,num_key_value_heads=1,head_dim=32
-MODEL=$MODEL,intermediate_size=512,vocab_size=256,max_position_embeddings=8192,tie_word_embeddings=true
+MODEL=llama,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_dim=32
+MODEL=$MODEL,intermediate_size=384,vocab_size=256,max_position_embeddings=8192,tie_word_embeddings=true
 T=8192
-STEPS=64
-LR=5e-3
+STEPS=144
+LR=4e-3
 ENOUGH=1000000 # bytes of text
 MARGIN=0.4     # nats per byte
 # Threads that wait should sleep: elsewhere, with other programs on the same cores, spinning costs more than waking up.
