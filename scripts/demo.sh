@@ -22,7 +22,7 @@ for program in "$TRAIN" "$PACK"; do
 done
 
 MODEL=llama,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_dim=32
-MODEL=$MODEL,intermediate_size=384,vocab_size=256,max_position_embeddings=8192,tie_word_embeddings=true
+MODEL=$MODEL,intermediate_size=384,vocab_size=256,max_position_embeddings=8192
 T=8192
 STEPS=144
 LR=4e-3
@@ -50,9 +50,9 @@ gather() {
         return
     fi
     pick 400000 /usr/share/common-licenses /usr/share/licenses
-    pick 700000 /usr/share/perl /usr/share/perl5 \( -name '*.pod' -o -name '*.pm' \) ! -path '*/unicore/*' ! -path '*/CJK/*'
-    pick 500000 /usr/include/*.h /usr/include/linux/*.h
-    pick 700000 /usr/share/doc \( -name copyright -o -name 'README*' -o -name '*.txt' -o -name '*.md' \) ! -name '*.gz'
+    pick 400000 /usr/share/perl /usr/share/perl5 \( -name '*.pod' -o -name '*.pm' \) ! -path '*/unicore/*' ! -path '*/CJK/*'
+    pick 200000 /usr/include/*.h /usr/include/linux/*.h
+    pick 800000 /usr/share/doc \( -name copyright -o -name 'README*' -o -name '*.txt' -o -name '*.md' \) ! -name '*.gz'
 }
 gather_own() { # where a machine has little of all this
     pick 1000000 README.md train_gpt.cu streambp.h llmc dev scripts test data \( -name '*.[ch]' -o -name '*.md' -o -name '*.cu' -o -name '*.sh' \)
@@ -78,7 +78,7 @@ entropy=$(sed -n 's/.*val\.bin: .*unigram entropy \([0-9.]*\).*/\1/p' "$OUT/pack
 # ---- training -----------------------------------------------------------------------------------------------------------------
 say "Training from scratch: $STEPS steps of one sequence of $T bytes, method stream"
 "$TRAIN" train --init "$MODEL" --data "$OUT/train.bin" --val-data "$OUT/val.bin" --seq-len $T --method stream \
-    --steps $STEPS --lr $LR --schedule wsd --warmup 8 --decay-fraction 0.4 --final-lr-fraction 0.02 --val-every $((STEPS / 2)) \
+    --steps $STEPS --lr $LR --schedule cosine --warmup 8 --val-every $((STEPS / 2)) \
     --out "$OUT/run"
 log=$OUT/run/log.jsonl
 before=$(json_number val_loss <"$log" | head -n 1)

@@ -31,7 +31,7 @@ experiment() { # NAME CONFIG
     rm -rf "$dir"
     mkdir -p "$dir"
     # A training step of a bf16 build at a learning rate of 0 saves its random initial weights as they are.
-    build/cpu-fp32/pack_bytes --out "$dir/text.bin" README.md >/dev/null
+    build/cpu-fp32/pack_bytes --out "$dir/text.bin" LICENSE >/dev/null
     build/cpu-bf16/train train --init "$2" --data "$dir/text.bin" --seq-len 64 --steps 1 --lr 0 --out "$dir/initial" --quiet 2>"$dir/log" ||
         { cat "$dir/log" >&2; exit 1; }
     weights=$dir/initial/checkpoint-00000001/model.bin
