@@ -274,42 +274,6 @@ static int verb_convert(const Options *options) {
     return 0;
 }
 
-static void info_json(const Run *run) {
-    const Config *config = &run->model.config;
-    JsonOut json = json_open(stdout);
-    size_t i;
-    json_object(&json, NULL);
-    json_text(&json, "model_type", config->family->name);
-    json_text(&json, "architecture", config->family->architecture);
-    json_size(&json, "parameters", run->model.elements);
-    json_text(&json, "dtype", dtype_name(run->source ? run->source->dtype : run->model.dtype));
-    json_object(&json, "config");
-    for (i = 0; i < CONFIG_KEYS; i++) {
-        const char *field = (const char *)config + config_keys[i].offset;
-        if (config_keys[i].kind == KEY_SIZE)
-            json_size(&json, config_keys[i].name, *(const size_t *)(const void *)field);
-        else if (config_keys[i].kind == KEY_BOOL)
-            json_bool(&json, config_keys[i].name, *(const int *)(const void *)field);
-        else
-            json_number(&json, config_keys[i].name, *(const double *)(const void *)field);
-    }
-    json_object_end(&json);
-    json_array(&json, "tensors");
-    for (i = 0; i < run->model.parameter_count; i++) {
-        const Parameter *p = &run->model.parameters[i];
-        json_object(&json, NULL);
-        json_text(&json, "name", p->name);
-        json_array(&json, "shape");
-        json_size(&json, NULL, p->transposed ? p->cols : p->rows);
-        if (p->cols) json_size(&json, NULL, p->transposed ? p->rows : p->cols);
-        json_array_end(&json);
-        json_object_end(&json);
-    }
-    json_array_end(&json);
-    json_object_end(&json);
-    json_finish(&json);
-}
-
 static int verb_info(const Options *options) {
     Run run;
     char text[1024];
@@ -326,7 +290,11 @@ static int verb_info(const Options *options) {
             fprintf(run.text, "  %-18s %s\n", shape, p->name);
         }
     }
-    if (options->json) info_json(&run);
+    if (options->json) {
+        JsonOut json = json_open(stdout);
+        report_model_json(&json, &run.model, run.source ? run.source->dtype : run.model.dtype);
+        json_finish(&json);
+    }
     run_close(&run);
     return 0;
 }
@@ -394,27 +362,6 @@ static void trainer_schedule(Trainer *t) {
             dataloader_batches(&t->data), o->grad_accum);
 }
 
-// The rate of the op set's own matrix product, in the part of the arena that is not used yet; 0 where that is too small.
-static double measure_peak(Run *run) {
-    const size_t n = 1024;
-    size_t mark = arena_mark(&run->arena), size = dtype_size(run->model.dtype), i;
-    double best = 0;
-    Stored *x[3];
-    if (run->arena.capacity - run->arena.used < 3 * (n * n * size + ARENA_ALIGNMENT)) return 0;
-    for (i = 0; i < 3; i++) {
-        x[i] = (Stored *)arena_push(&run->arena, SHARE_WORKSPACE, "peak measurement", n * n, size);
-        ops_device->zero(x[i], n * n * size);
-    }
-    for (i = 0; i < 4; i++) {
-        double begin = seconds_now(), rate;
-        ops_device->linear_forward(x[0], x[1], x[2], NULL, NULL, n, n, n);
-        rate = 2.0 * (double)(n * n * n) / (seconds_now() - begin);
-        if (rate > best) best = rate;
-    }
-    arena_pop(&run->arena, mark);
-    return best;
-}
-
 static Trained trainer_trained(Trainer *t) {
     Trained trained;
     trained.model = &t->run.model, trained.ops = ops_device;
@@ -470,7 +417,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     trainer_schedule(t);
     trainer_settings(t);
     report_header(&t->run);
-    if (!o->quiet) t->peak_flops = measure_peak(&t->run);
+    if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
     if (*last) {
         Trained trained = trainer_trained(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
@@ -557,6 +504,8 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.tokens = (double)(o->grad_accum * o->batch * o->seq_len);
     report.seconds = seconds_now() - begin;
     report.flops = (double)o->grad_accum * t->run.plan.flops;
+    if (t->peak_flops > 0 && report.flops > t->peak_flops * report.seconds) // other programs were in the way before
+        t->peak_flops = fmax(run_peak_flops(&t->run), report.flops / report.seconds);
     report.peak_flops = t->peak_flops;
     report.memory_bytes = (double)(ops_device->memory_peak() - t->run.memory_at_start);
     t->state.step = step;
@@ -618,8 +567,11 @@ int main(int argc, char **argv) {
     static int (*const verbs[VERBS])(const Options *) = {verb_train,  verb_bp,      verb_plan, verb_eval,
                                                          verb_sample, verb_convert, verb_info};
     Options options = options_parse(argc, argv);
+    int status;
 #ifdef _OPENMP
     if (options.threads) omp_set_num_threads((int)options.threads);
 #endif
-    return verbs[options.verb](&options);
+    status = verbs[options.verb](&options);
+    free(options.prompt_ids.id);
+    return status;
 }

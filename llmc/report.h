@@ -1,6 +1,6 @@
 /*
-What a plan says, for people and as JSON: total, shares, the regions alive at the peak by name, FLOPs. Text goes to a stream
-of the caller's choice, so that stdout can be JSON alone.
+What plans and models look like to people and as JSON: total, shares, the regions alive at the peak by name, FLOPs; configuration
+and tensors. Text goes to a stream of the caller's choice, so that stdout can be JSON alone.
 */
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
@@ -73,6 +73,41 @@ static inline void report_plan_json(JsonOut *json, const Arena *plan) {
         json_object_end(json);
     }
     json_array_end(json);
+}
+
+// Configuration and tensors, as one object. dtype: of the weights as they are stored in the model's files
+static inline void report_model_json(JsonOut *json, const Model *model, DType dtype) {
+    const Config *config = &model->config;
+    size_t i;
+    json_object(json, NULL);
+    json_text(json, "model_type", config->family->name);
+    json_text(json, "architecture", config->family->architecture);
+    json_size(json, "parameters", model->elements);
+    json_text(json, "dtype", dtype_name(dtype));
+    json_object(json, "config");
+    for (i = 0; i < CONFIG_KEYS; i++) {
+        const char *field = (const char *)config + config_keys[i].offset;
+        if (config_keys[i].kind == KEY_SIZE)
+            json_size(json, config_keys[i].name, *(const size_t *)(const void *)field);
+        else if (config_keys[i].kind == KEY_BOOL)
+            json_bool(json, config_keys[i].name, *(const int *)(const void *)field);
+        else
+            json_number(json, config_keys[i].name, *(const double *)(const void *)field);
+    }
+    json_object_end(json);
+    json_array(json, "tensors");
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        json_object(json, NULL);
+        json_text(json, "name", p->name);
+        json_array(json, "shape");
+        json_size(json, NULL, p->transposed ? p->cols : p->rows);
+        if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);
+        json_array_end(json);
+        json_object_end(json);
+    }
+    json_array_end(json);
+    json_object_end(json);
 }
 
 #endif

@@ -151,6 +151,28 @@ static inline size_t gradient_bytes(const Run *run) {
     return run->model.elements * dtype_size(run->settings.gradient_type);
 }
 
+// FLOP/s of the op set's own matrix product of 1024 x 1024 x 1024, the best of a few, in memory of the arena that is not in use
+// (between two streams: nearly all of it); 0 where that is too small.
+static inline double run_peak_flops(Run *run) {
+    const size_t n = 1024, size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
+    double best = 0;
+    Stored *x[3];
+    size_t i;
+    if (run->arena.capacity - run->arena.used < 3 * (n * n * size + ARENA_ALIGNMENT)) return 0;
+    for (i = 0; i < 3; i++) {
+        x[i] = (Stored *)arena_push(&run->arena, SHARE_WORKSPACE, "peak measurement", n * n, size);
+        ops_device->zero(x[i], n * n * size);
+    }
+    for (i = 0; i < 4; i++) {
+        double begin = seconds_now(), rate;
+        ops_device->linear_forward(x[0], x[1], x[2], NULL, NULL, n, n, n);
+        rate = 2.0 * (double)(n * n * n) / (seconds_now() - begin);
+        if (rate > best) best = rate;
+    }
+    arena_pop(&run->arena, mark);
+    return best;
+}
+
 static inline void report_header(const Run *run) {
     if (run->options->quiet) return;
     report_model(run->text, &run->model);
