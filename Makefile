@@ -105,8 +105,8 @@ lint:
 	@scripts/install_deps.sh lint
 	clang-format --dry-run -Werror $(SOURCES)
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr -I. -D_GNU_SOURCE --suppressions-list=.cppcheck llmc/cpu/ops_cpu.c data/pack_bytes.c
-	clang-tidy --quiet llmc/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) -I.
-	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) -I.
+	clang-tidy --quiet llmc/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
+	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) $(HAVE_OPENMP) -I.
 
 clean:
 	rm -rf build train

@@ -43,7 +43,7 @@ $CC -O2 -o $folder/make_llmc_files dev/make_llmc_files.c -lm
 for shape in "4 64" "1 1024"; do
     set -- $shape
     # its shape is a constant in main()
-    sed "s/int B = 4;/int B = $1;/; s/int T = 64;/int T = $2;/; s/step <= 40/step <= 6/; s/step % 10 == 0/0/; s/step > 0 \&\& step % 20 == 0/0/" \
+    sed "s/int B = 4;/int B = $1;/; s/int T = 64;/int T = $2;/; s/step <= 40/step <= 3/; s/step % 10 == 0/0/; s/step > 0 \&\& step % 20 == 0/0/" \
         "$LLMC/train_gpt2.c" >$folder/train_gpt2_$1_$2.c
     $CC -Ofast -march=native -fopenmp -DOMP -I"$LLMC" -Wno-unused-result $folder/train_gpt2_$1_$2.c -lm -lgomp -o $folder/train_gpt2_$1_$2
     i=0

@@ -73,12 +73,35 @@ static size_t memory_peak(void) {
 #endif
 }
 
-// What the machine, or the container this runs in (cgroup 2), has left.
+// The number behind `key` in a cgroup's lines "key number"; 0 where there is none.
+static size_t cgroup_stat(const char *path, const char *key) {
+    char line[128];
+    size_t length = strlen(key), number = 0;
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof(line), file))
+        if (!strncmp(line, key, length) && line[length] == ' ') number = strtoull(line + length, NULL, 10);
+    if (file) fclose(file);
+    return number;
+}
+
+// What a container's limit leaves: file contents that the kernel can drop count as used there, but are no hindrance.
+// SIZE_MAX without a limit.
+static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path, const char *droppable) {
+    size_t limit = system_number(limit_path), used = system_number(used_path),
+           cache = cgroup_stat(stat_path, droppable);
+    if (!limit) return SIZE_MAX;
+    used -= min_size(used, cache);
+    return used < limit ? limit - used : 1; // 0 would mean that nothing is known
+}
+
+// What the machine, or the container this runs in (cgroup 2 or 1), has left.
+#define CGROUP "/sys/fs/cgroup/"
 static size_t memory_available(void) {
-    size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable");
-    size_t limit = system_number("/sys/fs/cgroup/memory.max"), used = system_number("/sys/fs/cgroup/memory.current");
-    if (limit && used < limit && (!machine || limit - used < machine)) return limit - used;
-    return machine;
+    size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable"), left;
+    left = min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
+                    cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",
+                                CGROUP "memory/memory.stat", "total_inactive_file"));
+    return machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
 }
 
 // ---- copies and clears ---------------------------------------------------------------------------------------------------
