@@ -12,7 +12,8 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/dataloader.h" // token shards
 #include "llmc/ops.h"        // what can be done to tensors
 #include "llmc/arena.h"      // the one allocation
-#include "streambp.h"        // steps, methods, plan: the algorithm
+#include "streambp.h"        // steps and methods: the algorithm
+#include "llmc/plan.h"       // what a run needs, before it is allocated
 #include "llmc/run.h"        // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"    // generation with a key/value cache
 #include "llmc/prompt.h"     // prompts from the command line, text from the sampler
@@ -32,38 +33,35 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// The micro-batches of one step: from --data, or random ids.
-static Batch *bp_batches(const Run *run) {
+// Micro-batch i of the pass: from --data, or random ids.
+static void bp_batch(const Run *run, DataLoader *loader, size_t i, Batch *batch) {
     const Options *o = run->options;
-    Batch *batches = (Batch *)checked_calloc(o->grad_accum, sizeof(Batch), "micro-batches");
-    DataLoader loader;
-    size_t i;
     if (o->data.count)
-        loader = dataloader_open(o->data.path, o->data.count, o->batch, o->seq_len, run->model.config.vocab_size);
-    for (i = 0; i < o->grad_accum; i++) {
-        batches[i] = batch_allocate(o->batch * o->seq_len, o->batch);
-        if (o->data.count)
-            dataloader_next(&loader, &batches[i]);
-        else
-            batch_random(&batches[i], o->batch, o->seq_len, i * o->batch, run->model.config.vocab_size, o->seed);
-    }
-    if (o->data.count) dataloader_close(&loader);
-    return batches;
+        dataloader_seek(loader, i), dataloader_next(loader, batch);
+    else
+        batch_random(batch, o->batch, o->seq_len, i * o->batch, run->model.config.vocab_size, o->seed);
 }
 
-static PassResult bp_measure(Run *run, const Batch *batches) {
+static PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) {
     const Options *o = run->options;
     double *seconds = (double *)checked_calloc(o->repeat, sizeof(double), "timings"), Z = 0;
     PassResult result = {0, 0, 0};
     const Parameter *bad = NULL;
     size_t repeat, i;
-    for (i = 0; i < o->grad_accum; i++) Z += batch_counted(&batches[i]);
+    for (i = 0; i < o->grad_accum; i++) {
+        bp_batch(run, loader, i, batch);
+        Z += batch_counted(batch);
+    }
     for (repeat = 0; repeat < o->repeat; repeat++) {
-        double begin = seconds_now();
         ops_device->zero(run->stream.memory.gradients, gradient_bytes(run));
         result.loss = 0;
-        for (i = 0; i < o->grad_accum; i++) result.loss += forward_backward(&run->stream, &batches[i], Z);
-        seconds[repeat] = seconds_now() - begin;
+        for (i = 0; i < o->grad_accum; i++) {
+            double begin;
+            if (o->grad_accum > 1) bp_batch(run, loader, i, batch);
+            begin = seconds_now();
+            result.loss += forward_backward(&run->stream, batch, Z);
+            seconds[repeat] += seconds_now() - begin;
+        }
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     }
     allocation_guard = 0;
@@ -79,17 +77,23 @@ static PassResult bp_measure(Run *run, const Batch *batches) {
 
 static int verb_bp(const Options *options) {
     Run run;
-    Batch *batches;
+    DataLoader loader;
+    Batch batch;
     PassResult result;
-    size_t peak, i;
+    size_t peak;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
-    batches = bp_batches(&run);
-    run_allocate(&run, &batches[0]);
+    memset(&loader, 0, sizeof(loader));
+    if (options->data.count)
+        loader = dataloader_open(options->data.path, options->data.count, options->batch, options->seq_len,
+                                 run.model.config.vocab_size);
+    if (options->grads_out) gradients_check_place(options->grads_out, &run.model);
+    run_allocate(&run, options->batch, options->seq_len);
+    batch = batch_allocate(options->batch * options->seq_len, options->batch);
     run_load_weights(&run);
     report_header(&run);
-    result = bp_measure(&run, batches);
+    result = bp_measure(&run, &loader, &batch);
     peak = ops_device->memory_peak() - run.memory_at_start;
     if (options->grads_out)
         gradients_write(options->grads_out, &run.model, ops_device, run.stream.memory.gradients,
@@ -118,8 +122,8 @@ static int verb_bp(const Options *options) {
         json_object_end(&json);
         json_finish(&json);
     }
-    for (i = 0; i < options->grad_accum; i++) batch_free(&batches[i]);
-    free(batches);
+    if (options->data.count) dataloader_close(&loader);
+    batch_free(&batch);
     run_close(&run);
     return 0;
 }
@@ -132,6 +136,11 @@ static int verb_plan(const Options *options) {
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
+    if (options->sample_every) {
+        Prompt prompt = prompt_from_options(options, &run.model);
+        run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+        free(prompt.id);
+    }
     shape = batch_shape(options->batch, options->seq_len);
     run.plan = plan_make(&run.settings, &shape);
     if (options->memory_limit) longest = plan_longest(&run.settings, options->batch, options->memory_limit);
@@ -191,9 +200,8 @@ static int verb_eval(const Options *options) {
                              run.model.config.vocab_size);
     steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
+    run_allocate(&run, options->batch, options->seq_len);
     batch = batch_allocate(options->batch * options->seq_len, options->batch);
-    batch_set_regular(&batch, options->batch, options->seq_len); // the plan looks at the documents
-    run_allocate(&run, &batch);
     run_load_weights(&run);
     report_header(&run);
     begin = seconds_now();
@@ -219,7 +227,6 @@ static int verb_eval(const Options *options) {
 // ---- sample: text from a model ------------------------------------------------------------------------------------------------
 static int verb_sample(const Options *options) {
     Run run;
-    Batch none;
     Prompt prompt;
     Sampler sampler;
     SamplingSettings sampling = sampling_from_options(options);
@@ -227,18 +234,17 @@ static int verb_sample(const Options *options) {
     size_t i;
     run_open_model(&run, options, NULL);
     prompt = prompt_from_options(options, &run.model);
-    check_positions(&run, prompt.count + options->max_new_tokens - 1, "the prompt and --max-new-tokens together,");
     run.settings = settings_from_options(&run);
-    run.settings.cache_tokens = prompt.count + options->max_new_tokens - 1; // the last one drawn is not fed
+    run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+    check_positions(&run, run.settings.cache_tokens, "the prompt and --max-new-tokens together,");
+    run_allocate(&run, 0, 0);
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
-    memset(&none, 0, sizeof(none));
-    run_allocate(&run, &none);
     run_load_weights(&run);
     ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
     generate(&sampler, &run.stream, &prompt, &sampling, ids, options->max_new_tokens, options->json ? NULL : stdout);
     if (options->json) {
         JsonOut json = json_open(stdout);
-        char *text = (char *)checked_calloc(options->max_new_tokens, 1, "the sampled text");
+        char *text = (char *)checked_calloc(options->max_new_tokens, TEXT_BYTES_PER_TOKEN, "the sampled text");
         json_object(&json, NULL);
         json_array(&json, "prompt_ids");
         for (i = 0; i < prompt.count; i++) json_size(&json, NULL, (size_t)prompt.id[i]);
@@ -246,8 +252,7 @@ static int verb_sample(const Options *options) {
         json_array(&json, "ids");
         for (i = 0; i < options->max_new_tokens; i++) json_size(&json, NULL, (size_t)ids[i]);
         json_array_end(&json);
-        for (i = 0; i < options->max_new_tokens; i++) text[i] = (char)ids[i];
-        if (prompt.bytes) json_bytes(&json, "text", text, options->max_new_tokens);
+        if (prompt.bytes) json_bytes(&json, "text", text, prompt_text(&prompt, ids, options->max_new_tokens, text));
         json_object_end(&json);
         json_finish(&json);
         free(text);
@@ -270,6 +275,15 @@ static int verb_convert(const Options *options) {
     if (!options->quiet)
         fprintf(run.text, "%s: %s parameters in %s\n", options->out, human_count((double)run.model.elements),
                 dtype_name(dtype));
+    if (options->json) {
+        JsonOut json = json_open(stdout);
+        json_object(&json, NULL);
+        json_text(&json, "out", options->out);
+        json_size(&json, "parameters", run.model.elements);
+        json_text(&json, "dtype", dtype_name(dtype));
+        json_object_end(&json);
+        json_finish(&json);
+    }
     run_close(&run);
     return 0;
 }
@@ -303,8 +317,7 @@ static int verb_info(const Options *options) {
 typedef struct {
     Run run;
     DataLoader data, validation;
-    Batch *micro; // [grad_accum]
-    Batch validation_batch;
+    Batch micro;    // the micro-batch at hand
     RunState state; // where the run stands
     RunSetting settings[16];
     char setting_text[16][1024];
@@ -313,7 +326,8 @@ typedef struct {
     RunLog log;
     Sampler sampler;
     Prompt prompt;
-    int32_t *sampled;
+    int32_t *sampled;                   // [max_new_tokens]
+    char *sampled_text;                 // [TEXT_BYTES_PER_TOKEN * max_new_tokens]
     double validation_loss, peak_flops; // NAN, 0: not known
 } Trainer;
 
@@ -371,15 +385,31 @@ static Trained trainer_trained(Trainer *t) {
     return trained;
 }
 
+// How to go on after a step that must not be taken.
+static const char *last_good(const Trainer *t) {
+    static char text[PATH_MAX + 64];
+    if (!t->has_folder || t->folder.last == CHECKPOINT_NONE) return "no checkpoint was saved";
+    snprintf(text, sizeof(text), "the last good checkpoint is step %zu in %s", t->folder.last, t->folder.path);
+    return text;
+}
+
+// Ends the run where `step` left NaN or infinite weights.
+static void trainer_check_weights(const Trainer *t, size_t step) {
+    char when[48];
+    snprintf(when, sizeof(when), "after step %zu ", step);
+    weights_check_finite_at(&t->run.model, ops_device, t->run.stream.memory.weights, when, last_good(t));
+}
+
 static void trainer_save(Trainer *t) {
     Trained trained = trainer_trained(t);
+    trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
     checkpoint_save(&t->folder, &trained, &t->state);
 }
 
 // Data, plan, memory, weights (or the last checkpoint): everything before the first step.
 static void trainer_begin(Trainer *t, const Options *o) {
     char last[PATH_MAX] = "", path[PATH_MAX] = "";
-    size_t N = o->batch * o->seq_len, i, V;
+    size_t V;
     memset(t, 0, sizeof(*t));
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
@@ -400,20 +430,18 @@ static void trainer_begin(Trainer *t, const Options *o) {
     t->data = dataloader_open(o->data.path, o->data.count, o->batch, o->seq_len, V);
     if (o->val_data.count)
         t->validation = dataloader_open(o->val_data.path, o->val_data.count, o->batch, o->seq_len, V);
-    t->micro = (Batch *)checked_calloc(o->grad_accum, sizeof(Batch), "micro-batches");
-    for (i = 0; i < o->grad_accum; i++) {
-        t->micro[i] = batch_allocate(N, o->batch);
-        batch_set_regular(&t->micro[i], o->batch, o->seq_len); // the plan looks at the documents
-    }
-    if (o->val_data.count) t->validation_batch = batch_allocate(N, o->batch);
     t->run.settings = settings_from_options(&t->run);
     if (o->sample_every) {
         t->prompt = prompt_from_options(o, &t->run.model);
-        t->run.settings.cache_tokens = t->prompt.count + o->max_new_tokens - 1;
+        t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
+    }
+    run_allocate(&t->run, o->batch, o->seq_len);
+    t->micro = batch_allocate(o->batch * o->seq_len, o->batch);
+    if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
+        t->sampled_text = (char *)checked_calloc(o->max_new_tokens, TEXT_BYTES_PER_TOKEN, "the sampled text");
     }
-    run_allocate(&t->run, &t->micro[0]);
     trainer_schedule(t);
     trainer_settings(t);
     report_header(&t->run);
@@ -424,6 +452,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         if (!o->quiet)
             fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
         weights_check_finite(&t->run.model, ops_device, t->run.stream.memory.weights);
+        run_close_source(&t->run);
     } else {
         run_load_weights(&t->run);
         optimizer_init(&t->run.model, ops_device, t->run.stream.memory.weights, &t->run.optimizer,
@@ -434,14 +463,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         checkpoint_check_space(&t->folder, &trained, o->out);
     }
     t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
-}
-
-// How to go on after a step that must not be taken.
-static const char *last_good(const Trainer *t) {
-    static char text[PATH_MAX + 64];
-    if (!t->has_folder || t->folder.last == CHECKPOINT_NONE) return "no checkpoint was saved";
-    snprintf(text, sizeof(text), "the last good checkpoint is step %zu in %s", t->folder.last, t->folder.path);
-    return text;
+    runlog_options(&t->log, t->state.step, o);
 }
 
 static void trainer_validate(Trainer *t, size_t step) {
@@ -450,7 +472,7 @@ static void trainer_validate(Trainer *t, size_t step) {
     double tokens;
     if (o->val_steps) steps = min_size(steps, o->val_steps);
     progress_clear(&t->log.progress);
-    t->validation_loss = evaluate(&t->run.stream, &t->validation, &t->validation_batch, steps, &tokens);
+    t->validation_loss = evaluate(&t->run.stream, &t->validation, &t->micro, steps, &tokens);
     if (!isfinite(t->validation_loss))
         die("step %zu: the validation loss is %f; %s", step, t->validation_loss, last_good(t));
     runlog_validation(&t->log, step, t->validation_loss, tokens);
@@ -459,12 +481,9 @@ static void trainer_validate(Trainer *t, size_t step) {
 static void trainer_sample(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     SamplingSettings settings = sampling_from_options(o);
-    char *text = (char *)t->sampled; // each id is wider than its byte, so the text fits over the ids
-    size_t i;
     generate(&t->sampler, &t->run.stream, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
-    if (!t->prompt.bytes) return; // ids without a tokenizer: `sample` prints them
-    for (i = 0; i < o->max_new_tokens; i++) text[i] = (char)t->sampled[i];
-    runlog_sample(&t->log, step, text, o->max_new_tokens);
+    runlog_sample(&t->log, step, t->sampled_text,
+                  prompt_text(&t->prompt, t->sampled, o->max_new_tokens, t->sampled_text));
 }
 
 // Forward, backward and optimizer over the micro-batches of one step.
@@ -481,13 +500,17 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.step = step;
     dataloader_seek(&t->data, t->state.next_batch);
     for (i = 0; i < o->grad_accum; i++) {
-        dataloader_next(&t->data, &t->micro[i]);
-        Z += batch_counted(&t->micro[i]);
+        dataloader_next(&t->data, &t->micro);
+        Z += batch_counted(&t->micro);
     }
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
-    for (i = 0; i < o->grad_accum; i++) report.loss += forward_backward(stream, &t->micro[i], Z);
+    if (o->grad_accum > 1) dataloader_seek(&t->data, t->state.next_batch); // Z is of all: they are read twice
+    for (i = 0; i < o->grad_accum; i++) {
+        if (o->grad_accum > 1) dataloader_next(&t->data, &t->micro);
+        report.loss += forward_backward(stream, &t->micro, Z);
+    }
     if (!isfinite(report.loss)) {
-        weights_check_finite(&t->run.model, ops_device, stream->memory.weights);
+        trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report.loss, last_good(t));
     }
     report.grad_norm = gradient_norm(&t->run.model, ops_device, stream->memory.gradients, gradient_type, &bad);
@@ -534,7 +557,7 @@ static int every(size_t step, size_t interval) { return interval && step % inter
 static int verb_train(const Options *options) {
     static Trainer trainer;
     Trainer *t = &trainer;
-    size_t step, steps, i;
+    size_t step, steps;
     StepReport report;
     memset(&report, 0, sizeof(report));
     report.loss = NAN;
@@ -553,11 +576,11 @@ static int verb_train(const Options *options) {
     runlog_close(&t->log);
     if (options->json) train_json(t, &report);
     if (t->has_folder) checkpoint_close(&t->folder);
-    for (i = 0; i < options->grad_accum; i++) batch_free(&t->micro[i]);
-    free(t->micro);
+    batch_free(&t->micro);
     dataloader_close(&t->data);
-    if (options->val_data.count) dataloader_close(&t->validation), batch_free(&t->validation_batch);
-    if (options->sample_every) sampler_free(&t->sampler), free(t->prompt.id), free(t->sampled);
+    if (options->val_data.count) dataloader_close(&t->validation);
+    if (options->sample_every) sampler_free(&t->sampler), free(t->prompt.id);
+    free(t->sampled), free(t->sampled_text);
     run_close(&t->run);
     return 0;
 }

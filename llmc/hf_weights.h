@@ -173,17 +173,22 @@ static inline void hf_refuse_unexpected(const WeightSource *source, const SafeTe
             count > 1 ? "s" : "");
 }
 
-static inline void hf_open(WeightSource *source, const char *directory) {
+// The configuration alone; a line for whoever trains the model goes to `remark`, or an empty one.
+static inline Config hf_directory_config(const char *directory, char *remark, size_t size) {
     char path[PATH_MAX];
+    path_join(path, directory, "config.json");
+    if (!path_exists(path)) die("%s: holds no config.json, so it is no Hugging Face model directory", directory);
+    return hf_config_read(path, remark, size);
+}
+
+static inline void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
     const char *embedding;
     size_t i;
     int bare;
     source->format = "Hugging Face directory";
     source->transposed = 1;
-    path_join(path, directory, "config.json");
-    if (!path_exists(path)) die("%s: holds no config.json, so it is no Hugging Face model directory", directory);
-    source->config = hf_config_read(path, source->remark, sizeof(source->remark));
+    source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
     hf_open_files(source, &list, directory);
     source_build(source);
     embedding = source->model.parameters[0].name;

@@ -62,6 +62,26 @@ static inline Prompt prompt_from_options(const Options *options, const Model *mo
     return prompt;
 }
 
+// Tokens of the key/value cache: the last one drawn is not fed.
+static inline size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) {
+    return prompt->count + options->max_new_tokens - 1;
+}
+
+#define TEXT_BYTES_PER_TOKEN 12 // of an id and its space
+
+// What the tokens look like to people: their bytes ('?' where an id is none), or their ids. Returns the bytes of `text`, which
+// has room for TEXT_BYTES_PER_TOKEN * count.
+static inline size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
+    size_t i, bytes = 0;
+    for (i = 0; i < count; i++) {
+        if (prompt->bytes)
+            text[bytes++] = ids[i] < 256 ? (char)ids[i] : '?';
+        else
+            bytes += (size_t)snprintf(text + bytes, TEXT_BYTES_PER_TOKEN, "%s%d", i ? " " : "", ids[i]);
+    }
+    return bytes;
+}
+
 static inline SamplingSettings sampling_from_options(const Options *options) {
     SamplingSettings settings;
     settings.temperature = options->temperature;

@@ -4,7 +4,7 @@ held against the memory there is, one allocation follows, and weights are filled
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
-#include "../streambp.h"
+#include "plan.h"
 #include "options.h"
 #include "report.h"
 #include "weights.h"
@@ -16,7 +16,7 @@ typedef struct {
     const Options *options;
     FILE *text; // for people: stdout, or stderr where stdout is JSON
     size_t memory_at_start;
-    WeightSource *source; // NULL: random weights
+    WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
     RunSettings settings;
     Plan plan;
@@ -36,6 +36,7 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
 // From --model or --init, or from `model` where a run that is resumed names neither.
 static inline void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
+    char remark[256] = "";
     memset(run, 0, sizeof(*run));
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
@@ -44,11 +45,14 @@ static inline void run_open_model(Run *run, const Options *options, const char *
         options_check_dtype(options, dtype_name(ops_device->stored));
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);
+    } else if (options->verb == VERB_PLAN && path_is_directory(options->model)) {
+        config = hf_directory_config(options->model, remark, sizeof(remark)); // a plan needs no weights
     } else {
         run->source = weights_open(model ? model : options->model);
-        config = weights_config(run->source);
-        if (*run->source->remark && !options->quiet) note("%s", run->source->remark);
+        config = run->source->config;
+        memcpy(remark, run->source->remark, sizeof(remark));
     }
+    if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_from_name(options->dtype, ops_device->stored));
 }
 
@@ -86,24 +90,27 @@ static inline RunSettings settings_from_options(const Run *run) {
     return settings;
 }
 
-// A batch with B documents of T tokens but without its tokens: all that a plan needs.
+// A batch with B documents of T tokens but without its tokens: all that a plan needs. B = 0: there is none, only generation
 static inline Batch batch_shape(size_t B, size_t T) {
     Batch batch;
     size_t b;
     memset(&batch, 0, sizeof(batch));
-    if (T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
+    if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
     batch.N = B * T, batch.documents = B;
     batch.document_start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     for (b = 0; b <= B; b++) batch.document_start[b] = b * T;
     return batch;
 }
 
-// Refuses a run that does not fit, before anything is allocated, and says what would.
+// Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only generation
 static inline void check_memory(const Run *run, size_t B) {
     size_t limit = run->options->memory_limit, available = ops_device->memory_available(), longest;
     const char *whose = "--memory-limit";
     if (available && (!limit || available < limit)) limit = available, whose = "the memory available";
     if (!limit || run->plan.total_bytes <= limit) return;
+    if (!B)
+        die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
+            run->settings.cache_tokens, human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
     longest = plan_longest(&run->settings, B, limit);
     if (longest)
         die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit",
@@ -113,15 +120,27 @@ static inline void check_memory(const Run *run, size_t B) {
 }
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
-static inline void run_allocate(Run *run, const Batch *largest) {
-    run->plan = plan_make(&run->settings, largest);
-    check_memory(run, largest->documents);
+// Streams are B documents of T tokens; B = 0: there is only generation.
+static inline void run_allocate(Run *run, size_t B, size_t T) {
+    Batch shape = batch_shape(B, T);
+    if (shape.N > INT32_MAX)
+        die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
+                  INT32_MAX);
+    run->plan = plan_make(&run->settings, &shape);
+    check_memory(run, B);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
             human_bytes((double)run->plan.total_bytes));
     arena_init(&run->arena, run->memory, run->plan.total_bytes);
-    run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, largest);
+    run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
+    free(shape.document_start);
+}
+
+// A file that is kept open keeps its place on the disk, also when it is pruned.
+static inline void run_close_source(Run *run) {
+    if (run->source) weights_close(run->source);
+    run->source = NULL;
 }
 
 static inline void run_load_weights(Run *run) {
@@ -130,12 +149,13 @@ static inline void run_load_weights(Run *run) {
     else
         weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
+    run_close_source(run);
 }
 
 static inline void run_close(Run *run) {
     run_end(&run->stream);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
-    if (run->source) weights_close(run->source);
+    run_close_source(run);
     model_free(&run->model);
 }
 

@@ -14,7 +14,7 @@ many may sum in another order).
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
-#include "../streambp.h"
+#include "plan.h"
 #include "random.h"
 
 #define RANDOM_STREAM_SAMPLING 0x73616d706c65ull // of random.h ("sample")

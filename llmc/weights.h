@@ -1,8 +1,8 @@
 /*
-The one interface to weights in files, whatever their format: open and check (weights_open), read any range
-(weights_read), load or initialise the device's (weights_load, weights_init_random), write a flat .bin from the device (weights_write_flat) or straight from
-another file (weights_convert), write gradients as safetensors (gradients_write), refuse NaN (weights_check_finite).
-Everything passes through fixed host buffers of a few MiB (weight_source.h), and writing allocates nothing.
+The one interface to weights in files, whatever their format: the rest of the program neither knows formats nor sees a model's
+weights on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
+(weight_source.h), so a model may be larger than host memory; writing allocates nothing, and what is written is complete or
+absent.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
@@ -53,8 +53,6 @@ static inline WeightSource *weights_open(const char *path) {
     source->model.dtype = source->dtype;
     return source;
 }
-
-static inline Config weights_config(const WeightSource *source) { return source->config; }
 
 static inline void weights_close(WeightSource *source) {
     size_t i;
@@ -126,7 +124,8 @@ static inline void weights_init_random(const Model *model, const Ops *ops, void 
 // ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
 // Names the first bad element. Only called when there is one.
 __attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p,
-                                                                      const Ops *ops, const void *device_base) {
+                                                                      const Ops *ops, const void *device_base,
+                                                                      const char *when, const char *advice) {
     size_t begin, n, i, cols = p->cols ? p->cols : 1;
     for (begin = 0; begin < parameter_elements(p); begin += n) {
         const float *values = (const float *)(const void *)staged_reformed.bytes;
@@ -136,23 +135,27 @@ __attribute__((noreturn)) static inline void weights_name_bad_element(const Mode
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, n);
         for (i = 0; i < n; i++) {
             if (!isfinite(values[i]))
-                die("the weights hold %s: tensor %s at [%zu, %zu]; take another copy or an earlier checkpoint",
-                    isnan(values[i]) ? "NaN" : "an infinity", p->name, (begin + i) / cols, (begin + i) % cols);
+                die("%sthe weights hold %s: tensor %s at [%zu, %zu]; %s", when,
+                    isnan(values[i]) ? "NaN" : "an infinity", p->name, (begin + i) / cols, (begin + i) % cols, advice);
         }
     }
-    die("the weights are too large to be squared and summed: tensor %s; take another copy or an earlier checkpoint",
-        p->name);
+    die("%sthe weights are too large to be squared and summed: tensor %s; %s", when, p->name, advice);
 }
 
-// Ends the program where a weight in device memory is NaN or infinite.
-static inline void weights_check_finite(const Model *model, const Ops *ops, const void *device_base) {
+// Ends the program where a weight in device memory is NaN or infinite. when, advice: the message's first and last words
+static inline void weights_check_finite_at(const Model *model, const Ops *ops, const void *device_base,
+                                           const char *when, const char *advice) {
     size_t i;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         if (!isfinite(ops->sum_of_squares(element_address_const(device_base, model->dtype, p->offset), model->dtype,
                                           parameter_elements(p))))
-            weights_name_bad_element(model, p, ops, device_base);
+            weights_name_bad_element(model, p, ops, device_base, when, advice);
     }
+}
+
+static inline void weights_check_finite(const Model *model, const Ops *ops, const void *device_base) {
+    weights_check_finite_at(model, ops, device_base, "", "take another copy or an earlier checkpoint");
 }
 
 // ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
@@ -209,6 +212,14 @@ static inline void gradients_write_transposed(const OutputFile *output, uint64_t
         output_write(output, at + ((uint64_t)c * p->rows + first) * sizeof(float), column,
                      (last - first) * sizeof(float));
     }
+}
+
+// Ends the program where gradients_write would: to be called before the work is done.
+static inline void gradients_check_place(const char *path, const Model *model) {
+    OutputFile output;
+    output_open(&output, path, 8 + safetensors_header_bytes(model) + (uint64_t)model->elements * sizeof(float));
+    close(output.fd);
+    output_discard();
 }
 
 // Every gradient in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(). The

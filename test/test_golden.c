@@ -136,7 +136,7 @@ static void expect_no_worse(const Model *model, TinyResult found, TinyResult ful
 
 static void golden(const char *model_path, const char *reference_path) {
     WeightSource *source = weights_open(model_path);
-    Config config = weights_config(source);
+    Config config = source->config;
     Model model = model_build(&config, ops_device->stored);
     Reference reference = reference_open(reference_path);
     Batch batch = reference_batch(&reference);
@@ -178,7 +178,7 @@ TEST(qwen3_bf16) { FOLDER("qwen3-bf16"); }
 static void written(const char *folder) {
     char path[256], out[] = "/tmp/gradients-XXXXXX";
     WeightSource *source = weights_open(folder);
-    Config config = weights_config(source);
+    Config config = source->config;
     Model model = model_build(&config, ops_device->stored);
     double *weights = source_weights(source, &model);
     Reference reference, found;

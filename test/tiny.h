@@ -4,7 +4,7 @@ and one or more passes of a method, which leave the loss and every gradient on t
 */
 #ifndef TEST_TINY_H
 #define TEST_TINY_H
-#include "streambp.h"
+#include "llmc/plan.h"
 
 typedef struct {
     double loss;

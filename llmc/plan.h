@@ -1,0 +1,161 @@
+/*
+A run and its plan. run_begin pushes what lives as long as the run; plan_make walks run_begin and a whole pass of streambp.h on op
+set "dry" and an arena without memory, so a plan is the run's own code; plan_longest solves plans for the length that fits.
+*/
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+#include "../streambp.h"
+
+typedef struct {
+    const Model *model;
+    Method method;
+    size_t chunk, logits_chunk; // tokens; 0 means the default
+    int backward;               // gradients are kept
+    DType gradient_type;        // of the stored gradients
+    int optimizer;              // moments (and master weights) are kept
+    DType moment_type;
+    int master;          // fp32 copy of the weights, where these are bf16
+    size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
+} RunSettings;
+
+#define DEFAULT_CHUNK        1024
+#define DEFAULT_LOGITS_CHUNK 512
+
+// Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
+static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
+                             Arena *arena, const Batch *largest) {
+    const Model *model = settings->model;
+    size_t n = model->elements;
+    memset(s, 0, sizeof(*s));
+    memset(state, 0, sizeof(*state));
+    s->model = model, s->ops = ops, s->arena = arena;
+    s->method = settings->method;
+    s->chunk = settings->chunk ? settings->chunk : DEFAULT_CHUNK;
+    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : DEFAULT_LOGITS_CHUNK;
+    s->dry = ops->repeat == dry_repeat;
+    s->layers_repeat = 1;
+    s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
+    s->memory.gradient_type = settings->gradient_type;
+    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", n);
+    if (settings->backward)
+        s->memory.gradients =
+            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients", n, dtype_size(settings->gradient_type));
+    if (settings->optimizer) {
+        state->m = arena_push(arena, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
+        state->v = arena_push(arena, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
+        if (settings->master)
+            state->master = (float *)arena_push(arena, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
+    }
+    s->inverse_frequency =
+        (float *)arena_push(arena, SHARE_WORKSPACE, "rotary frequencies", model->config.head_dim / 2, sizeof(float));
+    s->host_tokens = largest->N, s->host_documents = largest->documents;
+    s->span = (Span *)checked_calloc(max_size(largest->documents, 1), sizeof(Span), "spans");
+    if (s->dry) return;
+    s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
+    if (shapes_of(model).rotary) {
+        float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
+        model_inverse_frequency(&model->config, frequency);
+        ops->copy_in(s->inverse_frequency, frequency, model->config.head_dim / 2 * sizeof(float));
+        free(frequency);
+    }
+}
+
+static inline void run_end(StreamBP *s) {
+    free(s->span);
+    free(s->host_sums);
+}
+
+typedef struct {
+    size_t total_bytes, share[SHARES];
+    double flops;               // executed by one stream's forward and backward: matrix products and attention
+    double model_flops;         // 6 * parameters in products * N + 12 * L * NH * HD * causal pairs: no recomputation
+    size_t chunk, logits_chunk; // effective
+    Arena arena;                // regions alive at the peak
+} Plan;
+
+static inline double model_flops(const Model *model, const Batch *batch, int backward) {
+    Shapes d = shapes_of(model);
+    double parameters = (double)(d.V * d.C), pairs = 0;
+    size_t i;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
+    }
+    for (i = 0; i < batch->documents; i++)
+        pairs += causal_pairs(0, batch->document_start[i + 1] - batch->document_start[i]);
+    return (backward ? 3 : 1) * (2 * parameters * (double)batch->N + 4 * (double)d.L * (double)(d.NH * d.HD) * pairs);
+}
+
+// Whether no product of sizes in a plan exceeds size_t: far beyond any memory, but --init takes any config.
+static inline int plan_countable(const Model *model, size_t N) {
+    Shapes d = shapes_of(model);
+    double width = (double)(2 * d.C + 3 * d.Q + 3 * d.KV + d.H + d.FF + d.V);
+    return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
+}
+
+// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without tokens
+// the run only generates). FLOPs are those of the stream.
+static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
+    Plan plan;
+    StreamBP s;
+    OptimizerState state;
+    Ops ops;
+    int share;
+    if (!plan_countable(settings->model, max_size(batch->N, settings->cache_tokens)))
+        die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens",
+            max_size(batch->N, settings->cache_tokens), settings->model->config.num_hidden_layers);
+    memset(&plan, 0, sizeof(plan));
+    arena_plan(&plan.arena);
+    ops = ops_dry(settings->model->dtype, &plan.arena);
+    run_begin(&s, &state, settings, &ops, &plan.arena, batch);
+    if (batch->N && settings->backward)
+        forward_backward(&s, batch, 1);
+    else if (batch->N)
+        forward_only(&s, batch, 1);
+    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
+    plan.flops = dry.flops;
+    if (settings->cache_tokens) cache_walk(&s, settings->cache_tokens);
+    plan.model_flops = model_flops(settings->model, batch, settings->backward);
+    plan.total_bytes = plan.arena.peak;
+    for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
+    run_end(&s);
+    return plan;
+}
+
+#define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
+#define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
+
+static inline size_t plan_longest_seq_len(const Model *model) {
+    const Config *config = &model->config;
+    return config->family->learned_positions ? min_size(config->max_position_embeddings, LONGEST_SEQ) : LONGEST_SEQ;
+}
+
+static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit) {
+    size_t b;
+    for (b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
+    batch->N = batch->documents * T;
+    return plan_countable(settings->model, batch->N) && plan_make(settings, batch).total_bytes <= limit;
+}
+
+// The longest T such that B documents of T tokens fit into `limit` bytes; 0 if one token does not. A learned position table
+// ends it, as does what --seq-len takes.
+static inline size_t plan_longest(const RunSettings *settings, size_t B, size_t limit) {
+    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);
+    Batch batch;
+    memset(&batch, 0, sizeof(batch));
+    batch.documents = B, batch.document_start = start;
+    while (high < end && plan_fits(settings, &batch, high, limit)) low = high, high *= 2;
+    high = min_size(high, end);
+    while (high - low > 1) { // low fits (or is 0), high does not
+        size_t middle = low + (high - low) / 2;
+        if (plan_fits(settings, &batch, middle, limit))
+            low = middle;
+        else
+            high = middle;
+    }
+    free(start);
+    return low;
+}
+
+#endif
