@@ -11,21 +11,12 @@ A text that fails ends the program with one line that begins with `where`, the n
 // At about 80 bytes a value this bounds the tree's memory; a header of 100,000 tensors has half as many.
 #define JSON_VALUES_MAX ((size_t)1 << 21)
 
-// The first byte that is not part of valid UTF-8 (overlong forms and surrogates are not) or is a control character, or
-// length. text[length] is zero, which continues no character: so nothing behind it is read.
+// The first byte that is not part of valid UTF-8 or is a control character, or length.
 static inline size_t json_valid_until(const unsigned char *text, size_t length) {
-    size_t i = 0, k;
-    while (i < length) {
-        unsigned char lead = text[i];
-        size_t more = lead < 0x80 ? 0 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3;
-        unsigned least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80; // of the second byte
-        unsigned most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-        if ((lead < 0x20 && !strchr("\t\n\r", lead)) || lead == 0) return i;
-        if ((lead >= 0x80 && lead < 0xc2) || lead > 0xf4) return i;
-        for (k = 1; k <= more; k++) {
-            if (text[i + k] < (k == 1 ? least : 0x80u) || text[i + k] > (k == 1 ? most : 0xbfu)) return i;
-        }
-        i += more + 1;
+    size_t i, bytes;
+    for (i = 0; i < length; i += bytes) {
+        bytes = utf8_length(text + i, length - i);
+        if (!bytes || (text[i] < 0x20 && text[i] != '\t' && text[i] != '\n' && text[i] != '\r')) return i;
     }
     return length;
 }

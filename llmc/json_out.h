@@ -19,23 +19,6 @@ static inline JsonOut json_open(FILE *file) {
     return json;
 }
 
-// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
-static inline size_t utf8_length(const unsigned char *text, size_t left) {
-    unsigned char c = text[0], least = 0x80, most = 0xbf;
-    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
-    size_t i;
-    if (length == 0 || length > left) return 0;
-    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
-    if (c == 0xed) most = 0x9f;
-    if (c == 0xf0) least = 0x90;
-    if (c == 0xf4) most = 0x8f;
-    for (i = 1; i < length; i++) {
-        if (text[i] < least || text[i] > most) return 0;
-        least = 0x80, most = 0xbf;
-    }
-    return length;
-}
-
 static inline void json_quote(FILE *file, const char *text, size_t bytes) {
     const unsigned char *cursor = (const unsigned char *)text, *end = cursor + bytes;
     fputc('"', file);

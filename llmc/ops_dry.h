@@ -12,7 +12,6 @@ op set that was linked.
 typedef struct {
     const Arena *arena; // NULL: ranges are not checked
     double flops, factor;
-    double copied; // bytes brought in from the host
     size_t stored, summed;
 } DryCount;
 
@@ -36,7 +35,6 @@ static inline void dry_release(void *memory, size_t bytes) { (void)memory, (void
 static inline void dry_copy_in(void *device, const void *host, size_t bytes) {
     (void)host;
     DRY_BYTES(copy_in, device, bytes);
-    dry.copied += dry.factor * (double)bytes;
 }
 static inline void dry_copy_out(void *host, const void *device, size_t bytes) {
     (void)host;

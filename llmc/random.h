@@ -5,7 +5,6 @@ order all come from here; resuming needs the index only.
 */
 #ifndef LLMC_RANDOM_H
 #define LLMC_RANDOM_H
-#include <math.h>
 #include <stdint.h>
 
 static inline uint64_t random_mix(uint64_t x) {
@@ -27,12 +26,6 @@ static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t ind
 // Uniform in [0, bound); the bias, below bound / 2^64, does not matter here.
 static inline uint64_t random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound) {
     return (uint64_t)(((unsigned __int128)random_bits(seed, stream, index) * bound) >> 64);
-}
-
-// Standard normal by Box-Muller; one index gives one value.
-static inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
-    double u = 1.0 - random_uniform(seed, stream, 2 * index), v = random_uniform(seed, stream, 2 * index + 1);
-    return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
 #endif

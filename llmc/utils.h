@@ -1,6 +1,6 @@
 /*
 What every part needs and none owns: errors that end the program with one clear line, checked host allocation,
-strict number parsing, sizes for people, time. Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
+strict number parsing, UTF-8, sizes for people, time. Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -46,6 +46,13 @@ __attribute__((format(printf, 1, 2))) static inline void note(const char *format
     vfprintf(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
+}
+
+// What main calls last: results that a full disk did not take are a failure like any other.
+static inline void stdout_finish(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return;
+    die("standard output is not complete: %s", errno ? strerror(errno) : "an earlier write to it failed");
 }
 
 // ---- host allocation ---------------------------------------------------------------------------------------------
@@ -140,6 +147,24 @@ static inline int parse_bytes(const char *text, size_t *bytes) {
         }
     }
     return 0;
+}
+
+// ---- text ---------------------------------------------------------------------------------------------------------
+// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
+static inline size_t utf8_length(const unsigned char *text, size_t left) {
+    unsigned char c = text[0], least = 0x80, most = 0xbf;
+    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
+    size_t i;
+    if (length == 0 || length > left) return 0;
+    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
+    if (c == 0xed) most = 0x9f;
+    if (c == 0xf0) least = 0x90;
+    if (c == 0xf4) most = 0x8f;
+    for (i = 1; i < length; i++) {
+        if (text[i] < least || text[i] > most) return 0;
+        least = 0x80, most = 0xbf;
+    }
+    return length;
 }
 
 // Bytes for people: "1.25 GiB". The buffer is one of a few static ones, so that several fit in one printf.

@@ -19,6 +19,7 @@ must hold for every op: guards intact, inputs untouched, and the same bits when 
 #include <string.h>
 #include <cmocka.h>
 #include "llmc/ops.h"
+#include "llmc/random.h"
 
 // An op may write what is CHANGED (outputs, sums, in place) and SCRATCH.
 typedef enum { INPUT, CHANGED, SCRATCH } GuardedRole;
@@ -68,6 +69,12 @@ static inline double test_uniform(void) { return ((double)(test_random() >> 11) 
 
 static inline double test_normal(void) {
     return sqrt(-2.0 * log(test_uniform())) * cos(2.0 * 3.14159265358979323846 * test_uniform());
+}
+
+// Standard normal by Box-Muller, addressed as in llmc/random.h: one index gives one value.
+static inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+    double u = 1.0 - random_uniform(seed, stream, 2 * index), v = random_uniform(seed, stream, 2 * index + 1);
+    return sqrt(-2.0 * log(u)) * cos(2.0 * 3.14159265358979323846 * v);
 }
 
 // ---- a case: its name for messages, and memory that lasts until the next case -----------------------------------------
