@@ -191,10 +191,12 @@ static size_t split_validation(Text *text, double val_fraction, unsigned char *v
 }
 
 int main(int argc, char **argv) {
-    Arguments a = read_arguments(argc, argv);
+    Arguments a;
     Text text = {NULL, 0, 0, NULL, 0, 0};
     unsigned char *validation;
     size_t i, val = 0;
+    signals_prepare();
+    a = read_arguments(argc, argv);
     if (a.list) read_list(&a);
     text.hash = (uint64_t *)checked_malloc(a.paths * sizeof(uint64_t), "the hashes of files");
     for (i = 0; i < a.paths; i++) add_file(&text, a.path[i]);
@@ -209,5 +211,6 @@ int main(int argc, char **argv) {
     free(text.bytes);
     free(text.hash);
     free(validation);
+    stdout_finish();
     return 0;
 }

@@ -12,7 +12,8 @@ whoever opens the folder next clears them away.
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-#define CHECKPOINT_NONE SIZE_MAX // instead of a step
+#define CHECKPOINT_NONE SIZE_MAX    // instead of a step
+#define RECORDS_NAME    "log.jsonl" // what log.h writes there
 
 typedef struct {
     char path[PATH_MAX];
@@ -36,13 +37,6 @@ static inline size_t checkpoint_step_of(const char *name) {
         return CHECKPOINT_NONE;
     snprintf(same, sizeof(same), "%s%08zu", prefix, step);
     return strcmp(name, same) == 0 ? step : CHECKPOINT_NONE;
-}
-
-static inline void sync_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    fsync(fd); // some file systems refuse, and then there is no more to be done
-    close(fd);
 }
 
 // ---- the seal ---------------------------------------------------------------------------------------------------------------
@@ -162,19 +156,31 @@ static inline int space_available(const char *folder, uint64_t *bytes) {
 }
 
 // ---- removing ---------------------------------------------------------------------------------------------------------------
-// Only what checkpoints consist of: where anything else was put into the folder, it stays, and so does the folder.
+// Only what checkpoints consist of: where anything else was put into the folder, it stays, and so does the folder. Nothing
+// but system calls: a signal handler may come here.
 static inline int checkpoint_delete(const char *path) {
-    char file[PATH_MAX], name[64];
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     size_t i;
-    for (i = 0; i <= SEAL_FILES; i++) {
-        const char *base = i < SEAL_FILES ? seal_names[i] : SEAL_NAME;
-        path_join(file, path, base);
-        unlink(file);
-        snprintf(name, sizeof(name), "%s.tmp", base);
-        path_join(file, path, name);
-        unlink(file);
+    if (fd >= 0) {
+        for (i = 0; i < SEAL_FILES; i++) unlinkat(fd, seal_names[i], 0);
+        unlinkat(fd, SEAL_NAME, 0);
+        close(fd);
     }
     return rmdir(path) == 0;
+}
+
+// The unfinished files of a process that was killed while it wrote this checkpoint.
+static inline void checkpoint_delete_temporaries(const char *path) {
+    const struct dirent *entry;
+    DIR *directory = opendir(path);
+    if (!directory) return;
+    while ((entry = readdir(directory))) {
+        int ours = is_temporary_of(entry->d_name, SEAL_NAME);
+        size_t i;
+        for (i = 0; i < SEAL_FILES; i++) ours |= is_temporary_of(entry->d_name, seal_names[i]);
+        if (ours) unlinkat(dirfd(directory), entry->d_name, 0);
+    }
+    closedir(directory);
 }
 
 // A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
@@ -225,24 +231,29 @@ static inline void checkpoint_clear(const char *folder) {
         *suffix = 0;
         if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
         path_join(path, folder, entry->d_name);
+        checkpoint_delete_temporaries(path);
         if (!checkpoint_delete(path)) note("%s was left by a run that was cut off; it can be removed", path);
     }
     closedir(directory);
 }
 
 // ---- one at a time ----------------------------------------------------------------------------------------------------------
-static char checkpoint_pending[PATH_MAX]; // the folder that is being written, to be removed if the program ends now
+// The folder that is being written, to be removed if the program ends now.
+static const char *volatile checkpoint_pending;
 
 static inline void checkpoint_discard(void) {
-    if (*checkpoint_pending) checkpoint_delete(checkpoint_pending);
+    if (checkpoint_pending) checkpoint_delete(checkpoint_pending);
 }
 
 // partial = the folder to write the checkpoint of this step into.
 static inline void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
+    static char pending[PATH_MAX];
     checkpoint_path(partial, folder->path, step, ".partial");
     if (mkdir(partial, 0777) != 0)
         die("%s: cannot be created: %s; make room or choose another --out", partial, strerror(errno));
-    snprintf(checkpoint_pending, sizeof(checkpoint_pending), "%s", partial);
+    snprintf(pending, sizeof(pending), "%s", partial);
+    checkpoint_pending = pending;
+    discard_more = checkpoint_discard;
 }
 
 // Everything in it is written and synced: the rename makes it count.
@@ -252,14 +263,15 @@ static inline void checkpoint_finish(CheckpointFolder *folder, size_t step, cons
     if (path_exists(path))
         checkpoint_remove(folder->path, step); // an incomplete one: complete ones are not written again
     if (rename(partial, path) != 0) die("%s: cannot be renamed to its final name: %s", partial, strerror(errno));
-    *checkpoint_pending = 0;
+    checkpoint_pending = NULL;
     sync_folder(folder->path);
     folder->last = step;
     checkpoint_prune(folder);
 }
 
 // ---- opening ----------------------------------------------------------------------------------------------------------------
-// The folder and those above it.
+// The folder and those above it. A new one is synced into the one above, so that it outlives a power failure as what will be
+// in it does.
 static inline void make_folder(const char *path) {
     char part[PATH_MAX];
     size_t i;
@@ -267,7 +279,9 @@ static inline void make_folder(const char *path) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
-        if (mkdir(part, 0777) != 0 && !path_is_directory(part))
+        if (mkdir(part, 0777) == 0)
+            sync_folder_of(part);
+        else if (!path_is_directory(part))
             die("%s: the folder cannot be created: %s; choose another --out", part, strerror(errno));
     }
 }
@@ -295,10 +309,12 @@ static inline int folder_lock(const char *folder) {
 }
 
 // Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
-// checkpoints. Afterwards folder->last is what there is to resume from.
+// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from.
 static inline void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
-    static int prepared;
+    char records[PATH_MAX];
+    struct stat status;
     memset(folder, 0, sizeof(*folder));
+    signals_prepare();
     folder->keep = keep;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
         die("%.200s...: this path is too long for --out", path);
@@ -308,8 +324,9 @@ static inline void checkpoint_open(CheckpointFolder *folder, const char *path, s
     folder->last = checkpoint_find_last(path);
     if (!resume && folder->last != CHECKPOINT_NONE)
         die("%s: holds a run at step %zu; go on with --resume, or choose another --out", path, folder->last);
-    if (!prepared) atexit(checkpoint_discard);
-    prepared = 1;
+    path_join(records, path, RECORDS_NAME);
+    if (!resume && stat(records, &status) == 0 && status.st_size > 0)
+        die("%s: holds an earlier run; continue it with --resume, or choose another --out", records);
 }
 
 static inline void checkpoint_close(CheckpointFolder *folder) {

@@ -1,7 +1,8 @@
 /*
 Files. An InputFile is a regular file of known size, opened once and read at any offset with pread; it is not mapped, since
 the pages of a mapped file would count as this process's memory. An OutputFile is complete or absent: it is written beside
-its place as "<path>.tmp", synced, and renamed by output_commit; whatever ends the program before that removes it.
+its place under a name of this process's own, synced, and renamed by output_commit; whatever ends the program before that
+removes it, short of a kill -9. Only regular files are replaced; where a symbolic link stands, the file it leads to is.
 Every failure ends the program with one line that names the file, the place and the size. Writing allocates nothing.
 */
 #ifndef LLMC_FILE_H
@@ -31,6 +32,22 @@ static inline int path_exists(const char *path) {
 static inline int path_is_directory(const char *path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+// Makes what was created, renamed or removed in a folder survive a power failure.
+static inline void sync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd); // some file systems refuse, and then there is no more to be done
+    close(fd);
+}
+
+// The same for the folder that `path` is in.
+static inline void sync_folder_of(const char *path) {
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path) : 0, path);
+    sync_folder(*folder ? folder : slash ? "/" : ".");
 }
 
 static inline void path_join(char path[PATH_MAX], const char *directory, const char *name) {
@@ -88,47 +105,108 @@ static inline char *input_read_text(const char *path, size_t limit, size_t *leng
     return text;
 }
 
-// ---- output -----------------------------------------------------------------------------------------------------------
+// ---- what is half written when the program ends -------------------------------------------------------------------------
 typedef struct {
     int fd;
     char path[PATH_MAX], temporary[PATH_MAX];
 } OutputFile;
 
-static OutputFile *output_pending; // the one that is being written, to be removed if the program ends now
+static OutputFile *volatile output_pending; // the one that is being written
+static void (*volatile discard_more)(
+    void); // who has more than that to remove sets this; it runs in a signal handler, too
 
 static inline void output_discard(void) {
     if (output_pending) unlink(output_pending->temporary);
     output_pending = NULL;
+    if (discard_more) discard_more();
 }
 
+// Ctrl-C, a closed terminal, a batch system: what is half written goes, then the signal does what it always does.
+static inline void end_by_signal(int number) {
+    output_discard();
+    kill(getpid(), number); // its action is the default one again (SA_RESETHAND)
+}
+
+// What main calls first.
+static inline void signals_prepare(void) {
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    static int prepared;
+    struct sigaction action, before;
+    size_t i;
+    if (prepared) return;
+    prepared = 1;
+    atexit(output_discard);
+    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = end_by_signal;
+    action.sa_flags = (int)SA_RESETHAND | SA_NODEFER;
+    for (i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        sigaction(ends[i], NULL, &before);
+        if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // nohup stays in force
+    }
+}
+
+// ---- output -----------------------------------------------------------------------------------------------------------
 __attribute__((noreturn)) static inline void output_fail(const OutputFile *file, const char *action, int error) {
     die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path,
         action, strerror(error));
 }
 
+// file->path = where a file that is to be written to `path` has to go.
+static inline void output_find_place(OutputFile *file, const char *path) {
+    struct stat link, status;
+    if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
+        die("%.200s...: this path is too long to write to", path);
+    if (lstat(path, &link) != 0) return; // a new file; where it cannot be, open says why
+    if (stat(path, &status) != 0)
+        die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
+    if (S_ISDIR(status.st_mode)) die("%s: is a directory, a file was to be written there; give a file name", path);
+    if (!S_ISREG(status.st_mode))
+        die("%s: is no regular file but a device, a pipe or a socket, which is not replaced; give a file name", path);
+    if (S_ISLNK(link.st_mode) && !realpath(path, file->path))
+        die("%s: this symbolic link cannot be followed: %s; choose another place", path, strerror(errno));
+}
+
+// Names of the process's own: two that write to one place do not mix, and what a user calls X.tmp stays.
+static inline void output_create_temporary(OutputFile *file) {
+    int attempt;
+    file->fd = -1;
+    for (attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
+        if (snprintf(file->temporary, sizeof(file->temporary), "%s.%ld-%d.tmp", file->path, (long)getpid(), attempt) >=
+            (int)sizeof(file->temporary))
+            die("%.200s...: this path is too long to write to", file->path);
+        file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (file->fd < 0 && errno != EEXIST) break;
+    }
+    if (file->fd < 0) die("%s: cannot be created: %s; choose another place", file->path, strerror(errno));
+    output_pending = file;
+}
+
+// Whether `name` is one that output_create_temporary gives to what will be `base`.
+static inline int is_temporary_of(const char *name, const char *base) {
+    size_t length = strlen(base), digits;
+    if (strncmp(name, base, length) != 0 || name[length] != '.') return 0;
+    name += length + 1;
+    digits = strspn(name, "0123456789");
+    if (!digits || name[digits] != '-') return 0;
+    name += digits + 1;
+    digits = strspn(name, "0123456789");
+    return digits && !strcmp(name + digits, ".tmp");
+}
+
 // `bytes` is the size the file will have: a disk that is too small says so now and not at the end.
 static inline void output_open(OutputFile *file, const char *path, uint64_t bytes) {
-    static int prepared;
-    int length = snprintf(file->temporary, sizeof(file->temporary), "%s.tmp", path);
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
-    if (length < 0 || (size_t)length >= sizeof(file->temporary))
-        die("%.200s...: this path is too long to write to", path);
-    if (path_is_directory(path)) die("%s: is a directory, a file was to be written there; give a file name", path);
-    snprintf(file->path, sizeof(file->path), "%.*s", length - 4, file->temporary);
-    if (!prepared) {
-        atexit(output_discard);
-        signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
-        prepared = 1;
-    }
-    file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file->fd < 0) die("%s: cannot be created: %s; choose another place", file->temporary, strerror(errno));
-    output_pending = file;
+    signals_prepare();
+    output_find_place(file, path);
+    output_create_temporary(file);
 #ifdef __linux__
     // Not every file system can reserve space; those that cannot say so otherwise than by being full.
     if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
         char action[64];
+        int error = errno;
         snprintf(action, sizeof(action), "reserving %s", human_bytes((double)bytes));
-        output_fail(file, action, errno);
+        output_fail(file, action, error);
     }
 #else
     (void)bytes;
@@ -152,18 +230,11 @@ static inline void output_write(const OutputFile *file, uint64_t offset, const v
 
 // After this the file is there under its name, whatever happens to the machine.
 static inline void output_commit(OutputFile *file) {
-    char *slash = strrchr(file->path, '/');
-    int directory;
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
     if (close(file->fd) != 0) output_fail(file, "closing", errno);
     if (rename(file->temporary, file->path) != 0) output_fail(file, "renaming the finished file", errno);
     output_pending = NULL;
-    if (slash) slash[slash == file->path] = 0; // the directory; "/" stays
-    directory = open(slash ? file->path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (directory >= 0) {
-        fsync(directory); // makes the rename durable; some file systems refuse, and then there is no more to be done
-        close(directory);
-    }
+    sync_folder_of(file->path);
 }
 
 #endif
