@@ -2,17 +2,16 @@
 What a run says: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
 
 log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...} of a step, "val_loss" of a
-validation, "sample", and "options" of each part of the run. Lines are appended and flushed one by one. A resumed run first
-drops what lies beyond the step it resumes from, and the half line that a crash may have left, so the file reads as if there
-had been no interruption.
+validation, "sample", and "options" of each part of the run, with the first step of that part. Lines are appended and flushed
+one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a crash may have left:
+the file reads as if there had been no interruption, and holds the options of those parts of which a step remains.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
+#include "checkpoint_folder.h"
 #include "json_out.h"
 #include "options.h"
 #include "progress.h"
-#include <fcntl.h>
-#include <sys/stat.h>
 
 typedef struct {
     size_t step;
@@ -26,7 +25,7 @@ typedef struct {
 typedef struct {
     FILE *text;    // step lines; NULL: none
     FILE *records; // log.jsonl; NULL: no --out
-    char path[4096];
+    char path[PATH_MAX];
     size_t steps;
     Progress progress;
 } RunLog;
@@ -61,15 +60,11 @@ static inline void records_truncate(const char *path, size_t step) {
     fclose(file);
 }
 
+// Of a new run the file must be empty or absent: checkpoint_open has seen to that.
 static inline void records_open(RunLog *log, const char *folder, int resume, size_t step) {
-    struct stat status;
-    if (mkdir(folder, 0777) && errno != EEXIST) die("cannot create the folder %s: %s", folder, strerror(errno));
-    if ((size_t)snprintf(log->path, sizeof(log->path), "%s/log.jsonl", folder) >= sizeof(log->path))
-        die("--out is too long a path: %s", folder);
-    if (resume)
-        records_truncate(log->path, step);
-    else if (stat(log->path, &status) == 0 && status.st_size > 0)
-        die("%s holds an earlier run; continue it with --resume, or choose another --out", log->path);
+    make_folder(folder);
+    path_join(log->path, folder, RECORDS_NAME);
+    if (resume) records_truncate(log->path, step);
     log->records = fopen(log->path, "a");
     if (!log->records) die("cannot write %s: %s; choose another --out", log->path, strerror(errno));
 }
@@ -108,11 +103,12 @@ static inline void runlog_record_end(RunLog *log, JsonOut *json) {
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
 }
 
-// How this run, or this part of a resumed one, was called.
+// How this run, or this part of a resumed one, was called; `step` is the last one done before. The record is of the step after:
+// if that is never saved, another part begins there.
 static inline void runlog_options(RunLog *log, size_t step, const Options *options) {
     JsonOut json;
-    if (!log->records) return;
-    json = runlog_record(log, step);
+    if (!log->records || step >= log->steps) return; // this part has no steps
+    json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
     options_json(&json, "options", options);
     runlog_record_end(log, &json);

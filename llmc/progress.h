@@ -62,6 +62,7 @@ static inline void progress_text(char *line, size_t width, const char *label, do
 }
 
 static Progress *progress_shown; // the one that is on the screen, or NULL
+static int progress_off;         // --quiet: there are no bars in this process
 
 static inline void progress_clear_shown(void) {
     if (!progress_shown || !progress_shown->shown) return;
@@ -74,12 +75,16 @@ static inline void progress_clear(Progress *progress) {
     if (progress->shown) progress_clear_shown();
 }
 
+static inline int can_show_progress(FILE *file) {
+    const char *terminal = getenv("TERM");
+    return file && !progress_off && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb"));
+}
+
 // A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.
 static inline Progress progress_begin(FILE *file, const char *label, double done, double total) {
     Progress progress;
-    const char *terminal = getenv("TERM");
     memset(&progress, 0, sizeof(progress));
-    progress.file = file && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb")) ? file : NULL;
+    progress.file = can_show_progress(file) ? file : NULL;
     progress.label = label;
     progress.total = total;
     progress.begun_done = done;

@@ -2,6 +2,7 @@
 #include "child.h"
 #include "llmc/log.h"
 #include <fcntl.h>
+#include <poll.h>
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
@@ -189,17 +190,43 @@ TEST(garbage_ends_the_log) {
     assert_string_equal(read_whole(path, NULL), "{\"step\": 1}\n");
 }
 
+static size_t count_records(const char *text, const char *words) {
+    size_t count = 0;
+    while ((text = strstr(text, words))) count++, text++;
+    return count;
+}
+
+// One part of a run: resumed from `step`, it gets as far as `last`. Returns what the log holds then.
+static const char *run_part(const char *folder, const Options *options, size_t step, size_t last) {
+    RunLog log = runlog_open(NULL, folder, 1, step, 9);
+    runlog_options(&log, step, options);
+    run_steps(&log, step + 1, last);
+    runlog_close(&log);
+    return read_whole(log.path, NULL);
+}
+
+// A record for every part of which a step remains.
 TEST(options_are_in_the_log) {
     char *argv[] = {(char *)"train", (char *)"--init=gpt2", (char *)"--data=d.bin"};
     Options options = options_parse(3, argv);
-    RunLog log = runlog_open(NULL, scratch_path("options"), 0, 0, 4), none = runlog_open(NULL, NULL, 0, 0, 4);
-    char *text;
-    runlog_options(&log, 0, &options), runlog_options(&none, 0, &options);
-    runlog_close(&log), runlog_close(&none);
-    text = read_whole(log.path, NULL);
-    assert_int_equal(count_lines(text), 1);
-    assert_non_null(strstr(text, "{\"step\": 0, \"version\": \""));
+    RunLog none = runlog_open(NULL, NULL, 0, 0, 9);
+    const char *folder = scratch_path("options"), *text;
+    runlog_options(&none, 0, &options); // without --out there is no log
+    runlog_close(&none);
+    text = run_part(folder, &options, 0, 3);
+    assert_memory_equal(text, "{\"step\": 1, \"version\": \"", 24);
     assert_non_null(strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"init\": \"gpt2\""));
+    assert_int_equal(count_records(text, "\"options\""), 1);
+    assert_int_equal(count_records(run_part(folder, &options, 0, 2), "\"options\""), 1); // nothing had been saved
+    text = run_part(folder, &options, 2, 5);
+    assert_int_equal(count_records(text, "\"options\""), 2);
+    assert_non_null(strstr(text, "}\n{\"step\": 3, \"version\""));
+    text = run_part(folder, &options, 2, 6); // of the part before no step remains
+    assert_int_equal(count_records(text, "\"options\""), 2);
+    text = run_part(folder, &options, 6, 9);
+    assert_int_equal(count_records(text, "\"options\""), 3);
+    assert_int_equal(count_records(run_part(folder, &options, 9, 9), "\"options\""), 3); // a part without steps
+    assert_int_equal(count_records(text, "\"loss\""), 9);
 }
 
 static void open_fresh(const void *folder) {
@@ -211,14 +238,10 @@ static void open_fresh(const void *folder) {
 }
 
 TEST(what_cannot_be_written_is_said) {
-    RunLog log = runlog_open(NULL, scratch_path("earlier"), 0, 0, 4);
-    run_steps(&log, 1, 1);
-    runlog_close(&log);
-    expect_refused(open_fresh, scratch_path("earlier"), EXIT_RUNTIME,
-                   "log.jsonl holds an earlier run; continue it with --resume");
-    assert_int_equal(count_lines(read_whole(log.path, NULL)), 1); // and nothing is lost
-    expect_refused(open_fresh, "/proc/nowhere", EXIT_RUNTIME, "cannot create the folder /proc/nowhere");
-    expect_refused(open_fresh, "/dev/null", EXIT_RUNTIME, "cannot write /dev/null/log.jsonl: Not a directory");
+    expect_refused(open_fresh, "/proc/nowhere", EXIT_RUNTIME, "/proc/nowhere: the folder cannot be created");
+    expect_refused(open_fresh, "/dev/null", EXIT_RUNTIME, "/dev/null: the folder cannot be created: File exists");
+    mkdir(scratch_path("taken"), 0777), mkdir(scratch_path("taken/log.jsonl"), 0777);
+    expect_refused(open_fresh, scratch_path("taken"), EXIT_RUNTIME, "taken/log.jsonl: Is a directory");
     mkdir(scratch_path("full"), 0777);
     assert_int_equal(symlink("/dev/full", scratch_path("full/log.jsonl")), 0);
     expect_refused(open_fresh, scratch_path("full"), EXIT_RUNTIME,
@@ -301,10 +324,17 @@ static int make_terminal(FILE **screen, unsigned short columns) {
     return master;
 }
 
+// All that has arrived; the system hands it on when it has time, so what is not there after a tenth of a second is not to come.
 static const char *screen_text(int master) {
     static char text[4096];
-    ssize_t got = read(master, text, sizeof(text) - 1);
-    text[got > 0 ? got : 0] = 0;
+    struct pollfd arrival = {master, POLLIN, 0};
+    size_t length = 0;
+    while (length < sizeof(text) - 1 && poll(&arrival, 1, 100) > 0) {
+        ssize_t got = read(master, text + length, sizeof(text) - 1 - length);
+        if (got <= 0) break;
+        length += (size_t)got;
+    }
+    text[length] = 0;
     return text;
 }
 
@@ -316,7 +346,7 @@ TEST(the_bar_on_a_terminal) {
     progress_update(&progress, 1);
     assert_string_equal(screen_text(master), ""); // what is over in a moment needs no bar
     progress.drawn_at = -1e9;
-    progress.begun_at -= 10; // 10 seconds for a tenth: 90 are left
+    progress.begun_at = seconds_now() - 10; // 10 seconds for a tenth: 90 are left
     progress_update(&progress, 10);
     seen = screen_text(master);
     if (strncmp(seen, "\rtraining  10 % [=>", 19) != 0 || !strstr(seen, "] 1 min 30 s left\033[K"))
@@ -378,6 +408,18 @@ TEST(no_bar_where_there_is_no_terminal) {
     assert_string_equal(screen_text(master), "");
     progress = progress_begin(NULL, "training", 0, 100);
     progress_update(&progress, 50);
+    setenv("TERM", "xterm", 1);
+    progress_off = 1; // --quiet
+    progress = progress_begin(screen, "training", 0, 100);
+    progress_off = 0;
+    progress.drawn_at = -1e9;
+    progress_update(&progress, 50);
+    assert_string_equal(screen_text(master), "");
+    progress = progress_begin(screen, "training", 0, 100);
+    progress.drawn_at = -1e9;
+    progress_update(&progress, 50);
+    assert_string_not_equal(screen_text(master), ""); // so it would have been seen
+    progress_end(&progress);
     fclose(file), fclose(screen);
     close(master);
 }
