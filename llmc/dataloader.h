@@ -18,6 +18,7 @@ going there takes no reading. Every header is checked at opening, every id when 
 #define SHARD_HEADER_INTS  256
 #define SHARD_HEADER_BYTES (SHARD_HEADER_INTS * sizeof(uint32_t))
 #define SHARD_BUFFER_BYTES ((size_t)1 << 18)
+#define SHARD_SAMPLE_BYTES ((size_t)8 << 10) // at each end of a shard: what a fingerprint looks at
 
 // The kinds of shard: those of llm.c.
 static const struct {
@@ -189,12 +190,28 @@ static inline void dataloader_seek(DataLoader *loader, uint64_t batch) { loader-
 // Micro-batches of one epoch.
 static inline size_t dataloader_batches(const DataLoader *loader) { return loader->batches; }
 
-// Changes when the shards' lengths, their order, or B and T do: the same place would be other tokens.
+// Mixes bytes of the file into a hash, eight at a time; what is behind its end counts as zeros.
+static inline uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t offset, size_t bytes) {
+    uint64_t words[SHARD_SAMPLE_BYTES / sizeof(uint64_t)] = {0};
+    size_t i;
+    input_read(file, offset, words, bytes);
+    for (i = 0; i < SHARD_SAMPLE_BYTES / sizeof(uint64_t); i++) mixed = random_mix(mixed ^ words[i]);
+    return mixed;
+}
+
+// Changes when the shards do, by their lengths, their first and their last bytes, or their order, or when B and T do: the same
+// place would be other tokens.
 static inline uint64_t dataloader_fingerprint(const DataLoader *loader) {
     uint64_t mixed = random_mix(random_mix(loader->B) ^ loader->T);
     size_t i;
-    for (i = 0; i < loader->shards; i++)
-        mixed = random_mix(random_mix(mixed ^ loader->shard[i].tokens) ^ loader->shard[i].id_bytes);
+    for (i = 0; i < loader->shards; i++) {
+        InputFile file = input_open(loader->shard[i].path);
+        size_t sample = (size_t)(file.bytes < SHARD_SAMPLE_BYTES ? file.bytes : SHARD_SAMPLE_BYTES);
+        mixed = random_mix(mixed ^ file.bytes);
+        mixed = shard_mix(mixed, &file, 0, sample);
+        mixed = shard_mix(mixed, &file, file.bytes - sample, sample);
+        input_close(&file);
+    }
     return mixed;
 }
 
