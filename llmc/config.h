@@ -210,18 +210,32 @@ static inline int config_key_find(const char *name) {
     return -1;
 }
 
+// Whether the family's config class has the key. `name` is the common one.
+static inline int family_has_key(const Family *family, const char *name) {
+    if (!strcmp(name, "rope_theta")) return !family->learned_positions;
+    if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
+    if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias;
+    if (!strcmp(name, "mlp_bias")) return !strcmp(family->name, "llama");
+    return 1;
+}
+
+// family NULL: every key there is.
+static inline const char *config_keys_text(const Family *family, char *text, size_t size) {
+    size_t i, used = 0;
+    *text = 0;
+    for (i = 0; i < CONFIG_KEYS && used < size; i++)
+        if (!family || family_has_key(family, config_keys[i].name))
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", config_keys[i].name);
+    return text;
+}
+
 // Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
 static inline void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     int index = config_key_find(name), ok;
-    char *field;
+    char *field, known[512];
     double number = 0;
-    if (index < 0) {
-        char known[512] = "";
-        size_t i;
-        for (i = 0; i < CONFIG_KEYS; i++)
-            snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", config_keys[i].name);
-        die_with(code, "%s: unknown key '%s'; keys are %s", where, name, known);
-    }
+    if (index < 0)
+        die_with(code, "%s: unknown key '%s'; keys are %s", where, name, config_keys_text(NULL, known, sizeof(known)));
     field = (char *)config + config_keys[index].offset;
     switch (config_keys[index].kind) {
     case KEY_SIZE:
@@ -249,18 +263,29 @@ static inline int config_given(const Config *config, const char *name) {
     return (config->given >> config_key_find(name)) & 1u;
 }
 
+// Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
+static inline void config_set_pair(Config *config, char *pair, unsigned *seen, const char *where, int code) {
+    char *equals = strchr(pair, '='), known[512];
+    int index;
+    if (!equals || equals == pair) die_with(code, "%s: '%s' is not of the form key=value", where, pair);
+    *equals = 0;
+    index = config_key_find(pair);
+    if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
+        die_with(code, "%s: %s is not a key of %s, whose keys are %s", where, pair, config->family->name,
+                 config_keys_text(config->family, known, sizeof(known)));
+    if (index >= 0 && (*seen >> index & 1u)) die_with(code, "%s: %s is given twice", where, pair);
+    config_set(config, pair, equals + 1, where, code);
+    *seen |= 1u << index;
+}
+
 // Reads "key=value,key=value". The text is cut in place into a copy.
 static inline void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
+    unsigned seen = 0;
     while (*cursor) {
-        char *comma = strchr(cursor, ','), *equals;
+        char *comma = strchr(cursor, ',');
         if (comma) *comma = 0;
-        equals = strchr(cursor, '=');
-        if (*cursor) {
-            if (!equals || equals == cursor) die_with(code, "%s: '%s' is not of the form key=value", where, cursor);
-            *equals = 0;
-            config_set(config, cursor, equals + 1, where, code);
-        }
+        if (*cursor) config_set_pair(config, cursor, &seen, where, code);
         if (!comma) break;
         cursor = comma + 1;
     }
@@ -302,9 +327,9 @@ static inline void config_finish(Config *config, const char *where, int code) {
     if (family->biases && config->head_dim * config->num_attention_heads != config->hidden_size)
         die_with(code, "%s: %s needs head_dim x num_attention_heads = hidden_size, not %zu x %zu = %zu", where,
                  family->name, config->head_dim, config->num_attention_heads, config->hidden_size);
-    if (config->attention_bias && (family->biases || family->qkv_bias))
+    if (config->attention_bias && !family_has_key(family, "attention_bias"))
         die_with(code, "%s: attention_bias is not a key of %s, whose biases are fixed", where, family->name);
-    if (config->mlp_bias && strcmp(family->name, "llama") != 0)
+    if (config->mlp_bias && !family_has_key(family, "mlp_bias"))
         die_with(code, "%s: mlp_bias is a key of llama only, not of %s", where, family->name);
 }
 
@@ -342,15 +367,15 @@ static inline Config config_from_text(const char *text, const char *where, int c
 static inline void config_to_text(const Config *config, char *text, size_t size) {
     size_t i, used = (size_t)snprintf(text, size, "%s", config->family->name);
     for (i = 0; i < CONFIG_KEYS && used < size; i++) {
-        const char *field = (const char *)config + config_keys[i].offset;
+        const void *field = (const char *)config + config_keys[i].offset;
         const char *name = config_keys[i].name;
+        if (!family_has_key(config->family, name)) continue;
         if (config_keys[i].kind == KEY_SIZE)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%zu", name, *(const size_t *)(const void *)field);
+            used += (size_t)snprintf(text + used, size - used, ",%s=%zu", name, *(const size_t *)field);
         else if (config_keys[i].kind == KEY_BOOL)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name,
-                                     *(const int *)(const void *)field ? "true" : "false");
-        else if (*(const double *)(const void *)field != 0 || strcmp(name, "rope_theta") != 0)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%.17g", name, *(const double *)(const void *)field);
+            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, *(const int *)field ? "true" : "false");
+        else
+            used += (size_t)snprintf(text + used, size - used, ",%s=%.17g", name, *(const double *)field);
     }
 }
 

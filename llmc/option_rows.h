@@ -121,7 +121,7 @@ static const OptionRow option_rows[] = {
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
      "qwen2, qwen3), its config.json keys overridden"},
     {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
-     "element type of weights and activations; other than the build's own only in a plan"},
+     "element type of weights and activations; other than the build's own only for plan and convert"},
     SECTION("Data"),
     {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, ON(TRAIN) | ON(BP) | ON(EVAL), "PATH...",
      "token shards of llm.c, one or more, or a quoted pattern; bp draws random tokens without it"},
@@ -160,7 +160,7 @@ static const OptionRow option_rows[] = {
     {"weight-decay", OPTION_DOUBLE, AT(weight_decay), "0.1", 0, 100, ON(TRAIN), "X", "decoupled, on matrices only"},
     {"beta1", OPTION_DOUBLE, AT(beta1), "0.9", 0, 0.999999, ON(TRAIN), "X", "decay of the first moment"},
     {"beta2", OPTION_DOUBLE, AT(beta2), "0.95", 0, 0.999999, ON(TRAIN), "X", "decay of the second moment"},
-    {"epsilon", OPTION_DOUBLE, AT(epsilon), "1e-8", 0, 1, ON(TRAIN), "X", "added to the root of the second moment"},
+    {"epsilon", OPTION_DOUBLE, AT(epsilon), "1e-8", 1e-30, 1, ON(TRAIN), "X", "added to the root of the second moment"},
     {"grad-clip", OPTION_DOUBLE, AT(grad_clip), "1", 0, 1e9, ON(TRAIN), "X",
      "largest norm of the whole gradient; 0: no clipping"},
     SECTION("Run"),
@@ -180,7 +180,8 @@ static const OptionRow option_rows[] = {
     {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},
     {"seed", OPTION_SIZE, AT(seed), "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "of --init, random tokens, sampling and stochastic rounding"},
-    {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS, "N", "CPU threads; auto: one per core"},
+    {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS | ON(PLAN), "N",
+     "CPU threads, each with scratch memory of its own; auto: one per core"},
     SECTION("Sampling"),
     {"prompt", OPTION_STRING, AT(prompt), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "TEXT", "text to continue"},
     {"prompt-file", OPTION_STRING, AT(prompt_file), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "FILE",
@@ -218,6 +219,15 @@ static const struct {
     {"objective", "ppo"},  {"dtype", "fp16"},     {"dtype", "fp8"},     {"moments", "int8"},
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
+
+// Words that have no meaning where the model is of this dtype, refused so that nobody believes them to be in force.
+static const struct {
+    const char *dtype, *option, *word;
+} without_meaning[] = {
+    {"double", "grad-dtype", "fp32"}, {"double", "grad-dtype", "bf16"}, {"double", "moments", "fp32"},
+    {"double", "moments", "bf16"},    {"double", "master", "fp32"},     {"fp32", "master", "fp32"},
+};
+#define WITHOUT_MEANING (sizeof(without_meaning) / sizeof(without_meaning[0]))
 
 #undef ON
 #undef EVERYWHERE

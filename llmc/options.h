@@ -3,8 +3,8 @@ The command line: what is generated from the table in option_rows.h.
 
     train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
 
-options_parse reads it, options_help explains it, options_echo writes it back with every default spelled out (the result
-parses to the same options), options_json puts it into a log. A malformed command line ends with one line on stderr that
+options_parse reads it, options_help explains it, options_echo writes it back without the defaults (the result parses to the
+same options), options_json puts it into a log with them. A malformed command line ends with one line on stderr that
 says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
@@ -18,6 +18,7 @@ says what is wrong and what is allowed, and with exit 2.
 #endif
 #define HELP_WIDTH  100
 #define HELP_COLUMN 30
+#define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
 
 // ---- looking things up ---------------------------------------------------------------------------------------------------
 // -1: no row has this name
@@ -344,11 +345,14 @@ static inline void options_refuse_value(const OptionRow *row, Verb verb, const c
     options_refuse(verb, "--%s is '%s', it must be %s", row->name, value, allowed);
 }
 
-// All arguments up to the next option, in place. argv[i] holds the first.
+// argv[i], whatever it looks like, and all arguments up to the next option, in place.
 static inline int options_take_paths(int argc, char **argv, int i, PathList *list, const OptionRow *row, Verb verb) {
     list->path = (const char *const *)(argv + i);
-    for (list->count = 0; i < argc && !looks_like_option(argv[i]); i++, list->count++)
+    list->count = 0;
+    do {
         if (!*argv[i]) options_refuse_value(row, verb, argv[i]);
+        i++, list->count++;
+    } while (i < argc && !looks_like_option(argv[i]));
     return i;
 }
 
@@ -407,6 +411,7 @@ static inline Options options_parse(int argc, char **argv) {
     options.verb = options_verb(argc, argv, &i);
     if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
         options_help(stdout, VERBS);
+        stdout_finish();
         exit(0);
     }
     while (i < argc) {
@@ -416,17 +421,32 @@ static inline Options options_parse(int argc, char **argv) {
             i = options_parse_one(&options, argc, argv, i);
         if (options.help) options_help(stdout, options.verb);
         if (options.version) puts("streambp.c " STREAMBP_VERSION);
-        if (options.help || options.version) exit(0);
+        if (!options.help && !options.version) continue;
+        stdout_finish();
+        exit(0);
     }
     options_check(&options);
     return options;
 }
 
-// A dtype other than the build's can only be planned. `build` is the name of the build's own: fp32, bf16 or double.
+// `build` is the name of the build's own dtype: fp32, bf16 or double. Another can be planned and converted to.
 static inline void options_check_dtype(const Options *options, const char *build) {
-    if (options->verb == VERB_PLAN || !strcmp(options->dtype, "build") || !strcmp(options->dtype, build)) return;
+    if (options->verb == VERB_PLAN || options->verb == VERB_CONVERT) return;
+    if (!strcmp(options->dtype, "build") || !strcmp(options->dtype, build)) return;
     options_refuse(options->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
                    options->dtype, build, options->dtype);
+}
+
+// Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
+static inline void options_check_storage(const Options *options, const char *dtype) {
+    size_t i;
+    for (i = 0; i < WITHOUT_MEANING; i++) {
+        const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];
+        const char *word = *(const char *const *)(const void *)((const char *)options + row->offset);
+        if (strcmp(without_meaning[i].dtype, dtype) != 0 || strcmp(without_meaning[i].word, word) != 0) continue;
+        if (!option_given(options, row->name) || !option_accepted(row, options->verb)) continue;
+        options_refuse(options->verb, "--%s %s has no meaning for a model in %s; leave it out", row->name, word, dtype);
+    }
 }
 
 // ---- writing them out ------------------------------------------------------------------------------------------------------
@@ -473,7 +493,7 @@ static inline void echo_quoted(FILE *out, const char *text) {
 // "--name value", or "--name=value" where the value could be taken for an option, on a new line where this one is full.
 static inline void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
     size_t length = strlen(row->name) + 4 + (value ? strlen(value) : 0);
-    if (*column + length > HELP_WIDTH - 2) {
+    if (*column + length > HELP_WIDTH - ECHO_MARGIN) {
         fputs(" \\\n   ", out);
         *column = 3;
     }
@@ -484,7 +504,7 @@ static inline void echo_option(FILE *out, const OptionRow *row, const char *valu
     echo_quoted(out, value);
 }
 
-// The command line that repeats this run, defaults spelled out.
+// The command line that repeats this run: what was given, as it was understood.
 static inline void options_echo(FILE *out, const Options *options) {
     size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name), i, j;
     for (i = 0; i < OPTION_ROWS; i++) {
@@ -493,7 +513,7 @@ static inline void options_echo(FILE *out, const Options *options) {
         const PathList *paths = (const PathList *)field;
         const IdList *ids = (const IdList *)field;
         char buffer[64];
-        if (!option_echoed(row, options->verb)) continue;
+        if (!option_echoed(row, options->verb) || !((options->given >> i) & 1u)) continue;
         if (row->kind == OPTION_FLAG) {
             if (*(const int *)field) echo_option(out, row, NULL, &column);
         } else if (row->kind == OPTION_PATHS) {

@@ -1,7 +1,6 @@
 // The command line: every row of the table round-trips, is in the help, and refuses what it must; verbs, echo and JSON.
 #include "child.h"
 #include "llmc/options.h"
-#include "llmc/schedule.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
@@ -227,10 +226,19 @@ TEST(values_arrive) {
     free(o.prompt_ids.id);
 }
 
+// What is joined to its option by a sign belongs to it, whatever it looks like.
+TEST(values_that_look_like_options) {
+    Options o = parse("train --model=--quiet --data=--json b.bin --val-data=-- --out o");
+    assert_true(!o.json && !o.quiet && o.data.count == 2 && o.val_data.count == 1);
+    assert_string_equal(o.model, "--quiet");
+    assert_string_equal(o.data.path[0], "--json");
+    assert_string_equal(o.val_data.path[0], "--");
+    assert_string_equal(o.out, "o");
+}
+
 TEST(defaults) {
     Options o = parse("bp --init gpt2");
-    assert_string_equal(o.method, "stream");
-    assert_string_equal(o.objective, "sft");
+    assert_true(!strcmp(o.method, "stream") && !strcmp(o.objective, "sft"));
     assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
     assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
     assert_true(o.given == (uint64_t)1 << option_find("init"));
@@ -303,7 +311,6 @@ TEST(help_mentions_every_row) {
     for (verb = 0; verb <= VERBS; verb++) {
         char *help;
         help_verb = (Verb)verb;
-        help = printed(print_help, NULL);
         test_case("%s", verb < VERBS ? verb_rows[verb].name : "the program's");
         help = printed(print_help, NULL);
         expect_readable(help);
@@ -474,11 +481,51 @@ static void check_dtype(const void *context) {
 
 TEST(dtype_is_the_builds_own) {
     static const char *const allowed[] = {"bp --init gpt2", "bp --init gpt2 --dtype fp32",
-                                          "plan --init gpt2 --dtype bf16"};
+                                          "plan --init gpt2 --dtype bf16", "convert --model m --out o --dtype bf16"};
     size_t i;
-    for (i = 0; i < 3; i++) assert_int_equal(run_child(check_dtype, allowed[i])->code, 0);
+    for (i = 0; i < 4; i++) assert_int_equal(run_child(check_dtype, allowed[i])->code, 0);
     expect_refused(check_dtype, "bp --init gpt2 --dtype bf16", EXIT_USAGE,
                    "--dtype is bf16 but this program was built for fp32; build with make PRECISION=bf16");
+    expect_refused(check_dtype, "info --init gpt2 --dtype bf16", EXIT_USAGE, "--dtype is bf16 but this program");
+}
+
+typedef struct {
+    int code;
+    const char *dtype, *line;
+} Storage;
+
+static void check_storage(const void *context) {
+    const Storage *storage = (const Storage *)context;
+    Options options = parse(storage->line);
+    options_check_storage(&options, storage->dtype);
+}
+
+TEST(storage_without_meaning_is_refused) {
+    static const Storage cases[] = {
+        {2, "double", "bp --init gpt2 --grad-dtype fp32"},
+        {2, "double", "plan --init gpt2 --grad-dtype bf16"},
+        {2, "double", "plan --init gpt2 --moments bf16"},
+        {2, "double", "train --init gpt2 --data d --moments fp32"},
+        {2, "double", "train --init gpt2 --data d --master fp32"},
+        {2, "fp32", "train --init gpt2 --data d --master fp32"},
+        {0, "fp32", "train --init gpt2 --data d --grad-dtype bf16 --moments bf16 --master none"},
+        {0, "bf16", "train --init gpt2 --data d --grad-dtype fp32 --moments fp32 --master fp32"},
+        {0, "double", "train --init gpt2 --data d --grad-dtype auto --master none"},
+        {0, "double", "bp --init gpt2"},
+    };
+    size_t i;
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        test_case("%s, %s", cases[i].dtype, cases[i].line);
+        if (cases[i].code) expect_refused(check_storage, &cases[i], EXIT_USAGE, " has no meaning for a model in ");
+        assert_int_equal(run_child(check_storage, &cases[i])->code, cases[i].code);
+    }
+    expect_refused(check_storage, &cases[0], EXIT_USAGE,
+                   "--grad-dtype fp32 has no meaning for a model in double; leave it out; see train bp --help");
+    for (i = 0; i < WITHOUT_MEANING; i++) { // the table speaks of words that there are
+        const char *word;
+        assert_true(option_find(without_meaning[i].option) >= 0);
+        assert_true(choice_parse(&option_rows[option_find(without_meaning[i].option)], without_meaning[i].word, &word));
+    }
 }
 
 // ---- the table and its texts -----------------------------------------------------------------------------------------------
@@ -502,14 +549,6 @@ TEST(the_table_is_sound) {
     assert_int_equal(last, OPTION_ROWS - 1);
 }
 
-TEST(schedules_of_the_table_exist) {
-    const char *names = option_rows[option_find("schedule")].value;
-    size_t i, count = 0;
-    for (i = 0; i < SCHEDULES; i++) assert_non_null(strstr(names, schedule_names[i]));
-    for (i = 0; names[i]; i++) count += names[i] == '|';
-    assert_int_equal(count + 1, SCHEDULES);
-}
-
 static void print_json(FILE *file, const Options *options) {
     JsonOut json = json_open(file);
     options_json(&json, NULL, options);
@@ -517,38 +556,45 @@ static void print_json(FILE *file, const Options *options) {
 }
 
 TEST(echo_and_json) {
-    Options info = parse("info --model m"), sample = parse("sample --init gpt2 --prompt-ids 1,2 --temperature 0.7");
-    Options dashes = parse("info --model=--help");
-    assert_string_equal(printed(options_echo, &info), "train info --model m --dtype build --seed 42\n");
-    assert_string_equal(printed(options_echo, &dashes), "train info --model=--help --dtype build --seed 42\n");
+    Options info = parse("info --model m"), dashes = parse("info --seed 42 --model=--help"), many;
+    Options sample = parse("sample --init gpt2 --prompt-ids 1,2 --temperature 0.70 --top-k off");
+    Options plan = parse("plan --init gpt2 --data d.bin --batch 2 --lr 1"); // what plays no part in a plan is left out
+    assert_string_equal(printed(options_echo, &info), "train info --model m\n");
+    assert_string_equal(printed(options_echo, &dashes), "train info --model=--help --seed 42\n");
+    assert_string_equal(printed(options_echo, &plan), "train plan --init gpt2 --batch 2\n");
     assert_string_equal(printed(print_json, &info), "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"dtype\": "
                                                     "\"build\", \"seed\": 42, \"json\": false, \"quiet\": false}\n");
     assert_string_equal(printed(options_echo, &sample),
-                        "train sample --init gpt2 --dtype build --seed 42 --threads auto --prompt-ids 1,2 \\\n"
-                        "    --max-new-tokens 256 --temperature 0.7 --top-k off --top-p 1 --tokenizer auto\n");
+                        "train sample --init gpt2 --prompt-ids 1,2 --temperature 0.7 --top-k off\n");
     assert_non_null(strstr(printed(print_json, &sample), "\"prompt_ids\": [1, 2], \"max_new_tokens\": 256, "
                                                          "\"temperature\": 0.7, \"top_k\": \"off\""));
+    many = parse("--init gpt2 --data s/*.bin b.bin --val-data v.bin --seq-len 8192 --lr 1e-5 --out r --grad-accum 4");
+    assert_string_equal(printed(options_echo, &many),
+                        "train train --init gpt2 --data 's/*.bin' b.bin --val-data v.bin --seq-len 8192 \\\n"
+                        "    --grad-accum 4 --lr 1e-05 --out r\n");
     free(sample.prompt_ids.id);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(every_row_round_trips),
-                                       LISTED(values_arrive),
-                                       LISTED(defaults),
-                                       LISTED(verbs),
-                                       LISTED(plan_takes_what_train_and_bp_take),
-                                       LISTED(help_mentions_every_row),
-                                       LISTED(help_and_version_end_with_0),
-                                       LISTED(examples_of_the_help_parse),
-                                       LISTED(numbers_are_refused),
-                                       LISTED(ranges_are_kept),
-                                       LISTED(choices_are_refused),
-                                       LISTED(what_comes_later_is_refused_by_name),
-                                       LISTED(malformed_lines_are_refused),
-                                       LISTED(options_that_need_or_exclude_each_other),
-                                       LISTED(dtype_is_the_builds_own),
-                                       LISTED(the_table_is_sound),
-                                       LISTED(schedules_of_the_table_exist),
-                                       LISTED(echo_and_json)};
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+static const struct CMUnitTest tests[] = {
+    LISTED(every_row_round_trips),
+    LISTED(values_arrive),
+    LISTED(values_that_look_like_options),
+    LISTED(defaults),
+    LISTED(verbs),
+    LISTED(plan_takes_what_train_and_bp_take),
+    LISTED(help_mentions_every_row),
+    LISTED(help_and_version_end_with_0),
+    LISTED(examples_of_the_help_parse),
+    LISTED(numbers_are_refused),
+    LISTED(ranges_are_kept),
+    LISTED(choices_are_refused),
+    LISTED(what_comes_later_is_refused_by_name),
+    LISTED(malformed_lines_are_refused),
+    LISTED(options_that_need_or_exclude_each_other),
+    LISTED(dtype_is_the_builds_own),
+    LISTED(storage_without_meaning_is_refused),
+    LISTED(the_table_is_sound),
+    LISTED(echo_and_json),
+};
+
+int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, NULL); }

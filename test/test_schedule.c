@@ -1,5 +1,6 @@
 // The learning rate: exact ends, closed forms, and the corners (no warm-up, only warm-up, a single step).
 #include "testing.h"
+#include "llmc/options.h"
 #include "llmc/schedule.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
@@ -103,12 +104,22 @@ TEST(names) {
     for (kind = 0; kind < SCHEDULES; kind++) assert_int_equal(schedule_find(schedule_names[kind]), kind);
 }
 
+// What --schedule offers is what there is.
+TEST(names_are_those_of_the_option) {
+    const char *names = option_rows[option_find("schedule")].value;
+    size_t i, count = 0;
+    for (i = 0; i < SCHEDULES; i++) assert_non_null(strstr(names, schedule_names[i]));
+    for (i = 0; names[i]; i++) count += names[i] == '|';
+    assert_int_equal(count + 1, SCHEDULES);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {LISTED(ends_are_exact),
                                        LISTED(closed_forms),
                                        LISTED(without_warmup_the_decay_begins_at_step_1),
                                        LISTED(rises_then_falls),
                                        LISTED(fractions_at_their_limits),
-                                       LISTED(names)};
+                                       LISTED(names),
+                                       LISTED(names_are_those_of_the_option)};
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }
