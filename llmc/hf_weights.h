@@ -125,10 +125,24 @@ static inline size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
+// The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is then that
+// one), or both, and then as the same matrix.
+static inline SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name) {
+    const char *second = source->config.family->model_names[LM_HEAD];
+    SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);
+    if (!head) return embedding;
+    if (!embedding) return *name = second, head;
+    if (head->rank != embedding->rank || memcmp(head->shape, embedding->shape, sizeof(head->shape)) != 0)
+        die("%s: tensor %s has shape %s, but config.json ties it to %s, which has %s", source->path, second,
+            shape_text(head->shape, head->rank), *name, shape_text(embedding->shape, embedding->rank));
+    return embedding;
+}
+
 static inline void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
     const Parameter *p = &source->model.parameters[parameter];
     const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0), *path;
-    SafeTensor *tensor = safetensors_find(list, name);
+    int tied = parameter == 0 && source->config.tie_word_embeddings;
+    SafeTensor *tensor = tied ? hf_find_tied(source, list, &name) : safetensors_find(list, name);
     TensorPlace *place = &source->places[parameter];
     uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
     size_t rank = p->cols ? 2 : 1;
@@ -155,7 +169,8 @@ static inline int text_ends_with(const char *text, const char *end) {
 static inline int hf_is_no_weight(const Config *config, const char *name) {
     if (config->family->learned_positions)
         if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
-    if (!config->family->learned_positions && text_ends_with(name, ".rotary_emb.inv_freq")) return 1;
+    if (!config->family->learned_positions)
+        if (text_ends_with(name, ".rotary_emb.inv_freq") || !strcmp(name, "rotary_emb.inv_freq")) return 1;
     return config->tie_word_embeddings && !strcmp(name, config->family->model_names[LM_HEAD]);
 }
 

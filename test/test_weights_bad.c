@@ -217,50 +217,6 @@ TEST(wrong_texts) {
     }
 }
 
-// Qwen's windows: in effect where use_sliding_window is true, for layers from max_window_layers on.
-TEST(windows_in_effect) {
-    const char *copy = copy_golden("qwen2");
-    char path[PATH_MAX];
-    path_join(path, copy, CONFIG);
-    edit_file(path, "\"layer_types\"", "\"was\"");
-    edit_file(path, "\"max_window_layers\": 28", "\"max_window_layers\": 1");
-    edit_file(path, "\"sliding_window\": null", "\"sliding_window\": 64");
-    expect_good(copy); // not in effect
-    edit_file(path, "\"use_sliding_window\": false", "\"use_sliding_window\": true");
-    expect_bad(copy, "use_sliding_window with a sliding_window of 64 from layer 1 on is not supported");
-    edit_file(path, "\"max_window_layers\": 1", "\"max_window_layers\": 3");
-    expect_good(copy); // no layer uses it
-    edit_file(path, "\"max_window_layers\": 3", "\"max_window_layers\": 0");
-    edit_file(path, "\"sliding_window\": 64", "\"sliding_window\": null");
-    expect_good(copy);
-}
-
-// What looks unusual and is right must not be refused.
-TEST(right_texts) {
-    static const BadText right[] = {
-        {"llama", CONFIG, "\"architectures\"", "\"was\"", ""},                    // model_type is enough
-        {"llama", CONFIG, "\"model_type\": \"llama\",", "", ""},                  // and so are architectures
-        {"llama", CONFIG, "\"rope_parameters\"", "\"was\"", ""},                  // the default is 10000
-        {"llama", CONFIG, "{", "{\"rope_theta\":10000,\"rope_scaling\":{},", ""}, // twice, but the same
-        {"llama", CONFIG, "\"head_dim\": 10", "\"head_dim\": null", ""},          // follows
-        {"gpt2", CONFIG, "\"tie_word_embeddings\": true,", "", ""},               // GPT-2's default
-        {"gpt2", CONFIG, "\"n_embd\": 24", "\"hidden_size\": 24", ""},            // the common name
-        {"gpt2", CONFIG, "\"n_inner\": null", "\"n_inner\": 96", ""},             //
-        {"gpt2", CONFIG, "\"gelu_new\"", "\"gelu_pytorch_tanh\"", ""},            //
-        {"gpt2", CONFIG, "\"vocab_size\": 101", "\"vocab_size\": 101.0, \"x\": \"\\u00e9\"", ""}, //
-        {"llama", MODEL, "\"__metadata__\":{\"format\":\"pt\"},", "", ""},                        // and an odd length
-    };
-    size_t i;
-    for (i = 0; i < sizeof(right) / sizeof(right[0]); i++) {
-        const char *copy = copy_golden(right[i].golden);
-        char path[PATH_MAX];
-        test_case("%s: \"%s\" for \"%s\"", right[i].file, right[i].replace, right[i].find);
-        path_join(path, copy, right[i].file);
-        edit_file(path, right[i].find, right[i].replace);
-        expect_good(copy);
-    }
-}
-
 // ---- damage to the folder ------------------------------------------------------------------------------------------------------
 TEST(wrong_folders) {
     const char *copy = copy_golden("llama"), *empty = scratch_path("empty-folder");
@@ -589,9 +545,8 @@ TEST(random_damage) {
 }
 
 static const struct CMUnitTest tests[] = {
-    LISTED(wrong_texts),      LISTED(windows_in_effect), LISTED(right_texts),
-    LISTED(wrong_folders),    LISTED(json_bombs),        LISTED(wrong_safetensors_bytes),
-    LISTED(wrong_flat_files), LISTED(wrong_llmc_files),  LISTED(random_damage),
+    LISTED(wrong_texts),      LISTED(wrong_folders),    LISTED(json_bombs),    LISTED(wrong_safetensors_bytes),
+    LISTED(wrong_flat_files), LISTED(wrong_llmc_files), LISTED(random_damage),
 };
 
 int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, scratch_remove); }
