@@ -17,6 +17,11 @@ refuses 2 'not a multiple' bp --init llama,hidden_size=30,num_attention_heads=4
 refuses 2 'num_key_value_heads' bp --init llama,num_attention_heads=6,num_key_value_heads=4,head_dim=8
 refuses 2 'head_dim 7 is odd' bp --init llama,head_dim=7
 refuses 2 'tie_word_embeddings=perhaps' bp --init llama,tie_word_embeddings=perhaps
+refuses 2 'vocab_size is given twice' bp --init llama,vocab_size=256,hidden_size=64,vocab_size=300
+refuses 2 'n_embd is given twice' bp --init gpt2,hidden_size=96,n_embd=96
+refuses 2 'rope_theta is not a key of gpt2, whose keys are' bp --init gpt2,rope_theta=7
+refuses 2 'mlp_bias is not a key of qwen3' plan --init qwen3-8b,mlp_bias=false
+refuses 2 'attention_bias is not a key of qwen2' plan --init qwen2,attention_bias=false
 refuses 2 'chnk.*--chunk' bp --init gpt2 --chnk 3
 refuses 2 'seq-len' bp --init gpt2 --seq-len 0
 refuses 2 'seq-len' bp --init gpt2 --seq-len -5
@@ -26,6 +31,12 @@ refuses 2 'seq-len.*twice' bp --init gpt2 --seq-len 5 --seq-len 6
 refuses 2 'method.*mst' bp --init gpt2 --method mst
 refuses 2 'method.*stream' bp --init gpt2 --method fast
 refuses 2 'objective.*dpo' bp --init gpt2 --objective dpo
+refuses 2 'epsilon' train --init gpt2 --data $SHARD --epsilon 0
+refuses 2 'dtype is bf16 but this program was built for fp32' info --init $TINY --dtype bf16
+refuses 2 'grad-dtype fp32 has no meaning for a model in double' plan --init $TINY --dtype double --grad-dtype fp32
+refuses 2 'moments bf16 has no meaning for a model in double' plan --init $TINY --dtype double --moments bf16
+refuses 2 'master fp32 has no meaning for a model in fp32' train --init $TINY --data $SHARD --master fp32
+refuses 1 '^train: --json: ' eval --init $TINY --data=--json
 refuses 2 'memory-limit' plan --init gpt2 --memory-limit 80Gigs
 refuses 2 'verb|unknown' frobnicate
 refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
@@ -96,20 +107,53 @@ refuses 1 'outside the model.s vocabulary of 20' train --init ${TINY%96}20 --dat
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --memory-limit 4MiB
 refuses 1 'no length fits' bp --init $TINY --seq-len 4096 --memory-limit 100KiB
 refuses 1 'plan needs' bp --init llama3.1-70b --seq-len 100000
+full() { # arguments: with a full disk behind stdout, exit 1 and a line that says so
+    "$TRAIN" "$@" >/dev/full 2>"$WORK/err"
+    check "exit 1 with a full disk behind stdout: train $*" [ $? = 1 ]
+    check "a line about the full disk behind stdout: train $*" grep -q '^train: .*standard output' "$WORK/err"
+}
 if [ -w /dev/full ]; then
-    "$TRAIN" plan --init $TINY --json >/dev/full 2>"$WORK/err"
-    check 'a full disk behind stdout is an error' [ $? = 1 ]
+    for options in --help --version 'plan --help' "plan --init $TINY" "plan --init $TINY --json" "info --init $TINY" \
+        "bp --init $TINY --seq-len 8" "bp --init $TINY --seq-len 8 --json" "eval --init $TINY --data $SHARD --val-steps 1" \
+        "sample --init $TINY --prompt-ids 1 --max-new-tokens 2" "convert --model $GOLDEN/qwen3 --out $WORK/full.bin" \
+        "train --init $TINY --data $SHARD --seq-len 64 --steps 1"; do
+        full $options
+    done
+else
+    echo '[  SKIPPED ] a full disk behind stdout: NOT TESTED, because there is no /dev/full'
+    skipped=$((skipped + 1))
 fi
+(ulimit -f 0 && exec "$TRAIN" plan --init $TINY >"$WORK/limited" 2>/dev/null)
+check 'a limit on file sizes is an error, not the end by a signal' [ $? = 1 ]
 refuses 1 'safetensors|/proc' bp --init $TINY --seq-len 8 --grads-out /proc/g.safetensors
 refuses 1 '/proc' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out /proc/run
 refuses 1 '/proc' convert --model $GOLDEN/qwen3 --out /proc/q.bin
 : >"$WORK/file"
 refuses 1 'file' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out "$WORK/file/run"
+mkfifo "$WORK/pipe"
+refuses 1 'pipe: is no regular file' bp --init $TINY --seq-len 8 --grads-out "$WORK/pipe"
+check 'the pipe is still there' [ -p "$WORK/pipe" ]
+: >"$WORK/target"
+ln -s target "$WORK/link"
+printf mine >"$WORK/link.tmp"
+succeeds bp --init $TINY --seq-len 8 --grads-out "$WORK/link"
+check 'a link stays, its target is replaced' [ -L "$WORK/link" -a -s "$WORK/target" ]
+check "a user's .tmp stays" [ "$(cat "$WORK/link.tmp")" = mine ]
+mkdir "$WORK/logged"
+echo '{"step": 1, "loss": 4.5}' >"$WORK/logged/log.jsonl"
+refuses 1 'log.jsonl: holds an earlier run' train --model "$WORK/nothing_here" --data $SHARD --out "$WORK/logged"
 
 # ---- what works -----------------------------------------------------------------------------------------------------------------
 for verb in train bp plan eval sample convert info; do succeeds $verb --help; done
 succeeds --help
 succeeds --version
+"$TRAIN" plan --help >"$WORK/out"
+check "plan's help lists --threads, on which its scratch memory depends" grep -q '^  --threads' "$WORK/out"
+succeeds info --init gpt2-xl,n_layer=2 --json
+check 'a key of a preset is overridden' [ "$(json num_hidden_layers)" = 2 ]
+succeeds convert --model $GOLDEN/qwen3 --dtype bf16 --out "$WORK/q16.bin"
+succeeds info --model "$WORK/q16.bin" --json
+check 'convert takes any dtype' [ "$(json dtype)" = bf16 ]
 succeeds info --model $GOLDEN/gpt2 --json
 check 'info knows the family' [ "$(json model_type)" = gpt2 ]
 succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
@@ -119,4 +163,14 @@ check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
 check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]
 succeeds bp --init ${TINY},max_position_embeddings=50 --seq-len 100
 check 'RoPE beyond its length is a note' grep -q 'note: .*max_position_embeddings' "$WORK/err"
+# oneDNN would compute a part of every product only, if it were promised more threads than there are.
+succeeds bp --init $TINY --seq-len 100 --threads 1 --json
+loss=$(json loss)
+for fewer in OMP_THREAD_LIMIT=1 OMP_MAX_ACTIVE_LEVELS=0 OMP_DYNAMIC=true; do
+    export $fewer
+    succeeds bp --init $TINY --seq-len 100 --threads 2 --json
+    unset ${fewer%=*}
+    check "$fewer: the loss of one thread" close "$(json loss)" "$loss" 1e-6
+    [ $fewer = OMP_DYNAMIC=true ] || check "$fewer: noted" grep -q 'note: --threads 2: .* grants .* 1$' "$WORK/err"
+done
 finish

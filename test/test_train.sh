@@ -7,10 +7,11 @@
 common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5 --seq-len 64 --batch 2 --grad-accum 2
     --steps 12 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep 3 --seed 7
     --sample-every 5 --prompt-ids 1,2,3 --max-new-tokens 8"
+steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"tokens".*//'; }
 same_run() { # folder, folder: the last checkpoints hold the same bits, and the losses logged are the same
     cmp -s "$1/checkpoint-00000012/model.bin" "$2/checkpoint-00000012/model.bin" &&
         cmp -s "$1/checkpoint-00000012/optimizer.bin" "$2/checkpoint-00000012/optimizer.bin" &&
-        [ "$(sed 's/"tokens".*//' "$1/log.jsonl")" = "$(sed 's/"tokens".*//' "$2/log.jsonl")" ]
+        [ "$(steps_of "$1")" = "$(steps_of "$2")" ]
 }
 
 # ---- a run, without any allocation of ours after the first step -----------------------------------------------------------
@@ -20,6 +21,7 @@ succeeds train $common --out "$WORK/straight" --json
 check 'it learns' awk -v l="$(json loss)" 'BEGIN { exit !(l != "" && l < 4.2) }'
 check 'the last three checkpoints are kept' [ "$(ls "$WORK/straight" | grep -c checkpoint)" = 3 ]
 check 'a record for every step' [ "$(grep -c '"loss"' "$WORK/straight/log.jsonl")" = 12 ]
+check 'a record of the options' [ "$(grep -c '^{"step": 1, "version": .*"seq_len": 64' "$WORK/straight/log.jsonl")" = 1 ]
 refuses 1 'holds (a|an earlier) run' train $common --out "$WORK/straight"
 unset STREAMBP_ALLOCATION_GUARD
 
@@ -45,9 +47,34 @@ done
 echo "killed $kills times"
 check 'it was killed at least once' [ $kills -gt 0 ]
 check 'after kill -9 the run ends in the same bits' same_run "$WORK/straight" "$WORK/killed"
+check 'a record of the options for each part of the run of which steps are left, 7 at most' \
+    awk '/"options"/ { n++ } END { exit !(n >= 1 && n <= 7) }' "$WORK/killed/log.jsonl"
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
 refuses 1 'seq-len' train $(echo $common | sed 's/--seq-len 64/--seq-len 32/') --out "$WORK/killed" --resume
 refuses 1 'AdamW|learning rate|--lr' train $(echo $common | sed 's/--lr 1e-2/--lr 2e-2/') --out "$WORK/killed" --resume
+
+# ---- a part of it, then the rest; other data under the same names; ended by a signal -------------------------------------------
+cp $SHARD "$WORK/shard.bin"
+parts="--init $TINY --data $WORK/shard.bin --seq-len 64 --lr 1e-2 --schedule constant --out $WORK/parts --quiet"
+succeeds train $parts --steps 4
+succeeds train $parts --steps 6 --resume
+check 'a record of the options for each of two parts' \
+    [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": \([0-9]*\),.*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
+    '{"step": 1 of 4 {"step": 5 of 6 ' ]
+printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
+refuses 1 'was trained with data' train $parts --steps 8 --resume
+for signal in INT TERM HUP; do
+    # env: a shell lets what it runs in the background ignore SIGINT, and what is ignored stays so
+    env --default-signal=INT "$TRAIN" train --init $TINY --data $SHARD --seq-len 64 --steps 100000 --save-every 1 \
+        --out "$WORK/ended-$signal" >/dev/null 2>"$WORK/err" &
+    process=$!
+    while kill -0 $process 2>/dev/null && [ ! -d "$WORK/ended-$signal/checkpoint-00000003" ]; do sleep 0.05; done
+    kill -$signal $process
+    wait $process
+    status=$?
+    check "SIG$signal ends a run as it always does, not with exit $status" [ "$(kill -l $status)" = $signal ]
+    check "SIG$signal leaves nothing half written" [ -z "$(find "$WORK/ended-$signal" -name '*partial*' -o -name '*tmp')" ]
+done
 
 # ---- accumulation, methods -----------------------------------------------------------------------------------------------------
 succeeds bp --init $TINY --seq-len 40 --batch 4 --json
@@ -63,7 +90,7 @@ done
 # ---- what is not finite -----------------------------------------------------------------------------------------------------------
 refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is step|tensor' \
     train --init $TINY --data $SHARD --seq-len 64 --steps 30 --lr 100 --grad-clip 0 --schedule constant --weight-decay 90 \
-    --epsilon 0 --save-every 1 --out "$WORK/diverged"
+    --epsilon 1e-30 --save-every 1 --out "$WORK/diverged"
 last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]
 
