@@ -105,7 +105,6 @@ static int verb_bp(const Options *options) {
                 human_bytes((double)peak));
     if (options->json) {
         JsonOut json = json_open(stdout);
-        double passes = (double)options->grad_accum;
         json_object(&json, NULL);
         json_number(&json, "loss", result.loss);
         json_size(&json, "tokens", options->batch * options->seq_len * options->grad_accum);
@@ -113,12 +112,7 @@ static int verb_bp(const Options *options) {
         json_number(&json, "grad_norm", result.grad_norm);
         json_size(&json, "plan_bytes", run.plan.total_bytes);
         json_size(&json, "peak_bytes", peak);
-        json_text(&json, "method", options->method);
-        json_size(&json, "chunk", run.plan.chunk);
-        json_size(&json, "logits_chunk", run.plan.logits_chunk);
-        json_number(&json, "flops", passes * run.plan.flops);
-        json_number(&json, "model_flops", passes * run.plan.model_flops);
-        json_text(&json, "dtype", dtype_name(run.model.dtype));
+        report_work_json(&json, &run);
         json_object_end(&json);
         json_finish(&json);
     }
@@ -151,16 +145,10 @@ static int verb_plan(const Options *options) {
                 run.plan.total_bytes > options->memory_limit ? "; the planned one does not" : "");
     if (options->json) {
         JsonOut json = json_open(stdout);
-        double passes = (double)options->grad_accum;
         json_object(&json, NULL);
         report_plan_json(&json, &run.plan.arena);
-        json_number(&json, "flops", passes * run.plan.flops);
-        json_number(&json, "model_flops", passes * run.plan.model_flops);
         if (options->memory_limit) json_size(&json, "max_seq_len", longest);
-        json_text(&json, "method", options->method);
-        json_size(&json, "chunk", run.plan.chunk);
-        json_size(&json, "logits_chunk", run.plan.logits_chunk);
-        json_text(&json, "dtype", dtype_name(run.model.dtype));
+        report_work_json(&json, &run);
         json_object_end(&json);
         json_finish(&json);
     }
@@ -589,12 +577,14 @@ static int verb_train(const Options *options) {
 int main(int argc, char **argv) {
     static int (*const verbs[VERBS])(const Options *) = {verb_train,  verb_bp,      verb_plan, verb_eval,
                                                          verb_sample, verb_convert, verb_info};
-    Options options = options_parse(argc, argv);
+    Options options;
     int status;
-#ifdef _OPENMP
-    if (options.threads) omp_set_num_threads((int)options.threads);
-#endif
+    signals_prepare();
+    options = options_parse(argc, argv);
+    progress_off = options.quiet;
+    settle_threads(options.threads);
     status = verbs[options.verb](&options);
     free(options.prompt_ids.id);
+    stdout_finish();
     return status;
 }

@@ -8,6 +8,8 @@ is prompted with ids and answers with ids.
 #include "sampler.h"
 #include "weights.h"
 
+#define PROMPT_MAX ((size_t)1 << 30) // bytes: as many as there can be positions
+
 typedef struct {
     int32_t *id; // [count]
     size_t count;
@@ -20,15 +22,6 @@ static inline int ids_are_bytes(const Options *options, const Model *model) {
     if (model->config.vocab_size < 256)
         die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu", model->config.vocab_size);
     return 1;
-}
-
-static inline char *read_whole_file(const char *path, size_t *bytes) {
-    InputFile file = input_open(path);
-    char *text = (char *)checked_malloc((size_t)file.bytes + 1, path);
-    input_read(&file, 0, text, (size_t)file.bytes);
-    *bytes = (size_t)file.bytes;
-    input_close(&file);
-    return text;
 }
 
 // From --prompt-ids, --prompt or --prompt-file; a byte-level model without one starts after a line's end.
@@ -49,7 +42,7 @@ static inline Prompt prompt_from_options(const Options *options, const Model *mo
                 "this model's tokens are not bytes (vocabulary %zu), so a prompt is given with --prompt-ids ID,ID,...",
                 model->config.vocab_size);
         prompt.count = strlen(text);
-        if (options->prompt_file) text = read = read_whole_file(options->prompt_file, &prompt.count);
+        if (options->prompt_file) text = read = input_read_text(options->prompt_file, PROMPT_MAX, &prompt.count);
         if (!prompt.count) die_usage("the prompt is empty; give at least one character");
         prompt.id = (int32_t *)checked_calloc(prompt.count, sizeof(int32_t), "the prompt");
         for (i = 0; i < prompt.count; i++) prompt.id[i] = (unsigned char)text[i];

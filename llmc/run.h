@@ -41,8 +41,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
     run->text = options->json ? stderr : stdout;
-    if (options->verb != VERB_CONVERT && options->verb != VERB_INFO)
-        options_check_dtype(options, dtype_name(ops_device->stored));
+    options_check_dtype(options, dtype_name(ops_device->stored));
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);
     } else if (options->verb == VERB_PLAN && path_is_directory(options->model)) {
@@ -74,6 +73,7 @@ static inline RunSettings settings_from_options(const Run *run) {
     DType stored = run->model.dtype;
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
     memset(&settings, 0, sizeof(settings));
+    options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
     if (o->method && !strcmp(o->method, "full")) settings.method = METHOD_FULL;
@@ -159,6 +159,22 @@ static inline void run_close(Run *run) {
     model_free(&run->model);
 }
 
+// oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads (OMP_THREAD_LIMIT,
+// OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what is promised is from now on
+// what a team has. wanted 0: as many as there are.
+static inline void settle_threads(size_t wanted) {
+    size_t team = 1;
+#ifdef _OPENMP
+    omp_set_dynamic(0);
+    if (wanted) omp_set_num_threads((int)wanted);
+#pragma omp parallel
+#pragma omp single
+    team = (size_t)omp_get_num_threads();
+    omp_set_num_threads((int)team);
+#endif
+    if (wanted > team) note("--threads %zu: the OpenMP runtime grants this process %zu", wanted, team);
+}
+
 static inline int cpu_threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
@@ -195,12 +211,25 @@ static inline double run_peak_flops(Run *run) {
 
 static inline void report_header(const Run *run) {
     if (run->options->quiet) return;
+    fputs("command  ", run->text);
+    options_echo(run->text, run->options);
     report_model(run->text, &run->model);
     fprintf(run->text, "plan     %s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
             human_bytes((double)run->plan.total_bytes), run->options->method ? run->options->method : "forward only",
             run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.flops));
     report_regions(run->text, &run->plan.arena);
     fflush(run->text);
+}
+
+// What one step computes, and how, into an open object.
+static inline void report_work_json(JsonOut *json, const Run *run) {
+    double passes = (double)run->options->grad_accum;
+    json_text(json, "method", run->options->method);
+    json_size(json, "chunk", run->plan.chunk);
+    json_size(json, "logits_chunk", run->plan.logits_chunk);
+    json_number(json, "flops", passes * run->plan.flops);
+    json_number(json, "model_flops", passes * run->plan.model_flops);
+    json_text(json, "dtype", dtype_name(run->model.dtype));
 }
 
 #endif

@@ -12,6 +12,8 @@ the step, so that a checkpoint can be told from any other; where such a run stan
 #include <sys/mount.h>
 #include <sys/resource.h>
 
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
 // ---- where a run stands ----------------------------------------------------------------------------------------------------
 enum { USUAL_SETTINGS = 5 };
 
@@ -130,11 +132,83 @@ static inline const char *fresh_folder(const char *name) {
     return path;
 }
 
+static inline void copy_folder(const char *from, const char *to) {
+    char command[1200];
+    snprintf(command, sizeof(command), "rm -rf '%s' && cp -a '%s' '%s'", to, from, to);
+    assert_int_equal(system(command), 0);
+}
+
 // Puts an empty file system of a MiB over a folder, for this process alone. 0 where the machine does not let us.
 static inline int private_tmpfs(const char *folder, int read_only) {
     if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 0;
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 0;
     return mount("tmpfs", folder, "tmpfs", read_only ? MS_RDONLY : 0, "size=1m") == 0;
+}
+
+// ---- the usual run: a small model in fp32 with master weights, in scratch "out" ----------------------------------------------
+static const char usual_model[] =
+    "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
+
+// A checkpoint of the usual run at step 7 in scratch "out".
+static inline void save_usual(void) {
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    RunState run = run_state(7);
+    CheckpointFolder folder;
+    trained_fill(&t, 7);
+    checkpoint_open(&folder, fresh_folder("out"), 2, 0);
+    checkpoint_save(&folder, &t, &run);
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+// Saves one step as a run of its own does.
+typedef struct {
+    const char *out;
+    size_t keep, step;
+    int resume;
+    rlim_t file_limit; // bytes of a file; 0: none
+} Saving;
+
+static inline void save_body(const void *context) {
+    const Saving *saving = (const Saving *)context;
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    RunState run = run_state(saving->step);
+    CheckpointFolder folder;
+    struct rlimit limit = {saving->file_limit, saving->file_limit};
+    if (saving->file_limit) setrlimit(RLIMIT_FSIZE, &limit);
+    trained_fill(&t, saving->step);
+    checkpoint_open(&folder, saving->out, saving->keep, saving->resume);
+    checkpoint_check_space(&folder, &t, saving->out);
+    checkpoint_save(&folder, &t, &run);
+}
+
+static inline const char *file_in(const char *checkpoint, const char *file) {
+    char name[128];
+    snprintf(name, sizeof(name), "out/%s/%s", checkpoint, file);
+    return scratch_path(name);
+}
+
+static inline int is_there(const char *name) { return path_exists(file_in(".", name)); }
+
+// noted: what the child shall have said on stderr; NULL: nothing.
+static inline void expect_said(const Child *child, const char *noted) {
+    int right = noted ? strstr(child->err, noted) != NULL : !*child->err;
+    if (!right) test_fail("stderr is: '%s', expected: '%s'", child->err, noted ? noted : "");
+}
+
+static inline void find_body(const void *context) {
+    size_t last = checkpoint_find_last((const char *)context);
+    if (last == CHECKPOINT_NONE)
+        puts("none");
+    else
+        printf("%zu\n", last);
+}
+
+static inline void expect_found(const char *expected, const char *noted) {
+    const Child *child = run_child(find_body, scratch_path("out"));
+    if (child->code != 0 || strcmp(child->out, expected) != 0)
+        test_fail("exit code %d, found %s(expected %s); stderr: %s", child->code, child->out, expected, child->err);
+    expect_said(child, noted);
 }
 
 #endif

@@ -7,10 +7,17 @@ CC=${CC:-cc}
 CXX=${CXX:-c++}
 JOBS=${JOBS:-2}
 export JOBS
-# The sanitizers see our own leaks; oneDNN and OpenMP keep their pools until the end.
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1:strict_string_checks=1}
+# Our own leaks are failures; oneDNN and OpenMP keep their pools until the end. 99: what a sanitizer found, in a child too.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1}
+export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 export OMP_WAIT_POLICY=passive
+
+# A folder for every configuration, as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
+compiler=${CC%% *}
+compiler=${compiler##*/}
+case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
+folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, onednn|plain
 
 #   program       precision   oneDNN   (plain: without it)
 rows="
@@ -32,14 +39,20 @@ rows="
     schedule      fp32        onednn
     dataloader    fp32        onednn
     log           fp32        onednn
+    file          fp32        onednn
     weights       fp32        onednn
     weights       bf16        onednn
     weights_bad   fp32        onednn
+    hf_weights    fp32        onednn
+    initial_weights fp32      onednn
+    initial_weights bf16      onednn
     adamw         fp32        onednn
     adamw         bf16        onednn
     adamw         double      onednn
     checkpoint    fp32        onednn
     checkpoint    bf16        onednn
+    checkpoint_folder fp32    onednn
+    checkpoint_folder bf16    onednn
     checkpoint_kill fp32      onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
@@ -70,17 +83,21 @@ flags_of() { # precision, onednn|plain
 -fno-omit-frame-pointer -fsanitize=address,undefined -fopenmp -I."
     [ "$2" = onednn ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
 }
-build_ops() { # precision, onednn|plain
-    folder=build/test-$1-$2
+build_ops() { # precision, onednn|plain; again when a source or the command changed (a library was installed)
+    folder=$(folder_of "$1" "$2")
+    compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o $folder/ops_cpu.o"
     mkdir -p "$folder"
-    [ -f "$folder/ops_cpu.o" ] && [ -z "$(find llmc -newer "$folder/ops_cpu.o" -name '*.[ch]' | head -n 1)" ] && return 0
-    $CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o"
+    [ -f "$folder/ops_cpu.o" ] && [ "$(cat "$folder/ops_cpu.command" 2>/dev/null)" = "$compile" ] &&
+        [ -z "$(find llmc -newer "$folder/ops_cpu.o" -name '*.[ch]' | head -n 1)" ] && return 0
+    rm -f "$folder/ops_cpu.o" # if it does not compile, nothing shall be tested with the old one
+    $compile && echo "$compile" >"$folder/ops_cpu.command"
 }
 build() { # name, precision, onednn|plain
     flags=$(flags_of "$2" "$3")
     libraries="-lcmocka -lcjson -lm"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    $CC -std=gnu11 $flags "test/test_$1.c" "build/test-$2-$3/ops_cpu.o" $libraries -o "build/test-$2-$3/test_$1"
+    folder=$(folder_of "$2" "$3")
+    $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops_cpu.o" $libraries -o "$folder/test_$1"
 }
 if [ "${1:-}" = --ops ]; then
     trap - EXIT
@@ -98,8 +115,8 @@ names="$*"
 
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
 row() { # build|run, name, precision, onednn|plain
-    log=build/test-$3-$4/test_$2
-    mkdir -p "build/test-$3-$4"
+    log=$(folder_of "$3" "$4")/test_$2
+    mkdir -p "${log%/*}"
     if [ "$1" = build ]; then
         rm -f "$log" "$log.status"
         build "$2" "$3" "$4" >"$log.log" 2>&1 || echo 'does not compile' >"$log.status"
@@ -126,7 +143,7 @@ xargs -r -L 1 -P "$JOBS" test/run.sh --row build <"$output.rows"
 xargs -r -L 1 -P "$JOBS" test/run.sh --row run <"$output.rows"
 while read -r name precision library; do
     label="$name ($precision$([ "$library" = plain ] && echo ", plain"))"
-    log=build/test-$precision-$library/test_$name
+    log=$(folder_of "$precision" "$library")/test_$name
     status=$(cat "$log.status" 2>/dev/null)
     cp "$log.log" "$output"
     if [ "$status" = 'does not compile' ]; then
@@ -145,11 +162,12 @@ if selected cli || selected train; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    mkdir -p build/test-fp32-onednn
-    TRAIN=build/test-fp32-onednn/train TRAIN_PLAIN=build/cpu-fp32/train
+    folder=$(folder_of fp32 onednn)
+    TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
     export TRAIN TRAIN_PLAIN
-    ${MAKE:-make} --no-print-directory PRECISION=fp32 >"$output" 2>&1 || { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
-    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none build/test-fp32-onednn/ops_cpu.o $libraries -o $TRAIN; then
+    ${MAKE:-make} --no-print-directory PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
+        { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
+    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops_cpu.o $libraries -o $TRAIN; then
         echo "FAILED: the sanitized program does not compile"
         total_failed=$((total_failed + 1))
     fi

@@ -1,16 +1,11 @@
 /*
 Checkpoints: every combination of types there and back to the bit; model.bin is what any writer of flat .bin writes; resuming
 gives the bits of a run that was never interrupted; what differs on resuming is refused by name; damage is found wherever it
-is; the last ones are kept; a second run is refused. That a run may end at any moment is in
-test_checkpoint_kill.c.
+is; writing that fails leaves the last one as it was. The folder they are in is tested in test_checkpoint_folder.c, that a run
+may end at any moment in test_checkpoint_kill.c.
 */
 #include "checkpoint_runs.h"
 #include "llmc/adamw.h"
-
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-
-static const char small[] =
-    "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
 
 // ---- there and back -------------------------------------------------------------------------------------------------------
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
@@ -68,7 +63,7 @@ TEST(round_trip) {
     int master;
     for (dtype = 0; dtype < 3; dtype++)
         for (moments = 0; moments < 3; moments++)
-            for (master = 0; master < 2; master++) round_trip_case(small, types[dtype], types[moments], master);
+            for (master = 0; master < 2; master++) round_trip_case(usual_model, types[dtype], types[moments], master);
 }
 
 // Sections of several pieces, the last of them not whole.
@@ -100,8 +95,8 @@ static void resume_case(DType moments, int master) {
     void *gradients, *weights;
     size_t n, i;
     test_case("moments %s, %s master", dtype_name(moments), master ? "with" : "without");
-    whole = trained_open(small, stored, moments, master), first = trained_open(small, stored, moments, master);
-    second = trained_open(small, stored, moments, master);
+    whole = trained_open(usual_model, stored, moments, master), first = trained_open(usual_model, stored, moments, master);
+    second = trained_open(usual_model, stored, moments, master);
     n = whole.model->elements;
     weights = case_memory(n * dtype_size(stored));
     gradients = whole.ops->allocate(n * sizeof(float));
@@ -152,26 +147,8 @@ static void resume_body(const void *context) {
 }
 
 static Resumption usual_resumption(void) {
-    Resumption r = {small, DTYPE_FP32, DTYPE_FP32, 1, run_state(0)};
+    Resumption r = {usual_model, DTYPE_FP32, DTYPE_FP32, 1, run_state(0)};
     return r;
-}
-
-// noted: what the child shall have said on stderr; NULL: nothing.
-static void expect_said(const Child *child, const char *noted) {
-    int right = noted ? strstr(child->err, noted) != NULL : !*child->err;
-    if (!right) test_fail("stderr is: '%s', expected: '%s'", child->err, noted ? noted : "");
-}
-
-// A checkpoint of the usual run at step 7 in scratch "out".
-static void save_usual(void) {
-    Trained t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 1);
-    RunState run = run_state(7);
-    CheckpointFolder folder;
-    trained_fill(&t, 7);
-    checkpoint_open(&folder, fresh_folder("out"), 2, 0);
-    checkpoint_save(&folder, &t, &run);
-    checkpoint_close(&folder);
-    trained_close(&t);
 }
 
 static void expect_resumes(const Resumption *r, const char *noted) {
@@ -256,7 +233,7 @@ TEST(schedule_must_agree_so_far) {
         RunState run = run_state(7);
         CheckpointFolder folder;
         test_case("case %zu", i);
-        t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 1);
+        t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
         trained_fill(&t, 7);
         run.schedule = cases[i].saved, r.run.schedule = cases[i].now;
         checkpoint_open(&folder, fresh_folder("out"), 2, 0);
@@ -270,56 +247,8 @@ TEST(schedule_must_agree_so_far) {
     }
 }
 
-// Saves one step as a run of its own does.
-typedef struct {
-    const char *out;
-    size_t keep, step;
-    int resume;
-    rlim_t file_limit; // bytes of a file; 0: none
-} Saving;
-
-static void save_body(const void *context) {
-    const Saving *saving = (const Saving *)context;
-    Trained t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 1);
-    RunState run = run_state(saving->step);
-    CheckpointFolder folder;
-    struct rlimit limit = {saving->file_limit, saving->file_limit};
-    if (saving->file_limit) setrlimit(RLIMIT_FSIZE, &limit);
-    trained_fill(&t, saving->step);
-    checkpoint_open(&folder, saving->out, saving->keep, saving->resume);
-    checkpoint_check_space(&folder, &t, saving->out);
-    checkpoint_save(&folder, &t, &run);
-}
-
 // ---- damage ---------------------------------------------------------------------------------------------------------------
 static const char *const files[] = {"model.bin", "optimizer.bin", "state.json", "DONE"};
-
-static const char *file_in(const char *checkpoint, const char *file) {
-    char name[128];
-    snprintf(name, sizeof(name), "out/%s/%s", checkpoint, file);
-    return scratch_path(name);
-}
-
-static void copy_folder(const char *from, const char *to) {
-    char command[1200];
-    snprintf(command, sizeof(command), "rm -rf '%s' && cp -a '%s' '%s'", to, from, to);
-    assert_int_equal(system(command), 0);
-}
-
-static void find_body(const void *context) {
-    size_t last = checkpoint_find_last((const char *)context);
-    if (last == CHECKPOINT_NONE)
-        puts("none");
-    else
-        printf("%zu\n", last);
-}
-
-static void expect_found(const char *expected, const char *noted) {
-    const Child *child = run_child(find_body, scratch_path("out"));
-    if (child->code != 0 || strcmp(child->out, expected) != 0)
-        test_fail("exit code %d, found %s(expected %s); stderr: %s", child->code, child->out, expected, child->err);
-    expect_said(child, noted);
-}
 
 // Every file a byte shorter, a byte longer, empty and missing: passed over for the one before, with a note.
 TEST(wrong_sizes_are_passed_over) {
@@ -427,133 +356,10 @@ TEST(other_states_are_refused) {
     }
 }
 
-// ---- which are there ------------------------------------------------------------------------------------------------------
-TEST(newest_complete_one_is_found) {
-    static const char *const foreign[] = {
-        "checkpoint-9",        "checkpoint-000000012", "checkpoint-00000013.partial", "checkpoint-00000014.removed",
-        "checkpoint-0000001x", "checkpoint-",          "checkpoint--0000015"};
-    size_t i;
-    assert_string_equal(run_child(find_body, scratch_path("absent"))->out, "none\n");
-    save_usual();
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
-    for (i = 0; i < COUNT_OF(foreign); i++) copy_folder(scratch_path("whole"), file_in(".", foreign[i]));
-    expect_found("7\n", NULL);
-    write_file(scratch_path("out/checkpoint-00000016"), "a file", 6);
-    expect_found("7\n", "checkpoint-00000016 is passed over: it has no DONE");
-    copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-123456789"));
-    expect_found("123456789\n", NULL);
-    copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-99999999"));
-    expect_found("123456789\n", NULL);
-}
-
-static int is_there(const char *name) { return path_exists(file_in(".", name)); }
-
-static void keep_case(size_t keep) {
-    Trained t;
-    CheckpointFolder folder;
-    size_t step, s;
-    test_case("keep %zu", keep);
-    t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 0);
-    checkpoint_open(&folder, fresh_folder("out"), keep, 0);
-    for (step = 10; step <= 70; step += 10) {
-        RunState run = run_state(step);
-        trained_fill(&t, step);
-        checkpoint_save(&folder, &t, &run);
-        checkpoint_save(&folder, &t, &run); // the last step is also a step to save at
-        for (s = 10; s <= step; s += 10) {
-            char name[64];
-            snprintf(name, sizeof(name), "checkpoint-%08zu", s);
-            if (is_there(name) != (s + keep * 10 > step))
-                test_fail("after step %zu: is %s there? %d", step, name, is_there(name));
-        }
-    }
-    assert_false(is_there("checkpoint-00000070.partial"));
-    checkpoint_close(&folder);
-    trained_close(&t);
-}
-
-TEST(last_ones_are_kept) {
-    keep_case(1);
-    keep_case(2);
-    keep_case(5);
-    keep_case(100);
-}
-
-// Nothing goes that this program did not write, and nothing incomplete counts as kept.
-TEST(other_files_stay) {
-    Saving saving = {scratch_path("out"), 1, 8, 1, 0};
-    const Child *child;
-    save_usual();
-    write_file(scratch_path("out/checkpoint-00000007/notes.txt"), "mine", 4);
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000005"));
-    assert_int_equal(unlink(scratch_path("out/checkpoint-00000005/DONE")), 0);
-    child = run_child(save_body, &saving);
-    assert_int_equal(child->code, 0);
-    expect_said(child, "checkpoint-00000007.removed is no longer needed, but holds other files");
-    assert_true(is_there("checkpoint-00000007.removed/notes.txt") &&
-                !is_there("checkpoint-00000007.removed/model.bin"));
-    assert_true(is_there("checkpoint-00000005/notes.txt"));
-    expect_found("8\n", NULL);
-}
-
-// An incomplete folder has the name: it makes way.
-TEST(incomplete_name_is_taken_over) {
-    Saving saving = {scratch_path("out"), 2, 9, 1, 0};
-    const Child *child;
-    save_usual();
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
-    assert_int_equal(unlink(scratch_path("out/checkpoint-00000009/DONE")), 0);
-    child = run_child(save_body, &saving);
-    if (child->code) test_fail("exit code %d: %s", child->code, child->err);
-    expect_found("9\n", NULL);
-    assert_false(is_there("checkpoint-00000009.removed"));
-}
-
-// ---- opening --------------------------------------------------------------------------------------------------------------
-TEST(opening) {
-    Saving saving = {scratch_path("out/a/b/../c//"), 2, 3, 0, 0};
-    const Child *child;
-    fresh_folder("out");
-    child = run_child(save_body, &saving);
-    if (child->code) test_fail("exit code %d: %s", child->code, child->err);
-    assert_true(is_there("a/b") && is_there("a/c/checkpoint-00000003/DONE"));
-    expect_refused(save_body, &saving, 1, "holds a run at step 3; go on with --resume, or choose another --out");
-    write_file(scratch_path("out/file"), "x", 1);
-    saving.out = scratch_path("out/file/run");
-    expect_refused(save_body, &saving, 1, "out/file: the folder cannot be created: File exists; choose another --out");
-    saving.out = "/proc/self/nothing";
-    expect_refused(save_body, &saving, 1, "/proc/self/nothing: the folder cannot be created");
-}
-
-// What a run that was cut off left is cleared away by the next.
-TEST(leftovers_are_cleared) {
-    Saving saving = {scratch_path("out"), 2, 8, 1, 0};
-    save_usual();
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000008.partial"));
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000006.removed"));
-    write_file(scratch_path("out/checkpoint-00000008.partial/optimizer.bin.tmp"), "half", 4);
-    write_file(scratch_path("out/checkpoint-00000008.partial/DONE.tmp"), "half", 4);
-    assert_int_equal(run_child(save_body, &saving)->code, 0);
-    assert_false(is_there("checkpoint-00000006.removed") || is_there("checkpoint-00000008.partial"));
-    assert_true(is_there("checkpoint-00000007") && is_there("checkpoint-00000008"));
-}
-
-TEST(one_run_at_a_time) {
-    Saving saving = {scratch_path("out"), 2, 8, 1, 0};
-    CheckpointFolder folder;
-    char expected[64];
-    save_usual();
-    checkpoint_open(&folder, saving.out, 2, 1);
-    snprintf(expected, sizeof(expected), "out: another run (process %ld) is writing there; wait", (long)getpid());
-    expect_refused(save_body, &saving, 1, expected);
-    checkpoint_close(&folder);
-    assert_int_equal(run_child(save_body, &saving)->code, 0);
-}
-
 // ---- writing that fails: one line, the unfinished folder is gone, the last one is untouched --------------------------------
 static void expect_untouched(void) {
     Resumption r = usual_resumption();
-    Trained t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 1);
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     CheckpointFolder folder;
     RunState run = run_state(0);
     assert_false(is_there("checkpoint-00000008.partial") || is_there("checkpoint-00000008"));
@@ -568,7 +374,7 @@ static void expect_untouched(void) {
 
 TEST(file_size_limit) {
     Saving saving = {scratch_path("out"), 2, 8, 1, 0};
-    Trained t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 1);
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     save_usual();
     saving.file_limit = 4000; // less than the header of model.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/model.bin: reserving");
@@ -581,7 +387,7 @@ TEST(file_size_limit) {
 
 static void full_disk_body(const void *context) {
     const char *out = ((const Saving *)context)->out;
-    Trained t = trained_open(small, DTYPE_FP32, DTYPE_FP32, 1);
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     RunState run = run_state(7);
     CheckpointFolder folder;
     char ballast[PATH_MAX];
@@ -606,19 +412,6 @@ TEST(full_disk) {
     expect_said(child, "free there; free some space, then --resume from step 7, which is safe");
 }
 
-static void read_only_body(const void *context) {
-    const Saving *saving = (const Saving *)context;
-    if (!private_tmpfs(saving->out, 1)) exit(77);
-    save_body(saving);
-}
-
-TEST(read_only_folder) {
-    Saving saving = {fresh_folder("mount"), 2, 8, 0, 0};
-    if (run_child(read_only_body, &saving)->code == 77)
-        test_skip("this machine does not let us mount a read-only file system");
-    expect_refused(read_only_body, &saving, 1, "lock: cannot be written: Read-only file system; choose another --out");
-}
-
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(round_trip),
@@ -631,16 +424,8 @@ int main(int argc, char **argv) {
         LISTED(damaged_bits_are_refused),
         LISTED(mixed_up_files_are_refused),
         LISTED(other_states_are_refused),
-        LISTED(newest_complete_one_is_found),
-        LISTED(last_ones_are_kept),
-        LISTED(other_files_stay),
-        LISTED(incomplete_name_is_taken_over),
-        LISTED(opening),
-        LISTED(leftovers_are_cleared),
-        LISTED(one_run_at_a_time),
         LISTED(file_size_limit),
         LISTED(full_disk),
-        LISTED(read_only_folder),
     };
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }

@@ -178,12 +178,6 @@ static void attempt_body(const void *context) {
     for (i = 1; i <= calls.count; i++) putchar(calls.is_write[i] ? 'w' : '.');
 }
 
-static void copy_out_folder(const char *from, const char *to) {
-    char command[1200];
-    snprintf(command, sizeof(command), "rm -rf '%s' && cp -a '%s' '%s'", to, from, to);
-    assert_int_equal(system(command), 0);
-}
-
 TEST(killed_at_every_call) {
     const char *before = fresh_folder("before"), *out = scratch_path("out");
     Trained t = trained_open(model_text, DTYPE_FP32, DTYPE_FP32, 1);
@@ -195,14 +189,14 @@ TEST(killed_at_every_call) {
     checkpoint_open(&folder, before, 2, 0);
     save_steps(&folder, &t, 1, 2, NULL);
     checkpoint_close(&folder);
-    copy_out_folder(before, out);
+    copy_folder(before, out);
     child = run_child(attempt_body, &attempt); // never killed
     if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
     snprintf(kinds, sizeof(kinds), "%.*s", CALL_LIMIT, child->out);
     for (attempt.kill_at = 1; kinds[attempt.kill_at - 1]; attempt.kill_at++) {
         for (attempt.halve = 0; attempt.halve < (kinds[attempt.kill_at - 1] == 'w' ? 2 : 1); attempt.halve++) {
             test_case("call %d%s of %s", attempt.kill_at, attempt.halve ? ", by half" : "", kinds);
-            copy_out_folder(before, out);
+            copy_folder(before, out);
             child = run_child(attempt_body, &attempt);
             if (child->code != 1000 + SIGKILL) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
             step = resumed_step(out, &t);

@@ -198,6 +198,19 @@ static inline void edit_file(const char *path, const char *find, const char *rep
     }
 }
 
+// ---- models in memory -------------------------------------------------------------------------------------------------------------
+static inline Model model_of(const char *text, DType dtype) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    return model_build(&config, dtype);
+}
+
+static inline void *load_model(const Ops *ops, const WeightSource *source, const Model *model) {
+    void *device = ops->allocate(model->elements * dtype_size(model->dtype));
+    assert_non_null(device);
+    weights_load(source, model, ops, device);
+    return device;
+}
+
 // ---- models by formula ------------------------------------------------------------------------------------------------------------
 // Value of element i of the model, in memory order: what tells elements from each other, and survives fp32.
 static inline double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
