@@ -95,7 +95,8 @@ static void resume_case(DType moments, int master) {
     void *gradients, *weights;
     size_t n, i;
     test_case("moments %s, %s master", dtype_name(moments), master ? "with" : "without");
-    whole = trained_open(usual_model, stored, moments, master), first = trained_open(usual_model, stored, moments, master);
+    whole = trained_open(usual_model, stored, moments, master),
+    first = trained_open(usual_model, stored, moments, master);
     second = trained_open(usual_model, stored, moments, master);
     n = whole.model->elements;
     weights = case_memory(n * dtype_size(stored));
