@@ -37,10 +37,10 @@ try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/de
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
-HAVE_OPENMP := $(call try_flag,-fopenmp)
+HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))
 NATIVE      := $(call try_flag,-march=native)
 
-WARNINGS := -Wall -Wextra -Werror
+WARNINGS := -Wall -Wextra -Werror $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
 DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g

@@ -51,9 +51,9 @@ static void gelu_forward(Stored *out, const Stored *in, size_t count) {
     size_t blocks = block_count(count), b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (b = 0; b < blocks; b++) {
-        const floatX *block = (const floatX *)in + b * BLOCK;
-        floatX *out_block = (floatX *)out + b * BLOCK;
-        size_t length = min_size(BLOCK, count - b * BLOCK);
+        const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS;
+        floatX *out_block = (floatX *)out + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
 #pragma omp simd
         for (size_t i = 0; i < length; i++) {
             floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
@@ -67,9 +67,10 @@ static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size
     size_t blocks = block_count(count), b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (b = 0; b < blocks; b++) {
-        const floatX *block = (const floatX *)in + b * BLOCK, *dout_block = (const floatX *)dout + b * BLOCK;
-        floatX *dx_block = (floatX *)dx + b * BLOCK;
-        size_t length = min_size(BLOCK, count - b * BLOCK);
+        const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS,
+                     *dout_block = (const floatX *)dout + b * BLOCK_ELEMENTS;
+        floatX *dx_block = (floatX *)dx + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
 #pragma omp simd
         for (size_t i = 0; i < length; i++) {
             floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);

@@ -79,14 +79,14 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
 
 enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
 
-// block_close for what AdamW keeps: bf16 stochastically, everything else as usual. BLOCK is part of the random stream.
+// block_close for what AdamW keeps: bf16 stochastically, everything else as usual. BLOCK_ELEMENTS is part of the random stream.
 static void adamw_close(void *memory, DType type, size_t block, size_t count, const floatS *values, const AdamW *step,
                         int role) {
     if (type == DTYPE_BF16)
-        round_stochastically((uint16_t *)memory + block * BLOCK, values, count,
+        round_stochastically((uint16_t *)memory + block * BLOCK_ELEMENTS, values, count,
                              random_bits(step->seed, (uint64_t)step->step * ADAMW_ROLES + (uint64_t)role, block));
     else
-        block_close(memory, type, block * BLOCK, count, values);
+        block_close(memory, type, block * BLOCK_ELEMENTS, count, values);
 }
 
 static void adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
@@ -97,8 +97,8 @@ static void adamw(Stored *w_, float *master, const void *gradient, DType gradien
     size_t blocks = block_count(count), b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (b = 0; b < blocks; b++) {
-        size_t begin = b * BLOCK, length = min_size(BLOCK, count - begin);
-        floatS buffer[4][BLOCK], *w, *bm, *bv;
+        size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+        floatS buffer[4][BLOCK_ELEMENTS], *w, *bm, *bv;
         const floatS *g = block_read(gradient, gradient_type, begin, length, buffer[0]);
         w = block_open(weights, weights_type, begin, length, buffer[1]);
         bm = block_open(m, moment_type, begin, length, buffer[2]);

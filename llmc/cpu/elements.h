@@ -1,6 +1,6 @@
 /*
 Runs of elements whose type is known at run time only: stored gradients, AdamW's moments, a file's tensors. An op walks
-them in blocks of BLOCK elements, each of which it sees as floatS: in place where the memory holds floatS already,
+them in blocks of BLOCK_ELEMENTS, each of which it sees as floatS: in place where the memory holds floatS already,
 otherwise by way of a small buffer that stays in the first-level cache.
 */
 #ifndef LLMC_CPU_ELEMENTS_H
@@ -9,11 +9,15 @@ otherwise by way of a small buffer that stays in the first-level cache.
 #include "precision.h"
 
 enum {
-    BLOCK = 1024,           // elements; also the unit of adamw's random numbers, see there
+    BLOCK_ELEMENTS = 1024,  // also the unit of adamw's random numbers, see there
     PARALLEL_MIN = 1 << 14, // elements below which waking the other threads costs more than they save
 };
 
-static inline size_t block_count(size_t count) { return (count + BLOCK - 1) / BLOCK; }
+// Sums over tokens are made in groups of so many: rounding errors of a long sum then grow with the number of groups and
+// the length of one, not with their product.
+enum { TOKEN_GROUP = 64 };
+
+static inline size_t block_count(size_t count) { return (count + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS; }
 
 static inline int is_floatS(DType type) { return type == dtype_of_sums(FLOATX_DTYPE); }
 

@@ -29,7 +29,8 @@ static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t
     }
 }
 
-enum { COLUMNS = 256 }; // of a row are summed at a time; few, so that several threads share a frequent token's row
+// Columns of a row that are summed at a time; few, so that several threads share a frequent token's row.
+enum { EMBEDDING_COLUMNS = 256 };
 
 // scratch, as int32: end[rows], then order[N]
 static size_t embedding_backward_scratch(size_t N, size_t rows, size_t C) {
@@ -51,18 +52,14 @@ static void sort_by_row(int32_t *end, int32_t *order, const int32_t *index, size
     for (t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
 }
 
-/*
-dw[begin .. begin + count) += the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens), which is taken
-in groups: the rounding errors of a long sum then grow with the number of groups and the length of one, not their product.
-*/
+// dw[begin .. begin + count) += the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens)
 static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *dx, const int32_t *order, size_t tokens,
                            size_t count, size_t C) {
-    enum { GROUP = 64 };
-    floatS sum[COLUMNS] = {0}, buffer[COLUMNS], *block;
+    floatS sum[EMBEDDING_COLUMNS] = {0}, buffer[EMBEDDING_COLUMNS], *block;
     size_t first, i;
-    for (first = 0; first < tokens; first += GROUP) {
-        floatS group[COLUMNS] = {0};
-        for (i = first; i < min_size(first + GROUP, tokens); i++) {
+    for (first = 0; first < tokens; first += TOKEN_GROUP) {
+        floatS group[EMBEDDING_COLUMNS] = {0};
+        for (i = first; i < min_size(first + TOKEN_GROUP, tokens); i++) {
             const floatX *row = dx + (size_t)order[i] * C;
 #pragma omp simd
             for (size_t c = 0; c < count; c++) group[c] += load(row[c]);
@@ -78,15 +75,15 @@ static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *
 static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                                size_t C, Summed *scratch) {
     int32_t *end = (int32_t *)scratch, *order = end + rows;
-    size_t blocks = (C + COLUMNS - 1) / COLUMNS, r, b;
+    size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS, r, b;
     sort_by_row(end, order, index, N, rows);
 #pragma omp parallel for collapse(2) schedule(dynamic, 16) if (N * C >= PARALLEL_MIN)
     for (r = 0; r < rows; r++) {
         for (b = 0; b < blocks; b++) {
-            size_t first = r ? (size_t)end[r - 1] : 0, tokens = (size_t)end[r] - first, c = b * COLUMNS;
+            size_t first = r ? (size_t)end[r - 1] : 0, tokens = (size_t)end[r] - first, c = b * EMBEDDING_COLUMNS;
             if (tokens)
                 add_token_rows(dw, dw_type, r * C + c, (const floatX *)dx + c, order + first, tokens,
-                               min_size(COLUMNS, C - c), C);
+                               min_size(EMBEDDING_COLUMNS, C - c), C);
         }
     }
 }

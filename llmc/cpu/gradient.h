@@ -11,9 +11,9 @@ static void round_sums(Stored *out, const Summed *in, size_t count) {
     size_t blocks = block_count(count), b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (b = 0; b < blocks; b++) {
-        const floatS *sums = (const floatS *)in + b * BLOCK;
-        floatX *rounded = (floatX *)out + b * BLOCK;
-        size_t length = min_size(BLOCK, count - b * BLOCK);
+        const floatS *sums = (const floatS *)in + b * BLOCK_ELEMENTS;
+        floatX *rounded = (floatX *)out + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
 #pragma omp simd
         for (size_t i = 0; i < length; i++) rounded[i] = store(sums[i]);
     }
@@ -23,9 +23,9 @@ static void gradient_add(void *gradient, DType type, const Summed *in_, size_t c
     size_t blocks = block_count(count), b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (b = 0; b < blocks; b++) {
-        size_t begin = b * BLOCK, length = min_size(BLOCK, count - begin);
+        size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
         const floatS *in = (const floatS *)in_ + begin;
-        floatS buffer[BLOCK], *block = block_open(gradient, type, begin, length, buffer);
+        floatS buffer[BLOCK_ELEMENTS], *block = block_open(gradient, type, begin, length, buffer);
 #pragma omp simd
         for (size_t i = 0; i < length; i++) block[i] += in[i];
         block_close(gradient, type, begin, length, block);
@@ -42,8 +42,8 @@ static double sum_of_squares(const void *x, DType type, size_t count) {
         size_t b;
         part[p] = 0;
         for (b = blocks * p / PARTS; b < blocks * (p + 1) / PARTS; b++) {
-            size_t begin = b * BLOCK, length = min_size(BLOCK, count - begin);
-            floatS buffer[BLOCK];
+            size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+            floatS buffer[BLOCK_ELEMENTS];
             const floatS *block = block_read(x, type, begin, length, buffer);
             double squares = 0;
 #pragma omp simd reduction(+ : squares)

@@ -5,6 +5,7 @@ sum is fp32 and is rounded once, after bias, residual or the accumulated gradien
 #ifndef LLMC_CPU_LINEAR_H
 #define LLMC_CPU_LINEAR_H
 #include "../ops.h"
+#include "elements.h"
 #include "product.h"
 
 static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
@@ -39,8 +40,12 @@ static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC
     for (size_t strip = 0; strip < OC; strip += BIAS_STRIP) {
         size_t width = min_size(BIAS_STRIP, OC - strip);
         floatS sum[BIAS_STRIP] = {0};
-        for (size_t t = 0; t < n; t++)
-            for (size_t j = 0; j < width; j++) sum[j] += load(dout[t * OC + strip + j]);
+        for (size_t first = 0; first < n; first += TOKEN_GROUP) {
+            floatS group[BIAS_STRIP] = {0};
+            for (size_t t = first; t < min_size(first + TOKEN_GROUP, n); t++)
+                for (size_t j = 0; j < width; j++) group[j] += load(dout[t * OC + strip + j]);
+            for (size_t j = 0; j < width; j++) sum[j] += group[j];
+        }
         for (size_t j = 0; j < width; j++) dbias[strip + j] += sum[j];
     }
 }

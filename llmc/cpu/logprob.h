@@ -35,8 +35,8 @@ static double sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temp
     double sum = 0;
     size_t begin;
     *top = -FLT_MAX;
-    for (begin = 0; begin < V; begin += BLOCK) {
-        size_t count = min_size(BLOCK, V - begin);
+    for (begin = 0; begin < V; begin += BLOCK_ELEMENTS) {
+        size_t count = min_size(BLOCK_ELEMENTS, V - begin);
         const floatX *block = x + begin;
         floatS block_top = maximum(block, count, *top), block_sum = 0;
         if (block_top > *top) {
@@ -83,8 +83,9 @@ static void logprob(Summed *logp_, Stored *logits_, const int32_t *targets, cons
                     double temperature) {
     floatS *logp = (floatS *)logp_;
     const floatS *weight = (const floatS *)weight_;
+    // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)
     size_t turn = 1 + 4 * PARALLEL_MIN / V, t;
-    // dynamic: rows that do not count cost next to nothing and come in long runs (prompts)
+    (void)turn; // without OpenMP
 #pragma omp parallel for schedule(dynamic, turn) if (n * V >= PARALLEL_MIN)
     for (t = 0; t < n; t++) {
         floatX *x = (floatX *)logits_ + t * V;

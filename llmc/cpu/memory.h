@@ -20,9 +20,10 @@ static size_t allocation_size(size_t bytes) {
 
 // Large allocations start at a multiple of HUGE_PAGE: more is mapped, and what lies before and behind goes back.
 static void *memory_allocate(size_t bytes) {
-    size_t size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE, before, behind;
+    size_t size, slack, before, behind;
     char *memory;
-    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL;
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL; // size + slack would wrap around
+    size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
     memory = (char *)mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
     if (!slack) return memory;
@@ -106,19 +107,20 @@ static size_t memory_available(void) {
 
 // ---- copies and clears ---------------------------------------------------------------------------------------------------
 // Large copies and clears are shared by all threads: one core alone does not reach the memory's bandwidth.
-#define PIECE ((size_t)1 << 20)
+#define COPY_PIECE ((size_t)1 << 20)
 
 static void memory_copy(void *out, const void *in, size_t bytes) {
-    size_t pieces = (bytes + PIECE - 1) / PIECE, i;
+    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE, i;
 #pragma omp parallel for schedule(static) if (pieces > 1)
     for (i = 0; i < pieces; i++)
-        memcpy((char *)out + i * PIECE, (const char *)in + i * PIECE, min_size(PIECE, bytes - i * PIECE));
+        memcpy((char *)out + i * COPY_PIECE, (const char *)in + i * COPY_PIECE,
+               min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
 static void memory_zero(void *out, size_t bytes) {
-    size_t pieces = (bytes + PIECE - 1) / PIECE, i;
+    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE, i;
 #pragma omp parallel for schedule(static) if (pieces > 1)
-    for (i = 0; i < pieces; i++) memset((char *)out + i * PIECE, 0, min_size(PIECE, bytes - i * PIECE));
+    for (i = 0; i < pieces; i++) memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
 #endif
