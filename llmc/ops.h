@@ -21,6 +21,7 @@ typedef struct Stored Stored;
 typedef struct Summed Summed;
 
 // Queries [begin, end) of one document: they attend to keys [document, their own position]. Indices into the stream.
+// A span is never empty: begin < end.
 typedef struct {
     size_t document, begin, end;
 } Span;
@@ -106,7 +107,8 @@ typedef struct Ops {
     void (*attention_backward)(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
-    size_t (*attention_scratch)(size_t n, size_t NH, size_t NKV, size_t HD); // enough for either
+    // enough for either; never less for more queries: plans rely on it
+    size_t (*attention_scratch)(size_t n, size_t NH, size_t NKV, size_t HD);
 
     // ---- activations ----------------------------------------------------------------------------------------------
     // out[n,FF] = silu(gate) * up with gate_up[n,2FF] = [gate, up] in each row
@@ -119,7 +121,8 @@ typedef struct Ops {
 
     // ---- loss head --------------------------------------------------------------------------------------------------
     // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
-    // become their own gradient: weight/temperature * (onehot(target) - softmax); weight NULL leaves them as they are.
+    // become their own gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are afterwards what
+    // they were before, but not read-only: a row's target stands aside while the others are summed.
     void (*logprob)(Summed *logp, Stored *logits, const int32_t *targets, const Summed *weight, size_t n, size_t V,
                     double temperature);
 

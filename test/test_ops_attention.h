@@ -5,6 +5,9 @@ Part of test_ops.c.
 */
 #ifndef TEST_OPS_ATTENTION_H
 #define TEST_OPS_ATTENTION_H
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 #include "reference.h"
 #include "testing.h"
 
@@ -159,6 +162,135 @@ TEST(attention_sharp_scores) {
         attention_chunk_case(lengths, 2, 220, 310, head_shapes[h], 8.0, 60.0);
         attention_chunk_case(lengths, 2, 150, 190, head_shapes[h], 1.5, 2.0);
     }
+}
+
+// A row's output is a sum over all its keys, here with nearly equal weights of values around 2. Backward takes it from every
+// dout . v, so it must be much better than an fp32 sum of so many terms (2e-6).
+TEST(attention_long_sums) {
+    const Ops *ops = ops_device;
+    const size_t T = 200000, n = 3, HD = 8;
+    const Span span = {0, T - n, T};
+    Spans spans;
+    Guarded *q, *k, *v, *out, *lse, *scratch;
+    double *expected_out, *expected_lse, slack;
+    test_case("%zu keys", T);
+    memset(&spans, 0, sizeof(spans));
+    spans.span = &span, spans.count = 1;
+    q = guarded_normal(INPUT, "q", ops->stored, n * HD, 0.0, 1.0);
+    k = guarded_normal(INPUT, "k", ops->stored, T * HD, 0.0, 0.003);
+    v = guarded_normal(INPUT, "v", ops->stored, T * HD, 2.0, 0.3);
+    out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
+    lse = guarded_poison(CHANGED, "lse", ops->summed, n);
+    scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
+    CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, 1, 1, HD, 1.0, scratch->data));
+    expected_out = case_doubles(n * HD), expected_lse = case_doubles(n);
+    reference_attention_forward(expected_out, expected_lse, q->values, k->values, v->values, spans, 1, 1, HD, 1.0,
+                                case_doubles(T));
+    slack = ops->stored == DTYPE_FP32   ? 0.15
+            : ops->stored == DTYPE_BF16 ? 1.0
+                                        : 20.0; // double: the reference's own error
+    expect_within(out, expected_out, slack, 0.0);
+    expect_within(lse, expected_lse, ops->stored == DTYPE_FP64 ? 20.0 : 1.0, 0.0);
+}
+
+// A quiet NaN whose last bits are `payload`, as element i of an input.
+static void set_nan(Guarded *t, size_t i, uint64_t payload) {
+    const uint64_t quiet[] = {0x7fc0, 0x7fc00000, 0x7ff8000000000000}, size = dtype_size(t->type);
+    const uint64_t bits = quiet[size / 4] | payload; // little-endian: its first `size` bytes
+    memcpy(t->before + t->offset + i * size, &bits, size);
+}
+
+// Whatever bits a NaN has: a query's own output is NaN, and so is that of all that see a key with one.
+TEST(attention_nan_shows) {
+    static const uint64_t payloads[] = {0, 1, 2, 3, 5, 8, 21, 42, 63};
+    const Ops *ops = ops_device;
+    const size_t n = 150, HD = 20, bad = 97;
+    const Span span = {0, 0, n};
+    size_t p, i;
+    int key;
+    for (p = 0; p < 2 * sizeof(payloads) / sizeof(payloads[0]); p++) {
+        Guarded *q, *k, *v, *out, *lse, *scratch;
+        Spans spans;
+        key = (int)(p % 2);
+        test_case("NaN with payload %d in a %s", (int)payloads[p / 2], key ? "key" : "query");
+        memset(&spans, 0, sizeof(spans));
+        spans.span = &span, spans.count = 1;
+        q = guarded_normal(INPUT, "q", ops->stored, n * HD, 0.0, 1.0);
+        k = guarded_normal(INPUT, "k", ops->stored, n * HD, 0.0, 1.0);
+        v = guarded_normal(INPUT, "v", ops->stored, n * HD, 0.0, 1.0);
+        out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
+        lse = guarded_poison(CHANGED, "lse", ops->summed, n);
+        scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
+        set_nan(key ? k : q, bad * HD + 3, payloads[p / 2]);
+        tensors_load();
+        ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, 1, 1, HD, 0.2, scratch->data);
+        tensors_check(0);
+        for (i = bad; i < (key ? n : bad + 1); i++) {
+            size_t d;
+            for (d = 0; d < HD; d++)
+                if (!isnan(result(out, i * HD + d)))
+                    test_fail("out[%zu] of query %zu is %g, not NaN", d, i, result(out, i * HD + d));
+            if (!isnan(result(lse, i))) test_fail("lse of query %zu is %g, not NaN", i, result(lse, i));
+        }
+        for (i = 0; i < 80 * HD; i++) // far enough before
+            if (!isfinite(result(out, i))) test_fail("out[%zu] does not see the NaN, but is %g", i, result(out, i));
+    }
+}
+
+// ---- threads ------------------------------------------------------------------------------------------------------------
+static void set_threads(int threads) {
+#if defined(_OPENMP)
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+}
+
+static int threads_now(void) {
+#if defined(_OPENMP)
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+// Work is shared in other ways: whole heads, query blocks, segments of keys.
+TEST(attention_with_any_threads) {
+    static const int threads[] = {1, 3, 5, 16, 40};
+    static const size_t lengths[] = {140, 5, 269, 1, 3};
+    static const Heads shapes[] = {{4, 1, 20}, {3, 3, 16}, {4, 2, 20}};
+    const int before = threads_now();
+    size_t i, h;
+    for (i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
+        for (h = 0; h < sizeof(shapes) / sizeof(shapes[0]); h++) {
+            set_threads(threads[i]);
+            attention_chunk_case(lengths, 5, 120 + 10 * i, 330 + 20 * i, shapes[h], 1.0, 1.0);
+        }
+    set_threads(before);
+}
+
+// Plans take the scratch memory of the largest chunk for all. A multiple of the threads must not be a multiple of memory.
+TEST(attention_scratch_of_any_threads) {
+    static const int threads[] = {1, 2, 3, 8, 16, 64, 192};
+    const int before = threads_now();
+    size_t i, h, n, sixteen = 0;
+    for (i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+        set_threads(threads[i]);
+        for (h = 0; h < HEAD_SHAPES; h++) {
+            size_t least = 0;
+            test_case("%d threads, NH=%zu NKV=%zu HD=%zu", threads[i], head_shapes[h].NH, head_shapes[h].NKV,
+                      head_shapes[h].HD);
+            for (n = 1; n < 20000; n += 1 + n / 50) {
+                size_t now = ops_device->attention_scratch(n, head_shapes[h].NH, head_shapes[h].NKV, head_shapes[h].HD);
+                if (now < least) test_fail("n = %zu needs less than fewer queries: %zu after %zu", n, now, least);
+                least = now;
+            }
+        }
+        n = ops_device->attention_scratch(1024, 32, 8, 128);
+        if (threads[i] == 16) sixteen = n;
+        if (sixteen && n > 4 * sixteen) test_fail("%zu elements with %d threads, %zu with 16", n, threads[i], sixteen);
+    }
+    set_threads(before);
 }
 
 // ---- a whole stream, chunk by chunk -----------------------------------------------------------------------------------------

@@ -8,6 +8,10 @@ A query block is up to 2^17 elements: tokens x the query heads of one key/value 
 shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
 threads idle, a query block's keys are cut into segments, and their partial dQ are added in the order of the segments.
 So no result depends on which thread did what; forward not even on the chunk or on the number of threads.
+
+A row's output is a sum over keys, and backward lives on its digits (delta = dout . out is taken from every dout . v). So
+it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6 keys.
+The sum of its weights is double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
@@ -18,18 +22,27 @@ So no result depends on which thread did what; forward not even on the chunk or 
 #include "../utils.h"
 #include "attention_block.h"
 
-#define QUERY_ELEMENTS   ((size_t)1 << 17)
-#define TASKS_PER_THREAD ((size_t)4) // enough to even out triangles of different size
-#define LOG2_E           1.4426950408889634074
-#define LN_2             0.69314718055994530942
+// Scratch memory is three query blocks per thread and one per task of a cut document. So that it does not grow with the
+// threads as it likes, blocks are smaller above 16 threads. Keys are then packed more often: 2^16 elements cost 1 - 3 % of
+// the time of 2^17, 2^15 cost 4 - 11 %, 2^14 20 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70
+// with 16, 77 with 32, 91 with 64, 274 with 192.)
+#define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
+#define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
+#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits
+#define TASKS_PER_THREAD     ((size_t)4)       // enough to even out triangles of different size
+#define FOLD_BLOCKS          64
+#define LOG2_E               1.4426950408889634074
+#define LN_2                 0.69314718055994530942
 
 // What the blocks of one call have in common. Tensors as in ops.h; those of the queries start at token `first`.
 typedef struct {
-    const floatX *q, *k, *v, *dout, *out;
+    const floatX *q, *k, *v;
+    const floatX *dout, *out; // backward only, as are the next two lines
     const floatS *lse;
     floatS *dk, *dv;
     size_t first, NH, NKV, HD;
-    size_t group; // query heads per key/value head
+    size_t group;                 // query heads per key/value head
+    size_t threads, tokens, rows; // that share the work; of the largest query block
     double scale;
 } Attention;
 
@@ -41,13 +54,15 @@ typedef struct {
 
 // One thread's packed blocks.
 typedef struct {
-    floatS *q, *dout;         // [rows][width]
-    floatS *out;              // [rows][width]  forward: the unfinished output; backward: out, then dq
+    floatS *q;                // [rows][width]
+    floatS *dout;             // [rows][width]  forward: the unfinished output, as far as it is folded
+    floatS *out;              // [rows][width]  forward: the rest of it; backward: out, then dq
     floatS *keys;             // [BLOCK_KEYS][width]  k or v
     floatS *kt, *vt;          // [width][SCORE_STRIDE]  their transposes
     floatS *dk, *dv;          // [BLOCK_KEYS][width]
     floatS *scores, *dscores; // [BLOCK_ROWS][SCORE_STRIDE]
-    floatS *largest, *sum;    // [rows]  forward: the largest score so far, the sum of weights
+    floatS *largest;          // [rows]  forward: the largest score so far
+    double *sum;              // [rows]  forward: the sum of weights
     floatS *lse, *delta;      // [rows]  backward: log2 sum 2^scores, dout . out
 } AttentionScratch;
 
@@ -69,8 +84,10 @@ static size_t attention_thread(void) {
 
 // ---- scratch ---------------------------------------------------------------------------------------------------------
 
-static size_t query_block_tokens(size_t n, size_t group, size_t HD) {
-    return min_size(n, max_size(1, QUERY_ELEMENTS / HD / group));
+// Of a query block, at most, in a chunk of n tokens.
+static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
+    const size_t share = max_size(QUERY_ELEMENTS_ALL / threads, QUERY_ELEMENTS_LEAST);
+    return min_size(n, max_size(1, min_size(share, QUERY_ELEMENTS_MOST) / HD / group));
 }
 
 static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
@@ -79,7 +96,7 @@ static size_t query_block_rows(size_t tokens, size_t group) { return round_up(to
 static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
     size_t used = 0;
-#define CUT(field, elements) s->field = base ? base + used : NULL, used += round_up(elements, CACHE_LINE)
+#define CUT(field, elements) s->field = (void *)(base ? base + used : NULL), used += round_up(elements, CACHE_LINE)
     CUT(q, rows * width);
     CUT(dout, rows * width);
     CUT(out, rows * width);
@@ -91,7 +108,7 @@ static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size
     CUT(scores, BLOCK_ROWS * SCORE_STRIDE);
     CUT(dscores, BLOCK_ROWS * SCORE_STRIDE);
     CUT(largest, rows);
-    CUT(sum, rows);
+    CUT(sum, rows * sizeof(double) / sizeof(floatS));
     CUT(lse, rows);
     CUT(delta, rows);
 #undef CUT
@@ -107,7 +124,7 @@ static size_t key_segments(double share, size_t NKV, size_t threads) {
 
 static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     const size_t threads = attention_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
-    const size_t rows = query_block_rows(query_block_tokens(n, group, HD), group);
+    const size_t rows = query_block_rows(query_block_tokens(n, group, HD, threads), group);
     AttentionScratch s;
     return CACHE_LINE + threads * attention_cut(&s, NULL, rows, HD) +
            (segments > 1 ? segments * NKV * rows * packed_width(HD) : 0);
@@ -147,13 +164,18 @@ static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t
 
 static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t group = a->group, HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * group;
-    size_t seen[BLOCK_ROWS];
+    size_t seen[BLOCK_ROWS], blocks = 0;
+    floatS *folded = NULL, *parts;
     pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
     memset(s->out, 0, round_up(rows, TILE_ROWS) * width * sizeof(floatS));
     for (size_t r = 0; r < round_up(rows, TILE_ROWS); r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
 
-    for (size_t key = b.document; key < b.end; key += BLOCK_KEYS) {
+    for (size_t key = b.document; key < b.end; key += BLOCK_KEYS, blocks++) {
         const size_t keys = min_size(BLOCK_KEYS, b.end - key);
+        if (blocks == FOLD_BLOCKS) {
+            block_fold(s->dout, s->out, round_up(rows, TILE_ROWS), HD, folded != NULL);
+            folded = s->dout, blocks = 0;
+        }
         pack_keys(s->keys, a->k, a, b.head, key, keys);
         block_transpose(s->kt, s->keys, keys, HD);
         pack_keys(s->keys, a->v, a, b.head, key, keys);
@@ -161,15 +183,18 @@ static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlo
             const size_t count = min_size(BLOCK_ROWS, round_up(rows - row, TILE_ROWS));
             see_keys(seen, b, row, count, key, keys, group);
             block_scores(s->scores, s->q + row * width, s->kt, seen, count, HD);
-            block_largest(s->scores, s->out + row * width, s->largest + row, s->sum + row, seen, count, HD);
+            block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
+                          s->sum + row, seen, count, HD);
             block_weights(s->scores, s->largest + row, s->sum + row, seen, count);
             block_apply(s->out + row * width, s->scores, s->keys, seen, count, HD);
         }
     }
+    parts = folded ? folded : s->out; // what is folded and the rest, or the rest alone
     for (size_t r = 0; r < rows; r++) {
         const size_t place = row_place(a, b, r);
-        block_unpack(out + place * HD, s->out + r * width, 0, 1, HD, 1 / s->sum[r]);
-        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2((double)s->sum[r])));
+        block_unpack(out + place * HD, parts + r * width, (size_t)(s->out - parts), folded ? 2 : 1, HD,
+                     (floatS)(1 / s->sum[r]));
+        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
     }
 }
 
@@ -228,7 +253,8 @@ static double causal_pairs(Span span) {
 }
 
 // Backward of a query block against segment `segment` of its keys. The boundaries are multiples of BLOCK_KEYS such that
-// every segment has about the same number of query-key pairs.
+// every segment has about the same number of query-key pairs. On the diagonal `here` counts pairs that are masked (what
+// they cost is small), so `before` may end above `pairs`; what lies there is the last segment's.
 static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
                            const AttentionScratch *s) {
     const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
@@ -261,25 +287,31 @@ static size_t even_tokens(Span span, size_t most) {
     return (n + blocks - 1) / blocks;
 }
 
+static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, size_t NH, size_t NKV,
+                              size_t HD, double scale) {
+    Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = scale};
+    a.first = spans.span[0].begin;
+    a.NH = NH, a.NKV = NKV, a.HD = HD, a.group = NH / NKV;
+    a.threads = attention_threads();
+    a.tokens = query_block_tokens(spans.span[spans.count - 1].end - a.first, a.group, HD, a.threads);
+    a.rows = query_block_rows(a.tokens, a.group);
+    return a;
+}
+
 static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     if (spans.count == 0) return;
-    const size_t first = spans.span[0].begin, n = spans.span[spans.count - 1].end - first, group = NH / NKV;
-    const size_t threads = attention_threads(), tokens = query_block_tokens(n, group, HD);
-    const size_t rows = query_block_rows(tokens, group);
+    const Attention a = attention_of(q, k, v, spans, NH, NKV, HD, scale);
+    const size_t n = spans.span[spans.count - 1].end - a.first;
     // Smaller blocks where there would be too few for the threads.
-    const size_t most = min_size(tokens, max_size(BLOCK_ROWS / group + 1, n * NKV / (TASKS_PER_THREAD * threads)));
-    const Attention a = {.q = (const floatX *)q,
-                         .k = (const floatX *)k,
-                         .v = (const floatX *)v, // clang-format off
-                         .first = first, .NH = NH, .NKV = NKV, .HD = HD, .group = group, .scale = scale};
-    // clang-format on
+    const size_t most =
+        min_size(a.tokens, max_size(BLOCK_ROWS / a.group + 1, n * NKV / (TASKS_PER_THREAD * a.threads)));
     floatS *memory = cache_line_aligned(scratch);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(a.threads)
     {
         AttentionScratch s;
-        const size_t share = attention_cut(&s, NULL, rows, HD);
-        attention_cut(&s, memory + attention_thread() * share, rows, HD);
+        const size_t share = attention_cut(&s, NULL, a.rows, HD);
+        attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
         for (size_t i = spans.count; i-- > 0;) { // the last tokens have the most keys: long tasks first
             const Span span = spans.span[i];
             const size_t size = even_tokens(span, most), blocks = (span.end - span.begin + size - 1) / size;
@@ -324,29 +356,22 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
                                const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     if (spans.count == 0) return;
-    const size_t first = spans.span[0].begin, n = spans.span[spans.count - 1].end - first, group = NH / NKV;
-    const size_t threads = attention_threads(), tokens = query_block_tokens(n, group, HD);
-    const size_t rows = query_block_rows(tokens, group);
-    const Attention a = {.q = (const floatX *)q,
-                         .k = (const floatX *)k,
-                         .v = (const floatX *)v, // clang-format off
-                         .dout = (const floatX *)dout, .out = (const floatX *)out, .lse = (const floatS *)lse,
-                         .dk = (floatS *)dk, .dv = (floatS *)dv,
-                         .first = first, .NH = NH, .NKV = NKV, .HD = HD, .group = group, .scale = scale};
-    // clang-format on
+    Attention a = attention_of(q, k, v, spans, NH, NKV, HD, scale);
     floatS *memory = cache_line_aligned(scratch);
     double pairs = 0;
+    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
+    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
     for (size_t i = 0; i < spans.count; i++) pairs += causal_pairs(spans.span[i]);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(a.threads)
     {
         AttentionScratch s;
-        const size_t share = attention_cut(&s, NULL, rows, HD);
-        floatS *parts = memory + threads * share;
-        attention_cut(&s, memory + attention_thread() * share, rows, HD);
+        const size_t share = attention_cut(&s, NULL, a.rows, HD);
+        floatS *parts = memory + a.threads * share;
+        attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
         for (size_t i = spans.count; i-- > 0;) {
             const Span span = spans.span[i];
-            const size_t size = even_tokens(span, tokens),
-                         cuts = key_segments(causal_pairs(span) / pairs, NKV, threads);
+            const size_t size = even_tokens(span, a.tokens),
+                         cuts = key_segments(causal_pairs(span) / pairs, NKV, a.threads);
             if (cuts == 1) {
 #pragma omp for schedule(dynamic) nowait
                 for (size_t head = 0; head < NKV; head++) backward_document((floatX *)dq, &a, span, head, size, &s);
@@ -355,7 +380,8 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
             for (size_t begin = span.begin; begin < span.end; begin += size) {
                 const Span block = {span.document, begin, min_size(begin + size, span.end)};
                 const size_t key_blocks = (block.end - block.document + BLOCK_KEYS - 1) / BLOCK_KEYS;
-                backward_team((floatX *)dq, &a, block, min_size(cuts, key_blocks), parts, rows * packed_width(HD), &s);
+                backward_team((floatX *)dq, &a, block, min_size(cuts, key_blocks), parts, a.rows * packed_width(HD),
+                              &s);
             }
         }
     }

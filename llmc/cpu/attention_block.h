@@ -5,6 +5,8 @@ between them. Query rows are tokens x the query heads of one key/value head, so 
 
 Causality is an array: seen[r], the number of the block's keys that row r sees, which never falls with r. A tile of
 TILE_ROWS rows does the work of its last row, so only tiles on the diagonal compute anything that is masked afterwards.
+What is masked is a weight of 0, and 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1
+rows before it. Harmless, since a run with such values is stopped.
 
 Sizes. With 64-byte vectors and 32 registers a tile is 8 rows x 3 vectors of sums, with 3 loaded vectors and a broadcast:
 24 multiply-adds for 11 loads. The right operand of a product is walked in panels of 3 vectors; 128 keys or dimensions
@@ -30,10 +32,7 @@ reading and writing the result; a block's keys, their transposes, dk and dv (72 
 #define ROW_MULTIPLE (VECTOR_LANES > TILE_ROWS ? VECTOR_LANES : TILE_ROWS)
 
 // A packed row is an odd number of cache lines long, so that the rows of a panel spread over all sets of the cache.
-#define CACHE_LINE   (64 / sizeof(floatS))
 #define SCORE_STRIDE (BLOCK_KEYS + CACHE_LINE)
-
-static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 static inline size_t packed_width(size_t HD) { return (((HD + CACHE_LINE - 1) / CACHE_LINE) | 1) * CACHE_LINE; }
 
@@ -41,7 +40,7 @@ static inline size_t packed_width(size_t HD) { return (((HD + CACHE_LINE - 1) / 
 
 // c[TILE_ROWS][vectors] = or += sum over i < length of a[r * a_row + i * a_step] * b[i][vectors]. A fresh sum is added to
 // c at the end: blocked summation, whose rounding error grows with the number of blocks, not of terms.
-VECTOR_INLINE void product_tile(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
+VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                 const floatS *b, size_t b_stride, size_t length, int vectors, int accumulate) {
     Vector sum[TILE_ROWS][TILE_VECTORS], right[TILE_VECTORS];
     for (int r = 0; r < TILE_ROWS; r++)
@@ -62,12 +61,12 @@ VECTOR_INLINE void product_tile(floatS *c, size_t c_stride, const floatS *a, siz
 }
 
 // The same where the number of vectors is known only at run time.
-VECTOR_INLINE void product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step, const floatS *b,
-                           size_t b_stride, size_t length, size_t vectors, int accumulate) {
+VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
+                                   const floatS *b, size_t b_stride, size_t length, size_t vectors, int accumulate) {
     switch (vectors) {
-    case 1: product_tile(c, c_stride, a, a_row, a_step, b, b_stride, length, 1, accumulate); break;
-    case 2: product_tile(c, c_stride, a, a_row, a_step, b, b_stride, length, 2, accumulate); break;
-    default: product_tile(c, c_stride, a, a_row, a_step, b, b_stride, length, TILE_VECTORS, accumulate); break;
+    case 1: tile_product(c, c_stride, a, a_row, a_step, b, b_stride, length, 1, accumulate); break;
+    case 2: tile_product(c, c_stride, a, a_row, a_step, b, b_stride, length, 2, accumulate); break;
+    default: tile_product(c, c_stride, a, a_row, a_step, b, b_stride, length, TILE_VECTORS, accumulate); break;
     }
 }
 
@@ -89,8 +88,8 @@ static VECTOR_FUNCTION void block_scores(floatS *scores, const floatS *a, const 
         for (size_t r = 0; r < rows; r += TILE_ROWS) {
             const size_t end = seen[r + TILE_ROWS - 1];
             if (end <= key) continue;
-            product(scores + r * SCORE_STRIDE + key, SCORE_STRIDE, a + r * width, width, 1, bt + key, SCORE_STRIDE, HD,
-                    min_size(vectors, (end - key + VECTOR_LANES - 1) / VECTOR_LANES), 0);
+            tile_product_of(scores + r * SCORE_STRIDE + key, SCORE_STRIDE, a + r * width, width, 1, bt + key,
+                            SCORE_STRIDE, HD, min_size(vectors, (end - key + VECTOR_LANES - 1) / VECTOR_LANES), 0);
         }
     }
 }
@@ -102,8 +101,8 @@ static VECTOR_FUNCTION void block_apply(floatS *out, const floatS *weights, cons
     for (size_t d = 0, vectors; d < HD; d += vectors * VECTOR_LANES) {
         vectors = panel_vectors(HD - d);
         for (size_t r = 0; r < rows; r += TILE_ROWS)
-            product(out + r * width + d, width, weights + r * SCORE_STRIDE, SCORE_STRIDE, 1, b + d, width,
-                    seen[r + TILE_ROWS - 1], vectors, 1);
+            tile_product_of(out + r * width + d, width, weights + r * SCORE_STRIDE, SCORE_STRIDE, 1, b + d, width,
+                            seen[r + TILE_ROWS - 1], vectors, 1);
     }
 }
 
@@ -115,8 +114,8 @@ static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *we
         vectors = panel_vectors(HD - d);
         for (size_t key = 0, first = 0; key < most; key += TILE_ROWS) {
             while (seen[first + TILE_ROWS - 1] <= key) first += TILE_ROWS;
-            product(out + key * width + d, width, weights + first * SCORE_STRIDE + key, 1, SCORE_STRIDE,
-                    b + first * width + d, width, rows - first, vectors, 1);
+            tile_product_of(out + key * width + d, width, weights + first * SCORE_STRIDE + key, 1, SCORE_STRIDE,
+                            b + first * width + d, width, rows - first, vectors, 1);
         }
     }
 }
@@ -131,10 +130,15 @@ static inline size_t row_extent(const size_t *seen, size_t r) {
 // The mask of those of keys j, j + 1, ... that a row sees.
 VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t j) { return vector_first_lanes(seen > j ? seen - j : 0); }
 
-// Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output shrink to the new measure.
-// Scores of keys that the row does not see become -inf.
-static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *largest, floatS *sum, const size_t *seen,
-                                          size_t rows, size_t HD) {
+// row[HD] *= factor
+VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
+    for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
+}
+
+// Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL: nothing is
+// yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
+static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
+                                          const size_t *seen, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
@@ -147,16 +151,16 @@ static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *l
         const floatS before = largest[r], now = vector_max_across(most);
         if (now > before) {
             const Vector shrink = vector_exp2(vector_of(before - now));
-            for (size_t d = 0; d < HD; d += VECTOR_LANES)
-                vector_store(out + r * width + d, vector_load(out + r * width + d) * shrink);
-            sum[r] *= shrink[0];
+            row_scale(out + r * width, shrink, HD);
+            if (folded) row_scale(folded + r * width, shrink, HD);
+            sum[r] *= (double)shrink[0];
             largest[r] = now;
         }
     }
 }
 
 // Scores (to base 2) become weights relative to the row's largest score; 0 for keys that the row does not see.
-static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, floatS *sum, const size_t *seen,
+static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, double *sum, const size_t *seen,
                                           size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
@@ -168,7 +172,16 @@ static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest,
             vector_store(row + j, weight);
             total += weight;
         }
-        sum[r] += vector_sum_across(total);
+        sum[r] += (double)vector_sum_across(total);
+    }
+}
+
+// folded = (or += with accumulate) out, out = 0; [rows][HD] packed
+static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows, size_t HD, int accumulate) {
+    for (size_t i = 0; i < rows * packed_width(HD); i += VECTOR_LANES) {
+        const Vector fresh = vector_load(out + i);
+        vector_store(folded + i, accumulate ? vector_load(folded + i) + fresh : fresh);
+        vector_store(out + i, (Vector){0});
     }
 }
 

@@ -1,7 +1,8 @@
 /*
 The matrix product by oneDNN, 2.6 (Debian 12, Ubuntu 22.04) and 3.x. Outside of parallel regions only: oneDNN has its own.
 
-Two of its routines are used, by what was measured (product.h): the matmul primitive, and for two layouts of fp32 dnnl_sgemm.
+Two of its routines are used, by what was measured (product.h): the matmul primitive, and for two layouts of fp32 dnnl_sgemm
+(on x86-64: elsewhere dnnl_sgemm may be reference code, and does not say so).
 A primitive is made once per shape and kept; its scratchpad is ours and shared, so what oneDNN holds is bounded: below
 3 MiB for the primitives, below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide products are cut.
 */
@@ -241,7 +242,7 @@ static int onednn_serves(void) {
 // 0: left to product_plain.
 static int product_onednn(const Product *p) {
     if (!onednn_serves()) return 0;
-#if !defined(PRECISION_BF16)
+#if !defined(PRECISION_BF16) && defined(__x86_64__)
     if (!p->b_transposed && !p->bias && !p->residual) {
         for (size_t j = 0; j < p->n; j += SGEMM_COLUMNS)
             ONEDNN_CALL(dnnl_sgemm, (p->a_transposed ? 'T' : 'N', 'N', (dnnl_dim_t)p->m,

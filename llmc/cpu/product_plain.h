@@ -23,7 +23,7 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row
 #define PANEL_COLUMNS (2 * VECTOR_LANES)
 #define PANEL_DEPTH   256
 // A packed row of a is an odd number of cache lines long, so that the rows of a panel spread over all sets of the cache.
-#define PANEL_STRIDE       (PANEL_DEPTH + 64 / sizeof(floatS))
+#define PANEL_STRIDE       (PANEL_DEPTH + CACHE_LINE)
 #define BLOCK_COLUMNS      1024                                   // of out, for one pass over the depth
 #define BLOCK_PANELS       ((1024 + PANEL_ROWS - 1) / PANEL_ROWS) // row panels of out, likewise
 #define PANEL_HEIGHT       ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES)
@@ -258,31 +258,36 @@ VECTOR_INLINE floatS dot_product(const floatX *a, const floatX *b, size_t length
     return vector_sum_across((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
 }
 
-// out[columns] = a[k] b[k,n] for `columns` columns of b
-VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *b, size_t k, size_t n, size_t columns) {
-    Vector sum[2] = {{0}, {0}};
+// out[columns] += a[depth] b[depth,n] for `columns` columns of b
+VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *b, size_t depth, size_t n,
+                                    size_t columns) {
     if (columns == PANEL_COLUMNS) {
-        for (size_t i = 0; i < k; i++, b += n)
+        Vector sum[2] = {{0}, {0}};
+        for (size_t i = 0; i < depth; i++, b += n)
             for (size_t v = 0; v < 2; v++) sum[v] += vector_of(load(a[i])) * vector_load_stored(b + v * VECTOR_LANES);
-        for (size_t v = 0; v < 2; v++) vector_store(out + v * VECTOR_LANES, sum[v]);
-        return;
+        for (size_t v = 0; v < 2; v++)
+            vector_store(out + v * VECTOR_LANES, vector_load(out + v * VECTOR_LANES) + sum[v]);
+    } else {
+        floatS sum[PANEL_COLUMNS] = {0};
+        for (size_t i = 0; i < depth; i++, b += n)
+            for (size_t j = 0; j < columns; j++) sum[j] += load(a[i]) * load(b[j]);
+        for (size_t j = 0; j < columns; j++) out[j] += sum[j];
     }
-    for (size_t j = 0; j < columns; j++) out[j] = 0;
-    for (size_t i = 0; i < k; i++, b += n)
-        for (size_t j = 0; j < columns; j++) out[j] += load(a[i]) * load(b[j]);
 }
 
 // With one or two rows (a token is decoded, a chunk's last token) packing b would cost more than the product: b is
-// streamed from memory once, as it lies. a is not transposed.
+// streamed from memory once, as it lies. a is not transposed. Sums are in blocks of PANEL_DEPTH, as those of the panels are.
 static VECTOR_FUNCTION void product_streamed(const Product *p) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
-        floatS tile[MOST_STREAMED_ROWS * PANEL_COLUMNS];
+        floatS tile[MOST_STREAMED_ROWS * PANEL_COLUMNS] = {0};
         size_t columns = min_size(PANEL_COLUMNS, p->n - column);
         for (size_t r = 0; r < p->m; r++) {
             floatS *out = tile + r * PANEL_COLUMNS;
             if (!p->b_transposed)
-                row_times_matrix(out, p->a + r * p->k, p->b + column, p->k, p->n, columns);
+                for (size_t from = 0; from < p->k; from += PANEL_DEPTH)
+                    row_times_matrix(out, p->a + r * p->k + from, p->b + from * p->n + column,
+                                     min_size(PANEL_DEPTH, p->k - from), p->n, columns);
             else
                 for (size_t j = 0; j < columns; j++)
                     out[j] = dot_product(p->a + r * p->k, p->b + (column + j) * p->k, p->k);
@@ -293,12 +298,10 @@ static VECTOR_FUNCTION void product_streamed(const Product *p) {
 
 // ---- the whole product -------------------------------------------------------------------------------------------
 
-static size_t round_up_to(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-
 // The blocks' size when `size` is cut into equal blocks of at most `limit`, in whole panels.
 static size_t block_size(size_t size, size_t limit, size_t panel) {
     size_t blocks = (size + limit - 1) / limit;
-    return round_up_to((size + blocks - 1) / blocks, panel);
+    return round_up((size + blocks - 1) / blocks, panel);
 }
 
 // Packed panels and tiles: 6.4 MiB (twice that in the double build). Made by the first product, kept for all others.

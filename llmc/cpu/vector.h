@@ -1,7 +1,7 @@
 /*
 A vector of floatS as wide as the machine's registers, in the vector extensions that gcc and clang share, and what
-attention needs of it: loads, comparisons, reductions across the lanes, the transpose of a square tile and exp2.
-Only for the few kernels whose speed depends on the registers; everything else is plain loops (simd_math.h).
+attention and the plain-C matrix product need of it: loads, comparisons, reductions across the lanes, the transpose of a
+square tile and exp2. For these two kernels, whose speed depends on the registers; all else is plain loops (simd_math.h).
 The compiler must be allowed to contract a * b + c into one instruction: gcc is in its gnu11 mode, or with
 -ffp-contract=fast; clang always is.
 */
@@ -32,6 +32,10 @@ typedef uint32_t VectorWord;
 typedef floatS Vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef VectorWord VectorBits __attribute__((vector_size(VECTOR_BYTES))); // also: a mask of lanes
 typedef floatS VectorInMemory __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias)); // of any alignment
+
+#define CACHE_LINE (64 / sizeof(floatS)) // elements
+
+static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // clang cuts 64-byte vectors in two on processors where it prefers 32 bytes, except in functions that ask for them.
 #if defined(__clang__) && VECTOR_BYTES == 64
@@ -156,8 +160,9 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. fp32: 2^x = 2^n 2^r with n the nearest
 integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r,
 |r| <= 1/2. 2^r is 1 + r q(r) with the minimax polynomial q, relative error 1.6e-8; with rounding the result is within
-1e-7. Below -100 the result stays at 2^-100, far below what counts beside a row's largest weight, 1, and far enough from
-the denormals that products with it do not become slow.
+1e-7. (That addition can make a number of a NaN; 0 * x brings the NaN back.) Below -100 the result stays at 2^-100, far
+below what counts beside a row's largest weight, 1, and far enough from the denormals that products with it do not become
+slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)
@@ -171,7 +176,7 @@ VECTOR_INLINE Vector vector_exp2(Vector x) {
     p = p * r + 2.40226477e-1f;
     p = p * r + 6.93147182e-1f;
     p = p * r + 1.0f;
-    return (Vector)((VectorBits)p + ((VectorBits)shifted << 23));
+    return y * 0.0f + (Vector)((VectorBits)p + ((VectorBits)shifted << 23));
 #endif
 }
 
