@@ -195,7 +195,8 @@ static int verb_eval(const Options *options) {
     begin = seconds_now();
     loss = evaluate(&run.stream, &loader, &batch, steps, &tokens);
     if (!isfinite(loss)) die("the loss is %f: NaN or Inf in the forward pass", loss);
-    fprintf(run.text, "loss %.6f   perplexity %.4f   %.0f tokens\n", loss, exp(loss), tokens);
+    if (!options->quiet || !options->json)
+        fprintf(run.text, "loss %.6f   perplexity %.4f   %.0f tokens\n", loss, exp(loss), tokens);
     if (options->json) {
         JsonOut json = json_open(stdout);
         json_object(&json, NULL);

@@ -24,6 +24,12 @@ typedef struct {
     uint64_t bytes;
 } InputFile;
 
+// Whether `path` names the file that is open as fd.
+static inline int path_is_file(const char *path, int fd) {
+    struct stat named, opened;
+    return !stat(path, &named) && !fstat(fd, &opened) && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
+}
+
 static inline int path_exists(const char *path) {
     struct stat status;
     return stat(path, &status) == 0;

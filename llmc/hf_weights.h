@@ -125,6 +125,19 @@ static inline size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
+// Whether two tensors of a model's files hold the same bytes.
+static inline int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
+    uint64_t bytes = a->end - a->begin, done, n;
+    if (strcmp(a->dtype, b->dtype) != 0 || b->end - b->begin != bytes) return 0;
+    for (done = 0; done < bytes; done += n) {
+        n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
+        input_read(&source->files[a->file], a->begin + done, staged_raw.bytes, (size_t)n);
+        input_read(&source->files[b->file], b->begin + done, staged_reformed.bytes, (size_t)n);
+        if (memcmp(staged_raw.bytes, staged_reformed.bytes, (size_t)n) != 0) return 0;
+    }
+    return 1;
+}
+
 // The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is then that
 // one), or both, and then as the same matrix.
 static inline SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name) {
@@ -135,6 +148,11 @@ static inline SafeTensor *hf_find_tied(const WeightSource *source, const SafeTen
     if (head->rank != embedding->rank || memcmp(head->shape, embedding->shape, sizeof(head->shape)) != 0)
         die("%s: tensor %s has shape %s, but config.json ties it to %s, which has %s", source->path, second,
             shape_text(head->shape, head->rank), *name, shape_text(embedding->shape, embedding->rank));
+    if (!hf_same_bytes(source, head, embedding))
+        die("%s: config.json ties %s to %s, but the files hold two different matrices; set tie_word_embeddings to "
+            "false or "
+            "remove one",
+            source->path, second, *name);
     return embedding;
 }
 

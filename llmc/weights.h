@@ -181,6 +181,9 @@ static inline void weights_convert(const WeightSource *source, const char *path,
     Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
     FlatWriter writer;
     size_t i, begin, n;
+    for (i = 0; i < source->file_count; i++)
+        if (path_is_file(path, source->files[i].fd))
+            die("%s: is a file of the model that is read; give --out another name", path);
     if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
         die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
     flat_begin(&writer, path, &source->model, dtype);
