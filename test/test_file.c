@@ -335,5 +335,6 @@ int main(int argc, char **argv) {
         LISTED(an_earlier_run_is_seen_before_anything_else),
         LISTED(full_standard_output),
     };
+    signal(SIGINT, SIG_DFL); // a shell lets what it runs in the background ignore SIGINT, and what is ignored stays so
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }
