@@ -1,4 +1,4 @@
-# make            builds ./train for the CPU (PRECISION=fp32|bf16|double, CC=gcc|clang)
+# make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
 # make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
@@ -7,24 +7,30 @@
 # Every configuration has its own folder below build/, so switching needs no `make clean`. What is missing is installed with
 # the system's package manager (scripts/install_deps.sh says what); DEPS=skip refuses that.
 
-PRECISION ?= fp32
 CC        ?= cc
 CXX       ?= c++
+NVCC      ?= nvcc
 DEPS      ?=
 ONEDNN    ?=
-export DEPS CC ONEDNN
+export DEPS CC CXX ONEDNN
 
-COMPILER  := $(notdir $(firstword $(CC)))
-BUILD     := build/cpu-$(PRECISION)$(if $(filter-out cc gcc,$(COMPILER)),-$(COMPILER))$(if $(filter 0,$(ONEDNN)),-plain)
-
+# BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
+GPU     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | head -n 1)
+BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
+ifeq ($(filter $(BACKEND),cpu cuda),)
+$(error BACKEND=$(BACKEND) is not cpu or cuda)
+endif
+PRECISION ?= $(if $(filter cuda,$(BACKEND)),bf16,fp32)
 ifeq ($(filter $(PRECISION),fp32 bf16 double),)
 $(error PRECISION=$(PRECISION) is not fp32, bf16 or double)
 endif
-ifneq ($(BACKEND),)
-ifneq ($(BACKEND),cpu)
-$(error BACKEND=$(BACKEND) is not in this version: op set "cpu" is the only one yet)
+ifeq ($(BACKEND)-$(PRECISION),cuda-double)
+$(error BACKEND=cuda has no double build; PRECISION is bf16 or fp32)
 endif
-endif
+
+COMPILER  := $(notdir $(firstword $(CC)))
+SUFFIX    := $(if $(filter-out cc gcc,$(COMPILER)),-$(COMPILER))$(if $(filter 0,$(ONEDNN)),-plain)
+BUILD     := build/$(BACKEND)-$(PRECISION)$(if $(filter cpu,$(BACKEND)),$(SUFFIX))
 
 NO_BUILD_GOALS := clean format help
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
@@ -56,6 +62,7 @@ all: train
 train: $(BUILD)/train
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
+ifeq ($(BACKEND),cpu)
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o
 	$(CC) $(HAVE_OPENMP) $^ $(LDLIBS) $(LDFLAGS) -o $@
 
@@ -64,6 +71,30 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 
 $(BUILD)/ops_cpu.o: llmc/cpu/ops_cpu.c $(BUILD)/flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
+else
+# The same driver, compiled as C++20 by nvcc, for the GPU that is here, or for every architecture the compiler knows of these.
+KNOWN_ARCHS := $(subst compute_,,$(shell $(NVCC) --list-gpu-arch 2>/dev/null))
+ARCHS       ?= $(if $(GPU),$(GPU),$(filter 80 86 89 90 100 120,$(KNOWN_ARCHS)))
+GENCODE     := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+               -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+NVCC_FLAGS   = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) -Xcompiler -Wall,-Wextra,-Werror -I. $(CUDA_FLAGS)
+NVCC_LIBS   := -lcublasLt -lcjson -lm
+ifeq ($(KNOWN_ARCHS),)
+$(error BACKEND=cuda needs nvcc 12 or 13: install the CUDA toolkit (Debian, Ubuntu: cuda-toolkit-13-0 from NVIDIA), or NVCC=path)
+endif
+ifeq ($(shell printf '\043include <cublasLt.h>\n' | $(NVCC) -x cu -E - >/dev/null 2>&1 && echo yes),)
+$(error BACKEND=cuda needs cuBLASLt's headers: install libcublas-dev-13-0, or give CUDA_FLAGS=-I<folder>)
+endif
+
+$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
+	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
+
+$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/ops_cuda.o: llmc/cuda/ops_cuda.cu $(BUILD)/flags
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+endif
 
 $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP $< -lm -o $@
@@ -71,7 +102,7 @@ $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
 # Rebuild when the flags change (a library was installed, another compiler).
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)
-	@echo '$(DRIVER_FLAGS) $(LDLIBS)' | cmp -s - $@ || echo '$(DRIVER_FLAGS) $(LDLIBS)' > $@
+	@echo '$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS)' > $@
 
 -include $(wildcard $(BUILD)/*.d)
 

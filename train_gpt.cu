@@ -60,6 +60,7 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) {
             if (o->grad_accum > 1) bp_batch(run, loader, i, batch);
             begin = seconds_now();
             result.loss += forward_backward(&run->stream, batch, Z);
+            ops_device->finish();
             seconds[repeat] += seconds_now() - begin;
         }
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
@@ -513,6 +514,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     adamw.step = (int64_t)step, adamw.seed = o->seed;
     optimizer_step(&t->run.model, ops_device, stream->memory.weights, stream->memory.gradients, gradient_type,
                    &t->run.optimizer, t->run.settings.moment_type, &adamw);
+    ops_device->finish();
     report.tokens = (double)(o->grad_accum * o->batch * o->seq_len);
     report.seconds = seconds_now() - begin;
     report.flops = (double)o->grad_accum * t->run.plan.flops;

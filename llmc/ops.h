@@ -53,6 +53,7 @@ typedef struct Ops {
     void (*copy_out)(void *host, const void *device, size_t bytes);
     void (*copy)(void *out, const void *in, size_t bytes); // device to device, no overlap
     void (*zero)(void *out, size_t bytes);
+    void (*finish)(void); // returns when all that was asked for is done: before a clock is read
 
     // What follows stands for `factor` calls alike. Only op set "dry" minds: it multiplies what it counts.
     void (*repeat)(double factor);

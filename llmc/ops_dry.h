@@ -45,6 +45,7 @@ static inline void dry_copy(void *out, const void *in, size_t bytes) {
     DRY_BYTES(copy, in, bytes);
 }
 static inline void dry_zero(void *out, size_t bytes) { DRY_BYTES(zero, out, bytes); }
+static inline void dry_finish(void) {}
 static inline void dry_repeat(double factor) { dry.factor = factor; }
 
 // ---- embedding --------------------------------------------------------------------------------------------------------
@@ -231,6 +232,7 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.stored = stored, ops.summed = dtype_of_sums(stored);
     ops.allocate = dry_allocate, ops.release = dry_release;
     ops.copy_in = dry_copy_in, ops.copy_out = dry_copy_out, ops.copy = dry_copy, ops.zero = dry_zero;
+    ops.finish = dry_finish;
     ops.repeat = dry_repeat;
     ops.embedding_forward = dry_embedding_forward, ops.embedding_backward = dry_embedding_backward;
     ops.rmsnorm_forward = dry_rmsnorm_forward, ops.rmsnorm_backward = dry_rmsnorm_backward;

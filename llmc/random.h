@@ -7,14 +7,20 @@ order all come from here; resuming needs the index only.
 #define LLMC_RANDOM_H
 #include <stdint.h>
 
-static inline uint64_t random_mix(uint64_t x) {
+#ifdef __CUDACC__
+#define DEVICE_TOO __host__ __device__ // kernels draw from here as well
+#else
+#define DEVICE_TOO
+#endif
+
+DEVICE_TOO static inline uint64_t random_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
 }
 
-static inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
+DEVICE_TOO static inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
     return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
 }
 

@@ -187,10 +187,10 @@ static inline size_t gradient_bytes(const Run *run) {
     return run->model.elements * dtype_size(run->settings.gradient_type);
 }
 
-// FLOP/s of the op set's own matrix product of 1024 x 1024 x 1024, the best of a few, in memory of the arena that is not in use
-// (between two streams: nearly all of it); 0 where that is too small.
-static inline double run_peak_flops(Run *run) {
-    const size_t n = 1024, size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
+// FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in use (between two
+// streams: nearly all of it); 0 where that is too small.
+static inline double run_product_rate(Run *run, size_t n) {
+    const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;
     Stored *x[3];
     size_t i;
@@ -202,10 +202,23 @@ static inline double run_peak_flops(Run *run) {
     for (i = 0; i < 4; i++) {
         double begin = seconds_now(), rate;
         ops_device->linear_forward(x[0], x[1], x[2], NULL, NULL, n, n, n);
+        ops_device->finish();
         rate = 2.0 * (double)(n * n * n) / (seconds_now() - begin);
         if (rate > best) best = rate;
     }
     arena_pop(&run->arena, mark);
+    return best;
+}
+
+// The machine's peak as far as this op set reaches it: larger products until one takes a few milliseconds.
+static inline double run_peak_flops(Run *run) {
+    double best = 0, rate = 1;
+    size_t n;
+    for (n = 1024; n <= 8192 && rate > 0; n *= 2) {
+        rate = run_product_rate(run, n);
+        if (rate > best) best = rate;
+        if (2.0 * (double)(n * n * n) > 5e-3 * best) break;
+    }
     return best;
 }
 

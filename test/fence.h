@@ -79,6 +79,7 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OWN(copy_out) \
     OP(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes), (out, in)) \
     OP(void, zero, (void *out, size_t bytes), (out, bytes), (out)) \
+    HOST(void, finish, (void), ()) \
     HOST(void, repeat, (double factor), (factor)) \
     OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte, \
         const Stored *wpe, size_t n, size_t C), \

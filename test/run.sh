@@ -17,10 +17,14 @@ export OMP_WAIT_POLICY=passive
 compiler=${CC%% *}
 compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
-folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, onednn|plain
+folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 
-#   program       precision   oneDNN   (plain: without it)
+#   program       precision   op set   onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels, run on the CPU
 rows="
+    cuda_on_cpu   bf16        cuda
+    cuda_on_cpu   fp32        cuda
+    ops           bf16        cuda
+    ops           fp32        cuda
     ops           fp32        onednn
     ops           fp32        plain
     ops           bf16        onednn
@@ -78,26 +82,39 @@ count() {
 }
 
 # Compiles a row's program, sanitized. Objects of the op set are shared by programs of one configuration.
-flags_of() { # precision, onednn|plain
+flags_of() { # precision, op set
     printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -O1 -g -march=native \
 -fno-omit-frame-pointer -fsanitize=address,undefined -fopenmp -I."
-    [ "$2" = onednn ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
+    [ "$2" = cuda ] && printf ' -DCUDA_ON_CPU'
+    [ "$2" != plain ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
 }
-build_ops() { # precision, onednn|plain; again when a source or the command changed (a library was installed)
+# Op set "cuda" takes what libraries do for it from op set "cpu", which goes by another name then.
+build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
     folder=$(folder_of "$1" "$2")
     compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o $folder/ops_cpu.o"
+    [ "$2" = cuda ] && compile="$compile -Dops_device=ops_cpu_device"
     mkdir -p "$folder"
-    [ -f "$folder/ops_cpu.o" ] && [ "$(cat "$folder/ops_cpu.command" 2>/dev/null)" = "$compile" ] &&
-        [ -z "$(find llmc -newer "$folder/ops_cpu.o" -name '*.[ch]' | head -n 1)" ] && return 0
-    rm -f "$folder/ops_cpu.o" # if it does not compile, nothing shall be tested with the old one
-    $compile && echo "$compile" >"$folder/ops_cpu.command"
+    [ -f "$folder/ops.o" ] && [ "$(cat "$folder/ops.command" 2>/dev/null)" = "$compile" ] &&
+        [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' \) -type f | head -n 1)" ] && return 0
+    rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
+    if [ "$2" = cuda ]; then
+        $compile && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -Wno-unknown-pragmas -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
+            ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
+    else
+        $compile && mv "$folder/ops_cpu.o" "$folder/ops.o"
+    fi && echo "$compile" >"$folder/ops.command"
 }
-build() { # name, precision, onednn|plain
+build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
     libraries="-lcmocka -lcjson -lm"
+    [ "$3" = cuda ] && libraries="$libraries -lstdc++"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of "$2" "$3")
-    $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops_cpu.o" $libraries -o "$folder/test_$1"
+    if [ -f "test/test_$1.cc" ]; then
+        $CXX -std=c++20 $flags -Wno-unknown-pragmas "test/test_$1.cc" $libraries -o "$folder/test_$1"
+    else
+        $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops.o" $libraries -o "$folder/test_$1"
+    fi
 }
 if [ "${1:-}" = --ops ]; then
     trap - EXIT
@@ -114,7 +131,7 @@ selected() { # name: no names given, or among them
 names="$*"
 
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
-row() { # build|run, name, precision, onednn|plain
+row() { # build|run, name, precision, op set
     log=$(folder_of "$3" "$4")/test_$2
     mkdir -p "${log%/*}"
     if [ "$1" = build ]; then
@@ -142,7 +159,7 @@ awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/
 xargs -r -L 1 -P "$JOBS" test/run.sh --row build <"$output.rows"
 xargs -r -L 1 -P "$JOBS" test/run.sh --row run <"$output.rows"
 while read -r name precision library; do
-    label="$name ($precision$([ "$library" = plain ] && echo ", plain"))"
+    label="$name ($precision$([ "$library" = onednn ] || echo ", $library"))"
     log=$(folder_of "$precision" "$library")/test_$name
     status=$(cat "$log.status" 2>/dev/null)
     cp "$log.log" "$output"
@@ -165,9 +182,9 @@ if selected cli || selected train; then
     folder=$(folder_of fp32 onednn)
     TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
     export TRAIN TRAIN_PLAIN
-    ${MAKE:-make} --no-print-directory PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
+    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
         { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
-    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops_cpu.o $libraries -o $TRAIN; then
+    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops.o $libraries -o $TRAIN; then
         echo "FAILED: the sanitized program does not compile"
         total_failed=$((total_failed + 1))
     fi

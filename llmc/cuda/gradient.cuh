@@ -1,0 +1,83 @@
+/*
+From a layer's fp32 sums over tokens to stored gradients, and their norm. Bytes moved per element: round_sums 4 + s; gradient_add
+4 + 2 s of the gradient's type; sum_of_squares s.
+*/
+#ifndef LLMC_CUDA_GRADIENT_CUH
+#define LLMC_CUDA_GRADIENT_CUH
+#include "elements.cuh"
+
+template <int W> __global__ void round_sums_kernel(floatX *out, const float *in, size_t packs) {
+    FOR_EACH_PACK(i, packs) {
+        Pack<floatX, W> result;
+        for (int j = 0; j < W; j += W < 4 ? 1 : 4) {
+            const Pack<float, W<4 ? 1 : 4> sums = pack_read < W < 4 ? 1 : 4>(in + i * W + j);
+            for (int k = 0; k < (W < 4 ? 1 : 4); k++) result.x[j + k] = store(sums.x[k]);
+        }
+        pack_write(out + i * W, result);
+    }
+}
+
+static void round_sums(Stored *out, const Summed *in, size_t count) {
+    with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
+        LAUNCH((round_sums_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)
+        ((floatX *)out, (const float *)in, count / W);
+    });
+}
+
+template <typename T, int W> __global__ void gradient_add_kernel(T *gradient, const float *in, size_t packs) {
+    FOR_EACH_PACK(i, packs) {
+        Pack<T, W> sum = pack_read<W>(gradient + i * W);
+        const Pack<float, W> add = pack_read<W>(in + i * W);
+        for (int j = 0; j < W; j++) set_value(&sum.x[j], value_of(sum.x[j]) + add.x[j]);
+        pack_write(gradient + i * W, sum);
+    }
+}
+
+static void gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
+    with_type(type, "gradient_add", [&](auto element) {
+        typedef std::remove_pointer_t<decltype(element)> T;
+        with_width<float>(count % full_pack<float> == 0 && all_aligned(gradient, in), [&](auto W) {
+            LAUNCH((gradient_add_kernel<T, W>), loop_grid(count / W), LOOP_THREADS, 0)
+            ((T *)gradient, (const float *)in, count / W);
+        });
+    });
+}
+
+// ---- the sum of squares: SQUARES_BLOCKS sums in double, which the host adds in order ---------------------------------------------
+constexpr unsigned SQUARES_BLOCKS = 512;
+
+template <typename T, int W> __global__ void squares_kernel(double *sums, const T *x, size_t packs) {
+    SHARED(double, parts, LOOP_THREADS);
+    double sum = 0;
+    FOR_EACH_PACK(i, packs) {
+        const Pack<T, W> pack = pack_read<W>(x + i * W);
+        float squares = 0.0f;
+        for (int j = 0; j < W; j++) squares += value_of(pack.x[j]) * value_of(pack.x[j]);
+        sum += squares;
+    }
+    parts[threadIdx.x] = sum;
+    for (unsigned step = LOOP_THREADS / 2; step; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step) parts[threadIdx.x] += parts[threadIdx.x + step];
+    }
+    if (threadIdx.x == 0) sums[blockIdx.x] = parts[0];
+}
+
+static double sum_of_squares(const void *x, DType type, size_t count) {
+    static double *device_sums;
+    double sums[SQUARES_BLOCKS], sum = 0;
+    unsigned i;
+    if (!device_sums && !(device_sums = (double *)memory_allocate(sizeof(sums))))
+        die("no device memory for the %zu partial sums of a norm", sizeof(sums) / sizeof(sums[0]));
+    with_type(type, "sum_of_squares", [&](auto element) {
+        typedef std::remove_pointer_t<decltype(element)> T;
+        with_width<T>(count % full_pack<T> == 0 && all_aligned(x), [&](auto W) {
+            LAUNCH((squares_kernel<T, W>), SQUARES_BLOCKS, LOOP_THREADS, 0)(device_sums, (const T *)x, count / W);
+        });
+    });
+    copy_out(sums, device_sums, sizeof(sums));
+    for (i = 0; i < SQUARES_BLOCKS; i++) sum += sums[i];
+    return sum;
+}
+
+#endif

@@ -1,0 +1,164 @@
+/*
+Linear layers of op set "cuda" by cuBLASLt: floatX in, fp32 accumulation, rounded once after bias, residual or the accumulated
+gradient have joined; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so a row-major [rows, columns] is its
+[columns, rows]. The best of its heuristics' algorithms is kept for every shape: looking one up again costs nothing.
+*/
+#ifndef LLMC_CUDA_LINEAR_CUH
+#define LLMC_CUDA_LINEAR_CUH
+#include "memory.cuh"
+#include "bias.cuh"
+#include <cublasLt.h>
+
+static void cublas_check(cublasStatus_t status, const char *file, int line, const char *doing) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die("%s:%d: %s: cuBLASLt returned %s", file, line, doing, cublasLtGetStatusString(status));
+}
+#define CUBLAS_CHECK(call, doing) cublas_check(call, __FILE__, __LINE__, doing)
+
+constexpr size_t CUBLAS_WORKSPACE = (size_t)64
+                                    << 20; // bytes, beside the plan; 32 MiB is what cuBLAS asks for on Hopper
+constexpr size_t KEPT_MATMULS = 256;       // the oldest goes when there are more
+
+// out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
+struct Matmul {
+    size_t m, n, k;
+    int transposed_a, transposed_b, summed_out, bias;
+    unsigned alignment; // bytes that divide all addresses
+};
+
+struct KeptMatmul {
+    Matmul shape;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, out;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+static struct {
+    cublasLtHandle_t handle;
+    void *workspace;
+    KeptMatmul kept[KEPT_MATMULS];
+    size_t used, oldest;
+} cublas;
+
+static void cublas_require(void) {
+    if (cublas.handle) return;
+    device_require();
+    CUBLAS_CHECK(cublasLtCreate(&cublas.handle), "starting cuBLASLt");
+    cublas.workspace = memory_allocate(CUBLAS_WORKSPACE);
+    if (!cublas.workspace)
+        die("no device memory for cuBLASLt's workspace of %s", human_bytes((double)CUBLAS_WORKSPACE));
+}
+
+static cublasLtMatrixLayout_t cublas_layout(cudaDataType_t type, size_t rows, size_t columns) {
+    cublasLtMatrixLayout_t layout;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, (int64_t)rows), "describing a matrix");
+    return layout;
+}
+
+template <typename T> static void matmul_set(KeptMatmul *kept, cublasLtMatmulDescAttributes_t attribute, T value) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(kept->operation, attribute, &value, sizeof(value)),
+                 "describing a product");
+}
+
+static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
+    const cudaDataType_t stored = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
+    const cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const size_t workspace = CUBLAS_WORKSPACE;
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const uint32_t alignment = p->alignment;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    kept->shape = *p;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&kept->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    matmul_set(kept, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
+    matmul_set(kept, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+    if (p->bias) {
+        matmul_set(kept, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, stored);
+        matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    }
+    kept->a = cublas_layout(stored, p->transposed_a ? p->k : p->m, p->transposed_a ? p->m : p->k);
+    kept->b = cublas_layout(stored, p->transposed_b ? p->n : p->k, p->transposed_b ? p->k : p->n);
+    kept->out = cublas_layout(p->summed_out ? CUDA_R_32F : stored, p->m, p->n);
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "choosing a product");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                      sizeof(workspace)),
+                 "choosing a product");
+    for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)),
+                     "choosing a product");
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out,
+                                                           kept->out, preference, 1, &found, &count);
+    if (status != CUBLAS_STATUS_SUCCESS || !count)
+        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu] (%s)", p->n, p->k, p->k, p->m,
+            cublasLtGetStatusString(status));
+    kept->algorithm = found.algo;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "choosing a product");
+}
+
+static void matmul_drop(KeptMatmul *kept) {
+    cublasLtMatmulDescDestroy(kept->operation);
+    cublasLtMatrixLayoutDestroy(kept->a);
+    cublasLtMatrixLayoutDestroy(kept->b);
+    cublasLtMatrixLayoutDestroy(kept->out);
+}
+
+static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
+    KeptMatmul *kept;
+    size_t i;
+    cublas_require();
+    for (i = 0; i < cublas.used; i++)
+        if (!memcmp(&cublas.kept[i].shape, p, sizeof(*p))) return &cublas.kept[i];
+    if (cublas.used < KEPT_MATMULS) {
+        kept = &cublas.kept[cublas.used++];
+    } else {
+        kept = &cublas.kept[cublas.oldest++ % KEPT_MATMULS];
+        matmul_drop(kept);
+    }
+    matmul_make(kept, p, bias);
+    return kept;
+}
+
+// in: what beta = 1 adds, or NULL
+static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
+    const uintptr_t addresses = (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | 256;
+    const float one = 1.0f, beta = in ? 1.0f : 0.0f;
+    KeptMatmul *kept;
+    p.bias = bias != NULL;
+    p.alignment = (unsigned)(addresses & -addresses);
+    kept = matmul_of(&p, bias);
+    if (bias) matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    CUBLAS_CHECK(cublasLtMatmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
+                                kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL),
+                 "multiplying matrices");
+}
+
+static Matmul matmul_shape(size_t m, size_t n, size_t k, int transposed_a, int transposed_b, int summed_out) {
+    Matmul p;
+    memset(&p, 0, sizeof(p)); // compared byte by byte
+    p.m = m, p.n = n, p.k = k;
+    p.transposed_a = transposed_a, p.transposed_b = transposed_b, p.summed_out = summed_out;
+    return p;
+}
+
+static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                           const Stored *residual, size_t n, size_t C, size_t OC) {
+    matmul(matmul_shape(OC, n, C, 1, 0, 0), out, weight, x, bias, residual);
+}
+
+static void linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
+                                  int accumulate) {
+    matmul(matmul_shape(C, n, OC, 0, 0, 0), dx, weight, dout, NULL, accumulate ? dx : NULL);
+}
+
+static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                   size_t C, size_t OC) {
+    matmul(matmul_shape(C, OC, n, 0, 1, 1), dweight, x, dout, NULL, dweight);
+    if (dbias) bias_backward(dbias, dout, n, OC);
+}
+
+#endif

@@ -1,0 +1,89 @@
+/*
+Memory of op set "cuda", and the device itself, which is looked for when it is first needed: plans and conversions need none.
+*/
+#ifndef LLMC_CUDA_MEMORY_CUH
+#define LLMC_CUDA_MEMORY_CUH
+#include "platform.cuh"
+
+static struct {
+    int ready;
+    size_t in_use_before, peak; // bytes of the device, whoever uses it
+} device;
+
+static size_t device_in_use(void) {
+    size_t left, total;
+    CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
+    return total - left;
+}
+
+static void device_require(void) {
+    int count = 0, driver = 0;
+    cudaError_t error;
+    if (device.ready) return;
+    error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorInsufficientDriver) {
+        cudaDriverGetVersion(&driver);
+        die("the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build with "
+            "an older "
+            "toolkit",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    }
+    if (error != cudaSuccess || !count)
+        die("no GPU was found (%s); `make BACKEND=cpu` builds for the CPU, `plan` works without a GPU",
+            cudaGetErrorString(error));
+    CUDA_CHECK(cudaSetDevice(0), "taking device 0");
+    CUDA_CHECK(cudaFree(NULL), "making a context on device 0");
+    device.ready = 1;
+    device.in_use_before = device.peak = device_in_use();
+}
+
+static void *memory_allocate(size_t bytes) {
+    void *memory = NULL;
+    cudaError_t error;
+    device_require();
+    error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // it was said, and is not to be found again by the next check
+        return NULL;
+    }
+    CUDA_CHECK(error, "allocating device memory");
+    return memory;
+}
+
+static void memory_release(void *memory, size_t bytes) {
+    (void)bytes;
+    CUDA_CHECK(cudaFree(memory), "freeing device memory");
+}
+
+// Since the context was made: our one allocation and what the libraries took. 0 before there is a device.
+static size_t memory_peak(void) {
+    size_t now;
+    if (!device.ready) return 0;
+    now = device_in_use();
+    if (now > device.peak) device.peak = now;
+    return device.peak - device.in_use_before;
+}
+
+static size_t memory_available(void) {
+    size_t left, total;
+    device_require();
+    CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
+    return left;
+}
+
+static void copy_in(void *to, const void *host, size_t bytes) {
+    CUDA_CHECK(cudaMemcpy(to, host, bytes, cudaMemcpyHostToDevice), "copying to the device");
+}
+static void copy_out(void *host, const void *from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost),
+               "copying from the device, after the kernels before");
+}
+static void copy(void *out, const void *in, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice), "copying on the device");
+}
+static void zero(void *out, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(out, 0, bytes), "clearing device memory"); }
+static void finish(void) {
+    if (device.ready) CUDA_CHECK(cudaDeviceSynchronize(), "waiting for the device");
+}
+
+#endif

@@ -1,0 +1,144 @@
+/*
+The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX in and fp32
+sums, and the loads of its operands from tiles in shared memory. With g = lane / 4 and q = lane % 4 a lane holds
+
+    A   x[0..1] (g, 2q..)   x[2..3] (g + 8, 2q..)   x[4..5] (g, 8 + 2q..)   x[6..7] (g + 8, 8 + 2q..)
+    B   x[0..1] (2q.., g)   x[2..3] (8 + 2q.., g)
+    C   [0..1]  (g, 2q..)   [2..3]  (g + 8, 2q..)
+
+so that two C of neighbouring columns are, rounded, an A: a product's result becomes an operand without leaving registers.
+There is no such instruction for fp32: lanes exchange operands by shuffles, which is slow and exact.
+*/
+#ifndef LLMC_CUDA_MMA_CUH
+#define LLMC_CUDA_MMA_CUH
+#include "platform.cuh"
+
+struct OperandA {
+    floatX x[8];
+};
+struct OperandB {
+    floatX x[4];
+};
+
+#ifdef CUDA_ON_CPU
+// The last lane to come multiplies for the whole warp.
+struct MmaLane {
+    OperandA a;
+    OperandB b;
+    float c[4];
+};
+
+static void mma_warp(unsigned char (*set)[96]) {
+    float a[16][16], b[16][8];
+    MmaLane *lane[32];
+    for (int l = 0; l < 32; l++) {
+        const int g = l / 4, q = l % 4;
+        lane[l] = (MmaLane *)(void *)set[l];
+        for (int i = 0; i < 8; i++) a[g + i / 2 % 2 * 8][2 * q + i % 2 + i / 4 * 8] = load(lane[l]->a.x[i]);
+        for (int i = 0; i < 4; i++) b[2 * q + i % 2 + i / 2 * 8][g] = load(lane[l]->b.x[i]);
+    }
+    for (int l = 0; l < 32; l++)
+        for (int i = 0; i < 4; i++) {
+            const int row = l / 4 + i / 2 * 8, column = l % 4 * 2 + i % 2;
+            float sum = lane[l]->c[i];
+            for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
+            lane[l]->c[i] = sum;
+        }
+}
+
+static inline void mma(float *c, const OperandA &a, const OperandB &b, int line = __builtin_LINE()) {
+    MmaLane mine = {a, b, {c[0], c[1], c[2], c[3]}};
+    unsigned char(*set)[96] = cuda_on_cpu::warp_meet(ALL_LANES, &mine, sizeof(mine), line, mma_warp);
+    memcpy(c, ((MmaLane *)(void *)set[threadIdx.x % LANES])->c, sizeof(mine.c));
+}
+#elif defined(PRECISION_BF16)
+__device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
+    unsigned ra[4], rb[2];
+    memcpy(ra, &a, sizeof(ra));
+    memcpy(rb, &b, sizeof(rb));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+}
+#else
+__device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
+    const unsigned lane = threadIdx.x % LANES, quad = lane & ~3u, columns = lane % 4 * 8;
+#pragma unroll
+    for (unsigned k = 0; k < 16; k++) {
+        const unsigned holder = k % 8 / 2, upper = k / 8, odd = k % 2;
+        const float a0 = __shfl_sync(ALL_LANES, a.x[upper * 4 + odd], quad + holder),
+                    a1 = __shfl_sync(ALL_LANES, a.x[upper * 4 + 2 + odd], quad + holder),
+                    b0 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + holder),
+                    b1 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + 4 + holder);
+        c[0] += a0 * b0, c[1] += a0 * b1, c[2] += a1 * b0, c[3] += a1 * b1;
+    }
+}
+#endif
+
+// ---- operands from row-major tiles in shared memory, rows `stride` elements apart (a multiple of 8, for ldmatrix) ------------------
+#if defined(PRECISION_BF16) && !defined(CUDA_ON_CPU)
+#define LOAD_MATRIX
+// Eight rows of eight elements each, whose addresses eight lanes give: a register of every lane for each such matrix.
+__device__ inline unsigned shared_address(const floatX *p) { return (unsigned)__cvta_generic_to_shared(p); }
+#endif
+
+// A[16,16] = tile rows row.., columns column..
+__device__ inline OperandA load_a(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
+    const unsigned lane = threadIdx.x % LANES;
+    OperandA a;
+#ifdef LOAD_MATRIX
+    unsigned r[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(tile + (row + lane % 16) * stride + column + lane / 16 * 8)));
+    memcpy(&a, r, sizeof(a));
+#else
+    for (unsigned i = 0; i < 8; i++)
+        a.x[i] = tile[(row + lane / 4 + i / 2 % 2 * 8) * stride + column + lane % 4 * 2 + i % 2 + i / 4 * 8];
+#endif
+    return a;
+}
+
+// B[16,8] = the transpose of tile rows row.. (8 of them), columns column.. (16)
+__device__ inline OperandB load_b(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
+    const unsigned lane = threadIdx.x % LANES;
+    OperandB b;
+#ifdef LOAD_MATRIX
+    unsigned r[2];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(tile + (row + lane % 8) * stride + column + lane / 8 % 2 * 8)));
+    memcpy(&b, r, sizeof(b));
+#else
+    for (unsigned i = 0; i < 4; i++)
+        b.x[i] = tile[(row + lane / 4) * stride + column + lane % 4 * 2 + i % 2 + i / 2 * 8];
+#endif
+    return b;
+}
+
+// B[16,8] = tile rows row.. (16), columns column.. (8)
+__device__ inline OperandB load_b_rows(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
+    const unsigned lane = threadIdx.x % LANES;
+    OperandB b;
+#ifdef LOAD_MATRIX
+    unsigned r[2];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(tile + (row + lane % 16) * stride + column)));
+    memcpy(&b, r, sizeof(b));
+#else
+    for (unsigned i = 0; i < 4; i++)
+        b.x[i] = tile[(row + lane % 4 * 2 + i % 2 + i / 2 * 8) * stride + column + lane / 4];
+#endif
+    return b;
+}
+
+// A[16,16] from two results C[16,8] side by side
+__device__ inline OperandA operand_of(const float *left, const float *right) {
+    OperandA a;
+    for (int i = 0; i < 4; i++) a.x[i] = store(left[i]), a.x[4 + i] = store(right[i]);
+    return a;
+}
+
+#endif

@@ -1,0 +1,69 @@
+/*
+Op set "cuda": the table of ops.h, filled. One file per op family, forward and backward together; this one is compiled once per
+precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh), where memory and matrix products, which
+are the libraries' here, come from op set "cpu".
+*/
+#include "../ops.h"
+#include "platform.cuh" // floatX, packs, reductions, launches
+#ifdef CUDA_ON_CPU
+#include "test/cuda_library_on_cpu.h"
+#else
+#include "memory.cuh" // allocate, release, copy, zero
+#include "linear.cuh" // matrix products, by cuBLASLt
+#endif
+#include "embedding.cuh"  // token and position embeddings
+#include "norm.cuh"       // RMSNorm, LayerNorm
+#include "rope.cuh"       // rotary position embedding
+#include "attention.cuh"  // attention of one chunk over its documents' keys
+#include "activation.cuh" // SwiGLU, GELU
+#include "logprob.cuh"    // log-probabilities and the gradient of the logits
+#include "gradient.cuh"   // stored gradients and their norm
+#include "adamw.cuh"      // the optimizer
+
+static void repeat_once(double factor) { (void)factor; } // only op set "dry" counts
+
+static const Ops ops_cuda = {
+    "cuda",
+    FLOATX_DTYPE,
+    DTYPE_FP32,
+    memory_allocate,
+    memory_release,
+    memory_peak,
+    memory_available,
+    copy_in,
+    copy_out,
+    copy,
+    zero,
+    finish,
+    repeat_once,
+    embedding_forward,
+    embedding_backward,
+    embedding_backward_scratch,
+    rmsnorm_forward,
+    rmsnorm_backward,
+    layernorm_forward,
+    layernorm_backward,
+    norm_backward_scratch,
+    linear_forward,
+    linear_backward_input,
+    linear_backward_weight,
+    rope_forward,
+    rope_backward,
+    attention_forward,
+    attention_backward,
+    attention_scratch,
+    swiglu_forward,
+    swiglu_backward,
+    gelu_forward,
+    gelu_backward,
+    logprob,
+    round_sums,
+    gradient_add,
+    sum_of_squares,
+    adamw,
+};
+
+extern "C" {
+extern const Ops *const ops_device;
+const Ops *const ops_device = &ops_cuda;
+}
