@@ -61,7 +61,8 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
 
-constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_SHARED = 16;
+constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_SHARED = 16,
+                   BROUGHT = 16; // bytes a lane brings to a warp operation
 constexpr size_t STACK = (size_t)512 << 10, GUARD = (size_t)64 << 10;
 
 enum State { UNSTARTED, READY, AT_BARRIER, IN_WARP, DONE };
@@ -88,7 +89,7 @@ struct Thread {
 struct Warp {
     unsigned arrived, turn; // turn: which set
     int line;
-    alignas(16) unsigned char value[2][LANES][96];
+    alignas(16) unsigned char value[2][LANES][BROUGHT];
 };
 
 struct SharedArray {
@@ -290,13 +291,13 @@ inline void barrier(int line) {
 // Brings `bytes` of this lane to its warp; returns once all lanes in mask have brought theirs. The other lanes' values are
 // in the returned set until the next but one operation. last: called by the last lane to come, before any goes on.
 inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes, int line,
-                                 void (*last)(unsigned char (*set)[96])))[96] {
+                                 void (*last)(unsigned char (*set)[BROUGHT])))[BROUGHT] {
     unsigned self = block.running, lane = self % LANES, first = self - lane;
     unsigned lanes = block.threads - first < LANES ? block.threads - first : LANES, i;
     Warp *w = &block.warp[self / LANES];
     unsigned full = lanes == LANES ? ~0u : (1u << lanes) - 1;
     Thread *t = &block.thread[self];
-    unsigned char(*set)[96] = w->value[w->turn & 1];
+    unsigned char(*set)[BROUGHT] = w->value[w->turn & 1];
     if ((mask & full) != full)
         fail("a warp operation for a part of the warp is not supported here", self, line, NULL, 0, 0);
     if (w->arrived && w->line != line)
@@ -408,7 +409,7 @@ inline Launch<Kernel> launch(const char *name, Kernel kernel, dim3 grid, dim3 th
 }
 
 template <typename T> inline T shuffle(unsigned mask, T value, unsigned from, int line) {
-    unsigned char(*set)[96] = warp_meet(mask, &value, sizeof(T), line, NULL);
+    unsigned char(*set)[BROUGHT] = warp_meet(mask, &value, sizeof(T), line, NULL);
     unsigned first = block.running - block.running % LANES;
     if (first + from < block.threads) memcpy(&value, set[from], sizeof(T));
     return value;

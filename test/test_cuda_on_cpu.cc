@@ -117,8 +117,10 @@ TEST(out_of_bounds) {
 TEST(an_impossible_launch) {
     static const Fault none = NONE;
     const Child *child = run_child(
-        [](const void *) { LAUNCH((sum_kernel), 0, BLOCK_THREADS, 0)
-                           ((float *)NULL, (const float *)NULL, NONE); },
+        [](const void *) {
+            LAUNCH((sum_kernel), 0, BLOCK_THREADS, 0)
+            ((float *)NULL, (const float *)NULL, NONE);
+        },
         &none);
     if (child->code == 0 || !strstr(child->err, "cannot be launched")) test_fail("a grid of no blocks was launched");
 }
@@ -126,31 +128,36 @@ TEST(an_impossible_launch) {
 // ---- the matrix instruction -------------------------------------------------------------------------------------------------------------
 enum { STRIDE = 24 };
 
+// c[16][16] += a[16][16] b, of which each half of the columns is a product of its own
 __global__ void mma_kernel(float *c, const floatX *a, const floatX *b, int b_in_rows) {
     SHARED(floatX, ta, 16 * STRIDE);
     SHARED(floatX, tb, 16 * STRIDE);
-    float sum[4];
+    const unsigned row = threadIdx.x / 4, column = threadIdx.x % 4 * 2;
+    float sum[2][4];
     for (unsigned i = threadIdx.x; i < 16 * STRIDE; i += LANES) ta[i] = a[i], tb[i] = b[i];
     __syncwarp();
-    for (int i = 0; i < 4; i++) sum[i] = c[(threadIdx.x / 4 + i / 2 * 8) * 8 + threadIdx.x % 4 * 2 + i % 2];
+    for (int j = 0; j < 2; j++)
+        for (int i = 0; i < 4; i++) sum[j][i] = c[(row + i / 2 * 8) * 16 + j * 8 + column + i % 2];
     __syncwarp();
-    mma(sum, load_a(ta, STRIDE, 0, 0), b_in_rows ? load_b_rows(tb, STRIDE, 0, 0) : load_b(tb, STRIDE, 0, 0));
-    for (int i = 0; i < 4; i++) c[(threadIdx.x / 4 + i / 2 * 8) * 8 + threadIdx.x % 4 * 2 + i % 2] = sum[i];
+    mma_columns<2>(sum, load_a(ta, STRIDE, 0, 0),
+                   [&](int j) { return b_in_rows ? load_b_rows(tb, STRIDE, 0, j * 8) : load_b(tb, STRIDE, j * 8, 0); });
+    for (int j = 0; j < 2; j++)
+        for (int i = 0; i < 4; i++) c[(row + i / 2 * 8) * 16 + j * 8 + column + i % 2] = sum[j][i];
 }
 
 TEST(matrix_instruction) {
     floatX a[16 * STRIDE], b[16 * STRIDE];
     for (int in_rows = 0; in_rows < 2; in_rows++) {
-        float c[16 * 8], expected[16 * 8];
+        float c[16 * 16], expected[16 * 16];
         for (int i = 0; i < 16 * STRIDE; i++) a[i] = store((float)test_normal()), b[i] = store((float)test_normal());
-        for (int i = 0; i < 16 * 8; i++) c[i] = expected[i] = (float)test_normal();
+        for (int i = 0; i < 16 * 16; i++) c[i] = expected[i] = (float)test_normal();
         for (int row = 0; row < 16; row++)
-            for (int column = 0; column < 8; column++)
+            for (int column = 0; column < 16; column++)
                 for (int k = 0; k < 16; k++)
-                    expected[row * 8 + column] +=
+                    expected[row * 16 + column] +=
                         load(a[row * STRIDE + k]) * load(in_rows ? b[k * STRIDE + column] : b[column * STRIDE + k]);
         LAUNCH((mma_kernel), 1, LANES, 0)(c, a, b, in_rows);
-        for (int i = 0; i < 16 * 8; i++)
+        for (int i = 0; i < 16 * 16; i++)
             if (!(fabsf(c[i] - expected[i]) < 1e-4f)) test_fail("element %d is %g, expected %g", i, c[i], expected[i]);
     }
 }

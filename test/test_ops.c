@@ -539,7 +539,9 @@ int main(int argc, char **argv) {
         LISTED(attention_sharp_scores),
         LISTED(attention_long_sums),
         LISTED(attention_nan_shows),
+#ifndef CUDA_ON_CPU
         LISTED(attention_with_any_threads),
+#endif
         LISTED(attention_scratch_of_any_threads),
         LISTED(attention_chunks_equal_whole),
         LISTED(swiglu),

@@ -40,16 +40,14 @@ typedef struct Guarded {
 
 enum { GUARD_BYTES = 256 };
 
-// Bytes to which element 0 is aligned; 0: as little as the element type allows (every second tensor is off by one element).
-#ifndef TENSOR_ALIGNMENT
-#define TENSOR_ALIGNMENT 0
-#endif
+// Element 0 of every tensor of every second case is aligned to 256 bytes, so that packed accesses are possible; in the other cases
+// every second tensor is off by one element.
 
 static struct {
     const char *test;
     char about[200]; // the case within the test, for messages
     uint64_t random;
-    int begun, skipped;
+    int begun, skipped, aligned; // aligned: all tensors of the running case
     double
         operands; // relative error of what the op rounds inside (attention's weights, before a bf16 matrix instruction)
     double worst; // largest error of the running test as a share of what is allowed
@@ -117,6 +115,7 @@ __attribute__((format(printf, 1, 2))) static inline void test_case(const char *f
     va_start(arguments, format);
     vsnprintf(testing.about, sizeof(testing.about), format, arguments);
     va_end(arguments);
+    testing.aligned = (int)test_random_below(2);
 }
 
 __attribute__((format(printf, 1, 2))) static inline void test_fail(const char *format, ...) {
@@ -178,7 +177,7 @@ static inline Guarded *guarded_poison(GuardedRole role, const char *name, DType 
     Guarded *t = (Guarded *)case_memory(sizeof(*t));
     size_t size = dtype_size(type);
     t->name = name, t->role = role, t->type = type, t->count = count, t->ops = ops_device;
-    t->offset = GUARD_BYTES + (TENSOR_ALIGNMENT ? 0 : test_random_below(2) * size);
+    t->offset = GUARD_BYTES + (testing.aligned ? 0 : test_random_below(2) * size);
     t->bytes = t->offset + count * size + GUARD_BYTES;
     t->allocation = ops_device->allocate(t->bytes);
     if (!t->allocation) test_fail("no device memory for %s: %zu bytes", name, t->bytes);
@@ -250,6 +249,13 @@ static inline void tensors_check(int second) {
         if (differs) test_fail("%s: a second run gave other bits", t->name);
     }
 }
+
+// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them.
+#ifdef CUDA_ON_CPU
+enum { EMULATED = 1 };
+#else
+enum { EMULATED = 0 };
+#endif
 
 // Kernels on the CPU: the second run takes the threads of a block in the opposite order, so that a race shows.
 #ifdef CUDA_ON_CPU

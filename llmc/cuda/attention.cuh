@@ -86,8 +86,7 @@ __device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned 
 #pragma unroll
     for (int d = 0; d < HD; d += 16) {
         const OperandA left = load_a(a, tile_stride<HD>, row, d);
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) mma(c[j], left, load_b(b, tile_stride<HD>, j * 8, d));
+        mma_columns<N / 8>(c, left, [&](int j) { return load_b(b, tile_stride<HD>, j * 8, d); });
     }
 }
 
@@ -96,8 +95,7 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
         const OperandA left = operand_of(w[j / 8], w[j / 8 + 1]);
-#pragma unroll
-        for (int d = 0; d < HD / 8; d++) mma(c[d], left, load_b_rows(b, tile_stride<HD>, j, d * 8));
+        mma_columns<HD / 8>(c, left, [&](int d) { return load_b_rows(b, tile_stride<HD>, j, d * 8); });
     }
 }
 

@@ -8,6 +8,8 @@ sums, and the loads of its operands from tiles in shared memory. With g = lane /
 
 so that two C of neighbouring columns are, rounded, an A: a product's result becomes an operand without leaving registers.
 There is no such instruction for fp32: lanes exchange operands by shuffles, which is slow and exact.
+
+    mma_columns<J>(c, a, operand)    C[16, 8 J] += A B[16, 8 J], J instructions; operand(j) is B's j-th eight columns
 */
 #ifndef LLMC_CUDA_MMA_CUH
 #define LLMC_CUDA_MMA_CUH
@@ -21,35 +23,43 @@ struct OperandB {
 };
 
 #ifdef CUDA_ON_CPU
-// The last lane to come multiplies for the whole warp.
-struct MmaLane {
-    OperandA a;
-    OperandB b;
-    float c[4];
-};
+// What a lane brings for J products with one A. The last lane to come multiplies for the whole warp; it finds the others' operands,
+// and leaves their results, where they lie.
+template <int J> struct MmaLane { float a[8], b[J][4], (*c)[4]; };
 
-static void mma_warp(unsigned char (*set)[96]) {
-    float a[16][16], b[16][8];
-    MmaLane *lane[32];
-    for (int l = 0; l < 32; l++) {
-        const int g = l / 4, q = l % 4;
-        lane[l] = (MmaLane *)(void *)set[l];
-        for (int i = 0; i < 8; i++) a[g + i / 2 % 2 * 8][2 * q + i % 2 + i / 4 * 8] = load(lane[l]->a.x[i]);
-        for (int i = 0; i < 4; i++) b[2 * q + i % 2 + i / 2 * 8][g] = load(lane[l]->b.x[i]);
+// It stands for the instruction, not for a kernel, so sanitizers need not watch it.
+template <int J>
+__attribute__((no_sanitize("address", "undefined"))) static void mma_warp(unsigned char (*set)[cuda_on_cpu::BROUGHT]) {
+    float a[16][16], b[16][8], c[16][8];
+    MmaLane<J> *lane[LANES];
+    for (unsigned l = 0; l < LANES; l++) {
+        __builtin_memcpy(&lane[l], set[l], sizeof(lane[l]));
+        for (unsigned i = 0; i < 8; i++) a[l / 4 + i / 2 % 2 * 8][l % 4 * 2 + i % 2 + i / 4 * 8] = lane[l]->a[i];
     }
-    for (int l = 0; l < 32; l++)
-        for (int i = 0; i < 4; i++) {
-            const int row = l / 4 + i / 2 * 8, column = l % 4 * 2 + i % 2;
-            float sum = lane[l]->c[i];
-            for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
-            lane[l]->c[i] = sum;
-        }
+    for (int j = 0; j < J; j++) {
+        for (unsigned l = 0; l < LANES; l++)
+            for (unsigned i = 0; i < 4; i++) {
+                b[l % 4 * 2 + i % 2 + i / 2 * 8][l / 4] = lane[l]->b[j][i];
+                c[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2] = lane[l]->c[j][i];
+            }
+        for (int row = 0; row < 16; row++)
+            for (int k = 0; k < 16; k++)
+                for (int column = 0; column < 8; column++) c[row][column] += a[row][k] * b[k][column];
+        for (unsigned l = 0; l < LANES; l++)
+            for (unsigned i = 0; i < 4; i++) lane[l]->c[j][i] = c[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
+    }
 }
 
-static inline void mma(float *c, const OperandA &a, const OperandB &b, int line = __builtin_LINE()) {
-    MmaLane mine = {a, b, {c[0], c[1], c[2], c[3]}};
-    unsigned char(*set)[96] = cuda_on_cpu::warp_meet(ALL_LANES, &mine, sizeof(mine), line, mma_warp);
-    memcpy(c, ((MmaLane *)(void *)set[threadIdx.x % LANES])->c, sizeof(mine.c));
+template <int J, typename Operand>
+static inline void mma_columns(float (*c)[4], const OperandA &a, Operand operand, int line = __builtin_LINE()) {
+    MmaLane<J> mine, *brought = &mine;
+    for (int i = 0; i < 8; i++) mine.a[i] = load(a.x[i]);
+    for (int j = 0; j < J; j++) {
+        const OperandB b = operand(j);
+        for (int i = 0; i < 4; i++) mine.b[j][i] = load(b.x[i]);
+    }
+    mine.c = c;
+    cuda_on_cpu::warp_meet(ALL_LANES, &brought, sizeof(brought), line, mma_warp<J>);
 }
 #elif defined(PRECISION_BF16)
 __device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
@@ -73,6 +83,14 @@ __device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
                     b1 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + 4 + holder);
         c[0] += a0 * b0, c[1] += a0 * b1, c[2] += a1 * b0, c[3] += a1 * b1;
     }
+}
+#endif
+
+#ifndef CUDA_ON_CPU
+template <int J, typename Operand>
+__device__ inline void mma_columns(float (*c)[4], const OperandA &a, Operand operand) {
+#pragma unroll
+    for (int j = 0; j < J; j++) mma(c[j], a, operand(j));
 }
 #endif
 
