@@ -22,7 +22,7 @@ once per precision (precision.h) and linked to the driver.
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
 
-static void finish(void) {} // every op is done when it returns
+static void finish(void) {}                              // every op is done when it returns
 static void repeat_once(double factor) { (void)factor; } // only op set "dry" counts
 
 static const Ops ops_cpu = {

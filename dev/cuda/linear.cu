@@ -1,0 +1,85 @@
+/*
+Playground of llmc/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's heuristics name; the
+candidate times all that they return and takes the fastest. Both are checked against plain sums in double at random elements.
+*/
+#include "product.cuh"
+
+// A weight [OC, C] and n rows: out[row][column] of a product is the sum over i of b[row * b_row + i * b_step] * a[column * a_column +
+// i * a_step], in op set terms
+struct Product {
+    const char *direction;
+    Matmul matmul;
+    size_t a_column, a_step, b_row, b_step;
+};
+
+static Product product_of(int direction, size_t n, size_t C, size_t OC) {
+    if (direction == 0) return {"forward", matmul_shape(OC, n, C, 1, 0, 0), C, 1, C, 1};         // weight, x
+    if (direction == 1) return {"backward_input", matmul_shape(C, n, OC, 0, 0, 0), 1, C, OC, 1}; // weight, dout
+    return {"backward_weight", matmul_shape(C, OC, n, 0, 1, 1), 1, C, 1, OC};                    // x, dout
+}
+
+// Largest difference at SAMPLES elements, over the largest of these
+template <typename T>
+static double sampled_error(const Product &p, const Tensor<T> &out, const Tensor<floatX> &a, const Tensor<floatX> &b) {
+    constexpr int SAMPLES = 256;
+    double difference = 0, largest = 0;
+    for (uint64_t s = 0; s < SAMPLES; s++) {
+        const size_t row = random_below(9, 0, s, p.matmul.n), column = random_below(9, 1, s, p.matmul.m);
+        double sum = 0;
+        T value;
+        for (size_t i = 0; i < p.matmul.k; i++)
+            sum += b.at(row * p.b_row + i * p.b_step) * a.at(column * p.a_column + i * p.a_step);
+        copy_out(&value, out.data + row * p.matmul.m + column, sizeof(value));
+        if (!(fabs(element(value) - sum) <= 1e300)) return INFINITY;
+        difference = std::max(difference, fabs(element(value) - sum)), largest = std::max(largest, fabs(sum));
+    }
+    return difference / largest;
+}
+
+template <typename T> static void compare_product(const char *name, Product p) {
+    const double tolerance = sizeof(T) == 2 ? ROUNDING : 1e-4,
+                 work = 2.0 * (double)p.matmul.m * (double)p.matmul.n * (double)p.matmul.k;
+    const Tensor<floatX> a(p.matmul.m * p.matmul.k, random_values(1)), b(p.matmul.n * p.matmul.k, random_values(2));
+    Tensor<T> out(p.matmul.m * p.matmul.n, constant(0));
+    const float beta = p.matmul.summed_out ? 1.0f : 0.0f;
+    p.matmul.alignment = 256;
+    const KeptMatmul *kept = matmul_of(&p.matmul, NULL);
+    const AlgorithmTimes times = time_algorithms(kept, out.data, a.data, b.data, beta, playground.repeats);
+    const Algorithms all = algorithms_of(kept);
+    printf("%s, %s: [%zu, %zu] x [%zu, %zu]\n", name, p.direction, p.matmul.n, p.matmul.k, p.matmul.k, p.matmul.m);
+    for (int i : {0, times.best}) {
+        char variant[64];
+        snprintf(variant, sizeof(variant), "number %d of %d%s", i, times.offered,
+                 i == 0 ? ", as llmc/cuda/linear.cuh" : ", the fastest");
+        zero(out.data, out.count * sizeof(T));
+        const bool runs = multiply_by(kept, &all.found[i].algo, out.data, a.data, b.data, beta);
+        const double error = runs ? sampled_error(p, out, a, b) : INFINITY;
+        if (!(error <= tolerance)) playground.wrong++;
+        print_variant(variant, i == 0 ? times.first_s : times.best_s, work, FLOPS, error, tolerance);
+        if (times.best == 0) break;
+    }
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        size_t n, C, OC;
+    } layers[] = {{"query, output", 4096, 4096, 4096},
+                  {"key, value", 4096, 4096, 1024},
+                  {"gate and up", 4096, 4096, 24576},
+                  {"down", 4096, 12288, 4096},
+                  {"head", 512, 4096, 151936}};
+    playground_begin(argc, argv);
+    cublas_require();
+    playground.product_rate = best_square_product();
+    printf("best square product: %.1f TFLOP/s\n", playground.product_rate * 1e-12);
+    for (const auto &layer : layers)
+        for (int direction = 0; direction < 3; direction++) {
+            const Product p = product_of(direction, layer.n, layer.C, layer.OC);
+            if (p.matmul.summed_out)
+                compare_product<float>(layer.name, p);
+            else
+                compare_product<floatX>(layer.name, p);
+        }
+    return playground_end();
+}

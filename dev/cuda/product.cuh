@@ -1,0 +1,78 @@
+/*
+Matrix products beside the algorithm that llmc/cuda/linear.cuh takes: every one that cuBLASLt offers for the same description, and
+the best rate of a square product, which rates of other products are held against.
+*/
+#ifndef DEV_CUDA_PRODUCT_CUH
+#define DEV_CUDA_PRODUCT_CUH
+#include "playground.cuh"
+#include "llmc/cuda/linear.cuh"
+
+constexpr int MOST_ALGORITHMS = 32;
+
+struct Algorithms {
+    cublasLtMatmulHeuristicResult_t found[MOST_ALGORITHMS];
+    int count;
+};
+
+// What cuBLASLt's heuristics return, in their order: the first is what linear.cuh takes. 256: bytes that all addresses are multiples of
+static Algorithms algorithms_of(const KeptMatmul *kept) {
+    const size_t workspace = CUBLAS_WORKSPACE;
+    cublasLtMatmulPreference_t preference;
+    Algorithms all = {};
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "listing algorithms");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                      sizeof(workspace)),
+                 "listing algorithms");
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
+                                                preference, MOST_ALGORITHMS, all.found, &all.count),
+                 "listing algorithms");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "listing algorithms");
+    return all;
+}
+
+// out = a b + beta out by one of them; false where it cannot run after all
+static bool multiply_by(const KeptMatmul *kept, const cublasLtMatmulAlgo_t *algorithm, void *out, const void *a,
+                        const void *b, float beta) {
+    const float one = 1.0f;
+    return cublasLtMatmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, out, kept->out, out,
+                          kept->out, algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL) == CUBLAS_STATUS_SUCCESS;
+}
+
+typedef struct {
+    int offered;    // algorithms
+    int best;       // place of the fastest among them
+    double first_s; // seconds of the first
+    double best_s;  // and of the fastest
+} AlgorithmTimes;
+
+static AlgorithmTimes time_algorithms(const KeptMatmul *kept, void *out, const void *a, const void *b, float beta,
+                                      size_t repeats) {
+    const Algorithms all = algorithms_of(kept);
+    AlgorithmTimes times = {all.count, 0, INFINITY, INFINITY};
+    for (int i = 0; i < all.count; i++) {
+        const auto run = [&] { return multiply_by(kept, &all.found[i].algo, out, a, b, beta); };
+        if (!run()) continue;
+        const double seconds = median_seconds(run, repeats);
+        if (i == 0) times.first_s = seconds;
+        if (seconds < times.best_s) times.best_s = seconds, times.best = i;
+    }
+    if (!isfinite(times.best_s)) die("none of the %d algorithms that cuBLASLt offers for a product runs", all.count);
+    return times;
+}
+
+// FLOP/s of [S, S] x [S, S], floatX in and out: the fastest algorithm at the best of a few sizes
+static double best_square_product(void) {
+    double best = 0;
+    for (size_t S : {(size_t)4096, (size_t)8192}) {
+        const Tensor<floatX> a(S * S, random_values(1)), b(S * S, random_values(2));
+        Tensor<floatX> out(S * S, constant(0));
+        Matmul p = matmul_shape(S, S, S, 1, 0, 0);
+        p.alignment = 256;
+        const double seconds =
+            time_algorithms(matmul_of(&p, NULL), out.data, a.data, b.data, 0.0f, playground.repeats).best_s;
+        best = std::max(best, 2.0 * (double)S * (double)S * (double)S / seconds);
+    }
+    return best;
+}
+
+#endif
