@@ -25,6 +25,10 @@ rows="
     cuda_on_cpu   fp32        cuda
     ops           bf16        cuda
     ops           fp32        cuda
+    methods       bf16        cuda
+    methods       fp32        cuda
+    golden        bf16        cuda
+    golden        fp32        cuda
     ops           fp32        onednn
     ops           fp32        plain
     ops           bf16        onednn
@@ -97,8 +101,8 @@ build_ops() { # precision, op set; again when a source or the command changed (a
     [ -f "$folder/ops.o" ] && [ "$(cat "$folder/ops.command" 2>/dev/null)" = "$compile" ] &&
         [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' \) -type f | head -n 1)" ] && return 0
     rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
-    if [ "$2" = cuda ]; then
-        $compile && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -Wno-unknown-pragmas -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
+    if [ "$2" = cuda ]; then # -O2: a kernel's threads take turns on one core
+        $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
             ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
     else
         $compile && mv "$folder/ops_cpu.o" "$folder/ops.o"

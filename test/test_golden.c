@@ -145,7 +145,7 @@ static void golden(const char *model_path, const char *reference_path) {
     TinyResult full = tiny_run(&model, weights, METHOD_FULL, 0, 0, &batch);
     size_t i, count;
     float *loss = (float *)reference_read(&reference, "loss", &count);
-    for (i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
+    for (i = EMULATED; i < sizeof(variants) / sizeof(variants[0]); i += EMULATED ? 2 : 1) {
         Variant v = variants[i];
         TinyResult found = tiny_run(&model, weights, v.method, v.chunk, v.logits_chunk, &batch);
         test_case("%s, method %d, chunks %zu and %zu", model_path, v.method, v.chunk, v.logits_chunk);
@@ -164,15 +164,17 @@ static void golden(const char *model_path, const char *reference_path) {
 
 #define FOLDER(name) golden(GOLDEN name, GOLDEN name "/reference.safetensors")
 TEST(gpt2) { (void)cmocka_state, FOLDER("gpt2"); }
-TEST(gpt2_as_published) { FOLDER("gpt2-hub"); }
-TEST(gpt2_of_llmc) { golden(GOLDEN "gpt2/gpt2_llmc_fp32.bin", GOLDEN "gpt2/reference.safetensors"); }
 TEST(llama) { FOLDER("llama"); }
-TEST(llama_sharded) { FOLDER("llama-sharded"); }
 TEST(llama_tied) { FOLDER("llama-tied"); }
 TEST(qwen2) { FOLDER("qwen2"); }
-TEST(qwen2_fp16) { FOLDER("qwen2-fp16"); }
 TEST(qwen3) { FOLDER("qwen3"); }
+#ifndef CUDA_ON_CPU
+TEST(gpt2_as_published) { FOLDER("gpt2-hub"); }
+TEST(gpt2_of_llmc) { golden(GOLDEN "gpt2/gpt2_llmc_fp32.bin", GOLDEN "gpt2/reference.safetensors"); }
+TEST(llama_sharded) { FOLDER("llama-sharded"); }
+TEST(qwen2_fp16) { FOLDER("qwen2-fp16"); }
 TEST(qwen3_bf16) { FOLDER("qwen3-bf16"); }
+#endif
 
 // What gradients_write writes has transformers' names and shapes, and these values.
 static void written(const char *folder) {
@@ -231,15 +233,28 @@ static void written(const char *folder) {
 }
 
 TEST(written_gpt2) { written(GOLDEN "gpt2"); }
+#ifndef CUDA_ON_CPU
 TEST(written_llama) { written(GOLDEN "llama"); }
 TEST(written_qwen3) { written(GOLDEN "qwen3"); }
+#endif
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(gpt2),          LISTED(gpt2_as_published), LISTED(gpt2_of_llmc), LISTED(llama),
-        LISTED(llama_sharded), LISTED(llama_tied),        LISTED(qwen2),        LISTED(qwen2_fp16),
-        LISTED(qwen3),         LISTED(qwen3_bf16),        LISTED(written_gpt2), LISTED(written_llama),
+        LISTED(gpt2),
+        LISTED(llama),
+        LISTED(llama_tied),
+        LISTED(qwen2),
+        LISTED(qwen3),
+        LISTED(written_gpt2),
+#ifndef CUDA_ON_CPU // the same models in other files
+        LISTED(gpt2_as_published),
+        LISTED(gpt2_of_llmc),
+        LISTED(llama_sharded),
+        LISTED(qwen2_fp16),
+        LISTED(qwen3_bf16),
+        LISTED(written_llama),
         LISTED(written_qwen3),
+#endif
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }
