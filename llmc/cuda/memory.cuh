@@ -39,8 +39,11 @@ static void device_require(void) {
 
 static void *memory_allocate(size_t bytes) {
     void *memory = NULL;
+    size_t left, total;
     cudaError_t error;
     device_require();
+    CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has");
+    if (bytes > total) return NULL; // whatever CUDA would call it
     error = cudaMalloc(&memory, bytes ? bytes : 1);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); // it was said, and is not to be found again by the next check
