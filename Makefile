@@ -1,6 +1,7 @@
 # make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
+# make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
 #
@@ -56,7 +57,7 @@ DRIVER_FLAGS = -std=c11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program ------------------------------------------------------------------------------------------------------------
-.PHONY: all demo test bench format lint check-cxx clean help deps FORCE
+.PHONY: all demo test test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
 all: train
 
 train: $(BUILD)/train
@@ -120,6 +121,12 @@ test:
 	@scripts/install_deps.sh test
 	@test/run.sh
 
+# On a machine with a GPU; test-gpu-build only compiles and links it, for which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
+test-gpu test-gpu-build:
+	@scripts/install_deps.sh test
+	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
+		MAKE='$(MAKE)' test/gpu.sh $(if $(filter test-gpu-build,$@),--build)
+
 bench: train
 	@BUILD=$(BUILD) dev/bench.sh
 
@@ -139,8 +146,50 @@ lint:
 	clang-tidy --quiet llmc/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
 	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) $(HAVE_OPENMP) -I.
 
+# ---- the kernel playground and the GPU's figures (dev/README.md) --------------------------------------------------------------
+# dev-cuda        one program for each kernel family: every variant checked, then timed with cold caches, on a GPU
+# dev-cuda-check  the same checks on the CPU, sanitized; needs neither nvcc nor a GPU
+# bench-gpu       every op and `bp` at several lengths, into dev/results/
+.PHONY: dev-cuda dev-cuda-check bench-gpu
+DEV_CUDA  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/bench.cu,$(wildcard dev/cuda/*.cu)))
+DEV_CHECK := $(filter-out linear,$(DEV_CUDA))# that one is cuBLASLt's alone
+DEV_FLAGS  = -DPROGRAM_NAME='"$(basename $(@F))"'
+ifeq ($(BACKEND),cuda)
+DEV_NVCC   = $(NVCC) $(NVCC_FLAGS) $(DEV_FLAGS) -Xcompiler -Wno-unused-function -diag-suppress 177
+dev-cuda: $(DEV_CUDA:%=$(BUILD)/dev_%)
+
+$(DEV_CUDA:%=$(BUILD)/dev_%.o): $(BUILD)/dev_%.o: dev/cuda/%.cu $(BUILD)/flags
+	$(DEV_NVCC) -MMD -MP -c $< -o $@
+
+$(DEV_CUDA:%=$(BUILD)/dev_%): %: %.o
+	$(NVCC) -ccbin $(CXX) $(GENCODE) $< $(NVCC_LIBS) $(LDFLAGS) -o $@
+
+$(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
+	$(DEV_NVCC) -MMD -MP -c $< -o $@
+
+$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cuda.o
+	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
+else
+dev-cuda:
+	@echo 'make dev-cuda builds for GPUs: add BACKEND=cuda (nvcc 12 or 13); make dev-cuda-check needs neither' >&2; exit 1
+endif
+
+build/dev-cuda-check-$(PRECISION)/dev_%: dev/cuda/%.cu
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -x c++ -DCUDA_ON_CPU $(DEV_FLAGS) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) -Wall -Wextra -Werror -Wno-unused-function \
+	    -Wno-unknown-pragmas -O1 -g -fsanitize=address,undefined -I. -MMD -MP $< -o $@ -lm
+
+dev-cuda-check: $(DEV_CHECK:%=build/dev-cuda-check-$(PRECISION)/dev_%)
+	@for program in $^; do $$program || exit 1; done
+
+-include $(wildcard build/dev-cuda-check-$(PRECISION)/*.d)
+
+# Looks for a GPU before it builds anything.
+bench-gpu:
+	@PRECISION=$(if $(filter cuda,$(BACKEND)),$(PRECISION),bf16) dev/bench_gpu.sh
+
 clean:
 	rm -rf build train
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile

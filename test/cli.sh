@@ -1,5 +1,7 @@
 # Sourced by the tests that run the program as a user does: counting, refusals, values from its JSON.
-# $TRAIN is the program under test (sanitized), $WORK an empty folder for this run.
+# $TRAIN is the program under test (sanitized), $WORK an empty folder for this run. TEST_DEVICE=gpu: it runs on a GPU;
+# TEST_PRECISION=bf16: it was built for bf16.
+TEST_DEVICE=${TEST_DEVICE:-cpu} TEST_PRECISION=${TEST_PRECISION:-fp32}
 passed=0 failed=0 skipped=0
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT

@@ -521,6 +521,7 @@ TEST(refusals) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        LISTED(refusals), // first: its forked processes could not use a GPU that this one has used already
         LISTED(cache_equals_full_pass),
         LISTED(greedy_text_of_golden_models),
         LISTED(top_k_and_top_p),
@@ -533,7 +534,6 @@ int main(int argc, char **argv) {
         LISTED(plan_is_what_a_run_uses),
         LISTED(plan_counts_the_cache),
         LISTED(sampling_between_steps_changes_nothing),
-        LISTED(refusals),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }

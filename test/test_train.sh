@@ -3,6 +3,10 @@
 # after the first step, and stops at what is not finite with the last good checkpoint untouched.
 # $TRAIN is a sanitized program, $TRAIN_PLAIN one as `make` builds it (for measured memory).
 . test/cli.sh
+same_loss=1e-6 same_gradient=1e-5 # relative differences between orders of one sum
+[ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
+beside=48 # MiB in use beside the plan
+[ $TEST_DEVICE = gpu ] && beside=300
 
 common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5 --seq-len 64 --batch 2 --grad-accum 2
     --steps 12 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep 3 --seed 7
@@ -80,11 +84,11 @@ done
 succeeds bp --init $TINY --seq-len 40 --batch 4 --json
 loss=$(json loss) norm=$(json grad_norm)
 succeeds bp --init $TINY --seq-len 40 --batch 1 --grad-accum 4 --json
-check '4 micro-batches of 1 are one batch of 4' close "$loss" "$(json loss)" 1e-6
-check '4 micro-batches of 1 have its gradient' close "$norm" "$(json grad_norm)" 1e-5
+check '4 micro-batches of 1 are one batch of 4' close "$loss" "$(json loss)" $same_loss
+check '4 micro-batches of 1 have its gradient' close "$norm" "$(json grad_norm)" $same_gradient
 for method in full checkpoint stream; do
     succeeds bp --init $TINY --seq-len 40 --batch 4 --method $method --chunk 9 --logits-chunk 7 --json
-    check "$method has the same gradient norm" close "$norm" "$(json grad_norm)" 1e-5
+    check "$method has the same gradient norm" close "$norm" "$(json grad_norm)" $same_gradient
 done
 
 # ---- what is not finite -----------------------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ wait $process 2>/dev/null
 model=$WORK/straight/checkpoint-00000012/model.bin
 succeeds eval --model "$model" --data $SHARD --seq-len 64 --batch 2 --val-steps 2 --json
 check 'eval gives the last validation loss' \
-    close "$(json loss)" "$(grep val_loss "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')" 1e-6
+    close "$(json loss)" "$(grep val_loss "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')" $same_loss
 succeeds sample --model "$model" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
 for family in gpt2 llama llama-tied qwen2 qwen3; do # their greedy tokens are held against transformers in test_sampler
     succeeds sample --model $GOLDEN/$family --prompt-ids 1,2,3 --max-new-tokens 5 --top-k 10 --top-p 0.9
@@ -121,7 +125,8 @@ for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 
     "$TRAIN_PLAIN" bp --init $big $options --json >"$WORK/out" 2>/dev/null
     peak=$(json peak_bytes)
     check "bp's plan is plan's: $options" [ "$(json plan_bytes)" = "$planned" ]
-    check "peak $peak within 2 % + 48 MiB of plan $planned: $options" \
-        awk -v p="$planned" -v m="$peak" 'BEGIN { d = m - p; if (d < 0) d = -d; exit !(d <= 0.02 * p + 48 * 1048576) }'
+    check "peak $peak within 2 % + $beside MiB of plan $planned: $options" \
+        awk -v p="$planned" -v m="$peak" -v b=$beside \
+        'BEGIN { d = m - p; if (d < 0) d = -d; exit !(d <= 0.02 * p + b * 1048576) }'
 done
 finish
