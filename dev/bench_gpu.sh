@@ -63,6 +63,7 @@ passes() {
             for method in stream checkpoint; do
                 options="--init $model --method $method --seq-len $T"
                 plan=$("$BUILD/train" plan $options --for bp --json --quiet | json_number total_bytes)
+                [ -n "$plan" ] || exit 1 # it has said why
                 [ $first = 1 ] || printf ', '
                 first=0
                 printf '{"model": "%s", "seq_len": %s, "method": "%s", "plan_bytes_before": %s' "$model" "$T" "$method" "$plan"
