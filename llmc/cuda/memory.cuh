@@ -23,6 +23,9 @@ static void device_require(void) {
     error = cudaGetDeviceCount(&count);
     if (error == cudaErrorInsufficientDriver) {
         cudaDriverGetVersion(&driver);
+        if (!driver)
+            die("no GPU was found (no NVIDIA driver); `make BACKEND=cpu` builds for the CPU, `plan` works without a "
+                "GPU");
         die("the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build with "
             "an older "
             "toolkit",
