@@ -73,8 +73,8 @@ static void attention_chunk_case(const size_t *lengths, size_t documents, size_t
     Spans spans;
     test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g", t0, t1, N,
               documents, NH, NKV, HD, amplitude);
-    slack *= fmax(
-        1.0, sqrt((double)HD / 128.0)); // dout . v - delta: sums of HD products, which nearly cancel in short documents
+    // dout . v - delta: two sums of HD products, which nearly cancel in short documents.
+    slack *= fmax(1.0, sqrt((double)HD / 128.0));
     span = (Span *)case_memory(documents * sizeof(Span));
     spans = spans_of(lengths, documents, t0, t1, span);
     first = span[0].document;
