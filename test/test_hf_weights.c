@@ -8,15 +8,6 @@ them is refused. Everything that is plainly wrong is in test_weights_bad.c.
 #define CONFIG "config.json"
 #define MODEL  HF_SINGLE_FILE
 
-static void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
-
-static void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }
-
-static void expect_good(const char *path) {
-    const Child *child = run_child(open_model, path);
-    if (child->code != 0 || *child->err) test_fail("exit code %d: %s", child->code, child->err);
-}
-
 // ---- config.json -------------------------------------------------------------------------------------------------------------
 typedef struct {
     const char *golden, *file, *find, *replace;

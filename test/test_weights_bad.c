@@ -18,15 +18,6 @@ __attribute__((noreturn)) static void returning_exit(int code) {
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-static void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
-
-static void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }
-
-static void expect_good(const char *path) {
-    const Child *child = run_child(open_model, path);
-    if (child->code != 0 || *child->err) test_fail("exit code %d: %s", child->code, child->err);
-}
-
 // ---- damage that is a change of text -----------------------------------------------------------------------------------------
 typedef struct {
     const char *golden, *file;

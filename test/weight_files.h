@@ -246,4 +246,14 @@ static inline void write_formula_model(const char *folder, const Model *model, c
     write_safetensors(path, header, length, data, at);
 }
 
+// ---- opening, in a child process ------------------------------------------------------------------------------------------------
+static inline void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
+
+static inline void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }
+
+static inline void expect_good(const char *path) {
+    const Child *child = run_child(open_model, path);
+    if (child->code != 0 || *child->err) test_fail("exit code %d: %s", child->code, child->err);
+}
+
 #endif

@@ -15,6 +15,11 @@ Head sizes are padded to the next of HEAD_SIZES; what is padded is zero and is n
 constexpr unsigned QUERIES = 64, KEYS = sizeof(floatX) == 2 ? 64 : 32, ATTENTION_THREADS = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
+// A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum of so many tiles aside, so that no
+// step of it has many terms, as op set "cpu" does; in bf16 the rounding of the weights is larger than what this would save.
+constexpr bool FOLDS = sizeof(floatX) == 4;
+constexpr unsigned FOLD_TILES = 64;
+
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument -----------------------------------------------------------
 constexpr unsigned MOST_SPANS = 64;
 
@@ -100,7 +105,7 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
 }
 
 // Over the four lanes that share a row of a result
-__device__ inline float quad_sum(float x) {
+__device__ inline double quad_sum(double x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
@@ -130,7 +135,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
     const float scale = shape.scale * LOG2_E;
-    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+    float o[HD / 8][4] = {}, folded[FOLDS ? HD / 8 : 1][4] = {}, largest[2] = {-INFINITY, -INFINITY};
+    double sum[2] = {0.0, 0.0}; // of the weights, tile by tile
+    unsigned unfolded = 0;
     tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, QUERIES);
     for (size_t key = block.span.document; key < end; key += KEYS) {
         float s[KEYS / 8][4] = {};
@@ -148,26 +155,34 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
                 }
             most = quad_max(most);
             const float shrink = exp2f((largest[i] - most) * scale);
+            float tile_sum = 0.0f;
             largest[i] = most;
-            sum[i] *= shrink;
             for (unsigned j = 0; j < KEYS / 8; j++)
                 for (int e = 2 * i; e < 2 * i + 2; e++) {
                     s[j][e] = exp2f((s[j][e] - most) * scale);
-                    sum[i] += s[j][e];
+                    tile_sum += s[j][e];
                 }
+            sum[i] = sum[i] * shrink + tile_sum;
             for (int d = 0; d < HD / 8; d++) o[d][2 * i] *= shrink, o[d][2 * i + 1] *= shrink;
+            if constexpr (FOLDS)
+                for (int d = 0; d < HD / 8; d++) folded[d][2 * i] *= shrink, folded[d][2 * i + 1] *= shrink;
         }
         product_with_rows<HD, KEYS>(o, s, tv);
+        if constexpr (FOLDS)
+            if (++unfolded % FOLD_TILES == 0 || key + KEYS >= end)
+                for (int d = 0; d < HD / 8; d++)
+                    for (int e = 0; e < 4; e++) folded[d][e] += o[d][e], o[d][e] = 0.0f;
     }
+    float(*const unscaled)[4] = FOLDS ? folded : o;
     for (int i = 0; i < 2; i++) {
         const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
-        const float total = quad_sum(sum[i]);
+        const double total = quad_sum(sum[i]);
         if (row + 8 * i >= end) continue;
-        if (lane % 4 == 0) lse[place] = largest[i] * shape.scale + logf(total);
+        if (lane % 4 == 0) lse[place] = largest[i] * shape.scale + logf((float)total);
         for (int d = 0; d < HD / 8; d++)
             for (int e = 0; e < 2; e++) {
                 const size_t column = d * 8 + lane % 4 * 2 + e;
-                if (column < shape.HD) out[place * shape.HD + column] = store(o[d][2 * i + e] / total);
+                if (column < shape.HD) out[place * shape.HD + column] = store(unscaled[d][2 * i + e] / (float)total);
             }
     }
 }
