@@ -207,6 +207,7 @@ TEST(signals_leave_nothing_half_written) {
         const char *path = scratch_path("signals/file");
         test_case("signal %d", ends[i]);
         signal_to_send = ends[i];
+        signal(ends[i], SIG_DFL); // the tests themselves may run under nohup
         fresh("signals");
         write_file(path, "old", 3);
         assert_int_equal(run_child(end_while_writing, path)->code,

@@ -68,8 +68,8 @@ check 'a record of the options for each of two parts' \
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
 refuses 1 'was trained with data' train $parts --steps 8 --resume
 for signal in INT TERM HUP; do
-    # env: a shell lets what it runs in the background ignore SIGINT, and what is ignored stays so
-    env --default-signal=INT "$TRAIN" train --init $TINY --data $SHARD --seq-len 64 --steps 100000 --save-every 1 \
+    # env: a shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so
+    env --default-signal=INT,TERM,HUP "$TRAIN" train --init $TINY --data $SHARD --seq-len 64 --steps 100000 --save-every 1 \
         --out "$WORK/ended-$signal" >/dev/null 2>"$WORK/err" &
     process=$!
     # not a certain checkpoint: on a fast machine it comes and is pruned between two looks
