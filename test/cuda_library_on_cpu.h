@@ -1,5 +1,6 @@
 /*
 What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory and matrix products.
+With HAVE_CUDNN also cuDNN's attention, in plain loops that round and overwrite what cuDNN does; it refuses head sizes of 8 modulo 16.
 */
 #ifndef TEST_CUDA_LIBRARY_ON_CPU_H
 #define TEST_CUDA_LIBRARY_ON_CPU_H
@@ -33,4 +34,85 @@ static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored 
                                    size_t C, size_t OC) {
     ops_cpu_device->linear_backward_weight(dweight, dbias, dout, x, n, C, OC);
 }
+
+#ifdef HAVE_CUDNN
+#include "llmc/cuda/cudnn.h"
+#include <vector>
+
+extern "C" int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
+    (void)backward, (void)workspace;
+    return shape->HD % 16 == 0 && (!shape->causal || shape->keys >= shape->queries);
+}
+extern "C" const char *cudnn_attention_refusal(void) { return "this one takes head sizes of 16, 32, ..."; }
+
+// Row `row` of head `head`, as doubles
+static std::vector<double> cudnn_row(const void *x, size_t row, size_t heads, size_t head, size_t HD) {
+    const floatX *from = (const floatX *)x + (row * heads + head) * HD;
+    std::vector<double> values(HD);
+    for (size_t d = 0; d < HD; d++) values[d] = load(from[d]);
+    return values;
+}
+static double cudnn_dot(const std::vector<double> &a, const std::vector<double> &b) {
+    double sum = 0.0;
+    for (size_t d = 0; d < a.size(); d++) sum += a[d] * b[d];
+    return sum;
+}
+static size_t cudnn_seen(const CudnnAttention *s, size_t query) {
+    return s->causal ? s->keys - s->queries + query + 1 : s->keys;
+}
+
+extern "C" void cudnn_attention_forward(const CudnnAttention *s, void *out, float *lse, const void *q, const void *k,
+                                        const void *v, void *workspace) {
+    const size_t group = s->heads / s->key_heads;
+    memset(workspace, 0xa5, 256);
+    for (size_t head = 0; head < s->heads; head++)
+        for (size_t i = 0; i < s->queries; i++) {
+            const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD);
+            std::vector<double> scores(cudnn_seen(s, i)), sum(s->HD, 0.0);
+            double most = -INFINITY, total = 0.0;
+            for (size_t j = 0; j < scores.size(); j++) {
+                scores[j] = s->scale * cudnn_dot(query, cudnn_row(k, j, s->NKV, head / group, s->HD));
+                most = fmax(most, scores[j]);
+            }
+            for (size_t j = 0; j < scores.size(); j++) {
+                const std::vector<double> value = cudnn_row(v, j, s->NKV, head / group, s->HD);
+                const double p = exp(scores[j] - most);
+                total += p;
+                for (size_t d = 0; d < s->HD; d++) sum[d] += p * value[d];
+            }
+            for (size_t d = 0; d < s->HD; d++)
+                ((floatX *)out)[(i * s->NH + head) * s->HD + d] = store((float)(sum[d] / total));
+            lse[head * s->queries + i] = (float)(most + log(total));
+        }
+}
+
+extern "C" void cudnn_attention_backward(const CudnnAttention *s, void *dq, void *dk, void *dv, const void *dout,
+                                         const void *out, const void *q, const void *k, const void *v, const float *lse,
+                                         void *workspace) {
+    const size_t group = s->heads / s->key_heads;
+    std::vector<double> sum_q(s->queries * s->heads * s->HD, 0.0), sum_k(s->keys * s->key_heads * s->HD, 0.0),
+        sum_v = sum_k;
+    memset(workspace, 0xa5, s->heads * s->queries * s->keys * 2);
+    for (size_t head = 0; head < s->heads; head++)
+        for (size_t i = 0; i < s->queries; i++) {
+            const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD),
+                                      given = cudnn_row(dout, i, s->NH, head, s->HD);
+            const double delta = cudnn_dot(given, cudnn_row(out, i, s->NH, head, s->HD));
+            for (size_t j = 0; j < cudnn_seen(s, i); j++) {
+                const std::vector<double> key = cudnn_row(k, j, s->NKV, head / group, s->HD),
+                                          value = cudnn_row(v, j, s->NKV, head / group, s->HD);
+                const double p = exp(s->scale * cudnn_dot(query, key) - lse[head * s->queries + i]);
+                const double ds = s->scale * p * (cudnn_dot(given, value) - delta);
+                for (size_t d = 0; d < s->HD; d++) {
+                    sum_q[(i * s->heads + head) * s->HD + d] += ds * key[d];
+                    sum_k[(j * s->key_heads + head / group) * s->HD + d] += ds * query[d];
+                    sum_v[(j * s->key_heads + head / group) * s->HD + d] += p * given[d];
+                }
+            }
+        }
+    for (size_t i = 0; i < sum_q.size(); i++) ((floatX *)dq)[i] = store((float)sum_q[i]);
+    for (size_t i = 0; i < sum_k.size(); i++) ((floatX *)dk)[i] = store((float)sum_k[i]);
+    for (size_t i = 0; i < sum_v.size(); i++) ((floatX *)dv)[i] = store((float)sum_v[i]);
+}
+#endif
 #endif

@@ -12,6 +12,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:exitcode=99:allocator_may_ret
 export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 export OMP_WAIT_POLICY=passive
+limit='timeout -k 10 900' # what hangs fails
 
 # A folder for every configuration, as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
 compiler=${CC%% *}
@@ -19,12 +20,14 @@ compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 
-#   program       precision   op set   onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels, run on the CPU
+#   program       precision   op set   onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels, run on the CPU;
+#                                      cudnn: these with cuDNN's attention, plain loops here (only tests of attention)
 rows="
     cuda_on_cpu   bf16        cuda
     cuda_on_cpu   fp32        cuda
     ops           bf16        cuda
     ops           fp32        cuda
+    ops           bf16        cudnn
     methods       bf16        cuda
     methods       fp32        cuda
     golden        bf16        cuda
@@ -89,19 +92,20 @@ count() {
 flags_of() { # precision, op set
     printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -O1 -g -march=native \
 -fno-omit-frame-pointer -fsanitize=address,undefined -fopenmp -I."
-    [ "$2" = cuda ] && printf ' -DCUDA_ON_CPU'
+    case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
+    [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
     [ "$2" != plain ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
 }
 # Op set "cuda" takes what libraries do for it from op set "cpu", which goes by another name then.
 build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
     folder=$(folder_of "$1" "$2")
     compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o $folder/ops_cpu.o"
-    [ "$2" = cuda ] && compile="$compile -Dops_device=ops_cpu_device"
+    case $2 in cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;; esac
     mkdir -p "$folder"
     [ -f "$folder/ops.o" ] && [ "$(cat "$folder/ops.command" 2>/dev/null)" = "$compile" ] &&
         [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' \) -type f | head -n 1)" ] && return 0
     rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
-    if [ "$2" = cuda ]; then # -O2: a kernel's threads take turns on one core
+    if [ "$2" = cuda ] || [ "$2" = cudnn ]; then # -O2: a kernel's threads take turns on one core
         $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
             ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
     else
@@ -111,7 +115,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
 build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
     libraries="-lcmocka -lcjson -lm"
-    [ "$3" = cuda ] && libraries="$libraries -lstdc++"
+    case $3 in cuda | cudnn) libraries="$libraries -lstdc++" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of "$2" "$3")
     if [ -f "test/test_$1.cc" ]; then
@@ -142,7 +146,9 @@ row() { # build|run, name, precision, op set
         rm -f "$log" "$log.status"
         build "$2" "$3" "$4" >"$log.log" 2>&1 || echo 'does not compile' >"$log.status"
     elif [ -x "$log" ] && [ ! -f "$log.status" ]; then
-        "$log" >"$log.log" 2>&1 </dev/null
+        only=
+        [ "$4" = cudnn ] && only=attention
+        $limit "$log" $only >"$log.log" 2>&1 </dev/null
         echo $? >"$log.status"
     fi
 }
@@ -196,7 +202,7 @@ fi
 for script in cxx cli train; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue
-    sh "test/test_$script.sh" >"$output" 2>&1 </dev/null
+    $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null
     status=$?
     grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40
     count "$script" $status

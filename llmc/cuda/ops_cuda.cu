@@ -11,10 +11,16 @@ are the libraries' here, come from op set "cpu".
 #include "memory.cuh" // allocate, release, copy, zero
 #include "linear.cuh" // matrix products, by cuBLASLt
 #endif
-#include "embedding.cuh"  // token and position embeddings
-#include "norm.cuh"       // RMSNorm, LayerNorm
-#include "rope.cuh"       // rotary position embedding
-#include "attention.cuh"  // attention of one chunk over its documents' keys
+#include "embedding.cuh" // token and position embeddings
+#include "norm.cuh"      // RMSNorm, LayerNorm
+#include "rope.cuh"      // rotary position embedding
+#include "attention.cuh" // attention of one chunk over its documents' keys
+#ifdef HAVE_CUDNN
+#include "attention_cudnn.cuh" // its long spans by cuDNN
+#define WITH_CUDNN(op) op##_with_cudnn
+#else
+#define WITH_CUDNN(op) op
+#endif
 #include "activation.cuh" // SwiGLU, GELU
 #include "logprob.cuh"    // log-probabilities and the gradient of the logits
 #include "gradient.cuh"   // stored gradients and their norm
@@ -49,9 +55,9 @@ static const Ops ops_cuda = {
     .linear_backward_weight = linear_backward_weight,
     .rope_forward = rope_forward,
     .rope_backward = rope_backward,
-    .attention_forward = attention_forward,
-    .attention_backward = attention_backward,
-    .attention_scratch = attention_scratch,
+    .attention_forward = WITH_CUDNN(attention_forward),
+    .attention_backward = WITH_CUDNN(attention_backward),
+    .attention_scratch = WITH_CUDNN(attention_scratch),
     .swiglu_forward = swiglu_forward,
     .swiglu_backward = swiglu_backward,
     .gelu_forward = gelu_forward,

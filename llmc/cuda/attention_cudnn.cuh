@@ -1,0 +1,256 @@
+/*
+Attention of op set "cuda" with cuDNN (cudnn.h): long spans go to cuDNN, in pieces that it can do within a fixed workspace and with few
+plans; the rest, and everything that cuDNN refuses, goes to our own kernels (attention.cuh). Who does what depends on shapes and the
+machine alone, so results are the same every time.
+
+Forward: a span of at least GRID queries is one call of its exact lengths. Backward: dq, dk and dv are sums over blocks of
+keys once log-sum-exp is known, so a piece of 2^i GRID queries that begins on a multiple of GRID after its document meets its
+earlier keys in full blocks of 2^j GRID, and itself in one causal square: a handful of plans for any length, document or chunk. What
+lies off the grid is ours. cuDNN overwrites its results in bf16; they are staged and added in fp32.
+*/
+#ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
+#define LLMC_CUDA_ATTENTION_CUDNN_CUH
+#include "attention.cuh"
+#include "cudnn.h"
+#include "gradient.cuh"
+
+#ifndef CUDNN_GRID // tests have smaller ones
+#define CUDNN_GRID      512
+#define CUDNN_BLOCK     4096                // most queries, and most keys, of a call in backward
+#define CUDNN_WORKSPACE ((size_t)512 << 20) // bytes that such a call may need: fewer heads at a time where it is more
+#endif
+constexpr size_t CUDNN_FORWARD_WORKSPACE = 64 << 10; // bytes; cuDNN 9.19 asks for 256
+
+// ---- staged results ----------------------------------------------------------------------------------------------------------------------
+// out[columns][rows] = in[rows][columns]: log-sum-exp is [n][NH] with us, [NH][n] with cuDNN
+__global__ void transpose_kernel(float *out, const float *in, size_t rows, size_t columns) {
+    FOR_EACH_PACK(i, rows * columns) out[i % columns * rows + i / columns] = in[i];
+}
+
+static void transpose(float *out, const float *in, size_t rows, size_t columns) {
+    LAUNCH((transpose_kernel), loop_grid(rows * columns), LOOP_THREADS, 0)(out, in, rows, columns);
+}
+
+// sums[rows][..] += staged[rows][width], rows of sums `stride` elements apart; packs of 8
+__global__ void add_staged_kernel(float *sums, const floatX *staged, size_t rows, size_t width, size_t stride) {
+    constexpr int W = full_pack<floatX>;
+    const size_t packs = width / W;
+    FOR_EACH_PACK(i, rows * packs) {
+        const Pack<floatX, W> add = pack_read<W>(staged + i * W);
+        float *const to = sums + i / packs * stride + i % packs * W;
+        for (int j = 0; j < W; j += 4) {
+            Pack<float, 4> sum = pack_read<4>(to + j);
+            for (int k = 0; k < 4; k++) sum.x[k] += load(add.x[j + k]);
+            pack_write(to + j, sum);
+        }
+    }
+}
+
+static void add_staged(float *sums, const floatX *staged, size_t rows, size_t width, size_t stride) {
+    LAUNCH((add_staged_kernel), loop_grid(rows * width / full_pack<floatX>), LOOP_THREADS, 0)
+    (sums, staged, rows, width, stride);
+}
+
+// ---- backward's blocks and their memory ------------------------------------------------------------------------------------------------------
+// Bytes that cuDNN may ask for: the terms it adds up in order, a full set of dk and dv for grouped heads, dq in fp32, and
+// a sum for each row (cuDNN 9.19 asks for less on every architecture: dev/README.md).
+static size_t cudnn_workspace(size_t queries, size_t keys, size_t heads, size_t HD) {
+    return heads * (queries * keys * 2 + keys * HD * 4 + queries * HD * 8 + queries * 8) + 4096;
+}
+
+// Most key/value heads of a call over `block` queries and keys; 0: not even one
+static size_t cudnn_key_heads(size_t block, size_t NH, size_t NKV, size_t HD) {
+    size_t heads = NKV;
+    while (heads && (NKV % heads || cudnn_workspace(block, block, heads * (NH / NKV), HD) > CUDNN_WORKSPACE)) heads--;
+    return heads;
+}
+
+// Largest block of a chunk of n queries, 0: none
+static size_t cudnn_block(size_t n, size_t NH, size_t NKV, size_t HD) {
+    size_t block = CUDNN_BLOCK;
+    while (block >= CUDNN_GRID && (block > n || !cudnn_key_heads(block, NH, NKV, HD))) block /= 2;
+    return block >= CUDNN_GRID ? block : 0;
+}
+
+// The largest 2^i GRID within `rows`, at most `block`
+static size_t cudnn_piece(size_t rows, size_t block) {
+    while (block > rows) block /= 2;
+    return block;
+}
+
+struct CudnnStage {
+    float *lse, *dq_sums; // [NH][block], [block][NH * HD]
+    floatX *dq, *dk, *dv; // of one call
+    void *workspace;
+    size_t bytes; // of all of these
+};
+
+static CudnnStage cudnn_stage(char *memory, size_t block, size_t heads, size_t key_heads, size_t NH, size_t HD) {
+    const size_t sizes[] = {block * NH * 4,
+                            block * NH * HD * 4,
+                            block * heads * HD * 2,
+                            block * key_heads * HD * 2,
+                            block * key_heads * HD * 2,
+                            cudnn_workspace(block, block, heads, HD)};
+    size_t place[7] = {(256 - (uintptr_t)memory % 256) % 256};
+    for (int i = 0; i < 6; i++) place[i + 1] = place[i] + (sizes[i] + 255) / 256 * 256;
+    return CudnnStage{(float *)(memory + place[0]),
+                      (float *)(memory + place[1]),
+                      (floatX *)(memory + place[2]),
+                      (floatX *)(memory + place[3]),
+                      (floatX *)(memory + place[4]),
+                      memory + place[5],
+                      place[6] + 256};
+}
+
+// Stage of the largest call of a chunk of n queries; smaller ones fit, whose heads may be more.
+static size_t cudnn_stage_bytes(size_t n, size_t NH, size_t NKV, size_t HD) {
+    size_t most = 0;
+    for (size_t block = cudnn_block(n, NH, NKV, HD); block >= CUDNN_GRID; block /= 2) {
+        const size_t key_heads = cudnn_key_heads(block, NH, NKV, HD);
+        const size_t bytes = cudnn_stage(NULL, block, key_heads * (NH / NKV), key_heads, NH, HD).bytes;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+// ---- spans that stay ours: any of the chunk's, in order --------------------------------------------------------------------------------------
+template <typename Run> struct OwnSpans {
+    Run run; // of our kernels, on spans with gaps between them
+    Span span[MOST_SPANS] = {};
+    size_t count = 0;
+
+    void flush() {
+        Spans spans;
+        memset(&spans, 0, sizeof(spans));
+        spans.span = span, spans.count = count;
+        if (count) run(spans);
+        count = 0;
+    }
+    void add(size_t document, size_t begin, size_t end) {
+        if (begin >= end) return;
+        if (count && span[count - 1].document == document && span[count - 1].end == begin) {
+            span[count - 1].end = end;
+            return;
+        }
+        if (count == MOST_SPANS) flush();
+        span[count++] = Span{document, begin, end};
+    }
+};
+template <typename Run> OwnSpans(Run) -> OwnSpans<Run>;
+
+static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && HD % 8 == 0 && aligned; }
+
+static bool cudnn_has(const CudnnAttention *shape, int backward, size_t workspace) {
+    static bool told[2];
+    if (cudnn_attention_has(shape, backward, workspace)) return true;
+    if (!told[backward])
+        note("attention %s of %zu queries and %zu keys by our own kernels: %s", backward ? "backward" : "forward",
+             shape->queries, shape->keys, cudnn_attention_refusal());
+    told[backward] = true;
+    return false;
+}
+
+// ---- the ops -------------------------------------------------------------------------------------------------------------------------------------
+static size_t attention_scratch_with_cudnn(size_t n, size_t NH, size_t NKV, size_t HD) {
+    const size_t own = attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;
+    size_t backward;
+    if (!cudnn_takes(HD, true)) return own;
+    backward = own * 4 + cudnn_stage_bytes(n, NH, NKV, HD);
+    return ((forward > backward ? forward : backward) + 3) / 4;
+}
+
+static void attention_forward_with_cudnn(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                         Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    const size_t origin = spans.count ? spans.span[0].begin : 0;
+    const bool takes = cudnn_takes(HD, all_aligned(out, q, k, v));
+    OwnSpans own = {[&](Spans left) {
+        const size_t row = (left.span[0].begin - origin) * NH;
+        attention_forward((Stored *)((floatX *)out + row * HD), (Summed *)((float *)lse + row),
+                          (const Stored *)((const floatX *)q + row * HD), k, v, left, NH, NKV, HD, scale, scratch);
+    }};
+    for (size_t i = 0; i < spans.count; i++) {
+        const Span span = spans.span[i];
+        const CudnnAttention shape = {
+            span.end - span.begin, span.end - span.document, NH, NKV, NH, NKV, HD, (float)scale, 1};
+        const size_t row = (span.begin - origin) * NH, key = span.document * NKV * HD;
+        if (!takes || shape.queries < CUDNN_GRID || !cudnn_has(&shape, 0, CUDNN_FORWARD_WORKSPACE)) {
+            own.add(span.document, span.begin, span.end);
+            continue;
+        }
+        float *const staged = (float *)scratch;
+        char *const workspace = (char *)(staged + shape.queries * NH);
+        cudnn_attention_forward(&shape, (floatX *)out + row * HD, staged, (const floatX *)q + row * HD,
+                                (const floatX *)k + key, (const floatX *)v + key,
+                                workspace + (256 - (uintptr_t)workspace % 256) % 256);
+        transpose((float *)lse + row, staged, NH, shape.queries);
+    }
+    own.flush();
+}
+
+// Calls each(first key, keys) for the blocks of keys before a piece, then for the piece itself.
+template <typename F> static void cudnn_key_blocks(size_t before, size_t queries, size_t block, F each) {
+    for (size_t key = 0, keys; key < before; key += keys) each(key, keys = cudnn_piece(before - key, block));
+    each(before, queries);
+}
+
+static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
+                                          Summed *scratch) {
+    const size_t origin = spans.count ? spans.span[0].begin : 0;
+    const size_t n = spans.count ? spans.span[spans.count - 1].end - origin : 0;
+    const size_t block = cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)) ? cudnn_block(n, NH, NKV, HD) : 0;
+    const size_t key_heads = block ? cudnn_key_heads(block, NH, NKV, HD) : 0, heads = key_heads * (NH / NKV);
+    const CudnnStage stage =
+        cudnn_stage((char *)((float *)scratch + attention_scratch(n, NH, NKV, HD)), block, heads, key_heads, NH, HD);
+    OwnSpans own = {[&](Spans left) {
+        const size_t row = (left.span[0].begin - origin) * NH;
+        attention_backward(
+            (Stored *)((floatX *)dq + row * HD), dk, dv, (const Stored *)((const floatX *)dout + row * HD),
+            (const Stored *)((const floatX *)out + row * HD), (const Stored *)((const floatX *)q + row * HD), k, v,
+            (const Summed *)((const float *)lse + row), left, NH, NKV, HD, scale, scratch);
+    }};
+    for (size_t i = 0; i < spans.count; i++) {
+        const Span span = spans.span[i];
+        size_t t = span.document + blocks_for(span.begin - span.document, CUDNN_GRID) * CUDNN_GRID, queries;
+        own.add(span.document, span.begin, t < span.end ? t : span.end);
+        for (; block && t + CUDNN_GRID <= span.end; t += queries) {
+            const size_t row = (t - origin) * NH * HD, before = t - span.document;
+            bool has = true;
+            queries = cudnn_piece(span.end - t, block);
+            const auto shape_of = [&](size_t key, size_t keys) {
+                return CudnnAttention{queries, keys, heads, key_heads, NH, NKV, HD, (float)scale, key == before};
+            };
+            cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
+                const CudnnAttention shape = shape_of(key, keys);
+                has = has && cudnn_has(&shape, 1, cudnn_workspace(queries, keys, heads, HD));
+            });
+            if (!has) {
+                own.add(span.document, t, t + queries);
+                continue;
+            }
+            transpose(stage.lse, (const float *)lse + (t - origin) * NH, queries, NH);
+            zero(stage.dq_sums, queries * NH * HD * sizeof(float));
+            cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
+                const CudnnAttention shape = shape_of(key, keys);
+                for (size_t group = 0; group < NKV / key_heads; group++) {
+                    const size_t head = group * heads * HD, at = row + head;
+                    const size_t place = ((span.document + key) * NKV + group * key_heads) * HD;
+                    cudnn_attention_backward(&shape, stage.dq, stage.dk, stage.dv, (const floatX *)dout + at,
+                                             (const floatX *)out + at, (const floatX *)q + at,
+                                             (const floatX *)k + place, (const floatX *)v + place,
+                                             stage.lse + group * heads * queries, stage.workspace);
+                    add_staged(stage.dq_sums + head, stage.dq, queries, heads * HD, NH * HD);
+                    add_staged((float *)dk + place, stage.dk, keys, key_heads * HD, NKV * HD);
+                    add_staged((float *)dv + place, stage.dv, keys, key_heads * HD, NKV * HD);
+                }
+            });
+            round_sums((Stored *)((floatX *)dq + row), (const Summed *)stage.dq_sums, queries * NH * HD);
+        }
+        own.add(span.document, t, span.end);
+    }
+    own.flush();
+}
+
+#endif

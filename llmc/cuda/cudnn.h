@@ -1,0 +1,43 @@
+/*
+cuDNN's fused attention, behind two calls that op set "cuda" may or may not have (attention_cudnn.cuh asks). The only file that sees
+cuDNN's graphs is cudnn.cc, compiled by the host's compiler where cuDNN's headers and those of its front end are found; the library
+itself is loaded when it is first asked for, so a program built with it runs without it too.
+
+A call is one document's queries against one range of its keys. Tensors are slices of larger ones: rows lie NH * HD (q, out, dout) or
+NKV * HD (k, v) elements apart. log-sum-exp lies as lse[heads][queries]; gradients are packed: dq[queries][heads][HD],
+dk, dv[keys][key_heads][HD]. All are bf16 except lse. Device memory throughout.
+*/
+#ifndef LLMC_CUDA_CUDNN_H
+#define LLMC_CUDA_CUDNN_H
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Compared byte by byte: no padding.
+typedef struct {
+    size_t queries, keys;    // of this call
+    size_t heads, key_heads; // of this call
+    size_t NH, NKV, HD;      // of the tensors
+    float scale;
+    int causal; // the last query sees all keys, every one before it one less; otherwise all see all
+} CudnnAttention;
+
+// Whether there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time. Plans are kept, so
+// asking twice costs nothing; a new length costs a compilation in backward (about a second), hardly anything in forward.
+int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
+// Why there was none when that was last answered with 0, in one line
+const char *cudnn_attention_refusal(void);
+
+// These end the program where cuDNN fails. Only after cudnn_attention_has.
+void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse, const void *q, const void *k,
+                             const void *v, void *workspace);
+void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, void *dv, const void *dout,
+                              const void *out, const void *q, const void *k, const void *v, const float *lse,
+                              void *workspace);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
