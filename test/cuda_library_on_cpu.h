@@ -36,7 +36,7 @@ static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored 
 }
 
 #ifdef HAVE_CUDNN
-#include "llmc/cuda/cudnn.h"
+#include "llmc/cuda/cudnn_attention.h"
 #include <vector>
 
 extern "C" int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {

@@ -1,5 +1,5 @@
 /*
-Attention of op set "cuda" with cuDNN (cudnn.h): long spans go to cuDNN, in pieces that it can do within a fixed workspace and with few
+Attention of op set "cuda" with cuDNN (cudnn_attention.h): long spans go to cuDNN, in pieces that it can do within a fixed workspace and with few
 plans; the rest, and everything that cuDNN refuses, goes to our own kernels (attention.cuh). Who does what depends on shapes and the
 machine alone, so results are the same every time.
 
@@ -11,7 +11,7 @@ lies off the grid is ours. cuDNN overwrites its results in bf16; they are staged
 #ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
 #define LLMC_CUDA_ATTENTION_CUDNN_CUH
 #include "attention.cuh"
-#include "cudnn.h"
+#include "cudnn_attention.h"
 #include "gradient.cuh"
 
 #ifndef CUDNN_GRID // tests have smaller ones
@@ -52,16 +52,11 @@ static void add_staged(float *sums, const floatX *staged, size_t rows, size_t wi
 }
 
 // ---- backward's blocks and their memory ------------------------------------------------------------------------------------------------------
-// Bytes that cuDNN may ask for: the terms it adds up in order, a full set of dk and dv for grouped heads, dq in fp32, and
-// a sum for each row (cuDNN 9.19 asks for less on every architecture: dev/README.md).
-static size_t cudnn_workspace(size_t queries, size_t keys, size_t heads, size_t HD) {
-    return heads * (queries * keys * 2 + keys * HD * 4 + queries * HD * 8 + queries * 8) + 4096;
-}
-
 // Most key/value heads of a call over `block` queries and keys; 0: not even one
 static size_t cudnn_key_heads(size_t block, size_t NH, size_t NKV, size_t HD) {
     size_t heads = NKV;
-    while (heads && (NKV % heads || cudnn_workspace(block, block, heads * (NH / NKV), HD) > CUDNN_WORKSPACE)) heads--;
+    while (heads && (NKV % heads || cudnn_attention_workspace(block, block, heads * (NH / NKV), HD) > CUDNN_WORKSPACE))
+        heads--;
     return heads;
 }
 
@@ -91,7 +86,7 @@ static CudnnStage cudnn_stage(char *memory, size_t block, size_t heads, size_t k
                             block * heads * HD * 2,
                             block * key_heads * HD * 2,
                             block * key_heads * HD * 2,
-                            cudnn_workspace(block, block, heads, HD)};
+                            cudnn_attention_workspace(block, block, heads, HD)};
     size_t place[7] = {(256 - (uintptr_t)memory % 256) % 256};
     for (int i = 0; i < 6; i++) place[i + 1] = place[i] + (sizes[i] + 255) / 256 * 256;
     return CudnnStage{(float *)(memory + place[0]),
@@ -224,7 +219,7 @@ static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, co
             };
             cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
                 const CudnnAttention shape = shape_of(key, keys);
-                has = has && cudnn_has(&shape, 1, cudnn_workspace(queries, keys, heads, HD));
+                has = has && cudnn_has(&shape, 1, cudnn_attention_workspace(queries, keys, heads, HD));
             });
             if (!has) {
                 own.add(span.document, t, t + queries);

@@ -9,7 +9,8 @@ the length of one. Bytes moved per element: s.
 
 constexpr unsigned BIAS_WARPS = 16;
 
-__global__ void bias_backward_kernel(float *dbias, const floatX *dout, size_t n, size_t OC) {
+// static: dev/cuda/bench.cu has this file beside the op set.
+static __global__ void bias_backward_kernel(float *dbias, const floatX *dout, size_t n, size_t OC) {
     constexpr size_t GROUP = 64;
     SHARED(float, parts, BIAS_WARPS *LANES);
     const size_t column = (size_t)blockIdx.x * LANES + threadIdx.x;

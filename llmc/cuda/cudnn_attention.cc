@@ -1,12 +1,12 @@
 /*
-cuDNN's fused attention (cudnn.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it knows which
+cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it knows which
 graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked.
 
 Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2 bytes on most
 GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel cache); backward's do not.
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
-#include "cudnn.h"
+#include "cudnn_attention.h"
 #include "../utils.h"
 #include <cudnn_frontend.h>
 #include <map>
@@ -188,7 +188,7 @@ const char *cudnn_attention_refusal(void) { return cudnn.refusal.c_str(); }
 
 static void execute(const CudnnAttention *shape, int backward, std::unordered_map<int64_t, void *> tensors,
                     void *workspace) {
-    const fe::error_t error = plan_of(*shape, backward).graph->execute(cudnn.handle, tensors, workspace);
+    fe::error_t error = plan_of(*shape, backward).graph->execute(cudnn.handle, tensors, workspace);
     if (error.is_bad())
         die("%s:%d: attention %s of %zu queries and %zu keys: cuDNN: %s", __FILE__, __LINE__,
             backward ? "backward" : "forward", shape->queries, shape->keys, error.get_message().c_str());
