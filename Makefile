@@ -78,14 +78,21 @@ KNOWN_ARCHS := $(subst compute_,,$(shell $(NVCC) --list-gpu-arch 2>/dev/null))
 ARCHS       ?= $(if $(GPU),$(GPU),$(filter 80 86 89 90 100 120,$(KNOWN_ARCHS)))
 GENCODE     := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
                -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
-NVCC_FLAGS   = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) -Xcompiler -Wall,-Wextra,-Werror -I. $(CUDA_FLAGS)
-NVCC_LIBS   := -lcublasLt -lcjson -lm
+export NVCC CUDNN CUDNN_FRONTEND
+CUDA_LIBRARIES := $(shell NVCC='$(NVCC)' CXX='$(CXX)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' scripts/cuda_libraries.sh flags 2>&1 || echo missing)
+ifneq ($(filter missing,$(CUDA_LIBRARIES)),)
+$(error $(filter-out missing,$(CUDA_LIBRARIES)))
+endif
 ifeq ($(KNOWN_ARCHS),)
-$(error BACKEND=cuda needs nvcc 12 or 13: install the CUDA toolkit (Debian, Ubuntu: cuda-toolkit-13-0 from NVIDIA), or NVCC=path)
+$(error $(NVCC) lists no architecture (nvcc --list-gpu-arch): BACKEND=cuda needs nvcc 12 or 13)
 endif
-ifeq ($(shell printf '\043include <cublasLt.h>\n' | $(NVCC) -x cu -E - >/dev/null 2>&1 && echo yes),)
-$(error BACKEND=cuda needs cuBLASLt's headers: install libcublas-dev-13-0, or give CUDA_FLAGS=-I<folder>)
+ifneq ($(filter-out $(KNOWN_ARCHS),$(ARCHS)),)
+$(error ARCHS=$(ARCHS): this nvcc knows $(KNOWN_ARCHS); a GPU newer than that runs what ARCHS=$(lastword $(KNOWN_ARCHS)) builds)
 endif
+# cuDNN's attention is bf16's.
+WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
+NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(WITH_CUDNN) -Xcompiler -Wall,-Wextra,-Werror -I. $(CUDA_FLAGS)
+NVCC_LIBS  := -lcublasLt -lcjson -lm $(if $(WITH_CUDNN),-ldl)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
@@ -93,8 +100,15 @@ $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/ops_cuda.o: llmc/cuda/ops_cuda.cu $(BUILD)/flags
+$(BUILD)/ops_cuda_kernels.o: llmc/cuda/ops_cuda.cu $(BUILD)/flags
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/cudnn_attention.o: llmc/cuda/cudnn_attention.cc $(BUILD)/flags
+	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE -Wall -Wextra -Werror $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
+
+# The whole op set in one object
+$(BUILD)/ops_cuda.o: $(BUILD)/ops_cuda_kernels.o $(if $(WITH_CUDNN),$(BUILD)/cudnn_attention.o)
+	ld -r $^ -o $@
 endif
 
 $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
@@ -103,7 +117,8 @@ $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
 # Rebuild when the flags change (a library was installed, another compiler).
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)
-	@echo '$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS)' | cmp -s - $@ || echo '$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS)' > $@
+	@echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" | cmp -s - $@ || { \
+		$(if $(filter cuda,$(BACKEND)),scripts/cuda_libraries.sh report;) echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" > $@; }
 
 -include $(wildcard $(BUILD)/*.d)
 
@@ -134,7 +149,7 @@ bench: train
 check-cxx:
 	$(CXX) -std=c++20 $(DEFINES) -Wall -Wextra -Werror -I. -fsyntax-only -x c++ train_gpt.cu
 
-SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
 format:
 	@scripts/install_deps.sh lint
 	clang-format -i $(SOURCES)
@@ -149,8 +164,9 @@ lint:
 # ---- the kernel playground and the GPU's figures (dev/README.md) --------------------------------------------------------------
 # dev-cuda        one program for each kernel family: every variant checked, then timed with cold caches, on a GPU
 # dev-cuda-check  the same checks on the CPU, sanitized; needs neither nvcc nor a GPU
+# dev-cudnn-plans what cuDNN's plans need, for GPUs that are not here (BACKEND=cuda; needs no GPU)
 # bench-gpu       every op and `bp` at several lengths, into dev/results/
-.PHONY: dev-cuda dev-cuda-check bench-gpu
+.PHONY: dev-cuda dev-cuda-check dev-cudnn-plans bench-gpu
 DEV_CUDA  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/bench.cu,$(wildcard dev/cuda/*.cu)))
 DEV_CHECK := $(filter-out linear,$(DEV_CUDA))# that one is cuBLASLt's alone
 DEV_FLAGS  = -DPROGRAM_NAME='"$(basename $(@F))"'
@@ -164,14 +180,25 @@ $(DEV_CUDA:%=$(BUILD)/dev_%.o): $(BUILD)/dev_%.o: dev/cuda/%.cu $(BUILD)/flags
 $(DEV_CUDA:%=$(BUILD)/dev_%): %: %.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $< $(NVCC_LIBS) $(LDFLAGS) -o $@
 
+$(BUILD)/cudnn_plans: dev/cuda/cudnn_plans.cc $(BUILD)/flags
+	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE -DPROGRAM_NAME='"cudnn_plans"' -Wall -Wextra -Werror $(CUDA_LIBRARIES) -I. -MMD -MP $< -o $@ -ldl
+
+$(BUILD)/stand_in/libcuda.so.1: dev/cuda/libcuda_stand_in.c
+	@mkdir -p $(@D)
+	$(CC) -O1 -Wall -Wextra -Werror -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@
+
+dev-cudnn-plans: $(BUILD)/stand_in/libcuda.so.1 $(if $(WITH_CUDNN),$(BUILD)/cudnn_plans)
+	@$(if $(WITH_CUDNN),,scripts/cuda_libraries.sh report; exit 1)
+	LD_LIBRARY_PATH=$(BUILD)/stand_in:$(patsubst %/bin/,%/lib64,$(dir $(shell command -v $(NVCC)))):$$LD_LIBRARY_PATH $(BUILD)/cudnn_plans
+
 $(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
 	$(DEV_NVCC) -MMD -MP -c $< -o $@
 
 $(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cuda.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 else
-dev-cuda:
-	@echo 'make dev-cuda builds for GPUs: add BACKEND=cuda (nvcc 12 or 13); make dev-cuda-check needs neither' >&2; exit 1
+dev-cuda dev-cudnn-plans:
+	@echo 'make $@ builds for GPUs: add BACKEND=cuda (nvcc 12 or 13); make dev-cuda-check needs neither' >&2; exit 1
 endif
 
 build/dev-cuda-check-$(PRECISION)/dev_%: dev/cuda/%.cu

@@ -1,0 +1,67 @@
+#!/bin/sh
+# What BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh flags|report
+# flags: the compiler's flags for cuDNN's attention (nothing without cuDNN); fails with one line where cuBLASLt is missing.
+# report: a line for each library, for people.
+# NVCC, CXX; CUDNN=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: where they lie elsewhere, as in pip wheels.
+set -u
+NVCC=${NVCC:-nvcc}
+CXX=${CXX:-c++}
+nvcc=$(command -v "${NVCC%% *}") || { echo "BACKEND=cuda needs nvcc 12 or 13: install the CUDA toolkit (NVIDIA's packages: cuda-toolkit-13-0), or give NVCC=<path>" >&2; exit 1; }
+toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+include=" -isystem $toolkit/include"
+[ -d "$toolkit/targets/x86_64-linux/include" ] && include="$include -isystem $toolkit/targets/x86_64-linux/include"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# links FLAGS...: whether standard input compiles and links
+links() { $CXX $include -x c++ - "$@" -L"$toolkit/lib64" -L"$toolkit/lib64/stubs" -o "$folder/program" 2>"$folder/errors"; }
+# macros FLAGS...: standard input after the preprocessor, its last line
+macros() { $CXX $include "$@" -E -P -x c++ - 2>/dev/null | tail -n 1 | tr -d ' '; }
+
+cublas=$(echo '#include <cublasLt.h>
+CUBLAS_VER_MAJOR.CUBLAS_VER_MINOR' | macros)
+if [ -z "$cublas" ] || ! echo '#include <cublasLt.h>
+int main() { return (int)cublasLtGetVersion(); }' | links -lcublasLt; then
+    echo "BACKEND=cuda needs cuBLASLt: install libcublas-dev-13-0 (or the one of your toolkit's version)" >&2
+    exit 1
+fi
+
+cudnn_flags=
+[ -n "${CUDNN:-}" ] && cudnn_flags="-isystem $CUDNN/include -DCUDNN_FOLDER='\"$CUDNN\"'"
+cudnn=$(echo '#include <cudnn_version.h>
+CUDNN_MAJOR.CUDNN_MINOR' | macros ${CUDNN:+-isystem "$CUDNN/include"})
+front_end=
+for place in "${CUDNN_FRONTEND:-}" "${CUDNN_FRONTEND:-}/include" "$toolkit/include" /usr/include /usr/local/include /opt/cudnn-frontend/include; do
+    [ -z "$front_end" ] && [ -f "$place/cudnn_frontend.h" ] &&
+        front_end=$(echo '#include <cudnn_frontend_version.h>
+CUDNN_FRONTEND_MAJOR_VERSION.CUDNN_FRONTEND_MINOR_VERSION' | macros -isystem "$place") && cudnn_flags="$cudnn_flags -isystem $place"
+done
+
+if [ "$1" = flags ]; then
+    [ -n "$cudnn" ] && [ -n "$front_end" ] && echo "-DHAVE_CUDNN$include $cudnn_flags"
+    exit 0
+fi
+
+line() { printf '  %-10s %s\n' "$1" "$2" >&2; }
+line cuBLASLt "$cublas: matrix products"
+if [ -n "$cudnn" ] && [ -n "$front_end" ]; then
+    line cuDNN "$cudnn, front end $front_end: attention of long documents (bf16)"
+elif [ -n "$cudnn" ]; then
+    line cuDNN "$cudnn, but not its front end: our own attention kernels (pip install --no-deps --target <folder> nvidia-cudnn-frontend, then CUDNN_FRONTEND=<folder>)"
+else
+    line cuDNN 'not found: our own attention kernels (libcudnn9-dev-cuda-13, or CUDNN=<folder>)'
+fi
+nccl=$(echo '#include <nccl.h>
+NCCL_MAJOR.NCCL_MINOR' | macros)
+if [ -n "$nccl" ] && echo '#include <nccl.h>
+int main() { int version; return (int)ncclGetVersion(&version); }' | links -lnccl; then
+    line NCCL "$nccl: not used yet, a run is one process"
+else
+    line NCCL 'not found; not used yet (libnccl-dev)'
+fi
+if command -v mpicc >/dev/null 2>&1 && printf '\043include <mpi.h>\nint main(void) { return MPI_Init(0, 0); }\n' |
+    mpicc -x c - -o "$folder/program" 2>/dev/null; then
+    line MPI "found ($(mpicc --showme:version 2>/dev/null | head -n 1)): not used yet, a run is one process"
+else
+    line MPI 'not found; not used yet (libopenmpi-dev)'
+fi
