@@ -43,6 +43,7 @@ typedef struct {
 typedef struct Ops {
     const char *name; // "cpu", "cuda", "dry"
     DType stored, summed;
+    size_t chunk, logits_chunk; // tokens of a chunk that suit it, where none are asked for
 
     // ---- memory -------------------------------------------------------------------------------------------------
     void *(*allocate)(size_t bytes); // NULL when there is not enough; contents undefined

@@ -9,7 +9,7 @@ set "dry" and an arena without memory, so a plan is the run's own code; plan_lon
 typedef struct {
     const Model *model;
     Method method;
-    size_t chunk, logits_chunk; // tokens; 0 means the default
+    size_t chunk, logits_chunk; // tokens; 0 means what suits the op set
     int backward;               // gradients are kept
     DType gradient_type;        // of the stored gradients
     int optimizer;              // moments (and master weights) are kept
@@ -17,9 +17,6 @@ typedef struct {
     int master;          // fp32 copy of the weights, where these are bf16
     size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
 } RunSettings;
-
-#define DEFAULT_CHUNK        1024
-#define DEFAULT_LOGITS_CHUNK 512
 
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
 static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
@@ -30,8 +27,8 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     memset(state, 0, sizeof(*state));
     s->model = model, s->ops = ops, s->arena = arena;
     s->method = settings->method;
-    s->chunk = settings->chunk ? settings->chunk : DEFAULT_CHUNK;
-    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : DEFAULT_LOGITS_CHUNK;
+    s->chunk = settings->chunk ? settings->chunk : ops->chunk;
+    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;
     s->layers_repeat = 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;

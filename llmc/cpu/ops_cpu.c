@@ -29,6 +29,8 @@ static const Ops ops_cpu = {
     .name = "cpu",
     .stored = FLOATX_DTYPE,
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
+    .chunk = 1024,
+    .logits_chunk = 512,
     .allocate = memory_allocate,
     .release = memory_release,
     .memory_peak = memory_peak,

@@ -16,6 +16,21 @@ static size_t device_in_use(void) {
     return total - left;
 }
 
+// Is there in a form that this GPU runs where all our kernels are: they are compiled for the same architectures.
+__global__ void any_kernel(void) {}
+
+static void architecture_require(void) {
+    cudaFuncAttributes attributes;
+    int major, minor;
+    if (cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) return;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "asking for the architecture");
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "asking for the architecture");
+    if (major < 8)
+        die("this GPU's architecture is %d.%d; op set cuda needs 8.0 or later (A100, RTX 30 and after)", major, minor);
+    die("this program was not built for this GPU's architecture, %d.%d: build it with `make BACKEND=cuda ARCHS=%d%d`",
+        major, minor, major, minor);
+}
+
 static void device_require(void) {
     int count = 0, driver = 0;
     cudaError_t error;
@@ -36,6 +51,7 @@ static void device_require(void) {
             cudaGetErrorString(error));
     CUDA_CHECK(cudaSetDevice(0), "taking device 0");
     CUDA_CHECK(cudaFree(NULL), "making a context on device 0");
+    architecture_require();
     device.ready = 1;
     device.in_use_before = device.peak = device_in_use();
 }
@@ -70,11 +86,14 @@ static size_t memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
+// What plans may use: the libraries' workspaces and the code of kernels, loaded when first launched, come beside them.
+constexpr size_t BESIDE_PLANS = (size_t)300 << 20;
+
 static size_t memory_available(void) {
     size_t left, total;
     device_require();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
-    return left;
+    return left > BESIDE_PLANS ? left - BESIDE_PLANS : 1;
 }
 
 static void copy_in(void *to, const void *host, size_t bytes) {

@@ -32,6 +32,10 @@ static const Ops ops_cuda = {
     .name = "cuda",
     .stored = FLOATX_DTYPE,
     .summed = DTYPE_FP32,
+    // Every chunk reads and writes a layer's fp32 dW, and the logits' that of the head: at 1024 tokens that would take as long as half
+    // of the product that it belongs to.
+    .chunk = 4096,
+    .logits_chunk = 2048,
     .allocate = memory_allocate,
     .release = memory_release,
     .memory_peak = memory_peak,
