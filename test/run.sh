@@ -21,7 +21,8 @@ case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 
 #   program       precision   op set   onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels, run on the CPU;
-#                                      cudnn: these with cuDNN's attention, plain loops here (only tests of attention)
+#                                      cudnn: these with cuDNN's attention, plain loops here; of plain and cudnn only the
+#                                      tests of what is different there
 rows="
     cuda_on_cpu   bf16        cuda
     cuda_on_cpu   fp32        cuda
@@ -147,7 +148,7 @@ row() { # build|run, name, precision, op set
         build "$2" "$3" "$4" >"$log.log" 2>&1 || echo 'does not compile' >"$log.status"
     elif [ -x "$log" ] && [ ! -f "$log.status" ]; then
         only=
-        [ "$4" = cudnn ] && only=attention
+        case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
         $limit "$log" $only >"$log.log" 2>&1 </dev/null
         echo $? >"$log.status"
     fi
