@@ -16,7 +16,7 @@ ONEDNN    ?=
 export DEPS CC CXX ONEDNN
 
 # BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
-GPU     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | head -n 1)
+GPU     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | head -n 1)
 BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
 ifeq ($(filter $(BACKEND),cpu cuda),)
 $(error BACKEND=$(BACKEND) is not cpu or cuda)
