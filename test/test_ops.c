@@ -182,6 +182,9 @@ static void norm_cases(int layernorm) {
     // E[x^2] - mean^2 would lose three digits here; fp32 rounding of the mean itself loses one
     norm_forward_case(layernorm, 20, 500, 30.0, 5.0, 0);
     norm_backward_case(layernorm, 20, 500, 30.0, 5.0, SEPARATE);
+    // more than 512 threads hold a few packs of
+    norm_backward_case(layernorm, 2, 20000, 0.0, 1.0, SEPARATE);
+    norm_backward_case(layernorm, 2, 17001, 0.0, 1.0, ACCUMULATE);
 }
 
 TEST(rmsnorm) { norm_cases(0); }

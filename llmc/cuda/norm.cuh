@@ -173,16 +173,22 @@ static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout
     const size_t takers = norm_takers(n);
     float *lines = (float *)scratch;
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w), [&](auto W) {
-        constexpr int P = W == 1 ? 32 : 4;
-        dim3 threads(LANES);
-        while (threads.x < NORM_MOST_THREADS && threads.x * P * W < C) threads.x *= 2;
-        if (threads.x * P * W < C)
-            die("norm backward: rows of %zu elements, op set cuda takes at most %d", C,
-                (int)(NORM_MOST_THREADS * P * W));
-        threads.y = threads.x < NORM_THREADS ? NORM_THREADS / threads.x : 1;
-        LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(takers, threads.y)), threads, 0)
-        ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)eps, accumulate,
-         takers);
+        constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
+        const auto run = [&](auto P) {
+            dim3 threads(LANES);
+            while (threads.x < NORM_MOST_THREADS && threads.x * P * W < C) threads.x *= 2;
+            if (threads.x * P * W < C)
+                die("norm backward: rows of %zu elements, op set cuda takes at most %u", C,
+                    threads.x * (unsigned)(P * W));
+            threads.y = threads.x < NORM_THREADS ? NORM_THREADS / threads.x : 1;
+            LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(takers, threads.y)), threads, 0)
+            ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)eps,
+             accumulate, takers);
+        };
+        if (NORM_MOST_THREADS * FEW * W >= C)
+            run(Width<FEW>());
+        else
+            run(Width<4 * FEW>());
     });
     LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)dw, lines, takers, C);
     if (CENTRED) LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)db, lines + takers * C, takers, C);
