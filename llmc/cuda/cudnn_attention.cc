@@ -1,6 +1,6 @@
 /*
 cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it knows which
-graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked.
+graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. With STREAMBP_CUDNN=0 in the environment it is left alone.
 
 Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2 bytes on most
 GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel cache); backward's do not.
@@ -52,6 +52,8 @@ static bool cudnn_load(void) {
         CUDNN_FOLDER "/lib/libcudnn.so.9",
 #endif
     };
+    const char *wanted = getenv("STREAMBP_CUDNN");
+    if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
     for (const char *name : names)
         if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
     if (!fe::cudnn_dlhandle) return refuse("libcudnn.so.9 was not found (Debian, Ubuntu: libcudnn9-cuda-13)");
