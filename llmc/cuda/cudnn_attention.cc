@@ -1,6 +1,7 @@
 /*
-cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it knows which
-graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. With STREAMBP_CUDNN=0 in the environment it is left alone.
+cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it
+knows which graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. With
+STREAMBP_CUDNN=0 in the environment it is left alone.
 
 Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2 bytes on most
 GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel cache); backward's do not.
