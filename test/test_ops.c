@@ -539,6 +539,7 @@ int main(int argc, char **argv) {
         LISTED(attention_one_document),
         LISTED(attention_documents),
         LISTED(attention_chunk_of_a_stream),
+        LISTED(attention_tiles),
         LISTED(attention_sharp_scores),
         LISTED(attention_long_sums),
         LISTED(attention_nan_shows),

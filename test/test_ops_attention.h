@@ -166,6 +166,17 @@ TEST(attention_chunk_of_a_stream) {
     }
 }
 
+// Every size that kernels are padded to, with many tiles of keys for a query and of queries for a key, none of them a whole one.
+TEST(attention_tiles) {
+    static const size_t lengths[] = {5, 205, 30};
+    static const Heads shapes[] = {{2, 1, 32}, {2, 1, 64}, {2, 2, 80}, {2, 1, 96}, {2, 1, 128}, {2, 1, 256}};
+    size_t h;
+    for (h = 0; h < sizeof(shapes) / sizeof(shapes[0]); h++) {
+        attention_chunk_case(lengths, 3, 9, 233, shapes[h], 1.0, 1.0); // documents begin and end in the middle of tiles
+        attention_chunk_case(lengths, 2, 170, 207, shapes[h], 1.0, 1.0);
+    }
+}
+
 // Scores of hundreds, over several blocks of keys: the running maximum must be right, what was summed before it must shrink
 // when it grows, and exp must not overflow. fp32 scores of size s err by s * 6e-8.
 TEST(attention_sharp_scores) {

@@ -3,22 +3,16 @@ Attention of op set "cuda" without cuDNN, and the check of the path with it: que
 documents, causal, any ratio of query to key/value heads, in the manner of FlashAttention-2 (arXiv 2307.08691): tiles of keys pass
 by, softmax is kept up to date with the largest score so far, and no matrix of scores is ever stored.
 
-Forward and dq: a block of four warps holds QUERIES queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds
-KEYS keys of one key/value head and walks the queries that see them, for every query head that shares them, then adds to dk and dv
-once. A sum has one owner, so there are no atomics; scores are computed once more than an implementation with atomics would.
-Head sizes are padded to the next of HEAD_SIZES; what is padded is zero and is not stored.
+Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys of one
+key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that shares them, then adds
+to dk and dv once. A sum has one owner, so there are no atomics; scores are computed once more than an implementation with atomics
+would. Head sizes are padded to the next of with_head_size; what is padded is zero and is not stored.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
 #include "mma.cuh"
 
-constexpr unsigned QUERIES = 64, KEYS = sizeof(floatX) == 2 ? 64 : 32, ATTENTION_THREADS = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
-
-// A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum of so many tiles aside, so that no
-// step of it has many terms, as op set "cpu" does; in bf16 the rounding of the weights is larger than what this would save.
-constexpr bool FOLDS = sizeof(floatX) == 4;
-constexpr unsigned FOLD_TILES = 64;
 
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument -----------------------------------------------------------
 constexpr unsigned MOST_SPANS = 64;
@@ -62,6 +56,30 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
 // ---- tiles ---------------------------------------------------------------------------------------------------------------------------------
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
+// A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of `passing` rows
+// come one after the other.
+struct Tiles {
+    unsigned held, passing;
+};
+
+// What a block may have on architectures 86, 89 and 120; the others have more.
+constexpr size_t SHARED_LIMIT = 99 << 10;
+
+template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned held_tensors) {
+    return (held_tensors * t.held + 2 * t.passing) * tile_stride<HD> * sizeof(floatX);
+}
+
+// The largest that fit. Scores take passing / 2 registers: 64 keys where the output leaves so many.
+template <int HD> constexpr Tiles tiles_that_fit(unsigned held_tensors) {
+    const unsigned most = HD <= 64 && held_tensors == 1 && sizeof(floatX) == 2 ? 64 : 32;
+    const Tiles choices[] = {{64, most}, {64, 16}, {32, 16}};
+    for (const Tiles t : choices)
+        if (tiles_bytes<HD>(t, held_tensors) <= SHARED_LIMIT) return t;
+    return Tiles{};
+}
+template <int HD> constexpr Tiles FORWARD_TILES = tiles_that_fit<HD>(1);
+template <int HD> constexpr Tiles BACKWARD_TILES = tiles_that_fit<HD>(2);
+
 struct HeadRows {
     size_t heads, head, HD; // x[row][head][HD]
     bool packed;            // rows are whole packs
@@ -88,7 +106,7 @@ __device__ inline void tile_read(floatX *tile, const floatX *x, HeadRows h, size
 // c[16 rows of this warp][N] += a[rows, HD] b[N, HD]^T
 template <int HD, int N>
 __device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned row, const floatX *b) {
-#pragma unroll
+#pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // an fp32 product is long enough
     for (int d = 0; d < HD; d += 16) {
         const OperandA left = load_a(a, tile_stride<HD>, row, d);
         mma_columns<N / 8>(c, left, [&](int j) { return load_b(b, tile_stride<HD>, j * 8, d); });
@@ -121,24 +139,45 @@ struct AttentionShape {
 };
 
 // ---- forward -------------------------------------------------------------------------------------------------------------------------------
-template <int HD>
-__global__ void __launch_bounds__(ATTENTION_THREADS)
+// A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum over so many keys aside, so that no
+// step of it has many terms, as op set "cpu" does; in bf16 the rounding of the weights is larger than what this would save. It waits
+// in `out`, which is fp32 then, for registers are few.
+constexpr bool FOLDS = sizeof(floatX) == 4;
+constexpr unsigned FOLD_KEYS = 2048;
+
+template <int HD, Tiles T = FORWARD_TILES<HD>>
+__global__ void __launch_bounds__(T.held / 16 * LANES)
     attention_forward_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
                              SpanBlocks blocks, AttentionShape shape) {
+    constexpr unsigned KEYS = T.passing;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *tq = tiles, *tk = tq + QUERIES * tile_stride<HD>, *tv = tk + KEYS * tile_stride<HD>;
-    const SpanBlock block = span_block(blocks, QUERIES, false);
-    const size_t head = blockIdx.y,
-                 end = block.begin + QUERIES < block.span.end ? block.begin + QUERIES : block.span.end;
+    floatX *tq = tiles, *tk = tq + T.held * tile_stride<HD>, *tv = tk + KEYS * tile_stride<HD>;
+    const SpanBlock block = span_block(blocks, T.held, false);
+    const size_t head = blockIdx.y, end = block.begin + T.held < block.span.end ? block.begin + T.held : block.span.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
     const float scale = shape.scale * LOG2_E;
-    float o[HD / 8][4] = {}, folded[FOLDS ? HD / 8 : 1][4] = {}, largest[2] = {-INFINITY, -INFINITY};
+    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2];
     double sum[2] = {0.0, 0.0}; // of the weights, tile by tile
-    unsigned unfolded = 0;
-    tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, QUERIES);
+    bool folded = false;
+    // f(the lane's first or second row, an element of o, its place in out)
+    const auto for_outputs = [&](auto f) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (row + 8 * i >= end) continue;
+            floatX *const to = out + ((row + 8 * i - blocks.origin) * shape.NH + head) * shape.HD;
+#pragma unroll
+            for (int d = 0; d < HD / 8; d++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const size_t column = d * 8 + lane % 4 * 2 + e;
+                    if (column < shape.HD) f(i, o[d][2 * i + e], to[column]);
+                }
+        }
+    };
+    tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
     for (size_t key = block.span.document; key < end; key += KEYS) {
         float s[KEYS / 8][4] = {};
         __syncthreads();
@@ -146,9 +185,12 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
         tile_read<HD>(tv, v, keys, key, end, KEYS);
         __syncthreads();
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
+#pragma unroll
         for (int i = 0; i < 2; i++) { // the lane's two rows
             float most = largest[i];
+#pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++)
+#pragma unroll
                 for (int e = 2 * i; e < 2 * i + 2; e++) {
                     if (key + j * 8 + lane % 4 * 2 + e % 2 > row + 8 * i) s[j][e] = -INFINITY;
                     most = fmaxf(most, s[j][e]);
@@ -157,37 +199,45 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
             const float shrink = exp2f((largest[i] - most) * scale);
             float tile_sum = 0.0f;
             largest[i] = most;
+#pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++)
+#pragma unroll
                 for (int e = 2 * i; e < 2 * i + 2; e++) {
                     s[j][e] = exp2f((s[j][e] - most) * scale);
                     tile_sum += s[j][e];
                 }
             sum[i] = sum[i] * shrink + tile_sum;
+#pragma unroll
             for (int d = 0; d < HD / 8; d++) o[d][2 * i] *= shrink, o[d][2 * i + 1] *= shrink;
-            if constexpr (FOLDS)
-                for (int d = 0; d < HD / 8; d++) folded[d][2 * i] *= shrink, folded[d][2 * i + 1] *= shrink;
         }
         product_with_rows<HD, KEYS>(o, s, tv);
-        if constexpr (FOLDS)
-            if (++unfolded % FOLD_TILES == 0 || key + KEYS >= end)
-                for (int d = 0; d < HD / 8; d++)
-                    for (int e = 0; e < 4; e++) folded[d][e] += o[d][e], o[d][e] = 0.0f;
+        if (FOLDS && (key + KEYS - block.span.document) % FOLD_KEYS == 0) {
+            const float shrink[2] = {folded ? exp2f((folded_largest[0] - largest[0]) * scale) : 0.0f,
+                                     folded ? exp2f((folded_largest[1] - largest[1]) * scale) : 0.0f};
+            for_outputs([&](int i, float &sum, floatX &to) {
+                to = store(folded ? load(to) * shrink[i] + sum : sum);
+                sum = 0.0f;
+            });
+            folded = true, folded_largest[0] = largest[0], folded_largest[1] = largest[1];
+        }
     }
-    float(*const unscaled)[4] = FOLDS ? folded : o;
+    float total[2], shrink[2] = {0.0f, 0.0f};
+#pragma unroll
     for (int i = 0; i < 2; i++) {
-        const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
-        const double total = quad_sum(sum[i]);
-        if (row + 8 * i >= end) continue;
-        if (lane % 4 == 0) lse[place] = largest[i] * shape.scale + logf((float)total);
-        for (int d = 0; d < HD / 8; d++)
-            for (int e = 0; e < 2; e++) {
-                const size_t column = d * 8 + lane % 4 * 2 + e;
-                if (column < shape.HD) out[place * shape.HD + column] = store(unscaled[d][2 * i + e] / (float)total);
-            }
+        total[i] = (float)quad_sum(sum[i]);
+        if (folded) shrink[i] = exp2f((folded_largest[i] - largest[i]) * scale);
+        if (row + 8 * i < end && lane % 4 == 0)
+            lse[(row + 8 * i - blocks.origin) * shape.NH + head] = largest[i] * shape.scale + logf(total[i]);
     }
+    for_outputs([&](int i, float sum, floatX &to) {
+        if (FOLDS && folded) sum += load(to) * shrink[i];
+        to = store(sum / total[i]);
+    });
 }
 
 // ---- backward: p = exp(s - lse), ds = p (dout v^T - delta), delta = dout . out ----------------------------------------------------------
+constexpr unsigned DELTA_THREADS = 128;
+
 // delta[rows] of rows = queries x heads: a warp for each
 __global__ void attention_delta_kernel(float *delta, const floatX *dout, const floatX *out, size_t rows, size_t HD) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
@@ -198,16 +248,16 @@ __global__ void attention_delta_kernel(float *delta, const floatX *dout, const f
     if (threadIdx.x % LANES == 0) delta[row] = sum;
 }
 
-template <int HD>
-__global__ void __launch_bounds__(ATTENTION_THREADS)
+template <int HD, Tiles T = BACKWARD_TILES<HD>>
+__global__ void __launch_bounds__(T.held / 16 * LANES)
     attention_dq_kernel(floatX *dq, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
                         const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape) {
+    constexpr unsigned KEYS = T.passing;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *tq = tiles, *td = tq + QUERIES * tile_stride<HD>, *tk = td + QUERIES * tile_stride<HD>,
+    floatX *tq = tiles, *td = tq + T.held * tile_stride<HD>, *tk = td + T.held * tile_stride<HD>,
            *tv = tk + KEYS * tile_stride<HD>;
-    const SpanBlock block = span_block(blocks, QUERIES, false);
-    const size_t head = blockIdx.y,
-                 end = block.begin + QUERIES < block.span.end ? block.begin + QUERIES : block.span.end;
+    const SpanBlock block = span_block(blocks, T.held, false);
+    const size_t head = blockIdx.y, end = block.begin + T.held < block.span.end ? block.begin + T.held : block.span.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
@@ -218,8 +268,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
         const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
         if (row + 8 * i < end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
-    tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, QUERIES);
-    tile_read<HD>(td, dout, queries, block.begin - blocks.origin, end - blocks.origin, QUERIES);
+    tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
+    tile_read<HD>(td, dout, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
     for (size_t key = block.span.document; key < end; key += KEYS) {
         float s[KEYS / 8][4] = {}, ds[KEYS / 8][4] = {};
         __syncthreads();
@@ -228,7 +278,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
         __syncthreads();
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         product_of_rows<HD, KEYS>(ds, td, warp_row, tv);
+#pragma unroll
         for (unsigned j = 0; j < KEYS / 8; j++)
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 const bool seen = key + j * 8 + lane % 4 * 2 + e % 2 <= row + 8 * (e / 2);
                 const float p = seen ? exp2f(s[j][e] * scale - row_lse[e / 2]) : 0.0f;
@@ -236,7 +288,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
             }
         product_with_rows<HD, KEYS>(sums, ds, tk);
     }
+#pragma unroll
     for (int d = 0; d < HD / 8; d++)
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             const size_t column = d * 8 + lane % 4 * 2 + e % 2, t = row + 8 * (e / 2);
             if (t < end && column < shape.HD)
@@ -244,64 +298,75 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
         }
 }
 
-// Rows of results are keys here, columns queries, so that p and ds can be the left operands of dv and dk.
-template <int HD>
-__global__ void __launch_bounds__(KEYS / 16 * LANES)
+// Rows of results are keys here, columns queries, so that p and ds can be the left operands of dv and dk. The sums of 16 keys take
+// HD registers; where these are too many, two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
+template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
+
+// Of a tile's query: lse is in the padding behind its row of q, delta behind its row of dout.
+template <int HD> __device__ inline float &beside_row(floatX *tile, unsigned row) {
+    return *(float *)(tile + row * tile_stride<HD> + HD);
+}
+
+template <int HD, Tiles T = BACKWARD_TILES<HD>>
+__global__ void __launch_bounds__(T.held / 16 * LANES * OWNERS<HD>)
     attention_dkv_kernel(float *dk, float *dv, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
                          const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape) {
+    constexpr unsigned QUERIES = T.passing;
+    constexpr bool SHARED_KEYS = OWNERS<HD> == 2;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *tq = tiles, *td = tq + QUERIES * tile_stride<HD>, *tk = td + QUERIES * tile_stride<HD>,
-           *tv = tk + KEYS * tile_stride<HD>;
-    SHARED(float, query_lse, QUERIES);
-    SHARED(float, query_delta, QUERIES);
-    const SpanBlock block = span_block(blocks, KEYS, true);
+    floatX *tk = tiles, *tv = tk + T.held * tile_stride<HD>, *tq = tv + T.held * tile_stride<HD>,
+           *td = tq + QUERIES * tile_stride<HD>;
+    const SpanBlock block = span_block(blocks, T.held, true);
     const size_t group = shape.NH / shape.NKV, end = block.span.end;
-    const size_t key_end = block.begin + KEYS < end ? block.begin + KEYS : end;
+    const size_t key_end = block.begin + T.held < end ? block.begin + T.held : end;
     const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed};
-    const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
+    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp % (T.held / 16) * 16;
+    const bool owns_dv = !SHARED_KEYS || warp < T.held / 16, owns_dk = !SHARED_KEYS || !owns_dv;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8: keys
     const size_t first =
         block.begin > block.span.begin ? block.begin : block.span.begin; // query that sees a key of the block
     const float scale = shape.scale * LOG2_E;
-    float sum_k[HD / 8][4] = {}, sum_v[HD / 8][4] = {};
-    tile_read<HD>(tk, k, keys, block.begin, key_end, KEYS);
-    tile_read<HD>(tv, v, keys, block.begin, key_end, KEYS);
+    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one that this warp owns
+    float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
+    tile_read<HD>(tk, k, keys, block.begin, key_end, T.held);
+    tile_read<HD>(tv, v, keys, block.begin, key_end, T.held);
     for (size_t head = blockIdx.y * group; head < (blockIdx.y + 1) * group; head++) {
         const HeadRows queries = {shape.NH, head, shape.HD, shape.packed};
         for (size_t query = first; query < end; query += QUERIES) {
+            float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
             __syncthreads();
             tile_read<HD>(tq, q, queries, query - blocks.origin, end - blocks.origin, QUERIES);
             tile_read<HD>(td, dout, queries, query - blocks.origin, end - blocks.origin, QUERIES);
             for (unsigned i = threadIdx.x; i < QUERIES; i += blockDim.x) {
                 const size_t place = (query + i - blocks.origin) * shape.NH + head;
-                query_lse[i] = query + i < end ? lse[place] * LOG2_E : INFINITY; // beyond the end: p = 0
-                query_delta[i] = query + i < end ? delta[place] : 0.0f;
+                beside_row<HD>(tq, i) = query + i < end ? lse[place] * LOG2_E : INFINITY; // beyond the end: p = 0
+                beside_row<HD>(td, i) = query + i < end ? delta[place] : 0.0f;
             }
             __syncthreads();
-            for (unsigned half = 0; half < QUERIES; half += 32) { // keeps fewer results in registers at a time
-                float p[4][4] = {}, ds[4][4] = {};
-                product_of_rows<HD, 32>(p, tk, warp_row, tq + half * tile_stride<HD>);
-                product_of_rows<HD, 32>(ds, tv, warp_row, td + half * tile_stride<HD>);
-                for (unsigned j = 0; j < 4; j++)
-                    for (int e = 0; e < 4; e++) {
-                        const unsigned column = half + j * 8 + lane % 4 * 2 + e % 2;
-                        const bool seen = query + column >= row + 8 * (e / 2);
-                        p[j][e] = seen ? exp2f(p[j][e] * scale - query_lse[column]) : 0.0f;
-                        ds[j][e] = p[j][e] * (ds[j][e] - query_delta[column]);
-                    }
-                product_with_rows<HD, 32>(sum_v, p, td + half * tile_stride<HD>);
-                product_with_rows<HD, 32>(sum_k, ds, tq + half * tile_stride<HD>);
-            }
+            product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
+            if (owns_dk) product_of_rows<HD, QUERIES>(ds, tv, warp_row, td);
+#pragma unroll
+            for (unsigned j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const unsigned column = j * 8 + lane % 4 * 2 + e % 2;
+                    const bool seen = query + column >= row + 8 * (e / 2);
+                    p[j][e] = seen ? exp2f(p[j][e] * scale - beside_row<HD>(tq, column)) : 0.0f;
+                    if (owns_dk) ds[j][e] = p[j][e] * (ds[j][e] - beside_row<HD>(td, column));
+                }
+            if (owns_dv) product_with_rows<HD, QUERIES>(sum_v, p, td);
+            if (owns_dk) product_with_rows<HD, QUERIES>(sum_k, ds, tq);
         }
     }
+#pragma unroll
     for (int d = 0; d < HD / 8; d++)
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             const size_t column = d * 8 + lane % 4 * 2 + e % 2, t = row + 8 * (e / 2);
             const size_t place = (t * shape.NKV + blockIdx.y) * shape.HD + column;
-            if (t < key_end && column < shape.HD) {
-                dk[place] += sum_k[d][e] * shape.scale;
-                dv[place] += sum_v[d][e];
-            }
+            if (t >= key_end || column >= shape.HD) continue;
+            if (owns_dk) dk[place] += sum_k[d][e] * shape.scale;
+            if (owns_dv) dv[place] += sum_v[d][e];
         }
 }
 
@@ -337,12 +402,13 @@ static void attention_forward(Stored *out, Summed *lse, const Stored *q, const S
     const AttentionShape shape = attention_shape(NH, NKV, HD, scale, q, k, v);
     (void)scratch;
     with_head_size(HD, [&](auto PADDED) {
-        const size_t bytes = (QUERIES + 2 * KEYS) * tile_stride<PADDED> * sizeof(floatX);
+        constexpr Tiles T = FORWARD_TILES<PADDED>;
+        static_assert(T.held);
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
-            from = span_blocks(&blocks, spans, from, QUERIES, false);
+            from = span_blocks(&blocks, spans, from, T.held, false);
             LAUNCH((attention_forward_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH),
-                   ATTENTION_THREADS, bytes)
+                   T.held / 16 * LANES, tiles_bytes<PADDED>(T, 1))
             ((floatX *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape);
         }
     });
@@ -355,20 +421,22 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
     const size_t rows = spans.count ? (spans.span[spans.count - 1].end - spans.span[0].begin) * NH : 0;
     float *delta = (float *)scratch;
     if (!rows) return;
-    LAUNCH((attention_delta_kernel), dim3((unsigned)blocks_for(rows, ATTENTION_THREADS / LANES)), ATTENTION_THREADS, 0)
+    LAUNCH((attention_delta_kernel), dim3((unsigned)blocks_for(rows, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
     (delta, (const floatX *)dout, (const floatX *)out, rows, HD);
     with_head_size(HD, [&](auto PADDED) {
-        const size_t bytes = (2 * QUERIES + 2 * KEYS) * tile_stride<PADDED> * sizeof(floatX);
+        constexpr Tiles T = BACKWARD_TILES<PADDED>;
+        static_assert(T.held);
+        const size_t bytes = tiles_bytes<PADDED>(T, 2);
         SpanBlocks blocks;
         for (size_t from = 0, next; from < spans.count; from = next) {
-            next = span_blocks(&blocks, spans, from, QUERIES, false);
-            LAUNCH((attention_dq_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH), ATTENTION_THREADS,
+            next = span_blocks(&blocks, spans, from, T.held, false);
+            LAUNCH((attention_dq_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH), T.held / 16 * LANES,
                    bytes)
             ((floatX *)dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
              (const float *)lse, delta, blocks, shape);
-            span_blocks(&blocks, spans, from, KEYS, true);
-            LAUNCH((attention_dkv_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NKV), KEYS / 16 * LANES,
-                   bytes)
+            span_blocks(&blocks, spans, from, T.held, true);
+            LAUNCH((attention_dkv_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NKV),
+                   T.held / 16 * LANES * OWNERS<PADDED>, bytes)
             ((float *)dk, (float *)dv, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
              (const float *)lse, delta, blocks, shape);
         }

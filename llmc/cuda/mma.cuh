@@ -74,15 +74,17 @@ __device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
 #else
 __device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
     const unsigned lane = threadIdx.x % LANES, quad = lane & ~3u, columns = lane % 4 * 8;
+#pragma unroll 1 // for the compiler's sake: attention has hundreds of these
+    for (unsigned holder = 0; holder < 4; holder++)
 #pragma unroll
-    for (unsigned k = 0; k < 16; k++) {
-        const unsigned holder = k % 8 / 2, upper = k / 8, odd = k % 2;
-        const float a0 = __shfl_sync(ALL_LANES, a.x[upper * 4 + odd], quad + holder),
-                    a1 = __shfl_sync(ALL_LANES, a.x[upper * 4 + 2 + odd], quad + holder),
-                    b0 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + holder),
-                    b1 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + 4 + holder);
-        c[0] += a0 * b0, c[1] += a0 * b1, c[2] += a1 * b0, c[3] += a1 * b1;
-    }
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned upper = i / 2, odd = i % 2; // k = 8 upper + 2 holder + odd
+            const float a0 = __shfl_sync(ALL_LANES, a.x[upper * 4 + odd], quad + holder),
+                        a1 = __shfl_sync(ALL_LANES, a.x[upper * 4 + 2 + odd], quad + holder),
+                        b0 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + holder),
+                        b1 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + 4 + holder);
+            c[0] += a0 * b0, c[1] += a0 * b1, c[2] += a1 * b0, c[3] += a1 * b1;
+        }
 }
 #endif
 
