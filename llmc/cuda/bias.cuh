@@ -9,8 +9,8 @@ the length of one. Bytes moved per element: s.
 
 constexpr unsigned BIAS_WARPS = 16;
 
-// static: dev/cuda/bench.cu has this file beside the op set.
-static __global__ void bias_backward_kernel(float *dbias, const floatX *dout, size_t n, size_t OC) {
+namespace { // of each program's own: dev/cuda/bench.cu has this file beside the op set
+__global__ void bias_backward_kernel(float *dbias, const floatX *dout, size_t n, size_t OC) {
     constexpr size_t GROUP = 64;
     SHARED(float, parts, BIAS_WARPS *LANES);
     const size_t column = (size_t)blockIdx.x * LANES + threadIdx.x;
@@ -26,6 +26,7 @@ static __global__ void bias_backward_kernel(float *dbias, const floatX *dout, si
     for (unsigned i = 1; i < BIAS_WARPS; i++) sum += parts[i * LANES + threadIdx.x];
     dbias[column] += sum;
 }
+} // namespace
 
 static void bias_backward(Summed *dbias, const Stored *dout, size_t n, size_t OC) {
     LAUNCH((bias_backward_kernel), dim3((unsigned)blocks_for(OC, LANES)), dim3(LANES, BIAS_WARPS), 0)

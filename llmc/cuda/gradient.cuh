@@ -51,9 +51,7 @@ template <typename T, int W> __global__ void squares_kernel(double *sums, const 
     double sum = 0;
     FOR_EACH_PACK(i, packs) {
         const Pack<T, W> pack = pack_read<W>(x + i * W);
-        float squares = 0.0f;
-        for (int j = 0; j < W; j++) squares += value_of(pack.x[j]) * value_of(pack.x[j]);
-        sum += squares;
+        for (int j = 0; j < W; j++) sum += (double)value_of(pack.x[j]) * value_of(pack.x[j]);
     }
     parts[threadIdx.x] = sum;
     for (unsigned step = LOOP_THREADS / 2; step; step /= 2) {
