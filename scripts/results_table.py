@@ -18,7 +18,7 @@ BEGIN, END = "<!-- scripts/results_table.py -->", "<!-- end -->"
 NO_GPU = (
     "The GPU op set has been compiled and its kernels run on the CPU in the tests; it has not run on hardware yet."
 )
-KEYS = ("op_set", "device", "driver", "cuda", "date", "commit", "passed", "failed", "skipped")
+KEYS = ("op_set", "device", "driver", "cuda", "libraries", "date", "commit", "passed", "failed", "skipped")
 
 
 def results():
@@ -39,10 +39,10 @@ def results():
 def table(found):
     lines = []
     if found:
-        lines += ["| op set | device | driver, CUDA | date | commit | tests |", "|---|---|---|---|---|---|"]
+        lines += ["| op set | device | driver, CUDA, libraries | date | commit | tests |", "|---|---|---|---|---|---|"]
     for r in found:
         tests = f"{r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped"
-        where = f"{r['driver']}, {r['cuda']}"
+        where = f"{r['driver']}, {r['cuda']}, {r['libraries']}"
         lines.append(f"| `{r['op_set']}` | {r['device']} | {where} | {r['date']} | {r['commit']} | {tests} |")
     if not any(r["op_set"] == "cuda" for r in found):
         lines += ([""] if lines else []) + [NO_GPU]

@@ -20,6 +20,11 @@ fi
 command -v "$NVCC" >/dev/null || { echo "test-gpu: $NVCC was not found: install the CUDA toolkit, or give NVCC=path" >&2; exit 1; }
 [ -n "${NVCC_LINK:-}" ] || { echo "test-gpu: start it by 'make BACKEND=cuda test-gpu', which knows how ./train is linked" >&2; exit 1; }
 
+export CUDA_DEVICE_ORDER=PCI_BUS_ID # the order of nvidia-smi
+gpu=${CUDA_VISIBLE_DEVICES:-0}
+gpu=${gpu%%,*}
+ask() { nvidia-smi -i "$gpu" --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+
 total_passed=0 total_failed=0 total_skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -119,7 +124,7 @@ for precision in fp32 bf16; do
     for script in train cli; do
         [ "$precision-$script" = bf16-cli ] && continue # refusals of an fp32 build
         TRAIN=build/cuda-$precision/train TRAIN_PLAIN=build/cuda-$precision/train TEST_DEVICE=gpu TEST_PRECISION=$precision \
-            sh test/test_$script.sh >"$work/output" 2>&1 </dev/null
+            timeout 3000 sh test/test_$script.sh >"$work/output" 2>&1 </dev/null
         count $script $precision $?
     done
 done
@@ -149,8 +154,9 @@ else
 fi
 
 # ---- the record ----------------------------------------------------------------------------------------------------------------------
-ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
 device=$(ask name)
+libraries=$(scripts/cuda_libraries.sh report 2>&1 | # those of the build
+    sed -n 's/^ *cuBLASLt *\([0-9.]*\):.*/cuBLASLt \1/p; s/^ *cuDNN *\([0-9.]*\), front end.*/cuDNN \1/p' | paste -sd , | sed 's/,/, /')
 date=$(date -u +%Y-%m-%d)
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 [ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || commit="$commit, edited"
@@ -159,7 +165,7 @@ result=dev/results/test-$(echo "$device" | tr 'A-Z ' 'a-z-' | tr -dc 'a-z0-9-')-
 {
     printf '{\n  "kind": "test", "op_set": "cuda",\n'
     printf '  "device": "%s", "driver": "%s",\n' "$device" "$(ask driver_version)"
-    printf '  "cuda": "%s",\n' "$($NVCC --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+    printf '  "cuda": "%s", "libraries": "%s",\n' "$($NVCC --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" "$libraries"
     printf '  "date": "%s", "commit": "%s",\n' "$date" "$commit"
     printf '  "passed": %s, "failed": %s, "skipped": %s,\n' $total_passed $total_failed $total_skipped
     printf '  "programs": [\n'

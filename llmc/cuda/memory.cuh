@@ -17,7 +17,7 @@ static size_t device_in_use(void) {
 }
 
 // Is there in a form that this GPU runs where all our kernels are: they are compiled for the same architectures.
-__global__ void any_kernel(void) {}
+static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu has this file beside the op set
 
 static void architecture_require(void) {
     cudaFuncAttributes attributes;
