@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         const size_t first = (mine ? row : n - 1) * C;
         const RowStatistics s = row_statistics<W, CENTRED>(x + first, C, eps, partial);
         float sum = 0.0f, dot = 0.0f;
-#pragma unroll
+#pragma unroll(P > 32 ? 1 : P)
         for (int p = 0; p < P; p++) {
             const size_t c = (threadIdx.x + p * blockDim.x) * W;
             if (c >= C) break;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         dot = row_sum(dot, partial) / (float)C;
         __syncthreads();
         if (!mine) continue;
-#pragma unroll
+#pragma unroll(P > 32 ? 1 : P)
         for (int p = 0; p < P; p++) {
             const size_t c = (threadIdx.x + p * blockDim.x) * W;
             if (c >= C) break;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         }
     }
     if (taker >= takers) return;
-#pragma unroll
+#pragma unroll(P > 32 ? 1 : P)
     for (int p = 0; p < P; p++) {
         const size_t c = (threadIdx.x + p * blockDim.x) * W;
         for (int j = 0; j < W && c < C; j++) {
