@@ -108,7 +108,7 @@ $(BUILD)/cudnn_attention.o: llmc/cuda/cudnn_attention.cc $(BUILD)/flags
 
 # The whole op set in one object
 $(BUILD)/ops_cuda.o: $(BUILD)/ops_cuda_kernels.o $(if $(WITH_CUDNN),$(BUILD)/cudnn_attention.o)
-	ld -r $^ -o $@
+	ld -r $(filter %.o,$^) -o $@
 endif
 
 $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
