@@ -12,6 +12,7 @@ What a wrong kernel does here:
                                        there yet, and tests compare the bits of both
     a barrier not all threads reach    a message names the kernel, the block, both threads and both source lines
     a misaligned packed load           packed loads check their address
+    a missing wait for a fetch         what is fetched comes when its thread waits for it; NaNs until then
 
 What it cannot show: lane layouts of the matrix instructions other than as written here (from the PTX manual's tables), the
 asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
@@ -78,10 +79,18 @@ struct Fiber {
     void *shadow; // AddressSanitizer's, while it is away
 };
 
+struct Fetch {
+    void *to;
+    const void *from; // NULL: zeros
+    unsigned bytes, group;
+};
+
 struct Thread {
     State state;
     int line; // of the barrier or warp operation it waits at
     Fiber *fiber;
+    Fetch *fetches;                           // [fetch_count] on their way
+    unsigned fetch_count, fetch_room, groups; // groups: as many were committed
 };
 
 // What the lanes of a warp bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one still
@@ -360,7 +369,10 @@ inline void *shared_array(const void *site, size_t bytes) {
 // ---- launching ----------------------------------------------------------------------------------------------------------------
 inline void run_block() {
     unsigned first;
-    for (unsigned t = 0; t < block.threads; t++) block.thread[t].state = UNSTARTED, block.thread[t].fiber = NULL;
+    for (unsigned t = 0; t < block.threads; t++) {
+        block.thread[t].state = UNSTARTED, block.thread[t].fiber = NULL;
+        block.thread[t].fetch_count = block.thread[t].groups = 0;
+    }
     for (unsigned w = 0; w * LANES < block.threads; w++) block.warp[w].arrived = block.warp[w].turn = 0;
     block.arrived = block.done = 0;
     first = in_order(0);
@@ -421,6 +433,34 @@ template <typename T> inline T *aligned(T *pointer, uintptr_t bytes, int line) {
     return pointer;
 }
 
+// ---- asynchronous copies: carried out by the wait, the latest time that they may come ------------------------------------------------
+inline void fetch_begin(void *to, const void *from, unsigned bytes, int line) {
+    Thread *t = &block.thread[block.running];
+    aligned((char *)to, bytes, line), aligned((const char *)from, bytes, line);
+    if (t->fetch_count == t->fetch_room) {
+        t->fetch_room = 2 * t->fetch_room + 64;
+        t->fetches = (Fetch *)realloc(t->fetches, t->fetch_room * sizeof(Fetch));
+        if (!t->fetches) abort();
+    }
+    t->fetches[t->fetch_count++] = Fetch{to, from, bytes, t->groups};
+    memset(to, 0xff, bytes);
+}
+
+inline void fetch_end(unsigned groups_left) {
+    Thread *t = &block.thread[block.running];
+    unsigned kept = 0;
+    for (unsigned i = 0; i < t->fetch_count; i++) {
+        const Fetch f = t->fetches[i];
+        if (f.group + groups_left >= t->groups)
+            t->fetches[kept++] = f;
+        else if (f.from)
+            memcpy(f.to, f.from, f.bytes);
+        else
+            memset(f.to, 0, f.bytes);
+    }
+    t->fetch_count = kept;
+}
+
 } // namespace cuda_on_cpu
 
 #define ALIGNED(pointer, bytes) cuda_on_cpu::aligned(pointer, bytes, __LINE__)
@@ -445,5 +485,11 @@ template <typename T> inline T __shfl_sync(unsigned mask, T value, unsigned from
 template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, unsigned bits, int line = __builtin_LINE()) {
     return cuda_on_cpu::shuffle(mask, value, (cuda_on_cpu::block.running % 32) ^ bits, line);
 }
+
+template <int BYTES> inline void fetch(void *to, const void *from, bool valid, int line = __builtin_LINE()) {
+    cuda_on_cpu::fetch_begin(to, valid ? from : NULL, BYTES, line);
+}
+inline void fetch_commit() { cuda_on_cpu::block.thread[cuda_on_cpu::block.running].groups++; }
+template <int LEFT> inline void fetch_wait() { cuda_on_cpu::fetch_end(LEFT); }
 
 #endif

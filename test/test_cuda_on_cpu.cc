@@ -114,6 +114,97 @@ TEST(out_of_bounds) {
 #endif
 }
 
+// ---- asynchronous copies ---------------------------------------------------------------------------------------------------------------
+typedef enum {
+    FETCH_RIGHT,
+    NO_WAIT,
+    NO_COMMIT,
+    ONE_GROUP_SHORT,
+    NO_FETCH_BARRIER,
+    TOO_EARLY,
+    MISALIGNED_FETCH
+} FetchFault;
+enum { FETCH_TILES = 5, FETCH_WIDTH = 4 * BLOCK_THREADS };
+
+// out[i] = the sum of element i of all tiles of x[FETCH_TILES][FETCH_WIDTH], but for the last row of the last tile, which is not valid;
+// two tiles in shared memory, and each thread adds what another one has fetched.
+__global__ void fetch_kernel(float *out, const float *x, FetchFault fault) {
+    SHARED(float, tile, 2 * FETCH_WIDTH);
+    const unsigned mine = 4 * threadIdx.x, other = 4 * ((threadIdx.x + 1) % BLOCK_THREADS);
+    float sum[4] = {};
+    const auto bring = [&](unsigned t) {
+        fetch<16>(tile + t % 2 * FETCH_WIDTH + mine + (fault == MISALIGNED_FETCH), x + t * FETCH_WIDTH + mine,
+                  t + 1 < FETCH_TILES || threadIdx.x + 1 < BLOCK_THREADS);
+        if (fault != NO_COMMIT) fetch_commit();
+    };
+    bring(0);
+    for (unsigned t = 0; t < FETCH_TILES; t++) {
+        if (fault == TOO_EARLY && t + 1 < FETCH_TILES) bring(t + 1);
+        if (fault == ONE_GROUP_SHORT)
+            fetch_wait<1>();
+        else if (fault == TOO_EARLY && t + 1 < FETCH_TILES)
+            fetch_wait<1>(); // right in itself
+        else if (fault != NO_WAIT)
+            fetch_wait<0>();
+        if (fault != NO_FETCH_BARRIER) __syncthreads();
+        if (fault != TOO_EARLY && t + 1 < FETCH_TILES)
+            bring(t + 1); // into the place of the tile that all are done with
+        for (int i = 0; i < 4; i++) sum[i] += tile[t % 2 * FETCH_WIDTH + other + i];
+    }
+    for (int i = 0; i < 4; i++) out[other + i] = sum[i];
+}
+
+// How many sums are right
+static int launch_fetch(FetchFault fault) {
+    float *x = (float *)aligned_alloc(16, FETCH_TILES * FETCH_WIDTH * sizeof(float)), out[FETCH_WIDTH];
+    int right = 0;
+    for (int i = 0; i < FETCH_TILES * FETCH_WIDTH; i++) x[i] = (float)(i % 11);
+    LAUNCH((fetch_kernel), 1, BLOCK_THREADS, 0)(out, x, fault);
+    for (int i = 0; i < FETCH_WIDTH; i++) {
+        float sum = 0.0f;
+        for (int t = 0; t < FETCH_TILES; t++)
+            if (t + 1 < FETCH_TILES || i < FETCH_WIDTH - 4) sum += x[t * FETCH_WIDTH + i];
+        right += out[i] == sum;
+    }
+    free(x);
+    return right;
+}
+
+TEST(fetches) {
+    for (int reverse = 0; reverse < 2; reverse++) {
+        cuda_on_cpu::reverse = reverse;
+        assert_int_equal(launch_fetch(FETCH_RIGHT), FETCH_WIDTH);
+    }
+    cuda_on_cpu::reverse = 0;
+}
+
+TEST(a_missing_wait) { // shows in the result, whatever the order
+    static const FetchFault faults[] = {NO_WAIT, NO_COMMIT, ONE_GROUP_SHORT};
+    for (int reverse = 0; reverse < 2; reverse++)
+        for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+            cuda_on_cpu::reverse = reverse;
+            if (launch_fetch(faults[i])) test_fail("fault %d was not seen in every sum", (int)faults[i]);
+        }
+    cuda_on_cpu::reverse = 0;
+}
+
+TEST(a_fetch_without_a_barrier) { // before others read what came; before it takes the place of what others still read
+    static const FetchFault faults[] = {NO_FETCH_BARRIER, TOO_EARLY};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        int right[2];
+        for (cuda_on_cpu::reverse = 0; cuda_on_cpu::reverse < 2; cuda_on_cpu::reverse++)
+            right[cuda_on_cpu::reverse] = launch_fetch(faults[i]);
+        cuda_on_cpu::reverse = 0;
+        if (right[0] == FETCH_WIDTH && right[1] == FETCH_WIDTH) test_fail("fault %d was not seen", (int)faults[i]);
+    }
+}
+
+TEST(a_misaligned_fetch) {
+    static const FetchFault fault = MISALIGNED_FETCH;
+    const Child *child = run_child([](const void *f) { launch_fetch(*(const FetchFault *)f); }, &fault);
+    if (child->code == 0 || !strstr(child->err, "not aligned")) test_fail("was not caught: %.300s", child->err);
+}
+
 TEST(an_impossible_launch) {
     static const Fault none = NONE;
     const Child *child = run_child(
@@ -171,6 +262,10 @@ int main(int argc, char **argv) {
         LISTED(a_shuffle_that_one_lane_skips),
         LISTED(a_misaligned_pack),
         LISTED(out_of_bounds),
+        LISTED(fetches),
+        LISTED(a_missing_wait),
+        LISTED(a_fetch_without_a_barrier),
+        LISTED(a_misaligned_fetch),
         LISTED(an_impossible_launch),
         LISTED(matrix_instruction),
     };

@@ -1,8 +1,7 @@
 /*
-Playground of llmc/cuda/attention.cuh, forward, at head_dim 128. The real kernel has four warps of 16 queries, and waits for a tile of
-keys and values before it computes with it. The candidates fetch the next tile by cp.async while they compute with this one; take more
-queries or other tiles of keys a block; mask only the tiles that reach the diagonal; and skip those beyond it. cuDNN is not among
-them: how far these are from it has to be seen against its own figures.
+Playground of llmc/cuda/attention.cuh, forward, at head_dim 128: the kernel with other tiles than those it takes by itself. More
+queries a block read keys and values less often, more keys a tile or more stages hide more of the wait for them, fewer of either let
+more blocks share a processor. cuDNN is not among them: how far these are from it has to be seen against its own figures.
 */
 #include "playground.cuh"
 #include "llmc/cuda/attention.cuh"
@@ -11,103 +10,6 @@ them: how far these are from it has to be seen against its own figures.
 #endif
 
 constexpr int HEAD = 128;
-
-// ---- cp.async: 16 bytes from global to shared memory behind the kernel's back; zeros where they are not valid ------------------------
-#ifdef CUDA_ON_CPU // at once: the CPU does not show a missing wait
-static void fetch(floatX *to, const floatX *from, bool valid) {
-    Pack<floatX, full_pack<floatX>> pack;
-    for (floatX &x : pack.x) x = store(0.0f);
-    pack_write(to, valid ? pack_read<full_pack<floatX>>(from) : pack);
-}
-static void fetch_commit(void) {}
-template <int LEFT> static void fetch_wait(void) {}
-#else
-__device__ inline void fetch(floatX *to, const floatX *from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(valid ? 16 : 0)
-                 : "memory");
-}
-__device__ inline void fetch_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last LEFT groups that this thread committed have arrived
-template <int LEFT> __device__ inline void fetch_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-#endif
-
-template <int HD>
-__device__ inline void tile_fetch(floatX *tile, const floatX *x, size_t heads, size_t head, size_t begin, size_t end,
-                                  unsigned rows) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W;
-    for (unsigned i = threadIdx.x; i < rows * PACKS; i += blockDim.x) {
-        const size_t row = begin + i / PACKS < end ? begin + i / PACKS : begin; // an address that exists
-        fetch(tile + i / PACKS * tile_stride<HD> + i % PACKS * W, x + (row * heads + head) * HD + i % PACKS * W,
-              begin + i / PACKS < end);
-    }
-}
-
-// ---- the candidate: WARPS * 16 queries a block, TK keys a tile, two tiles of keys and values ----------------------------------------
-template <int HD, int WARPS, int TK>
-__global__ void __launch_bounds__(WARPS *LANES)
-    attention_fetched_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                             SpanBlocks blocks, AttentionShape shape) {
-    constexpr unsigned TQ = WARPS * 16, KEY_TILE = TK * tile_stride<HD>;
-    DYNAMIC_SHARED(floatX, tiles);
-    floatX *tq = tiles, *stages = tq + TQ * tile_stride<HD>; // then keys, values; keys, values
-    const SpanBlock block = span_block(blocks, TQ, false);
-    const size_t head = blockIdx.y, key_head = head / (shape.NH / shape.NKV),
-                 end = block.begin + TQ < block.span.end ? block.begin + TQ : block.span.end;
-    const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
-    const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // and row + 8
-    const float scale = shape.scale * LOG2_E;
-    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-    const auto fetch_keys = [&](size_t key, unsigned stage) {
-        tile_fetch<HD>(stages + stage * 2 * KEY_TILE, k, shape.NKV, key_head, key, end, TK);
-        tile_fetch<HD>(stages + (stage * 2 + 1) * KEY_TILE, v, shape.NKV, key_head, key, end, TK);
-    };
-    tile_fetch<HD>(tq, q, shape.NH, head, block.begin - blocks.origin, end - blocks.origin, TQ);
-    fetch_keys(block.span.document, 0);
-    fetch_commit();
-    unsigned stage = 0;
-    for (size_t key = block.span.document; key < end; key += TK, stage ^= 1) {
-        const floatX *tk = stages + stage * 2 * KEY_TILE, *tv = tk + KEY_TILE;
-        if (key + TK < end) fetch_keys(key + TK, stage ^ 1);
-        fetch_commit(); // of nothing, at the end: the count of groups stays right
-        fetch_wait<1>();
-        __syncthreads();
-        if (key <= warp_first + 15) { // otherwise no query of this warp sees a key of the tile
-            float s[TK / 8][4] = {};
-            product_of_rows<HD, TK>(s, tq, warp_row, tk);
-            for (int i = 0; i < 2; i++) {
-                float most = largest[i];
-                if (key + TK > warp_first + 1)
-                    for (int j = 0; j < TK / 8; j++)
-                        for (int e = 2 * i; e < 2 * i + 2; e++)
-                            if (key + j * 8 + lane % 4 * 2 + e % 2 > row + 8 * i) s[j][e] = -INFINITY;
-                for (int j = 0; j < TK / 8; j++) most = fmaxf(most, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-                most = quad_max(most);
-                const float shrink = exp2f((largest[i] - most) * scale);
-                largest[i] = most;
-                sum[i] *= shrink;
-                for (int j = 0; j < TK / 8; j++)
-                    for (int e = 2 * i; e < 2 * i + 2; e++) {
-                        s[j][e] = exp2f((s[j][e] - most) * scale);
-                        sum[i] += s[j][e];
-                    }
-                for (int d = 0; d < HD / 8; d++) o[d][2 * i] *= shrink, o[d][2 * i + 1] *= shrink;
-            }
-            product_with_rows<HD, TK>(o, s, tv);
-        }
-        __syncthreads(); // everybody is done with this stage: the next but one tile may come
-    }
-    for (int i = 0; i < 2; i++) {
-        const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
-        const float total = quad_sum(sum[i]);
-        if (row + 8 * i >= end) continue;
-        if (lane % 4 == 0) lse[place] = largest[i] * shape.scale + logf(total);
-        for (int d = 0; d < HD / 8; d++)
-            for (int e = 0; e < 2; e++) out[place * HD + d * 8 + lane % 4 * 2 + e] = store(o[d][2 * i + e] / total);
-    }
-}
 
 // ---- cases --------------------------------------------------------------------------------------------------------------------
 struct Attention {
@@ -164,26 +66,20 @@ static void real(Attention &c) {
                       c.shape.NKV, HEAD, c.scale, NULL);
 }
 
-template <int WARPS, int TK>
-constexpr size_t fetched_bytes = (WARPS * 16 + 4 * TK) * tile_stride<HEAD> * sizeof(floatX);
-
-template <int WARPS, int TK> static void fetched(Attention &c) {
+template <Tiles T> static void tiled(Attention &c) {
     SpanBlocks blocks;
-    span_blocks(&blocks, c.all(), 0, WARPS * 16, false);
-    LAUNCH((attention_fetched_kernel<HEAD, WARPS, TK>), dim3(blocks.first[blocks.count], (unsigned)c.shape.NH),
-           WARPS * LANES, (fetched_bytes<WARPS, TK>))
+    span_blocks(&blocks, c.all(), 0, T.held, false);
+    LAUNCH((attention_forward_kernel<HEAD, T>), dim3(blocks.first[blocks.count], (unsigned)c.shape.NH),
+           block_threads<T>, (tiles_bytes<HEAD>(T, 1)))
     (c.out.data, c.lse.data, c.q.data, c.k.data, c.v.data, blocks,
-     attention_shape(c.shape.NH, c.shape.NKV, HEAD, c.scale));
+     attention_shape(c.shape.NH, c.shape.NKV, HEAD, c.scale, c.q.data, c.k.data, c.v.data));
 }
 
-template <int WARPS, int TK> static bool fetched_fits(const Attention &) {
+template <Tiles T> static bool fits(const Attention &) {
 #ifdef CUDA_ON_CPU
     return true;
 #else
-    int most;
-    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
-               "asking for the shared memory of a block");
-    return fetched_bytes<WARPS, TK> <= (size_t)most;
+    return tiles_bytes<HEAD>(T, 1) <= shared_memory_limit();
 #endif
 }
 
@@ -194,14 +90,19 @@ int main(int argc, char **argv) {
     playground.product_rate = best_square_product();
     printf("best square product: %.1f TFLOP/s\n", playground.product_rate * 1e-12);
 #endif
-    compare<Attention>(bf16 ? "attention_forward, the last 4096 queries of 32768, 32/8 heads of 128"
-                            : "attention_forward, the last 1024 queries of 4096, 32/8 heads of 128",
-                       FLOPS, {190, 133, 331, 4, 2},
-                       bf16 ? Attention::Shape{0, 28672, 32768, 32, 8} : Attention::Shape{0, 3072, 4096, 32, 8},
-                       {{"llmc/cuda/attention.cuh", real},
-                        {"cp.async, 64 queries, tiles of 64 keys", fetched<4, 64>, fetched_fits<4, 64>},
-                        {"cp.async, 64 queries, tiles of 32 keys", fetched<4, 32>, fetched_fits<4, 32>},
-                        {"cp.async, 128 queries, tiles of 64 keys", fetched<8, 64>, fetched_fits<8, 64>},
-                        {"cp.async, 128 queries, tiles of 32 keys", fetched<8, 32>, fetched_fits<8, 32>}});
+    compare<Attention>(
+        bf16 ? "attention_forward, the last 4096 queries of 32768, 32/8 heads of 128"
+             : "attention_forward, the last 1024 queries of 4096, 32/8 heads of 128",
+        FLOPS, {190, 133, 331, 4, 2},
+        bf16 ? Attention::Shape{0, 28672, 32768, 32, 8} : Attention::Shape{0, 3072, 4096, 32, 8},
+        {{"llmc/cuda/attention.cuh", real},
+         {"64 queries, tiles of 32 keys, 1 stage", tiled<Tiles{64, 32, 1}>, fits<Tiles{64, 32, 1}>},
+         {"64 queries, tiles of 32 keys, 2 stages", tiled<Tiles{64, 32, 2}>, fits<Tiles{64, 32, 2}>},
+         {"64 queries, tiles of 32 keys, 3 stages", tiled<Tiles{64, 32, 3}>, fits<Tiles{64, 32, 3}>},
+         {"64 queries, tiles of 64 keys, 1 stage", tiled<Tiles{64, 64, 1}>, fits<Tiles{64, 64, 1}>},
+         {"64 queries, tiles of 64 keys, 2 stages", tiled<Tiles{64, 64, 2}>, fits<Tiles{64, 64, 2}>},
+         {"128 queries, tiles of 32 keys, 2 stages", tiled<Tiles{128, 32, 2}>, fits<Tiles{128, 32, 2}>},
+         {"128 queries, tiles of 32 keys, 3 stages", tiled<Tiles{128, 32, 3}>, fits<Tiles{128, 32, 3}>},
+         {"128 queries, tiles of 64 keys, 2 stages", tiled<Tiles{128, 64, 2}>, fits<Tiles{128, 64, 2}>}});
     return playground_end();
 }

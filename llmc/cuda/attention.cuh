@@ -57,22 +57,24 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
 // A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of `passing` rows
-// come one after the other.
+// come one after the other, and there is room for `stages` of them: with two, one comes while the one before is computed with.
 struct Tiles {
-    unsigned held, passing;
+    unsigned held, passing, stages;
 };
 
 // What a block may have on architectures 86, 89 and 120; the others have more.
 constexpr size_t SHARED_LIMIT = 99 << 10;
 
+template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
+
 template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned held_tensors) {
-    return (held_tensors * t.held + 2 * t.passing) * tile_stride<HD> * sizeof(floatX);
+    return (held_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
 }
 
 // The largest that fit. Scores take passing / 2 registers: 64 keys where the output leaves so many.
 template <int HD> constexpr Tiles tiles_that_fit(unsigned held_tensors) {
     const unsigned most = HD <= 64 && held_tensors == 1 && sizeof(floatX) == 2 ? 64 : 32;
-    const Tiles choices[] = {{64, most}, {64, 16}, {32, 16}};
+    const Tiles choices[] = {{64, most, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
     for (const Tiles t : choices)
         if (tiles_bytes<HD>(t, held_tensors) <= SHARED_LIMIT) return t;
     return Tiles{};
@@ -85,21 +87,52 @@ struct HeadRows {
     bool packed;            // rows are whole packs
 };
 
-// tile[rows][HD] = x rows [begin, begin + rows) of one head; zeros from `end` on and beyond the head's own size
-template <int HD>
-__device__ inline void tile_read(floatX *tile, const floatX *x, HeadRows h, size_t begin, size_t end, unsigned rows) {
-    constexpr int W = full_pack<floatX>;
-    constexpr unsigned PACKS = HD / W;
-    for (unsigned i = threadIdx.x; i < rows * PACKS; i += blockDim.x) {
-        const unsigned row = i / PACKS, d = i % PACKS * W;
-        const floatX *from = x + ((begin + row) * h.heads + h.head) * h.HD + d;
-        Pack<floatX, W> pack;
-        if (h.packed && begin + row < end && d < h.HD) {
-            pack = pack_read<W>(from);
-        } else {
-            for (int j = 0; j < W; j++) pack.x[j] = begin + row < end && d + j < h.HD ? from[j] : store(0.0f);
+// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on and beyond the head's own size
+template <int HD, unsigned THREADS>
+__device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, size_t begin, size_t end, unsigned rows) {
+    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once
+    static_assert(STEP > 0);
+    const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
+    const unsigned valid = end - begin < rows ? (unsigned)(end - begin) : rows;
+    const floatX *from = x + ((begin + first) * h.heads + h.head) * h.HD + d;
+    if (first >= STEP) return; // threads that are no whole row
+#pragma unroll
+    for (unsigned row = first; row < rows; row += STEP, from += STEP * h.heads * h.HD) {
+        floatX *to = tile + row * tile_stride<HD> + d;
+        if (h.packed)
+            fetch<16>(to, from, row < valid && d < h.HD);
+        else
+            for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
+    }
+}
+
+template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
+    return (unsigned)((rows + ROWS - 1) / ROWS);
+}
+
+// Tile after tile: bring(stage) fetches the next one, use(stage) computes with the oldest. One barrier a tile: what has come for a
+// thread is there for all, and all are done with the tile whose place the next one takes.
+template <unsigned STAGES, typename Bring, typename Use>
+__device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
+    unsigned stage = 0;
+    for (unsigned i = 0; i + 1 < STAGES; i++) {
+        if (i < count) bring(i);
+        fetch_commit(); // of nothing, too: the number of groups stays right
+    }
+    for (unsigned i = 0; i < count; i++) {
+        if constexpr (STAGES == 1) {
+            __syncthreads();
+            bring(0);
+            fetch_commit();
         }
-        pack_write(tile + row * tile_stride<HD> + d, pack);
+        fetch_wait<STAGES == 1 ? 0 : STAGES - 2>();
+        __syncthreads();
+        if constexpr (STAGES > 1) {
+            if (i + STAGES - 1 < count) bring(stage ? stage - 1 : STAGES - 1);
+            fetch_commit();
+        }
+        use(stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }
 
@@ -146,12 +179,12 @@ constexpr bool FOLDS = sizeof(floatX) == 4;
 constexpr unsigned FOLD_KEYS = 2048;
 
 template <int HD, Tiles T = FORWARD_TILES<HD>>
-__global__ void __launch_bounds__(T.held / 16 * LANES)
+__global__ void __launch_bounds__(block_threads<T>)
     attention_forward_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
                              SpanBlocks blocks, AttentionShape shape) {
-    constexpr unsigned KEYS = T.passing;
+    constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *tq = tiles, *tk = tq + T.held * tile_stride<HD>, *tv = tk + KEYS * tile_stride<HD>;
+    floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // of each: keys, values
     const SpanBlock block = span_block(blocks, T.held, false);
     const size_t head = blockIdx.y, end = block.begin + T.held < block.span.end ? block.begin + T.held : block.span.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
@@ -159,7 +192,7 @@ __global__ void __launch_bounds__(T.held / 16 * LANES)
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
     const float scale = shape.scale * LOG2_E;
-    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2];
+    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {};
     double sum[2] = {0.0, 0.0}; // of the weights, tile by tile
     bool folded = false;
     // f(the lane's first or second row, an element of o, its place in out)
@@ -177,13 +210,17 @@ __global__ void __launch_bounds__(T.held / 16 * LANES)
                 }
         }
     };
-    tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
-    for (size_t key = block.span.document; key < end; key += KEYS) {
+    size_t coming = block.span.document, next = coming;
+    const auto bring = [&](unsigned stage) {
+        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, coming, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, coming, end, KEYS);
+        coming += KEYS;
+    };
+    const auto use = [&](unsigned stage) {
+        const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
+        const size_t key = next;
         float s[KEYS / 8][4] = {};
-        __syncthreads();
-        tile_read<HD>(tk, k, keys, key, end, KEYS);
-        tile_read<HD>(tv, v, keys, key, end, KEYS);
-        __syncthreads();
+        next += KEYS;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
 #pragma unroll
         for (int i = 0; i < 2; i++) { // the lane's two rows
@@ -220,7 +257,9 @@ __global__ void __launch_bounds__(T.held / 16 * LANES)
             });
             folded = true, folded_largest[0] = largest[0], folded_largest[1] = largest[1];
         }
-    }
+    };
+    tile_fetch<HD, THREADS>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
+    pass_tiles<T.stages>(tiles_in<KEYS>(end - block.span.document), bring, use);
     float total[2], shrink[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -249,13 +288,13 @@ __global__ void attention_delta_kernel(float *delta, const floatX *dout, const f
 }
 
 template <int HD, Tiles T = BACKWARD_TILES<HD>>
-__global__ void __launch_bounds__(T.held / 16 * LANES)
+__global__ void __launch_bounds__(block_threads<T>)
     attention_dq_kernel(floatX *dq, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
                         const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape) {
-    constexpr unsigned KEYS = T.passing;
+    constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *tq = tiles, *td = tq + T.held * tile_stride<HD>, *tk = td + T.held * tile_stride<HD>,
-           *tv = tk + KEYS * tile_stride<HD>;
+    floatX *const tq = tiles, *const td = tq + T.held * tile_stride<HD>,
+                  *const stages = td + T.held * tile_stride<HD>; // of each: keys, values
     const SpanBlock block = span_block(blocks, T.held, false);
     const size_t head = blockIdx.y, end = block.begin + T.held < block.span.end ? block.begin + T.held : block.span.end;
     const HeadRows queries = {shape.NH, head, shape.HD, shape.packed},
@@ -268,14 +307,17 @@ __global__ void __launch_bounds__(T.held / 16 * LANES)
         const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
         if (row + 8 * i < end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
-    tile_read<HD>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
-    tile_read<HD>(td, dout, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
-    for (size_t key = block.span.document; key < end; key += KEYS) {
+    size_t coming = block.span.document, next = coming;
+    const auto bring = [&](unsigned stage) {
+        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, coming, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, coming, end, KEYS);
+        coming += KEYS;
+    };
+    const auto use = [&](unsigned stage) {
+        const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
+        const size_t key = next;
         float s[KEYS / 8][4] = {}, ds[KEYS / 8][4] = {};
-        __syncthreads();
-        tile_read<HD>(tk, k, keys, key, end, KEYS);
-        tile_read<HD>(tv, v, keys, key, end, KEYS);
-        __syncthreads();
+        next += KEYS;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         product_of_rows<HD, KEYS>(ds, td, warp_row, tv);
 #pragma unroll
@@ -287,7 +329,10 @@ __global__ void __launch_bounds__(T.held / 16 * LANES)
                 ds[j][e] = p * (ds[j][e] - row_delta[e / 2]);
             }
         product_with_rows<HD, KEYS>(sums, ds, tk);
-    }
+    };
+    tile_fetch<HD, THREADS>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
+    tile_fetch<HD, THREADS>(td, dout, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
+    pass_tiles<T.stages>(tiles_in<KEYS>(end - block.span.document), bring, use);
 #pragma unroll
     for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -303,19 +348,19 @@ __global__ void __launch_bounds__(T.held / 16 * LANES)
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
 // Of a tile's query: lse is in the padding behind its row of q, delta behind its row of dout.
-template <int HD> __device__ inline float &beside_row(floatX *tile, unsigned row) {
-    return *(float *)(tile + row * tile_stride<HD> + HD);
+template <int HD> __device__ inline float *beside_row(const floatX *tile, unsigned row) {
+    return (float *)(tile + row * tile_stride<HD> + HD);
 }
 
 template <int HD, Tiles T = BACKWARD_TILES<HD>>
-__global__ void __launch_bounds__(T.held / 16 * LANES * OWNERS<HD>)
+__global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     attention_dkv_kernel(float *dk, float *dv, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
                          const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape) {
-    constexpr unsigned QUERIES = T.passing;
+    constexpr unsigned QUERIES = T.passing, TILE = QUERIES * tile_stride<HD>, THREADS = block_threads<T> * OWNERS<HD>;
     constexpr bool SHARED_KEYS = OWNERS<HD> == 2;
     DYNAMIC_SHARED(floatX, tiles);
-    floatX *tk = tiles, *tv = tk + T.held * tile_stride<HD>, *tq = tv + T.held * tile_stride<HD>,
-           *td = tq + QUERIES * tile_stride<HD>;
+    floatX *const tk = tiles, *const tv = tk + T.held * tile_stride<HD>,
+                  *const stages = tv + T.held * tile_stride<HD>; // of each: queries, gradients of their outputs
     const SpanBlock block = span_block(blocks, T.held, true);
     const size_t group = shape.NH / shape.NKV, end = block.span.end;
     const size_t key_end = block.begin + T.held < end ? block.begin + T.held : end;
@@ -328,36 +373,43 @@ __global__ void __launch_bounds__(T.held / 16 * LANES * OWNERS<HD>)
     const float scale = shape.scale * LOG2_E;
     float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one that this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
-    tile_read<HD>(tk, k, keys, block.begin, key_end, T.held);
-    tile_read<HD>(tv, v, keys, block.begin, key_end, T.held);
-    for (size_t head = blockIdx.y * group; head < (blockIdx.y + 1) * group; head++) {
-        const HeadRows queries = {shape.NH, head, shape.HD, shape.packed};
-        for (size_t query = first; query < end; query += QUERIES) {
-            float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
-            __syncthreads();
-            tile_read<HD>(tq, q, queries, query - blocks.origin, end - blocks.origin, QUERIES);
-            tile_read<HD>(td, dout, queries, query - blocks.origin, end - blocks.origin, QUERIES);
-            for (unsigned i = threadIdx.x; i < QUERIES; i += blockDim.x) {
-                const size_t place = (query + i - blocks.origin) * shape.NH + head;
-                beside_row<HD>(tq, i) = query + i < end ? lse[place] * LOG2_E : INFINITY; // beyond the end: p = 0
-                beside_row<HD>(td, i) = query + i < end ? delta[place] : 0.0f;
-            }
-            __syncthreads();
-            product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
-            if (owns_dk) product_of_rows<HD, QUERIES>(ds, tv, warp_row, td);
-#pragma unroll
-            for (unsigned j = 0; j < QUERIES / 8; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const unsigned column = j * 8 + lane % 4 * 2 + e % 2;
-                    const bool seen = query + column >= row + 8 * (e / 2);
-                    p[j][e] = seen ? exp2f(p[j][e] * scale - beside_row<HD>(tq, column)) : 0.0f;
-                    if (owns_dk) ds[j][e] = p[j][e] * (ds[j][e] - beside_row<HD>(td, column));
-                }
-            if (owns_dv) product_with_rows<HD, QUERIES>(sum_v, p, td);
-            if (owns_dk) product_with_rows<HD, QUERIES>(sum_k, ds, tq);
+    size_t coming = first, coming_head = blockIdx.y * group, next = first;
+    const auto bring = [&](unsigned stage) {
+        floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
+        const HeadRows queries = {shape.NH, coming_head, shape.HD, shape.packed};
+        tile_fetch<HD, THREADS>(tq, q, queries, coming - blocks.origin, end - blocks.origin, QUERIES);
+        tile_fetch<HD, THREADS>(td, dout, queries, coming - blocks.origin, end - blocks.origin, QUERIES);
+        for (unsigned i = threadIdx.x; i < QUERIES; i += THREADS) {
+            const size_t place = (coming + i - blocks.origin) * shape.NH + coming_head;
+            fetch<4>(beside_row<HD>(tq, i), lse + place, coming + i < end);
+            fetch<4>(beside_row<HD>(td, i), delta + place, coming + i < end);
         }
-    }
+        coming += QUERIES;
+        if (coming >= end) coming = first, coming_head++;
+    };
+    // What lies beyond the end is zero, and so are its products, whatever its p is.
+    const auto use = [&](unsigned stage) {
+        const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
+        const size_t query = next;
+        float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
+        next = query + QUERIES < end ? query + QUERIES : first; // then of the next head
+        product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
+        if (owns_dk) product_of_rows<HD, QUERIES>(ds, tv, warp_row, td);
+#pragma unroll
+        for (unsigned j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const unsigned column = j * 8 + lane % 4 * 2 + e % 2;
+                const bool seen = query + column >= row + 8 * (e / 2);
+                p[j][e] = seen ? exp2f(p[j][e] * scale - *beside_row<HD>(tq, column) * LOG2_E) : 0.0f;
+                if (owns_dk) ds[j][e] = p[j][e] * (ds[j][e] - *beside_row<HD>(td, column));
+            }
+        if (owns_dv) product_with_rows<HD, QUERIES>(sum_v, p, td);
+        if (owns_dk) product_with_rows<HD, QUERIES>(sum_k, ds, tq);
+    };
+    tile_fetch<HD, THREADS>(tk, k, keys, block.begin, key_end, T.held);
+    tile_fetch<HD, THREADS>(tv, v, keys, block.begin, key_end, T.held);
+    pass_tiles<T.stages>((unsigned)group * tiles_in<QUERIES>(end - first), bring, use);
 #pragma unroll
     for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -407,8 +459,8 @@ static void attention_forward(Stored *out, Summed *lse, const Stored *q, const S
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, from, T.held, false);
-            LAUNCH((attention_forward_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH),
-                   T.held / 16 * LANES, tiles_bytes<PADDED>(T, 1))
+            LAUNCH((attention_forward_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH), block_threads<T>,
+                   tiles_bytes<PADDED>(T, 1))
             ((floatX *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape);
         }
     });
@@ -430,13 +482,13 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
         SpanBlocks blocks;
         for (size_t from = 0, next; from < spans.count; from = next) {
             next = span_blocks(&blocks, spans, from, T.held, false);
-            LAUNCH((attention_dq_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH), T.held / 16 * LANES,
+            LAUNCH((attention_dq_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NH), block_threads<T>,
                    bytes)
             ((floatX *)dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
              (const float *)lse, delta, blocks, shape);
             span_blocks(&blocks, spans, from, T.held, true);
             LAUNCH((attention_dkv_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)NKV),
-                   T.held / 16 * LANES * OWNERS<PADDED>, bytes)
+                   block_threads<T> * OWNERS<PADDED>, bytes)
             ((float *)dk, (float *)dv, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
              (const float *)lse, delta, blocks, shape);
         }

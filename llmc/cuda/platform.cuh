@@ -6,6 +6,10 @@ lines over test/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
     LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checked where it is made
     SHARED(type, name, count)                                       shared memory of a size known at compile time
     DYNAMIC_SHARED(type, name)                                      what LAUNCH gave the block
+    fetch<BYTES>(to, from, valid)                                   from global to shared memory while the thread goes on; zeros where
+                                                                    not valid. 4 or 16 bytes, aligned to as many
+    fetch_commit(), fetch_wait<LEFT>()                              the fetches since the last commit are a group; waits until all of this
+                                                                    thread's groups but the last LEFT have come
 
 floatS is float everywhere here: there is no double build for GPUs.
 */
@@ -69,6 +73,19 @@ static Launch<Kernel> launch(Kernel kernel, dim3 grid, dim3 threads, size_t shar
 #define DYNAMIC_SHARED(type, name)                                                                                     \
     extern __shared__ __align__(128) unsigned char dynamic_shared[];                                                   \
     type *const name = (type *)dynamic_shared
+
+template <int BYTES> __device__ inline void fetch(void *to, const void *from, bool valid) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = valid ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(address), "l"(from), "r"(bytes), "n"(BYTES)
+                     : "memory");
+}
+__device__ inline void fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ inline void fetch_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 #endif
 
 // ---- floatX: what tensors hold. Arithmetic is float. ---------------------------------------------------------------------------
