@@ -1,6 +1,6 @@
 /*
 Every op of the linked op set at the shapes of Qwen3-8B, as `stream` calls them for chunks of 4096 tokens of a stream of 32768 (the
-last chunk, which sees all keys) and logits chunks of 512. One object of JSON on stdout, the same as a table on stderr: median
+last chunk, which sees all keys) and logits chunks of 2048. One object of JSON on stdout, the same as a table on stderr: median
 milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best square product, measured in the same
 run. Bytes are those that an op cannot do without: every input read once, every output written once; a sum that is added to is
 read and written. dev/bench_gpu.sh runs it.
@@ -14,12 +14,15 @@ Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: 
 #ifndef CUDA_ON_CPU
 #include "product.cuh"
 #endif
+#ifdef HAVE_CUDNN
+#include "llmc/cuda/cudnn_attention.h"
+#endif
 
 // Chunk, stream, logits chunk; then the model's, in design vocabulary; then the elements of a layer's matrices
 #ifdef CUDA_ON_CPU
 constexpr size_t n = 32, T = 96, m = 8, C = 64, NH = 4, NKV = 2, HD = 16, FF = 96, V = 320;
 #else
-constexpr size_t n = 4096, T = 32768, m = 512, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936;
+constexpr size_t n = 4096, T = 32768, m = 2048, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936;
 #endif
 constexpr size_t LAYER = 2 * C * NH * HD + 2 * C * NKV * HD + 3 * C * FF;
 constexpr double STORED = sizeof(floatX), SUMMED = sizeof(float);
@@ -58,200 +61,34 @@ Tensors::Tensors()
       frequency(HD / 2, [](size_t i) { return pow(1e6, -2.0 * (double)i / (double)HD); }),
       weights(n, random_values(11)) {}
 
-// ---- the figures -----------------------------------------------------------------------------------------------------------------
-struct Figure {
-    const char *op, *of;   // of: which of the model's tensors
-    size_t rows, in, wide; // shape, as far as an op has it: rows, columns in, columns out
-    Work unit;
-    double work; // bytes or FLOPs
-    void (*run)(const Tensors &, const Figure &);
-    void (*before)(const Tensors &); // each timed run; NULL: nothing
+// ---- measuring -----------------------------------------------------------------------------------------------------------------------
+struct Bench {
+    JsonOut *json;
+    const Tensors &t;
+
+    // rows, in, wide: shape, as far as an op has it: rows, columns in, columns out. work: bytes or FLOPs. before: of each timed run
+    template <typename Run, typename Before>
+    void measure(const char *op, const char *of, size_t rows, size_t in, size_t wide, Work unit, double work, Run run,
+                 Before before) const;
+    template <typename Run>
+    void bytes(const char *op, const char *of, size_t rows, size_t in, double work, Run run) const {
+        measure(op, of, rows, in, 0, BYTES, work, run, [] {});
+    }
+    template <typename Run>
+    void flops(const char *op, const char *of, size_t rows, size_t in, double work, Run run) const {
+        measure(op, of, rows, in, 0, FLOPS, work, run, [] {});
+    }
 };
 
-#define RUN [](const Tensors &t, const Figure &f)
-#define OPS ((void)f, ops_device)
-
-static const AdamW step = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10, 1};
-
-static void put_logits_back(const Tensors &t) { ops_device->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }
-
-static const Figure figures[] = {{"copy", "layer inputs", n, C, 0, BYTES, 2.0 * n *C *STORED,
-                                  RUN{OPS->copy(t.x.data, t.y.data, f.rows *f.in * sizeof(floatX));
-}
-, NULL
-}
-, {"zero", "a layer's sums", 1, LAYER, 0, BYTES, LAYER *SUMMED, RUN{OPS->zero(t.sums.data, f.in * sizeof(float));
-}
-, NULL
-}
-, {"embedding_forward", "", n, C, 0, BYTES, 2.0 * n *C *STORED,
-   RUN{OPS->embedding_forward(t.x.stored(), t.tokens.data, t.position.data, t.weight.stored(), NULL, f.rows, f.in);
-}
-, NULL
-}
-, {"rmsnorm_forward", "hidden", n, C, 0, BYTES, 2.0 * n *C *STORED,
-   RUN{OPS->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), f.rows, f.in, 1e-6);
-}
-, NULL
-}
-, {"rmsnorm_forward", "query heads", n *NH, HD, 0, BYTES, 2.0 * n *NH *HD *STORED,
-   RUN{OPS->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), f.rows, f.in, 1e-6);
-}
-, NULL
-}
-, {"rmsnorm_backward", "hidden", n, C, 0, BYTES, 3.0 * n *C *STORED,
-   RUN{OPS->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(), f.rows, f.in,
-                             1e-6, 0, t.scratch.summed());
-}
-, NULL
-}
-, {"rmsnorm_backward", "hidden, accumulating", n, C, 0, BYTES, 4.0 * n *C *STORED,
-   RUN{OPS->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(), f.rows, f.in,
-                             1e-6, 1, t.scratch.summed());
-}
-, NULL
-}
-, {"rmsnorm_backward", "query heads", n *NH, HD, 0, BYTES, 3.0 * n *NH *HD *STORED,
-   RUN{OPS->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(), f.rows, f.in,
-                             1e-6, 0, t.scratch.summed());
-}
-, NULL
-}
-, {"layernorm_forward", "hidden", n, C, 0, BYTES, 2.0 * n *C *STORED,
-   RUN{OPS->layernorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), t.z.stored(), f.rows, f.in, 1e-5);
-}
-, NULL
-}
-, {"layernorm_backward", "hidden", n, C, 0, BYTES, 3.0 * n *C *STORED,
-   RUN{OPS->layernorm_backward(t.x.stored(), t.sums.summed(), (Summed *)(t.sums.data + f.in), t.y.stored(),
-                               t.z.stored(), t.weight.stored(), f.rows, f.in, 1e-5, 0, t.scratch.summed());
-}
-, NULL
-}
-, {"rope_forward", "queries", n, NH *HD, 0, BYTES, 2.0 * n *NH *HD *STORED,
-   RUN{OPS->rope_forward(t.q.stored(), t.position.data, t.frequency.data, f.rows, NH, HD);
-}
-, NULL
-}
-, {"rope_backward", "queries", n, NH *HD, 0, BYTES, 2.0 * n *NH *HD *STORED,
-   RUN{OPS->rope_backward(t.q.stored(), t.position.data, t.frequency.data, f.rows, NH, HD);
-}
-, NULL
-}
-, {"attention_forward", "the last chunk", n, NH *HD, 0, FLOPS, 4.0 * NH *HD *PAIRS,
-   RUN{OPS->attention_forward(t.out.stored(), t.lse.summed(), t.q.stored(), t.k.stored(), t.v.stored(), t.spans(), NH,
-                              NKV, HD, 1 / sqrt((double)HD), t.scratch.summed());
-}
-, NULL
-}
-, {"attention_backward", "the last chunk", n, NH *HD, 0, FLOPS, 10.0 * NH *HD *PAIRS,
-   RUN{OPS->attention_backward(t.dq.stored(), t.dk.summed(), t.dv.summed(), t.dout.stored(), t.out.stored(),
-                               t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), t.spans(), NH, NKV, HD,
-                               1 / sqrt((double)HD), t.scratch.summed());
-}
-, NULL
-}
-, {"swiglu_forward", "", n, FF, 0, BYTES, 3.0 * n *FF *STORED,
-   RUN{OPS->swiglu_forward(t.y.stored(), t.x.stored(), f.rows, f.in);
-}
-, NULL
-}
-, {"swiglu_backward", "", n, FF, 0, BYTES, 5.0 * n *FF *STORED,
-   RUN{OPS->swiglu_backward(t.z.stored(), t.y.stored(), t.x.stored(), f.rows, f.in);
-}
-, NULL
-}
-, {"gelu_forward", "", n, FF, 0, BYTES, 2.0 * n *FF *STORED,
-   RUN{OPS->gelu_forward(t.y.stored(), t.x.stored(), f.rows *f.in);
-}
-, NULL
-}
-, {"gelu_backward", "", n, FF, 0, BYTES, 3.0 * n *FF *STORED,
-   RUN{OPS->gelu_backward(t.z.stored(), t.y.stored(), t.x.stored(), f.rows *f.in);
-}
-, NULL
-}
-, {"logprob", "with its gradient", m, V, 0, BYTES, 2.0 * m *V *STORED,
-   RUN{OPS->logprob(t.lse.summed(), t.x.stored(), t.tokens.data, t.weights.summed(), f.rows, f.in, 1.0);
-}
-, put_logits_back
-}
-, {"logprob", "alone", m, V, 0, BYTES, 1.0 * m *V *STORED,
-   RUN{OPS->logprob(t.lse.summed(), t.x.stored(), t.tokens.data, NULL, f.rows, f.in, 1.0);
-}
-, put_logits_back
-}
-, {"round_sums", "a layer", 1, LAYER, 0, BYTES, LAYER *(SUMMED + STORED),
-   RUN{OPS->round_sums(t.weight.stored(), t.sums.summed(), f.in);
-}
-, NULL
-}
-, {"gradient_add", "a layer", 1, LAYER, 0, BYTES, LAYER *(SUMMED + 2 * STORED),
-   RUN{OPS->gradient_add(t.weight.data, FLOATX_DTYPE, t.sums.summed(), f.in);
-}
-, NULL
-}
-, {"sum_of_squares", "a layer; the host waits", 1, LAYER, 0, BYTES, LAYER *STORED,
-   RUN{OPS->sum_of_squares(t.weight.data, FLOATX_DTYPE, f.in);
-}
-, NULL
-}
-, {"adamw", "a layer, fp32 master", 1, LAYER, 0, BYTES, LAYER *(6 * SUMMED + 2 * STORED),
-   RUN{OPS->adamw(t.weight.stored(), t.sums.data, t.weight.data + f.in, FLOATX_DTYPE, t.sums.data + f.in,
-                  t.sums.data + 2 * f.in, DTYPE_FP32, f.in, &step);
-}
-, NULL
-}
-,
-    // the last: what it adds to sums may be negative, which AdamW's second moments never are
-    {"embedding_backward", "the stream, into fp32", T, C, 0, BYTES, (double)T *C *STORED,
-     RUN{OPS->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, f.rows, V, f.in,
-                                 t.scratch.summed());
-}
-, NULL
-}
-,
-}
-;
-
-// Linear layers: [rows, in] x weight[wide, in]^T and its two gradients
-static const struct {
-    const char *of;
-    size_t rows, in, wide;
-} linears[] = {{"query", n, C, NH *HD},  {"key, value", n, C, NKV *HD},
-               {"output", n, NH *HD, C}, {"gate and up", n, C, 2 * FF},
-               {"down", n, FF, C},       {"head", m, C, V}};
-
-static const struct {
-    const char *op;
-    void (*run)(const Tensors &, const Figure &);
-} directions[] = {{"linear_forward", RUN{OPS->linear_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, NULL,
-                                                             f.rows, f.in, f.wide);
-}
-}
-, {"linear_backward_input",
-   RUN{OPS->linear_backward_input(t.x.stored(), t.y.stored(), t.weight.stored(), f.rows, f.in, f.wide, 0);
-}
-}
-, {"linear_backward_weight",
-   RUN{OPS->linear_backward_weight(t.sums.summed(), NULL, t.x.stored(), t.y.stored(), f.rows, f.in, f.wide);
-}
-}
-,
-}
-;
-
-// ---- timing and output -------------------------------------------------------------------------------------------------------------
-static double seconds_of(const Tensors &t, const Figure &f) {
-    const auto run = [&] { f.run(t, f); };
+template <typename Run, typename Before> static double seconds_of(Run run, Before before) {
 #ifdef CUDA_ON_CPU
-    if (f.before) f.before(t);
+    before();
     run();
     return NAN;
 #else
     std::vector<double> seconds(playground.repeats);
     for (size_t repeat = 0; repeat <= playground.repeats; repeat++) {
-        if (f.before) f.before(t);
+        before();
         const double s = cold_seconds(run);
         if (repeat) seconds[repeat - 1] = s; // kernels are loaded, products chosen in the first
     }
@@ -259,24 +96,164 @@ static double seconds_of(const Tensors &t, const Figure &f) {
 #endif
 }
 
-static void report(JsonOut *json, const Tensors &t, const Figure &f) {
-    const double seconds = seconds_of(t, f), rate = f.work / seconds,
-                 share = rate / (f.unit == BYTES ? playground.copy_rate : playground.product_rate);
-    fprintf(stderr, "%-24s %-24s %10.3f ms %9.1f %-7s %6.1f %% of %s\n", f.op, f.of, seconds * 1e3,
-            rate * (f.unit == BYTES ? 1e-9 : 1e-12), f.unit == BYTES ? "GB/s" : "TFLOP/s", 100 * share,
-            f.unit == BYTES ? "copy" : "product");
+template <typename Run, typename Before>
+void Bench::measure(const char *op, const char *of, size_t rows, size_t in, size_t wide, Work unit, double work,
+                    Run run, Before before) const {
+    const double seconds = seconds_of(run, before), rate = work / seconds,
+                 share = rate / (unit == BYTES ? playground.copy_rate : playground.product_rate);
+    fprintf(stderr, "%-24s %-24s %10.3f ms %9.1f %-7s %6.1f %% of %s\n", op, of, seconds * 1e3,
+            rate * (unit == BYTES ? 1e-9 : 1e-12), unit == BYTES ? "GB/s" : "TFLOP/s", 100 * share,
+            unit == BYTES ? "copy" : "product");
     json_object(json, NULL);
-    json_text(json, "op", f.op);
-    json_text(json, "of", f.of);
-    json_size(json, "rows", f.rows);
-    json_size(json, "in", f.in);
-    if (f.wide) json_size(json, "out", f.wide);
+    json_text(json, "op", op);
+    json_text(json, "of", of);
+    json_size(json, "rows", rows);
+    json_size(json, "in", in);
+    if (wide) json_size(json, "out", wide);
     json_number(json, "ms", seconds * 1e3);
-    json_number(json, f.unit == BYTES ? "gb_per_s" : "tflop_per_s", rate * (f.unit == BYTES ? 1e-9 : 1e-12));
-    json_number(json, f.unit == BYTES ? "share_of_copy" : "share_of_product", share);
+    json_number(json, unit == BYTES ? "gb_per_s" : "tflop_per_s", rate * (unit == BYTES ? 1e-9 : 1e-12));
+    json_number(json, unit == BYTES ? "share_of_copy" : "share_of_product", share);
     json_object_end(json);
 }
 
+// ---- the ops -----------------------------------------------------------------------------------------------------------------------------
+static void bench_elements(const Bench &b) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    const size_t heads = n * NH;
+    b.bytes("copy", "layer inputs", n, C, 2.0 * n * C * STORED,
+            [&] { ops->copy(t.x.data, t.y.data, n * C * sizeof(floatX)); });
+    b.bytes("zero", "a layer's sums", 1, LAYER, LAYER * SUMMED, [&] { ops->zero(t.sums.data, LAYER * sizeof(float)); });
+    b.bytes("embedding_forward", "", n, C, 2.0 * n * C * STORED, [&] {
+        ops->embedding_forward(t.x.stored(), t.tokens.data, t.position.data, t.weight.stored(), NULL, n, C);
+    });
+    b.bytes("rmsnorm_forward", "hidden", n, C, 2.0 * n * C * STORED,
+            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), n, C, 1e-6); });
+    b.bytes("rmsnorm_forward", "query heads", heads, HD, 2.0 * heads * HD * STORED,
+            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), heads, HD, 1e-6); });
+    for (int accumulate = 0; accumulate < 2; accumulate++)
+        b.bytes("rmsnorm_backward", accumulate ? "hidden, accumulating" : "hidden", n, C,
+                (3.0 + accumulate) * n * C * STORED, [&] {
+                    ops->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(),
+                                          n, C, 1e-6, accumulate, t.scratch.summed());
+                });
+    b.bytes("rmsnorm_backward", "query heads", heads, HD, 3.0 * heads * HD * STORED, [&] {
+        ops->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(), heads, HD,
+                              1e-6, 0, t.scratch.summed());
+    });
+    b.bytes("layernorm_forward", "hidden", n, C, 2.0 * n * C * STORED,
+            [&] { ops->layernorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), t.z.stored(), n, C, 1e-5); });
+    b.bytes("layernorm_backward", "hidden", n, C, 3.0 * n * C * STORED, [&] {
+        ops->layernorm_backward(t.x.stored(), t.sums.summed(), (Summed *)(t.sums.data + C), t.y.stored(), t.z.stored(),
+                                t.weight.stored(), n, C, 1e-5, 0, t.scratch.summed());
+    });
+    b.bytes("rope_forward", "queries", n, NH * HD, 2.0 * heads * HD * STORED,
+            [&] { ops->rope_forward(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD); });
+    b.bytes("rope_backward", "queries", n, NH * HD, 2.0 * heads * HD * STORED,
+            [&] { ops->rope_backward(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD); });
+    b.bytes("swiglu_forward", "", n, FF, 3.0 * n * FF * STORED,
+            [&] { ops->swiglu_forward(t.y.stored(), t.x.stored(), n, FF); });
+    b.bytes("swiglu_backward", "", n, FF, 5.0 * n * FF * STORED,
+            [&] { ops->swiglu_backward(t.z.stored(), t.y.stored(), t.x.stored(), n, FF); });
+    b.bytes("gelu_forward", "", n, FF, 2.0 * n * FF * STORED,
+            [&] { ops->gelu_forward(t.y.stored(), t.x.stored(), n * FF); });
+    b.bytes("gelu_backward", "", n, FF, 3.0 * n * FF * STORED,
+            [&] { ops->gelu_backward(t.z.stored(), t.y.stored(), t.x.stored(), n * FF); });
+    for (int gradient = 1; gradient >= 0; gradient--)
+        b.measure(
+            "logprob", gradient ? "with its gradient" : "alone", m, V, 0, BYTES, (1.0 + gradient) * m * V * STORED,
+            [&] {
+                ops->logprob(t.lse.summed(), t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m, V,
+                             1.0);
+            },
+            [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // the logits are put back
+}
+
+static void bench_attention(const Bench &b) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    const double scale = 1 / sqrt((double)HD);
+    b.flops("attention_forward", "the last chunk", n, NH * HD, 4.0 * NH * HD * PAIRS, [&] {
+        ops->attention_forward(t.out.stored(), t.lse.summed(), t.q.stored(), t.k.stored(), t.v.stored(), t.spans(), NH,
+                               NKV, HD, scale, t.scratch.summed());
+    });
+    b.flops("attention_backward", "the last chunk", n, NH * HD, 10.0 * NH * HD * PAIRS, [&] {
+        ops->attention_backward(t.dq.stored(), t.dk.summed(), t.dv.summed(), t.dout.stored(), t.out.stored(),
+                                t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), t.spans(), NH, NKV, HD, scale,
+                                t.scratch.summed());
+    });
+#if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
+    // What a chunk's rate is held against: cuDNN over the whole stream at once. Backward, which is deterministic in memory for every
+    // pair, over the heads of one key/value head.
+    const double pairs = 0.5 * (double)T * (double)(T + 1);
+    const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, (float)scale, 1},
+                         some = {T, T, NH / NKV, 1, NH, NKV, HD, (float)scale, 1};
+    const size_t bytes = cudnn_attention_workspace(T, T, NH / NKV, HD);
+    void *const workspace = ops->allocate(bytes);
+    if (workspace && cudnn_attention_has(&all, 0, bytes))
+        b.flops("cudnn forward", "the whole stream", T, NH * HD, 4.0 * NH * HD * pairs,
+                [&] { cudnn_attention_forward(&all, t.x.data, t.sums.data, t.y.data, t.k.data, t.v.data, workspace); });
+    if (workspace && cudnn_attention_has(&some, 1, bytes))
+        b.flops("cudnn backward", "the whole stream", T, NH / NKV * HD, 10.0 * NH / NKV * HD * pairs, [&] {
+            cudnn_attention_backward(&some, t.z.data, t.weight.data, t.weight.data + T * HD, t.z.data, t.x.data,
+                                     t.y.data, t.k.data, t.v.data, t.sums.data, workspace);
+        });
+    if (workspace) ops->release(workspace, bytes);
+#endif
+}
+
+static void bench_layer(const Bench &b) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    b.bytes("round_sums", "a layer", 1, LAYER, LAYER * (SUMMED + STORED),
+            [&] { ops->round_sums(t.weight.stored(), t.sums.summed(), LAYER); });
+    b.bytes("gradient_add", "a layer", 1, LAYER, LAYER * (SUMMED + 2 * STORED),
+            [&] { ops->gradient_add(t.weight.data, FLOATX_DTYPE, t.sums.summed(), LAYER); });
+    b.bytes("sum_of_squares", "a layer; the host waits", 1, LAYER, LAYER * STORED,
+            [&] { ops->sum_of_squares(t.weight.data, FLOATX_DTYPE, LAYER); });
+    b.bytes("adamw", "a layer, fp32 master", 1, LAYER, LAYER * (6 * SUMMED + 2 * STORED), [&] {
+        const AdamW step = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10, 1};
+        ops->adamw(t.weight.stored(), t.sums.data, t.weight.data + LAYER, FLOATX_DTYPE, t.sums.data + LAYER,
+                   t.sums.data + 2 * LAYER, DTYPE_FP32, LAYER, &step);
+    });
+    // after AdamW: what it adds to sums may be negative, which second moments never are
+    b.bytes("embedding_backward", "the stream, into fp32", T, C, (double)T * C * STORED, [&] {
+        ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, t.scratch.summed());
+    });
+}
+
+// Linear layers: [rows, in] x weight[out, in]^T and its two gradients
+static void bench_linear(const Bench &b, const char *of, size_t rows, size_t in, size_t out) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    const double flops = 2.0 * (double)rows * (double)in * (double)out;
+    const auto nothing = [] {};
+    b.measure(
+        "linear_forward", of, rows, in, out, FLOPS, flops,
+        [&] { ops->linear_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, NULL, rows, in, out); },
+        nothing);
+    b.measure(
+        "linear_backward_input", of, rows, in, out, FLOPS, flops,
+        [&] { ops->linear_backward_input(t.x.stored(), t.y.stored(), t.weight.stored(), rows, in, out, 0); }, nothing);
+    b.measure(
+        "linear_backward_weight", of, rows, in, out, FLOPS, flops,
+        [&] { ops->linear_backward_weight(t.sums.summed(), NULL, t.x.stored(), t.y.stored(), rows, in, out); },
+        nothing);
+}
+
+static void bench_all(const Bench &b) {
+    bench_elements(b);
+    bench_attention(b);
+    bench_layer(b);
+    bench_linear(b, "query", n, C, NH * HD);
+    bench_linear(b, "key, value", n, C, NKV * HD);
+    bench_linear(b, "output", n, NH * HD, C);
+    bench_linear(b, "gate and up", n, C, 2 * FF);
+    bench_linear(b, "down", n, FF, C);
+    bench_linear(b, "head", m, C, V);
+}
+
+// ---- output --------------------------------------------------------------------------------------------------------------------------------
 static void report_machine(JsonOut *json) {
     json_text(json, "dtype", dtype_name(FLOATX_DTYPE));
     json_size(json, "repeats", playground.repeats);
@@ -317,12 +294,7 @@ int main(int argc, char **argv) {
     {
         const Tensors t;
         json_array(&json, "ops");
-        for (const Figure &f : figures) report(&json, t, f);
-        for (const auto &l : linears)
-            for (const auto &d : directions) {
-                const double flops = 2.0 * (double)l.rows * (double)l.in * (double)l.wide;
-                report(&json, t, Figure{d.op, l.of, l.rows, l.in, l.wide, FLOPS, flops, d.run, NULL});
-            }
+        bench_all(Bench{&json, t});
         json_array_end(&json);
     }
     json_object_end(&json);
