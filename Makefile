@@ -89,10 +89,11 @@ endif
 ifneq ($(filter-out $(KNOWN_ARCHS),$(ARCHS)),)
 $(error ARCHS=$(ARCHS): this nvcc knows $(KNOWN_ARCHS); a GPU newer than that runs what ARCHS=$(lastword $(KNOWN_ARCHS)) builds)
 endif
+TOOLKIT := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 # cuDNN's attention is bf16's.
 WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
-NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(WITH_CUDNN) -Xcompiler -Wall,-Wextra,-Werror -I. $(CUDA_FLAGS)
-NVCC_LIBS  := -lcublasLt -lcjson -lm $(if $(WITH_CUDNN),-ldl)
+NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(WITH_CUDNN) -Xcompiler '-Wall -Wextra -Werror $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CUDA_FLAGS)
+NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm $(if $(WITH_CUDNN),-ldl)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
@@ -189,7 +190,7 @@ $(BUILD)/stand_in/libcuda.so.1: dev/cuda/libcuda_stand_in.c
 
 dev-cudnn-plans: $(BUILD)/stand_in/libcuda.so.1 $(if $(WITH_CUDNN),$(BUILD)/cudnn_plans)
 	@$(if $(WITH_CUDNN),,scripts/cuda_libraries.sh report; exit 1)
-	LD_LIBRARY_PATH=$(BUILD)/stand_in:$(patsubst %/bin/,%/lib64,$(dir $(shell command -v $(NVCC)))):$$LD_LIBRARY_PATH $(BUILD)/cudnn_plans
+	LD_LIBRARY_PATH=$(BUILD)/stand_in:$(TOOLKIT)/lib64:$$LD_LIBRARY_PATH $(BUILD)/cudnn_plans
 
 $(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
 	$(DEV_NVCC) -MMD -MP -c $< -o $@

@@ -14,7 +14,10 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 # links FLAGS...: whether standard input compiles and links
-links() { $CXX $include -x c++ - "$@" -L"$toolkit/lib64" -L"$toolkit/lib64/stubs" -o "$folder/program" 2>"$folder/errors"; }
+links() {
+    $CXX $include -x c++ - "$@" -L"$toolkit/lib64" -L"$toolkit/lib" -L"$toolkit/targets/x86_64-linux/lib" -L"$toolkit/lib64/stubs" \
+        -o "$folder/program" 2>"$folder/errors"
+}
 # macros FLAGS...: standard input after the preprocessor, its last line
 macros() { $CXX $include "$@" -E -P -x c++ - 2>/dev/null | tail -n 1 | tr -d ' '; }
 
@@ -37,8 +40,14 @@ for place in "${CUDNN_FRONTEND:-}" "${CUDNN_FRONTEND:-}/include" "$toolkit/inclu
 CUDNN_FRONTEND_MAJOR_VERSION.CUDNN_FRONTEND_MINOR_VERSION' | macros -isystem "$place") && cudnn_flags="$cudnn_flags -isystem $place"
 done
 
+# The front end's calls that cudnn_attention.cc needs are all there from 1.15 on.
+old=
+[ -n "$front_end" ] && [ "$(printf '%s\n' 1.15 "$front_end" | sort -V | head -n 1)" != 1.15 ] && old=$front_end front_end=
+
 if [ "$1" = flags ]; then
-    [ -n "$cudnn" ] && [ -n "$front_end" ] && echo "-DHAVE_CUDNN$include $cudnn_flags"
+    cudart=$(ls "$toolkit"/lib64/libcudart.so.1? "$toolkit"/lib/libcudart.so.1? 2>/dev/null | tail -n 1)
+    [ -n "$cudnn" ] && [ -n "$front_end" ] &&
+        echo "-DHAVE_CUDNN$include $cudnn_flags ${cudart:+-DCUDART_FILE='\"$cudart\"'}"
     exit 0
 fi
 
@@ -47,7 +56,7 @@ line cuBLASLt "$cublas: matrix products"
 if [ -n "$cudnn" ] && [ -n "$front_end" ]; then
     line cuDNN "$cudnn, front end $front_end: attention of long documents (bf16)"
 elif [ -n "$cudnn" ]; then
-    line cuDNN "$cudnn, but not its front end: our own attention kernels (pip install --no-deps --target <folder> nvidia-cudnn-frontend, then CUDNN_FRONTEND=<folder>)"
+    line cuDNN "$cudnn, but not its front end${old:+ ($old is older than 1.15)}: our own attention kernels (pip install --no-deps --target <folder> nvidia-cudnn-frontend, then CUDNN_FRONTEND=<folder>)"
 else
     line cuDNN 'not found: our own attention kernels (libcudnn9-dev-cuda-13, or CUDNN=<folder>)'
 fi

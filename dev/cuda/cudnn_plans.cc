@@ -59,7 +59,7 @@ int main(void) {
                                      {120, "NVIDIA GeForce RTX 5090", 101376, 170}};
     static const size_t sizes[] = {64, 80, 96, 128, 256};
     cudnn.imaginary = std::make_shared<fe::DeviceProperties>();
-    if (!cudnn_require()) die("%s", cudnn_attention_refusal());
+    if (!cudnn_attention_start()) die("%s", cudnn_attention_refusal());
     printf("cuDNN %zu: workspace of its plans, of what is planned for; - where it has none. Nothing was run.\n",
            fe::detail::get_backend_version());
     printf("  sm  head_dim  fwd 4096x8192  fwd 1000x8191  bwd square 4096  bwd square 512  bwd 4096x2048  s: first "

@@ -42,7 +42,7 @@ template <typename T> static void compare_product(const char *name, Product p) {
     const Tensor<floatX> a(p.matmul.m * p.matmul.k, random_values(1)), b(p.matmul.n * p.matmul.k, random_values(2));
     Tensor<T> out(p.matmul.m * p.matmul.n, constant(0));
     const float beta = p.matmul.summed_out ? 1.0f : 0.0f;
-    p.matmul.alignment = 256;
+    p.matmul.alignment = MOST_ALIGNMENT;
     const KeptMatmul *kept = matmul_of(&p.matmul, NULL);
     const AlgorithmTimes times = time_algorithms(kept, out.data, a.data, b.data, beta, playground.repeats);
     const Algorithms all = algorithms_of(kept);

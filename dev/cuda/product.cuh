@@ -14,14 +14,18 @@ struct Algorithms {
     int count;
 };
 
-// What cuBLASLt's heuristics return, in their order: the first is what linear.cuh takes. 256: bytes that all addresses are multiples of
+// What cuBLASLt's heuristics return, in their order: the first is what linear.cuh takes.
 static Algorithms algorithms_of(const KeptMatmul *kept) {
     const size_t workspace = CUBLAS_WORKSPACE;
+    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreference_t preference;
     Algorithms all = {};
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "listing algorithms");
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                       sizeof(workspace)),
+                 "listing algorithms");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+                                                      sizeof(scheme)),
                  "listing algorithms");
     CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
                                                 preference, MOST_ALGORITHMS, all.found, &all.count),
@@ -67,7 +71,7 @@ static double best_square_product(void) {
         const Tensor<floatX> a(S * S, random_values(1)), b(S * S, random_values(2));
         Tensor<floatX> out(S * S, constant(0));
         Matmul p = matmul_shape(S, S, S, 1, 0, 0);
-        p.alignment = 256;
+        p.alignment = MOST_ALIGNMENT;
         const double seconds =
             time_algorithms(matmul_of(&p, NULL), out.data, a.data, b.data, 0.0f, playground.repeats).best_s;
         best = std::max(best, 2.0 * (double)S * (double)S * (double)S / seconds);

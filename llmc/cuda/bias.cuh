@@ -1,5 +1,5 @@
 /*
-The gradient of a bias in op set "cuda": dbias[OC] += column sums of dout[n,OC]. A block sums a strip of columns, its warps every
+A bias in op set "cuda" where cuBLASLt does not add it, and its gradient: dbias[OC] += column sums of dout[n,OC]. A block sums a strip of columns, its warps every
 BIAS_WARPS-th row each; rows are taken in groups, so that the rounding error of a long sum grows with the number of groups and
 the length of one. Bytes moved per element: s.
 */
@@ -26,7 +26,16 @@ __global__ void bias_backward_kernel(float *dbias, const floatX *dout, size_t n,
     for (unsigned i = 1; i < BIAS_WARPS; i++) sum += parts[i * LANES + threadIdx.x];
     dbias[column] += sum;
 }
+
+__global__ void bias_add_kernel(floatX *out, const floatX *bias, size_t n, size_t OC) {
+    FOR_EACH_PACK(i, n * OC) out[i] = store(load(out[i]) + load(bias[i % OC]));
+}
 } // namespace
+
+// out[n,OC] += bias[OC]
+static void bias_add(Stored *out, const Stored *bias, size_t n, size_t OC) {
+    LAUNCH((bias_add_kernel), loop_grid(n * OC), LOOP_THREADS, 0)((floatX *)out, (const floatX *)bias, n, OC);
+}
 
 static void bias_backward(Summed *dbias, const Stored *dout, size_t n, size_t OC) {
     LAUNCH((bias_backward_kernel), dim3((unsigned)blocks_for(OC, LANES)), dim3(LANES, BIAS_WARPS), 0)

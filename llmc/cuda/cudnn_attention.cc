@@ -11,6 +11,7 @@ GPUs), which is why callers cut their work into blocks. Forward's kernels serve 
 #include "../utils.h"
 #include <cudnn_frontend.h>
 #include <map>
+#include <unistd.h>
 
 namespace fe = cudnn_frontend;
 namespace graph = cudnn_frontend::graph;
@@ -37,7 +38,7 @@ static struct {
     int imaginary_version;
     std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
     std::map<CudnnAttention, std::shared_ptr<fe::KernelCache>, ShapeLess> kernels; // of forward, whatever the lengths
-    size_t clock;
+    size_t clock, calls[2];
     std::string refusal;
 } cudnn;
 
@@ -57,21 +58,27 @@ static bool cudnn_load(void) {
     if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
     for (const char *name : names)
         if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+#ifdef CUDART_FILE // the front end looks for it by name alone, where it may not be found
+    if (access(CUDART_FILE, R_OK) == 0) setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", CUDART_FILE, 0);
+#endif
     if (!fe::cudnn_dlhandle) return refuse("libcudnn.so.9 was not found (Debian, Ubuntu: libcudnn9-cuda-13)");
-    const size_t version = fe::detail::get_backend_version();
-    if (version < OLDEST_CUDNN)
-        return refuse("cuDNN " + std::to_string(version) + " is older than " + std::to_string(OLDEST_CUDNN));
     return true;
 }
 
-static bool cudnn_require(void) {
+int cudnn_attention_start(void) {
     if (cudnn.asked++) return cudnn.handle || cudnn.imaginary;
-    if (!cudnn_load()) return false;
-    if (!cudnn.imaginary && fe::detail::create_handle(&cudnn.handle) != CUDNN_STATUS_SUCCESS) {
-        cudnn.handle = NULL;
-        return refuse("cuDNN does not start on this device");
+    if (!cudnn_load()) return 0;
+    try { // the front end throws where a library lacks what it wants
+        const size_t version = fe::detail::get_backend_version();
+        if (version < OLDEST_CUDNN)
+            return refuse("cuDNN " + std::to_string(version) + " is older than " + std::to_string(OLDEST_CUDNN));
+        if (cudnn.imaginary || fe::detail::create_handle(&cudnn.handle) == CUDNN_STATUS_SUCCESS) return 1;
+        refuse("cuDNN does not start on this device");
+    } catch (const std::exception &error) {
+        refuse(error.what());
     }
-    return true;
+    cudnn.handle = NULL;
+    return 0;
 }
 
 // ---- graphs --------------------------------------------------------------------------------------------------------------------------
@@ -170,6 +177,7 @@ static CudnnPlan &plan_of(const CudnnAttention &shape, int backward) {
             auto oldest = plans.begin();
             for (auto i = plans.begin(); i != plans.end(); i++)
                 if (i->second.used < oldest->second.used) oldest = i;
+            if (cudnn.handle) (void)fe::detail::cuda_device_synchronize(); // its kernels may still run
             plans.erase(oldest);
         }
         found = plans.emplace(shape, make_plan(shape, backward)).first;
@@ -180,7 +188,7 @@ static CudnnPlan &plan_of(const CudnnAttention &shape, int backward) {
 
 // ---- what op set "cuda" calls --------------------------------------------------------------------------------------------------------
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
-    if (!cudnn_require()) return 0;
+    if (!cudnn_attention_start()) return 0;
     const CudnnPlan &plan = plan_of(*shape, backward);
     if (!plan.graph) return 0;
     return plan.workspace <= workspace || refuse("cuDNN wants " + std::to_string(plan.workspace) +
@@ -189,12 +197,21 @@ int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t worksp
 
 const char *cudnn_attention_refusal(void) { return cudnn.refusal.c_str(); }
 
+size_t cudnn_attention_calls(int backward) { return cudnn.calls[backward]; }
+
 static void execute(const CudnnAttention *shape, int backward, std::unordered_map<int64_t, void *> tensors,
                     void *workspace) {
-    fe::error_t error = plan_of(*shape, backward).graph->execute(cudnn.handle, tensors, workspace);
-    if (error.is_bad())
-        die("%s:%d: attention %s of %zu queries and %zu keys: cuDNN: %s", __FILE__, __LINE__,
-            backward ? "backward" : "forward", shape->queries, shape->keys, error.get_message().c_str());
+    std::string failure;
+    try {
+        fe::error_t error = plan_of(*shape, backward).graph->execute(cudnn.handle, tensors, workspace);
+        if (error.is_bad()) failure = error.get_message();
+    } catch (const std::exception &error) {
+        failure = error.what();
+    }
+    if (!failure.empty())
+        die("%s:%d: attention %s of %zu queries and %zu keys: cuDNN: %s; STREAMBP_CUDNN=0 does without it", __FILE__,
+            __LINE__, backward ? "backward" : "forward", shape->queries, shape->keys, failure.c_str());
+    cudnn.calls[backward]++;
 }
 
 void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse, const void *q, const void *k,

@@ -18,6 +18,8 @@ static void cublas_check(cublasStatus_t status, const char *file, int line, cons
 constexpr size_t CUBLAS_WORKSPACE = (size_t)64
                                     << 20; // bytes, beside the plan; 32 MiB is what cuBLAS asks for on Hopper
 constexpr size_t KEPT_MATMULS = 256;       // the oldest goes when there are more
+constexpr unsigned MOST_ALIGNMENT =
+    16; // bytes that any kernel asks for: where a chunk lies further must not choose another one
 
 // out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
 struct Matmul {
@@ -31,6 +33,7 @@ struct KeptMatmul {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
+    int possible; // cuBLASLt has one
 };
 
 static struct {
@@ -68,7 +71,7 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint32_t alignment = p->alignment;
+    const uint32_t alignment = p->alignment, scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
@@ -88,14 +91,16 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                       sizeof(workspace)),
                  "choosing a product");
+    // Parts of a sum over k meet in fp32, not in out's type.
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+                                                      sizeof(scheme)),
+                 "choosing a product");
     for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)),
                      "choosing a product");
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out,
                                                            kept->out, preference, 1, &found, &count);
-    if (status != CUBLAS_STATUS_SUCCESS || !count)
-        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu] (%s)", p->n, p->k, p->k, p->m,
-            cublasLtGetStatusString(status));
+    kept->possible = status == CUBLAS_STATUS_SUCCESS && count > 0;
     kept->algorithm = found.algo;
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "choosing a product");
 }
@@ -125,12 +130,21 @@ static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
 
 // in: what beta = 1 adds, or NULL
 static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
-    const uintptr_t addresses = (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | 256;
+    const uintptr_t addresses =
+        (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | MOST_ALIGNMENT;
     const float one = 1.0f, beta = in ? 1.0f : 0.0f;
     KeptMatmul *kept;
     p.bias = bias != NULL;
     p.alignment = (unsigned)(addresses & -addresses);
     kept = matmul_of(&p, bias);
+    if (!kept->possible && bias) { // not with this bias: it joins after the product is rounded
+        matmul(p, out, a, b, NULL, in);
+        bias_add((Stored *)out, (const Stored *)bias, p.n, p.m);
+        return;
+    }
+    if (!kept->possible)
+        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu], addresses multiples of %u bytes", p.n,
+            p.k, p.k, p.m, p.alignment);
     if (bias) matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     CUBLAS_CHECK(cublasLtMatmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
                                 kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL),

@@ -26,6 +26,17 @@ are the libraries' here, come from op set "cpu".
 #include "gradient.cuh"   // stored gradients and their norm
 #include "adamw.cuh"      // the optimizer
 
+// Libraries take their memory before a plan is held against what is left.
+static size_t memory_left(void) {
+#ifndef CUDA_ON_CPU
+    cublas_require();
+#endif
+#ifdef HAVE_CUDNN
+    cudnn_attention_start();
+#endif
+    return memory_available();
+}
+
 static void repeat_once(double factor) { (void)factor; } // only op set "dry" counts
 
 static const Ops ops_cuda = {
@@ -39,7 +50,7 @@ static const Ops ops_cuda = {
     .allocate = memory_allocate,
     .release = memory_release,
     .memory_peak = memory_peak,
-    .memory_available = memory_available,
+    .memory_available = memory_left,
     .copy_in = copy_in,
     .copy_out = copy_out,
     .copy = copy,
