@@ -106,10 +106,10 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
 }
 
 static void matmul_drop(KeptMatmul *kept) {
-    cublasLtMatmulDescDestroy(kept->operation);
-    cublasLtMatrixLayoutDestroy(kept->a);
-    cublasLtMatrixLayoutDestroy(kept->b);
-    cublasLtMatrixLayoutDestroy(kept->out);
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(kept->operation), "forgetting a product");
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(kept->a), "forgetting a product");
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(kept->b), "forgetting a product");
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(kept->out), "forgetting a product");
 }
 
 static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
