@@ -9,8 +9,10 @@
 # the system's package manager (scripts/install_deps.sh says what); DEPS=skip refuses that.
 
 CC        ?= cc
-CXX       ?= c++
 NVCC      ?= nvcc
+ifeq ($(origin CXX),default)
+CXX       := $(if $(findstring clang,$(notdir $(firstword $(CC)))),$(subst clang,clang++,$(firstword $(CC))),c++)
+endif
 DEPS      ?=
 ONEDNN    ?=
 export DEPS CC CXX ONEDNN
@@ -205,7 +207,7 @@ endif
 build/dev-cuda-check-$(PRECISION)/dev_%: dev/cuda/%.cu
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -x c++ -DCUDA_ON_CPU $(DEV_FLAGS) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) -Wall -Wextra -Werror -Wno-unused-function \
-	    -Wno-unknown-pragmas -O1 -g -fsanitize=address,undefined -I. -MMD -MP $< -o $@ -lm
+	    -Wno-unknown-pragmas -Wno-pass-failed -O1 -g -fsanitize=address,undefined -I. -MMD -MP $< -o $@ -lm
 
 dev-cuda-check: $(DEV_CHECK:%=build/dev-cuda-check-$(PRECISION)/dev_%)
 	@for program in $^; do $$program || exit 1; done

@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CC=${CC:-cc}
-CXX=${CXX:-c++}
+case $CC in *clang*) CXX=${CXX:-$(echo "$CC" | sed 's/clang/clang++/')} ;; *) CXX=${CXX:-c++} ;; esac
 JOBS=${JOBS:-2}
 export JOBS
 # Our own leaks are failures; oneDNN and OpenMP keep their pools until the end. 99: what a sanitizer found, in a child too.
@@ -107,7 +107,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
         [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' \) -type f | head -n 1)" ] && return 0
     rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
     if [ "$2" = cuda ] || [ "$2" = cudnn ]; then # -O2: a kernel's threads take turns on one core
-        $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
+        $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
             ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
     else
         $compile && mv "$folder/ops_cpu.o" "$folder/ops.o"
@@ -120,7 +120,7 @@ build() { # name, precision, op set
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of "$2" "$3")
     if [ -f "test/test_$1.cc" ]; then
-        $CXX -std=c++20 $flags -Wno-unknown-pragmas "test/test_$1.cc" $libraries -o "$folder/test_$1"
+        $CXX -std=c++20 $flags -Wno-unknown-pragmas -Wno-pass-failed "test/test_$1.cc" $libraries -o "$folder/test_$1"
     else
         $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops.o" $libraries -o "$folder/test_$1"
     fi
