@@ -117,6 +117,7 @@ build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
     libraries="-lcmocka -lcjson -lm"
     case $3 in cuda | cudnn) libraries="$libraries -lstdc++" ;; esac
+    case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of "$2" "$3")
     if [ -f "test/test_$1.cc" ]; then
