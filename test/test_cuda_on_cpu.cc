@@ -230,8 +230,8 @@ __global__ void mma_kernel(float *c, const floatX *a, const floatX *b, int b_in_
     for (int j = 0; j < 2; j++)
         for (int i = 0; i < 4; i++) sum[j][i] = c[(row + i / 2 * 8) * 16 + j * 8 + column + i % 2];
     __syncwarp();
-    mma_columns<2>(sum, load_a(ta, STRIDE, 0, 0),
-                   [&](int j) { return b_in_rows ? load_b_rows(tb, STRIDE, 0, j * 8) : load_b(tb, STRIDE, j * 8, 0); });
+    mma_columns<16>(sum, load_a(ta, STRIDE, 0, 0),
+                    [&](int n) { return b_in_rows ? load_b_rows(tb, STRIDE, 0, n) : load_b(tb, STRIDE, n, 0); });
     for (int j = 0; j < 2; j++)
         for (int i = 0; i < 4; i++) c[(row + i / 2 * 8) * 16 + j * 8 + column + i % 2] = sum[j][i];
 }

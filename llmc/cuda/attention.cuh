@@ -142,7 +142,7 @@ __device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned 
 #pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // an fp32 product is long enough
     for (int d = 0; d < HD; d += 16) {
         const OperandA left = load_a(a, tile_stride<HD>, row, d);
-        mma_columns<N / 8>(c, left, [&](int j) { return load_b(b, tile_stride<HD>, j * 8, d); });
+        mma_columns<N>(c, left, [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
     }
 }
 
@@ -151,7 +151,7 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
         const OperandA left = operand_of(w[j / 8], w[j / 8 + 1]);
-        mma_columns<HD / 8>(c, left, [&](int d) { return load_b_rows(b, tile_stride<HD>, j, d * 8); });
+        mma_columns<HD>(c, left, [&](int d) { return load_b_rows(b, tile_stride<HD>, j, d); });
     }
 }
 

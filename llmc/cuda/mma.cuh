@@ -1,15 +1,16 @@
 /*
 The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX in and fp32
-sums, and the loads of its operands from tiles in shared memory. With g = lane / 4 and q = lane % 4 a lane holds
+sums, and the loads of its operands from tiles in shared memory: of B two at once, which is what ldmatrix can. With g = lane / 4 and
+q = lane % 4 a lane holds
 
     A   x[0..1] (g, 2q..)   x[2..3] (g + 8, 2q..)   x[4..5] (g, 8 + 2q..)   x[6..7] (g + 8, 8 + 2q..)
-    B   x[0..1] (2q.., g)   x[2..3] (8 + 2q.., g)
+    B   x[0..1] (2q.., g)   x[2..3] (8 + 2q.., g)   and x[4..7] of the next eight columns
     C   [0..1]  (g, 2q..)   [2..3]  (g + 8, 2q..)
 
 so that two C of neighbouring columns are, rounded, an A: a product's result becomes an operand without leaving registers.
 There is no such instruction for fp32: lanes exchange operands by shuffles, which is slow and exact.
 
-    mma_columns<J>(c, a, operand)    C[16, 8 J] += A B[16, 8 J], J instructions; operand(j) is B's j-th eight columns
+    mma_columns<N>(c, a, operand)    C[16, N] += A B[16, N], N / 8 instructions; operand(n) is B's columns n to n + 15
 */
 #ifndef LLMC_CUDA_MMA_CUH
 #define LLMC_CUDA_MMA_CUH
@@ -18,8 +19,8 @@ There is no such instruction for fp32: lanes exchange operands by shuffles, whic
 struct OperandA {
     floatX x[8];
 };
-struct OperandB {
-    floatX x[4];
+struct OperandB { // [16,16]
+    floatX x[8];
 };
 
 #ifdef CUDA_ON_CPU
@@ -50,49 +51,54 @@ __attribute__((no_sanitize("address", "undefined"))) static void mma_warp(unsign
     }
 }
 
-template <int J, typename Operand>
+template <int N, typename Operand>
 static inline void mma_columns(float (*c)[4], const OperandA &a, Operand operand, int line = __builtin_LINE()) {
-    MmaLane<J> mine, *brought = &mine;
+    MmaLane<N / 8> mine, *brought = &mine;
     for (int i = 0; i < 8; i++) mine.a[i] = load(a.x[i]);
-    for (int j = 0; j < J; j++) {
-        const OperandB b = operand(j);
-        for (int i = 0; i < 4; i++) mine.b[j][i] = load(b.x[i]);
+    for (int n = 0; n < N; n += 16) {
+        const OperandB b = operand(n);
+        for (int i = 0; i < 8; i++) mine.b[n / 8 + i / 4][i % 4] = load(b.x[i]);
     }
     mine.c = c;
-    cuda_on_cpu::warp_meet(ALL_LANES, &brought, sizeof(brought), line, mma_warp<J>);
+    cuda_on_cpu::warp_meet(ALL_LANES, &brought, sizeof(brought), line, mma_warp<N / 8>);
 }
 #elif defined(PRECISION_BF16)
-__device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
-    unsigned ra[4], rb[2];
+__device__ inline void mma(float (*c)[4], const OperandA &a, const OperandB &b) {
+    unsigned ra[4], rb[4];
     memcpy(ra, &a, sizeof(ra));
     memcpy(rb, &b, sizeof(rb));
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+                     : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[2 * i]), "r"(rb[2 * i + 1]));
 }
 #else
-__device__ inline void mma(float *c, const OperandA &a, const OperandB &b) {
+__device__ inline void mma(float (*c)[4], const OperandA &a, const OperandB &b) {
     const unsigned lane = threadIdx.x % LANES, quad = lane & ~3u, columns = lane % 4 * 8;
 #pragma unroll 1 // for the compiler's sake: attention has hundreds of these
     for (unsigned holder = 0; holder < 4; holder++)
 #pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            const unsigned upper = i / 2, odd = i % 2; // k = 8 upper + 2 holder + odd
+        for (unsigned k = 0; k < 4; k++) { // row 8 upper + 2 holder + odd of B
+            const unsigned upper = k / 2, odd = k % 2;
             const float a0 = __shfl_sync(ALL_LANES, a.x[upper * 4 + odd], quad + holder),
-                        a1 = __shfl_sync(ALL_LANES, a.x[upper * 4 + 2 + odd], quad + holder),
-                        b0 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + holder),
-                        b1 = __shfl_sync(ALL_LANES, b.x[upper * 2 + odd], columns + 4 + holder);
-            c[0] += a0 * b0, c[1] += a0 * b1, c[2] += a1 * b0, c[3] += a1 * b1;
+                        a1 = __shfl_sync(ALL_LANES, a.x[upper * 4 + 2 + odd], quad + holder);
+#pragma unroll
+            for (unsigned i = 0; i < 2; i++) {
+                const float mine = b.x[4 * i + upper * 2 + odd], b0 = __shfl_sync(ALL_LANES, mine, columns + holder),
+                            b1 = __shfl_sync(ALL_LANES, mine, columns + 4 + holder);
+                c[i][0] += a0 * b0, c[i][1] += a0 * b1, c[i][2] += a1 * b0, c[i][3] += a1 * b1;
+            }
         }
 }
 #endif
 
 #ifndef CUDA_ON_CPU
-template <int J, typename Operand>
+template <int N, typename Operand>
 __device__ inline void mma_columns(float (*c)[4], const OperandA &a, Operand operand) {
 #pragma unroll
-    for (int j = 0; j < J; j++) mma(c[j], a, operand(j));
+    for (int n = 0; n < N; n += 16) mma(c + n / 8, a, operand(n));
 }
 #endif
 
@@ -120,36 +126,36 @@ __device__ inline OperandA load_a(const floatX *tile, unsigned stride, unsigned 
     return a;
 }
 
-// B[16,8] = the transpose of tile rows row.. (8 of them), columns column.. (16)
+// B[16,16] = the transpose of tile rows row.. (16), columns column.. (16)
 __device__ inline OperandB load_b(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
 #ifdef LOAD_MATRIX
-    unsigned r[2];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(tile + (row + lane % 8) * stride + column + lane / 8 % 2 * 8)));
+    unsigned r[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(tile + (row + lane / 16 * 8 + lane % 8) * stride + column + lane / 8 % 2 * 8)));
     memcpy(&b, r, sizeof(b));
 #else
-    for (unsigned i = 0; i < 4; i++)
-        b.x[i] = tile[(row + lane / 4) * stride + column + lane % 4 * 2 + i % 2 + i / 2 * 8];
+    for (unsigned i = 0; i < 8; i++)
+        b.x[i] = tile[(row + lane / 4 + i / 4 * 8) * stride + column + lane % 4 * 2 + i % 2 + i / 2 % 2 * 8];
 #endif
     return b;
 }
 
-// B[16,8] = tile rows row.. (16), columns column.. (8)
+// B[16,16] = tile rows row.. (16), columns column.. (16)
 __device__ inline OperandB load_b_rows(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
 #ifdef LOAD_MATRIX
-    unsigned r[2];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(tile + (row + lane % 16) * stride + column)));
+    unsigned r[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(tile + (row + lane % 16) * stride + column + lane / 16 * 8)));
     memcpy(&b, r, sizeof(b));
 #else
-    for (unsigned i = 0; i < 4; i++)
-        b.x[i] = tile[(row + lane % 4 * 2 + i % 2 + i / 2 * 8) * stride + column + lane / 4];
+    for (unsigned i = 0; i < 8; i++)
+        b.x[i] = tile[(row + lane % 4 * 2 + i % 2 + i / 2 % 2 * 8) * stride + column + lane / 4 + i / 4 * 8];
 #endif
     return b;
 }
