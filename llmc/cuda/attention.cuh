@@ -12,7 +12,7 @@ would. Head sizes are padded to the next of with_head_size; what is padded is ze
 #define LLMC_CUDA_ATTENTION_CUH
 #include "mma.cuh"
 
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument -----------------------------------------------------------
 constexpr unsigned MOST_SPANS = 64;
@@ -67,14 +67,17 @@ constexpr size_t SHARED_LIMIT = 99 << 10;
 
 template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
 
+// Blocks for a processor: six leave 80 registers for each of 128 threads, four 128. Left alone (0), the compiler spills some of the
+// smallest head's to fit more.
+template <int HD> constexpr unsigned LEAST_BLOCKS = HD > 32 ? 0 : sizeof(floatX) == 2 ? 6 : 4;
+
 template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned held_tensors) {
     return (held_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
 }
 
-// The largest that fit. Scores take passing / 2 registers: 64 keys where the output leaves so many.
+// The first that fits. 32 rows are 16 registers of scores, or twice that in backward, beside HD / 2 or HD of sums.
 template <int HD> constexpr Tiles tiles_that_fit(unsigned held_tensors) {
-    const unsigned most = HD <= 64 && held_tensors == 1 && sizeof(floatX) == 2 ? 64 : 32;
-    const Tiles choices[] = {{64, most, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
+    const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
     for (const Tiles t : choices)
         if (tiles_bytes<HD>(t, held_tensors) <= SHARED_LIMIT) return t;
     return Tiles{};
@@ -110,28 +113,28 @@ template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
     return (unsigned)((rows + ROWS - 1) / ROWS);
 }
 
-// Tile after tile: bring(stage) fetches the next one, use(stage) computes with the oldest. One barrier a tile: what has come for a
+// Tile after tile: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile: what has come for a
 // thread is there for all, and all are done with the tile whose place the next one takes.
 template <unsigned STAGES, typename Bring, typename Use>
 __device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
     unsigned stage = 0;
     for (unsigned i = 0; i + 1 < STAGES; i++) {
-        if (i < count) bring(i);
+        if (i < count) bring(i, i);
         fetch_commit(); // of nothing, too: the number of groups stays right
     }
     for (unsigned i = 0; i < count; i++) {
         if constexpr (STAGES == 1) {
             __syncthreads();
-            bring(0);
+            bring(i, 0);
             fetch_commit();
         }
         fetch_wait<STAGES == 1 ? 0 : STAGES - 2>();
         __syncthreads();
         if constexpr (STAGES > 1) {
-            if (i + STAGES - 1 < count) bring(stage ? stage - 1 : STAGES - 1);
+            if (i + STAGES - 1 < count) bring(i + STAGES - 1, stage ? stage - 1 : STAGES - 1);
             fetch_commit();
         }
-        use(stage);
+        use(i, stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }
@@ -155,8 +158,21 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
     }
 }
 
+// Causality, in tiles that reach the diagonal: scores of keys after their query become -inf. `first` is the first row of the lane less
+// the tile's first column; rows are queries and columns keys, or the other way round.
+template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
+    first -= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int column = j * 8 + e % 2 - e / 2 * 8; // against the lane's first row
+            if (ROWS_ARE_KEYS ? column < first : column > first) s[j][e] = -INFINITY;
+        }
+}
+
 // Over the four lanes that share a row of a result
-__device__ inline double quad_sum(double x) {
+template <typename T> __device__ inline T quad_sum(T x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
@@ -178,8 +194,11 @@ struct AttentionShape {
 constexpr bool FOLDS = sizeof(floatX) == 4;
 constexpr unsigned FOLD_KEYS = 2048;
 
+// For the same reason weights are summed in double, tile by tile; bf16 leaves the few units for double alone.
+using WeightSum = std::conditional_t<FOLDS, double, float>;
+
 template <int HD, Tiles T = FORWARD_TILES<HD>>
-__global__ void __launch_bounds__(block_threads<T>)
+__global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
                              SpanBlocks blocks, AttentionShape shape) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
@@ -191,9 +210,15 @@ __global__ void __launch_bounds__(block_threads<T>)
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
+    // Positions in the document: of the warp's first query, behind all keys of the block, behind those of the warp
+    const unsigned warp_first = (unsigned)(block.begin - block.span.document) + warp_row,
+                   length = (unsigned)(end - block.span.document),
+                   warp_end = warp_first >= length       ? 0
+                              : length - warp_first < 16 ? length
+                                                         : warp_first + 16;
     const float scale = shape.scale * LOG2_E;
-    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {};
-    double sum[2] = {0.0, 0.0}; // of the weights, tile by tile
+    float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {}; // times scale
+    WeightSum sum[2] = {};
     bool folded = false;
     // f(the lane's first or second row, an element of o, its place in out)
     const auto for_outputs = [&](auto f) {
@@ -210,47 +235,42 @@ __global__ void __launch_bounds__(block_threads<T>)
                 }
         }
     };
-    size_t coming = block.span.document, next = coming;
-    const auto bring = [&](unsigned stage) {
-        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, coming, end, KEYS);
-        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, coming, end, KEYS);
-        coming += KEYS;
+    const auto bring = [&](unsigned i, unsigned stage) {
+        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, block.span.document + i * KEYS, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, block.span.document + i * KEYS, end, KEYS);
     };
-    const auto use = [&](unsigned stage) {
+    const auto use = [&](unsigned i, unsigned stage) {
         const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
-        const size_t key = next;
-        float s[KEYS / 8][4] = {};
-        next += KEYS;
+        const unsigned key = i * KEYS;
+        float s[KEYS / 8][4] = {}, shrink[2];
+        if (key >= warp_end) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
+        if (key + KEYS > warp_first + 1) hide_unseen<KEYS, false>(s, (int)(warp_first + lane / 4 - key));
 #pragma unroll
         for (int i = 0; i < 2; i++) { // the lane's two rows
-            float most = largest[i];
+            float top = -INFINITY, tile_sum = 0.0f;
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+            top = fmaxf(largest[i], quad_max(top) * scale);
+            shrink[i] = exp2f(largest[i] - top);
+            largest[i] = top;
 #pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++)
 #pragma unroll
                 for (int e = 2 * i; e < 2 * i + 2; e++) {
-                    if (key + j * 8 + lane % 4 * 2 + e % 2 > row + 8 * i) s[j][e] = -INFINITY;
-                    most = fmaxf(most, s[j][e]);
-                }
-            most = quad_max(most);
-            const float shrink = exp2f((largest[i] - most) * scale);
-            float tile_sum = 0.0f;
-            largest[i] = most;
-#pragma unroll
-            for (unsigned j = 0; j < KEYS / 8; j++)
-#pragma unroll
-                for (int e = 2 * i; e < 2 * i + 2; e++) {
-                    s[j][e] = exp2f((s[j][e] - most) * scale);
+                    s[j][e] = exp2f(fmaf(s[j][e], scale, -top));
                     tile_sum += s[j][e];
                 }
-            sum[i] = sum[i] * shrink + tile_sum;
-#pragma unroll
-            for (int d = 0; d < HD / 8; d++) o[d][2 * i] *= shrink, o[d][2 * i + 1] *= shrink;
+            sum[i] = sum[i] * shrink[i] + tile_sum;
         }
+        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // new largest scores get rare
+#pragma unroll
+            for (int d = 0; d < HD / 8; d++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) o[d][e] *= shrink[e / 2];
         product_with_rows<HD, KEYS>(o, s, tv);
-        if (FOLDS && (key + KEYS - block.span.document) % FOLD_KEYS == 0) {
-            const float shrink[2] = {folded ? exp2f((folded_largest[0] - largest[0]) * scale) : 0.0f,
-                                     folded ? exp2f((folded_largest[1] - largest[1]) * scale) : 0.0f};
+        if (FOLDS && (key + KEYS) % FOLD_KEYS == 0) {
+            shrink[0] = exp2f(folded_largest[0] - largest[0]), shrink[1] = exp2f(folded_largest[1] - largest[1]);
             for_outputs([&](int i, float &sum, floatX &to) {
                 to = store(folded ? load(to) * shrink[i] + sum : sum);
                 sum = 0.0f;
@@ -259,14 +279,14 @@ __global__ void __launch_bounds__(block_threads<T>)
         }
     };
     tile_fetch<HD, THREADS>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
-    pass_tiles<T.stages>(tiles_in<KEYS>(end - block.span.document), bring, use);
+    pass_tiles<T.stages>(tiles_in<KEYS>(length), bring, use);
     float total[2], shrink[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         total[i] = (float)quad_sum(sum[i]);
-        if (folded) shrink[i] = exp2f((folded_largest[i] - largest[i]) * scale);
+        if (folded) shrink[i] = exp2f(folded_largest[i] - largest[i]);
         if (row + 8 * i < end && lane % 4 == 0)
-            lse[(row + 8 * i - blocks.origin) * shape.NH + head] = largest[i] * shape.scale + logf(total[i]);
+            lse[(row + 8 * i - blocks.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
     }
     for_outputs([&](int i, float sum, floatX &to) {
         if (FOLDS && folded) sum += load(to) * shrink[i];
@@ -288,7 +308,7 @@ __global__ void attention_delta_kernel(float *delta, const floatX *dout, const f
 }
 
 template <int HD, Tiles T = BACKWARD_TILES<HD>>
-__global__ void __launch_bounds__(block_threads<T>)
+__global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_dq_kernel(floatX *dq, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
                         const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
@@ -301,38 +321,40 @@ __global__ void __launch_bounds__(block_threads<T>)
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
+    // Positions in the document: of the warp's first query, behind all keys of the block, behind those of the warp
+    const unsigned warp_first = (unsigned)(block.begin - block.span.document) + warp_row,
+                   length = (unsigned)(end - block.span.document),
+                   warp_end = warp_first >= length       ? 0
+                              : length - warp_first < 16 ? length
+                                                         : warp_first + 16;
     const float scale = shape.scale * LOG2_E;
     float sums[HD / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
     for (int i = 0; i < 2; i++) {
         const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
         if (row + 8 * i < end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
-    size_t coming = block.span.document, next = coming;
-    const auto bring = [&](unsigned stage) {
-        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, coming, end, KEYS);
-        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, coming, end, KEYS);
-        coming += KEYS;
+    const auto bring = [&](unsigned i, unsigned stage) {
+        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, block.span.document + i * KEYS, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, block.span.document + i * KEYS, end, KEYS);
     };
-    const auto use = [&](unsigned stage) {
+    const auto use = [&](unsigned i, unsigned stage) {
         const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
-        const size_t key = next;
+        const unsigned key = i * KEYS;
         float s[KEYS / 8][4] = {}, ds[KEYS / 8][4] = {};
-        next += KEYS;
+        if (key >= warp_end) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         product_of_rows<HD, KEYS>(ds, td, warp_row, tv);
+        if (key + KEYS > warp_first + 1) hide_unseen<KEYS, false>(s, (int)(warp_first + lane / 4 - key));
 #pragma unroll
         for (unsigned j = 0; j < KEYS / 8; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const bool seen = key + j * 8 + lane % 4 * 2 + e % 2 <= row + 8 * (e / 2);
-                const float p = seen ? exp2f(s[j][e] * scale - row_lse[e / 2]) : 0.0f;
-                ds[j][e] = p * (ds[j][e] - row_delta[e / 2]);
-            }
+            for (int e = 0; e < 4; e++)
+                ds[j][e] = exp2f(fmaf(s[j][e], scale, -row_lse[e / 2])) * (ds[j][e] - row_delta[e / 2]);
         product_with_rows<HD, KEYS>(sums, ds, tk);
     };
     tile_fetch<HD, THREADS>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
     tile_fetch<HD, THREADS>(td, dout, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
-    pass_tiles<T.stages>(tiles_in<KEYS>(end - block.span.document), bring, use);
+    pass_tiles<T.stages>(tiles_in<KEYS>(length), bring, use);
 #pragma unroll
     for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -367,14 +389,14 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp % (T.held / 16) * 16;
     const bool owns_dv = !SHARED_KEYS || warp < T.held / 16, owns_dk = !SHARED_KEYS || !owns_dv;
-    const size_t row = block.begin + warp_row + lane / 4; // and row + 8: keys
+    const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // and row + 8: keys
     const size_t first =
         block.begin > block.span.begin ? block.begin : block.span.begin; // query that sees a key of the block
     const float scale = shape.scale * LOG2_E;
     float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one that this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
     size_t coming = first, coming_head = blockIdx.y * group, next = first;
-    const auto bring = [&](unsigned stage) {
+    const auto bring = [&](unsigned, unsigned stage) {
         floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const HeadRows queries = {shape.NH, coming_head, shape.HD, shape.packed};
         tile_fetch<HD, THREADS>(tq, q, queries, coming - blocks.origin, end - blocks.origin, QUERIES);
@@ -388,20 +410,21 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
         if (coming >= end) coming = first, coming_head++;
     };
     // What lies beyond the end is zero, and so are its products, whatever its p is.
-    const auto use = [&](unsigned stage) {
+    const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const size_t query = next;
         float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
-        next = query + QUERIES < end ? query + QUERIES : first; // then of the next head
+        next = query + QUERIES < end ? query + QUERIES : first;             // then of the next head
+        if (query + QUERIES <= warp_first || warp_first >= key_end) return; // none of them sees a key of this warp
         product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
+        if (query < warp_first + 15) hide_unseen<QUERIES, true>(p, (int)(row - query));
         if (owns_dk) product_of_rows<HD, QUERIES>(ds, tv, warp_row, td);
 #pragma unroll
         for (unsigned j = 0; j < QUERIES / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const unsigned column = j * 8 + lane % 4 * 2 + e % 2;
-                const bool seen = query + column >= row + 8 * (e / 2);
-                p[j][e] = seen ? exp2f(p[j][e] * scale - *beside_row<HD>(tq, column) * LOG2_E) : 0.0f;
+                p[j][e] = exp2f(fmaf(p[j][e], scale, -LOG2_E * *beside_row<HD>(tq, column)));
                 if (owns_dk) ds[j][e] = p[j][e] * (ds[j][e] - *beside_row<HD>(td, column));
             }
         if (owns_dv) product_with_rows<HD, QUERIES>(sum_v, p, td);
