@@ -172,8 +172,8 @@ TEST(attention_tiles) {
     static const Heads shapes[] = {{2, 1, 32}, {2, 1, 64}, {2, 2, 80}, {2, 1, 96}, {2, 1, 128}, {2, 1, 256}};
     size_t h;
     for (h = 0; h < sizeof(shapes) / sizeof(shapes[0]); h++) {
-        attention_chunk_case(lengths, 3, 19, 233, shapes[h], 1.0,
-                             1.0); // 14 after the document: one key of a tile is hidden
+        // 14 after the document begins: of some tiles one key alone is hidden
+        attention_chunk_case(lengths, 3, 19, 233, shapes[h], 1.0, 1.0);
         attention_chunk_case(lengths, 2, 170, 207, shapes[h], 1.0, 1.0);
     }
 }
