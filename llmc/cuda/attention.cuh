@@ -446,6 +446,8 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
 }
 
 // ---- launches --------------------------------------------------------------------------------------------------------------------------------
+constexpr size_t MOST_HEAD_SIZE = 256;
+
 // Calls launch(HD) with the padded head size as a constant.
 template <typename F> static void with_head_size(size_t HD, F launch) {
     if (HD <= 32)
@@ -456,10 +458,8 @@ template <typename F> static void with_head_size(size_t HD, F launch) {
         launch(Width<96>());
     else if (HD <= 128)
         launch(Width<128>());
-    else if (HD <= 256)
-        launch(Width<256>());
     else
-        die("attention: head_dim %zu; op set cuda has kernels up to 256", HD);
+        launch(Width<MOST_HEAD_SIZE>());
 }
 
 template <typename... Pointers>
@@ -467,8 +467,10 @@ static AttentionShape attention_shape(size_t NH, size_t NKV, size_t HD, double s
     return AttentionShape{NH, NKV, HD, (float)scale, HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
 }
 
+// Plans ask for this, so a head size that has no kernel is refused before anything is allocated.
 static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    (void)NKV, (void)HD;
+    (void)NKV;
+    if (HD > MOST_HEAD_SIZE) die("head_dim is %zu; op set cuda has attention up to %zu", HD, MOST_HEAD_SIZE);
     return n * NH; // delta
 }
 
