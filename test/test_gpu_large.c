@@ -13,13 +13,30 @@ extern const Ops *const ops_cpu_device;
 
 static const Ops *gpu, *cpu;
 
-static Guarded *input(const char *name, size_t count) {
-    return guarded_normal(INPUT, name, gpu->stored, count, 0.0, 1.0);
+// Normal numbers, near enough: a sum of four uniform ones, of element i whoever draws it, so that all threads can.
+static double normal_at(uint64_t seed, size_t i) {
+    uint64_t z = seed + i * 0x9e3779b97f4a7c15u; // splitmix64
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    z = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+    return ((double)z - 2.0 * 0xffff) * (1.7320508075688772 / 0x10000);
 }
+
+static Guarded *normal(GuardedRole role, const char *name, DType type, size_t count, double mean, double deviation) {
+    const uint64_t seed = test_random();
+    Guarded *t;
+    size_t i;
+    if (count < 1000000) return guarded_normal(role, name, type, count, mean, deviation);
+    t = guarded_poison(role, name, type, count);
+#pragma omp parallel for
+    for (i = 0; i < count; i++) element_write(t->before + t->offset, type, i, mean + deviation * normal_at(seed, i));
+    return t;
+}
+
+static Guarded *input(const char *name, size_t count) { return normal(INPUT, name, gpu->stored, count, 0.0, 1.0); }
 static Guarded *output(const char *name, size_t count) { return guarded_poison(CHANGED, name, gpu->stored, count); }
-static Guarded *sums(const char *name, size_t count) {
-    return guarded_normal(CHANGED, name, gpu->summed, count, 0.0, 1.0);
-}
+static Guarded *sums(const char *name, size_t count) { return normal(CHANGED, name, gpu->summed, count, 0.0, 1.0); }
 static Guarded *scratch_of(size_t count) { return guarded_poison(SCRATCH, "scratch", gpu->summed, count ? count : 1); }
 
 // The tensor as it is laid out before the op, in memory of the host for op set "cpu".
@@ -87,7 +104,7 @@ static void norm_case(int layernorm, size_t n, size_t C, int accumulate) {
     test_case("%s n=%zu C=%zu", layernorm ? "layernorm" : "rmsnorm", n, C);
     x = input("x", n * C), w = input("w", C), b = layernorm ? input("b", C) : NULL, out = output("out", n * C);
     dout = input("dout", n * C), dw = sums("dw", C), db = layernorm ? sums("db", C) : NULL;
-    dx = guarded_normal(CHANGED, "dx", gpu->stored, n * C, 0.0, 1.0);
+    dx = normal(CHANGED, "dx", gpu->stored, n * C, 0.0, 1.0);
     scratch = scratch_of(gpu->norm_backward_scratch(n, C));
     scratch2 = case_memory((cpu->norm_backward_scratch(n, C) + 1) * dtype_size(cpu->summed));
     x2 = twin(x), w2 = twin(w), b2 = b ? twin(b) : NULL, out2 = twin(out), dout2 = twin(dout), dx2 = twin(dx);
@@ -131,8 +148,8 @@ static void rope_case(size_t n, size_t heads, size_t HD) {
     for (i = 0; i < HD / 2; i++) frequencies[i] = (float)pow(1e6, -2.0 * (double)i / (double)HD);
     position = guarded_bytes(INPUT, "position", positions, 4, n);
     frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, HD / 2);
-    x = guarded_normal(CHANGED, "x", gpu->stored, n * heads * HD, 0.0, 1.0);
-    dx = guarded_normal(CHANGED, "dx", gpu->stored, n * heads * HD, 0.0, 1.0);
+    x = normal(CHANGED, "x", gpu->stored, n * heads * HD, 0.0, 1.0);
+    dx = normal(CHANGED, "dx", gpu->stored, n * heads * HD, 0.0, 1.0);
     x2 = twin(x), dx2 = twin(dx);
     CALL((gpu->rope_forward(x->data, position->data, frequency->data, n, heads, HD),
           gpu->rope_backward(dx->data, position->data, frequency->data, n, heads, HD)));
@@ -210,11 +227,11 @@ TEST(optimizer) {
         void *w2, *m2, *v2, *g2, *gradient2, *in2, *rounded2;
         double found = 0.0, expected;
         test_case("count=%zu", count);
-        w = guarded_normal(CHANGED, "w", gpu->stored, count, 0.0, 1.0), g = input("g", count);
-        m = guarded_normal(CHANGED, "m", DTYPE_FP32, count, 0.0, 1.0);
-        v = guarded_normal(CHANGED, "v", DTYPE_FP32, count, 10.0, 1.0); // positive
-        gradient = guarded_normal(CHANGED, "gradient", gpu->stored, count, 0.0, 1.0);
-        in = guarded_normal(INPUT, "in", gpu->summed, count, 0.0, 1.0), rounded = output("rounded", count);
+        w = normal(CHANGED, "w", gpu->stored, count, 0.0, 1.0), g = input("g", count);
+        m = normal(CHANGED, "m", DTYPE_FP32, count, 0.0, 1.0);
+        v = normal(CHANGED, "v", DTYPE_FP32, count, 10.0, 1.0); // positive
+        gradient = normal(CHANGED, "gradient", gpu->stored, count, 0.0, 1.0);
+        in = normal(INPUT, "in", gpu->summed, count, 0.0, 1.0), rounded = output("rounded", count);
         w2 = twin(w), m2 = twin(m), v2 = twin(v), g2 = twin(g), gradient2 = twin(gradient), in2 = twin(in);
         rounded2 = twin(rounded);
         CALL((found = gpu->sum_of_squares(g->data, gpu->stored, count),
@@ -247,9 +264,9 @@ TEST(logprob) {
         test_case("n=%zu V=%zu", n, V);
         targets = random_indices(n, V);
         for (t = 0; t < n; t += 5) targets[t] = -1;
-        logits = guarded_normal(CHANGED, "logits", gpu->stored, n * V, 0.0, 3.0);
+        logits = normal(CHANGED, "logits", gpu->stored, n * V, 0.0, 3.0);
         g_targets = guarded_bytes(INPUT, "targets", targets, 4, n);
-        weight = guarded_normal(INPUT, "weight", gpu->summed, n, 0.0, 1.0),
+        weight = normal(INPUT, "weight", gpu->summed, n, 0.0, 1.0),
         logp = guarded_poison(CHANGED, "logp", gpu->summed, n);
         logits2 = twin(logits), weight2 = twin(weight), logp2 = twin(logp);
         CALL(gpu->logprob(logp->data, logits->data, g_targets->data, weight->data, n, V, 0.9));
@@ -259,14 +276,26 @@ TEST(logprob) {
     }
 }
 
-// ---- attention ---------------------------------------------------------------------------------------------------------------------
-static void attention_case(Spans spans, size_t N, size_t NH, size_t NKV, size_t HD) {
-    const size_t t0 = spans.span[0].begin, n = spans.span[spans.count - 1].end - t0, rows = n * NH, most = n * NH * HD;
+// ---- attention: by cuDNN where op set "cuda" has it (llmc/cuda/attention_cudnn.cuh) -----------------------------------------------------
+size_t cudnn_attention_calls(int backward) __attribute__((weak)); // comes with an op set that was built with cuDNN
+int cudaDeviceGetAttribute(int *value, int attribute, int device) __attribute__((weak));
+
+enum { UNALIGNED, ALIGNED }; // as cuDNN wants all tensors
+
+static size_t cudnn_calls(int backward) { return cudnn_attention_calls ? cudnn_attention_calls(backward) : 0; }
+
+static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV, size_t HD, int aligned) {
+    const size_t t0 = span[0].begin, n = span[count - 1].end - t0, N = t0 + n + 100, rows = n * NH, most = rows * HD;
+    const size_t forward = cudnn_calls(0), backward = cudnn_calls(1);
     const double scale = 1.0 / sqrt((double)HD);
+    Spans spans;
     Guarded *q, *k, *v, *dout, *out, *lse, *dq, *dk, *dv, *scratch, *given_out, *given_lse;
     void *q2, *k2, *v2, *dout2, *out2, *lse2, *dq2, *dk2, *dv2, *scratch2;
-    test_case("%zu queries from %zu on of %zu tokens, %zu spans, NH=%zu NKV=%zu HD=%zu", n, t0, N, spans.count, NH, NKV,
-              HD);
+    memset(&spans, 0, sizeof(spans));
+    spans.span = span, spans.count = count;
+    test_case("%zu queries from %zu on of %zu tokens, %zu spans, NH=%zu NKV=%zu HD=%zu%s", n, t0, N, count, NH, NKV, HD,
+              aligned ? "" : ", unaligned");
+    testing.aligned = aligned;
     q = input("q", most), k = input("k", N * NKV * HD), v = input("v", N * NKV * HD), dout = input("dout", most);
     out = output("out", most), lse = guarded_poison(CHANGED, "lse", gpu->summed, rows);
     scratch = scratch_of(gpu->attention_scratch(n, NH, NKV, HD));
@@ -288,20 +317,39 @@ static void attention_case(Spans spans, size_t N, size_t NH, size_t NKV, size_t 
     expect_twin(dq, dq2, 0.3);
     expect_twin(dk, dk2, 0.3);
     expect_twin(dv, dv2, 0.3);
+    if (cudnn_attention_calls)
+        printf("             %s: cuDNN took %zu calls forward, %zu backward\n", testing.about, cudnn_calls(0) - forward,
+               cudnn_calls(1) - backward);
+}
+
+// A build with cuDNN that never asks it would pass all the same; backward is only asked for where cuDNN has it.
+static void expect_cudnn(void) {
+    const char *setting = getenv("STREAMBP_CUDNN");
+    int architecture = 9;
+    printf("             cuDNN took %zu calls forward, %zu backward%s\n", cudnn_calls(0), cudnn_calls(1),
+           cudnn_attention_calls ? "" : ": this op set was built without it");
+    if (!cudnn_attention_calls || (setting && !strcmp(setting, "0"))) return;
+    if (cudaDeviceGetAttribute) cudaDeviceGetAttribute(&architecture, 75, 0); // compute capability, major
+    if (!cudnn_calls(0)) test_fail("cuDNN took no call forward; STREAMBP_CUDNN=0 allows that");
+    if (architecture >= 9 && !cudnn_calls(1)) test_fail("cuDNN took no call backward; STREAMBP_CUDNN=0 allows that");
 }
 
 TEST(attention_large) {
-    static const Span last[] = {{0, 7168, 8192}},
-                      documents[] = {{0, 4000, 4095}, {4095, 4095, 4096}, {4096, 4096, 8193}};
-    static const size_t heads[][3] = {{32, 8, 128}, {16, 2, 64}, {12, 12, 64}, {4, 4, 80}, {6, 1, 96}, {2, 1, 256}};
-    Spans spans;
+    static const Span end = {0, 7168, 8192}, off_the_grid = {0, 1000, 3001}, square = {0, 5500, 10000},
+                      later = {64, 6064, 10160};
+    // on both sides of the 512 queries that are cuDNN's least
+    static const Span documents[] = {
+        {0, 3000, 3095}, {3095, 3095, 3096}, {3096, 3096, 3607}, {3607, 3607, 4119}, {4119, 4119, 6500}};
+    static const size_t heads[][3] = {{16, 2, 64}, {3, 3, 64}, {4, 4, 80}, {6, 1, 96}, {8, 2, 128}, {2, 1, 256}};
     size_t h;
-    memset(&spans, 0, sizeof(spans));
-    spans.span = last, spans.count = 1;
-    attention_case(spans, 8192, heads[0][0], heads[0][1], heads[0][2]); // Qwen3-8B: a chunk at the end of 8192 keys
-    spans.span = documents, spans.count = 3;
-    for (h = 1; h < sizeof(heads) / sizeof(heads[0]); h++)
-        attention_case(spans, 8193, heads[h][0], heads[h][1], heads[h][2]);
+    attention_case(&end, 1, 32, 8, 128, ALIGNED);          // Qwen3-8B: a chunk at the end of 8192 keys
+    attention_case(&off_the_grid, 1, 32, 8, 128, ALIGNED); // the same kernels for another length
+    attention_case(&square, 1, 16, 4, 128, ALIGNED); // 4096 queries, blocks of 4096, 1024 and 512 keys, heads in groups
+    attention_case(&later, 1, 4, 2, 64, ALIGNED);    // a document that does not begin with the stream
+    for (h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
+        attention_case(documents, 5, heads[h][0], heads[h][1], heads[h][2], ALIGNED);
+    attention_case(documents, 5, 4, 1, 128, UNALIGNED);
+    expect_cudnn();
 }
 
 // ---- more than 2^31 elements: the last of them are right ------------------------------------------------------------------------------
