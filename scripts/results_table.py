@@ -18,7 +18,10 @@ BEGIN, END = "<!-- scripts/results_table.py -->", "<!-- end -->"
 NO_GPU = (
     "The GPU op set has been compiled and its kernels run on the CPU in the tests; it has not run on hardware yet."
 )
-KEYS = ("op_set", "device", "driver", "cuda", "libraries", "date", "commit", "passed", "failed", "skipped")
+KEYS = (
+    "op_set", "device", "driver", "cuda", "libraries", "date", "commit", "passed", "failed", "skipped", "complete", "attention",
+)
+ATTENTION = {"cudnn": "; attention by cuDNN", "own": "; attention by our own kernels", "unknown": ""}
 
 
 def results():
@@ -41,8 +44,8 @@ def table(found):
     if found:
         lines += ["| op set | device | driver, CUDA, libraries | date | commit | tests |", "|---|---|---|---|---|---|"]
     for r in found:
-        tests = f"{r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped"
-        where = f"{r['driver']}, {r['cuda']}, {r['libraries']}"
+        tests = f"{r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped{'' if r['complete'] else '; incomplete: parts have not run'}"
+        where = f"{r['driver']}, {r['cuda']}, {r['libraries']}{ATTENTION[r['attention']]}"
         lines.append(f"| `{r['op_set']}` | {r['device']} | {where} | {r['date']} | {r['commit']} | {tests} |")
     if not any(r["op_set"] == "cuda" for r in found):
         lines += ([""] if lines else []) + [NO_GPU]
