@@ -100,9 +100,9 @@ last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]
 
 # ---- one run at a time in one folder ----------------------------------------------------------------------------------------------
-"$TRAIN" train --init $TINY --data $SHARD --seq-len 1024 --steps 3000 --out "$WORK/busy" >/dev/null 2>&1 &
+"$TRAIN" train --init $TINY --data $SHARD --seq-len 1024 --steps 100000 --out "$WORK/busy" >/dev/null 2>&1 &
 process=$!
-sleep 3
+while kill -0 $process 2>/dev/null && ! [ -s "$WORK/busy/lock" ]; do sleep 0.05; done # it writes its number when it has the lock
 refuses 1 'another run' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out "$WORK/busy" --resume
 kill -9 $process
 wait $process 2>/dev/null
