@@ -139,11 +139,12 @@ test:
 	@scripts/install_deps.sh test
 	@test/run.sh
 
-# On a machine with a GPU; test-gpu-build only compiles and links it, for which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
+# On a machine with a GPU; PARTS='ops methods' runs some (test/gpu.sh lists them). test-gpu-build only compiles and links it, for
+# which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
 test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
 	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
-		MAKE='$(MAKE)' test/gpu.sh $(if $(filter test-gpu-build,$@),--build)
+		MAKE='$(MAKE)' test/gpu.sh $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
 bench: train
 	@BUILD=$(BUILD) dev/bench.sh
