@@ -207,7 +207,6 @@ TEST(signals_leave_nothing_half_written) {
         const char *path = scratch_path("signals/file");
         test_case("signal %d", ends[i]);
         signal_to_send = ends[i];
-        signal(ends[i], SIG_DFL); // the tests themselves may run under nohup
         fresh("signals");
         write_file(path, "old", 3);
         assert_int_equal(run_child(end_while_writing, path)->code,
@@ -337,5 +336,6 @@ int main(int argc, char **argv) {
         LISTED(full_standard_output),
     };
     signal(SIGINT, SIG_DFL); // a shell lets what it runs in the background ignore SIGINT, and what is ignored stays so
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL); // whatever started us had ignored
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }
