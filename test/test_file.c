@@ -335,7 +335,7 @@ int main(int argc, char **argv) {
         LISTED(an_earlier_run_is_seen_before_anything_else),
         LISTED(full_standard_output),
     };
-    signal(SIGINT, SIG_DFL); // a shell lets what it runs in the background ignore SIGINT, and what is ignored stays so
-    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL); // whatever started us had ignored
+    // A shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so.
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }
