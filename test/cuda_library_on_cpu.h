@@ -43,9 +43,16 @@ static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored 
 #include "llmc/cuda/cudnn_attention.h"
 #include <vector>
 
+static size_t cudnn_calls[2];
+extern "C" size_t cudnn_attention_calls(int backward) { return cudnn_calls[backward]; }
+
+// Wants all of the workspace that may be planned for, and writes all of it.
+static size_t cudnn_wants(const CudnnAttention *s, int backward) {
+    return backward ? cudnn_attention_workspace(s->queries, s->keys, s->heads, s->HD) : 64 << 10;
+}
 extern "C" int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
-    (void)backward, (void)workspace;
-    return shape->HD % 16 == 0 && (!shape->causal || shape->keys >= shape->queries);
+    return shape->HD % 16 == 0 && (!shape->causal || shape->keys >= shape->queries) &&
+           cudnn_wants(shape, backward) <= workspace;
 }
 extern "C" int cudnn_attention_start(void) { return 1; }
 extern "C" const char *cudnn_attention_refusal(void) { return "this one takes head sizes of 16, 32, ..."; }
@@ -69,7 +76,8 @@ static size_t cudnn_seen(const CudnnAttention *s, size_t query) {
 extern "C" void cudnn_attention_forward(const CudnnAttention *s, void *out, float *lse, const void *q, const void *k,
                                         const void *v, void *workspace) {
     const size_t group = s->heads / s->key_heads;
-    memset(workspace, 0xa5, 256);
+    memset(workspace, 0xa5, cudnn_wants(s, 0));
+    cudnn_calls[0]++;
     for (size_t head = 0; head < s->heads; head++)
         for (size_t i = 0; i < s->queries; i++) {
             const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD);
@@ -97,7 +105,8 @@ extern "C" void cudnn_attention_backward(const CudnnAttention *s, void *dq, void
     const size_t group = s->heads / s->key_heads;
     std::vector<double> sum_q(s->queries * s->heads * s->HD, 0.0), sum_k(s->keys * s->key_heads * s->HD, 0.0),
         sum_v = sum_k;
-    memset(workspace, 0xa5, s->heads * s->queries * s->keys * 2);
+    memset(workspace, 0xa5, cudnn_wants(s, 1));
+    cudnn_calls[1]++;
     for (size_t head = 0; head < s->heads; head++)
         for (size_t i = 0; i < s->queries; i++) {
             const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD),

@@ -548,6 +548,9 @@ int main(int argc, char **argv) {
 #endif
         LISTED(attention_scratch_of_any_threads),
         LISTED(attention_chunks_equal_whole),
+#ifdef HAVE_CUDNN
+        LISTED(attention_used_cudnn),
+#endif
         LISTED(swiglu),
         LISTED(gelu),
         LISTED(activations_of_extremes),
