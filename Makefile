@@ -89,7 +89,7 @@ ifeq ($(KNOWN_ARCHS),)
 $(error $(NVCC) lists no architecture (nvcc --list-gpu-arch): BACKEND=cuda needs nvcc 12 or 13)
 endif
 ifneq ($(filter-out $(KNOWN_ARCHS),$(ARCHS)),)
-$(error ARCHS=$(ARCHS): this nvcc knows $(KNOWN_ARCHS); a GPU newer than that runs what ARCHS=$(lastword $(KNOWN_ARCHS)) builds)
+$(error ARCHS=$(ARCHS): this nvcc knows the numbers $(KNOWN_ARCHS); a newer GPU runs what ARCHS=$(lastword $(KNOWN_ARCHS)) builds)
 endif
 TOOLKIT := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 # cuDNN's attention is bf16's.

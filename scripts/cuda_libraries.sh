@@ -29,6 +29,11 @@ int main() { return (int)cublasLtGetVersion(); }' | links -lcublasLt; then
     exit 1
 fi
 
+# What was named must be there.
+[ -z "${CUDNN:-}" ] || [ -f "$CUDNN/include/cudnn_version.h" ] ||
+    { echo "CUDNN=$CUDNN: there is no include/cudnn_version.h in it; name the folder above include/ and lib/" >&2; exit 1; }
+[ -z "${CUDNN_FRONTEND:-}" ] || [ -f "$CUDNN_FRONTEND/include/cudnn_frontend.h" ] || [ -f "$CUDNN_FRONTEND/cudnn_frontend.h" ] ||
+    { echo "CUDNN_FRONTEND=$CUDNN_FRONTEND: there is no include/cudnn_frontend.h in it" >&2; exit 1; }
 cudnn_flags=
 [ -n "${CUDNN:-}" ] && cudnn_flags="-isystem $CUDNN/include -DCUDNN_FOLDER='\"$CUDNN\"'"
 cudnn=$(echo '#include <cudnn_version.h>

@@ -45,14 +45,13 @@ template <typename T> static void compare_product(const char *name, Product p) {
     p.matmul.alignment = MOST_ALIGNMENT;
     const KeptMatmul *kept = matmul_of(&p.matmul, NULL);
     const AlgorithmTimes times = time_algorithms(kept, out.data, a.data, b.data, beta, playground.repeats);
-    const Algorithms all = algorithms_of(kept);
     printf("%s, %s: [%zu, %zu] x [%zu, %zu]\n", name, p.direction, p.matmul.n, p.matmul.k, p.matmul.k, p.matmul.m);
     for (int i : {0, times.best}) {
         char variant[64];
         snprintf(variant, sizeof(variant), "number %d of %d%s", i, times.offered,
                  i == 0 ? ", as llmc/cuda/linear.cuh" : ", the fastest");
         zero(out.data, out.count * sizeof(T));
-        const bool runs = multiply_by(kept, &all.found[i].algo, out.data, a.data, b.data, beta);
+        const bool runs = multiply_by(kept, &times.found[i].algo, out.data, a.data, b.data, beta);
         const double error = runs ? sampled_error(p, out, a, b) : INFINITY;
         if (!(error <= tolerance)) playground.wrong++;
         print_variant(variant, i == 0 ? times.first_s : times.best_s, work, FLOPS, error, tolerance);

@@ -9,31 +9,6 @@ the best rate of a square product, which rates of other products are held agains
 
 constexpr int MOST_ALGORITHMS = 32;
 
-struct Algorithms {
-    cublasLtMatmulHeuristicResult_t found[MOST_ALGORITHMS];
-    int count;
-};
-
-// What cuBLASLt's heuristics return, in their order: the first is what linear.cuh takes.
-static Algorithms algorithms_of(const KeptMatmul *kept) {
-    const size_t workspace = CUBLAS_WORKSPACE;
-    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasLtMatmulPreference_t preference;
-    Algorithms all = {};
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "listing algorithms");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                      sizeof(workspace)),
-                 "listing algorithms");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
-                                                      sizeof(scheme)),
-                 "listing algorithms");
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
-                                                preference, MOST_ALGORITHMS, all.found, &all.count),
-                 "listing algorithms");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "listing algorithms");
-    return all;
-}
-
 // out = a b + beta out by one of them; false where it cannot run after all
 static bool multiply_by(const KeptMatmul *kept, const cublasLtMatmulAlgo_t *algorithm, void *out, const void *a,
                         const void *b, float beta) {
@@ -43,7 +18,8 @@ static bool multiply_by(const KeptMatmul *kept, const cublasLtMatmulAlgo_t *algo
 }
 
 typedef struct {
-    int offered;    // algorithms
+    cublasLtMatmulHeuristicResult_t found[MOST_ALGORITHMS];
+    int offered;    // of these
     int best;       // place of the fastest among them
     double first_s; // seconds of the first
     double best_s;  // and of the fastest
@@ -51,16 +27,18 @@ typedef struct {
 
 static AlgorithmTimes time_algorithms(const KeptMatmul *kept, void *out, const void *a, const void *b, float beta,
                                       size_t repeats) {
-    const Algorithms all = algorithms_of(kept);
-    AlgorithmTimes times = {all.count, 0, INFINITY, INFINITY};
-    for (int i = 0; i < all.count; i++) {
-        const auto run = [&] { return multiply_by(kept, &all.found[i].algo, out, a, b, beta); };
+    AlgorithmTimes times = {};
+    times.offered = matmul_algorithms(kept, times.found, MOST_ALGORITHMS);
+    times.first_s = times.best_s = INFINITY;
+    for (int i = 0; i < times.offered; i++) {
+        const auto run = [&] { return multiply_by(kept, &times.found[i].algo, out, a, b, beta); };
         if (!run()) continue;
         const double seconds = median_seconds(run, repeats);
         if (i == 0) times.first_s = seconds;
         if (seconds < times.best_s) times.best_s = seconds, times.best = i;
     }
-    if (!isfinite(times.best_s)) die("none of the %d algorithms that cuBLASLt offers for a product runs", all.count);
+    if (!isfinite(times.best_s))
+        die("none of the %d algorithms that cuBLASLt offers for a product runs", times.offered);
     return times;
 }
 

@@ -63,18 +63,39 @@ template <typename T> static void matmul_set(KeptMatmul *kept, cublasLtMatmulDes
                  "describing a product");
 }
 
+// Fills found[most] with what cuBLASLt's heuristics return, in their order; returns how many there are
+static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResult_t *found, int most) {
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const size_t workspace = CUBLAS_WORKSPACE;
+    const uint32_t alignment = kept->shape.alignment, scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasLtMatmulPreference_t preference;
+    int count = 0;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "choosing a product");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                      sizeof(workspace)),
+                 "choosing a product");
+    // Parts of a sum over k meet in fp32, not in out's type.
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+                                                      sizeof(scheme)),
+                 "choosing a product");
+    for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)),
+                     "choosing a product");
+    // It returns an error where it has none: the caller says for which product.
+    if (cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
+                                       preference, most, found, &count) != CUBLAS_STATUS_SUCCESS)
+        count = 0;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "choosing a product");
+    return count;
+}
+
 static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
     const cudaDataType_t stored = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
     const cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                             op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const size_t workspace = CUBLAS_WORKSPACE;
-    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint32_t alignment = p->alignment, scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
+    cublasLtMatmulHeuristicResult_t found = {};
     kept->shape = *p;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&kept->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
     matmul_set(kept, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
@@ -87,22 +108,8 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
     kept->a = cublas_layout(stored, p->transposed_a ? p->k : p->m, p->transposed_a ? p->m : p->k);
     kept->b = cublas_layout(stored, p->transposed_b ? p->n : p->k, p->transposed_b ? p->k : p->n);
     kept->out = cublas_layout(p->summed_out ? CUDA_R_32F : stored, p->m, p->n);
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "choosing a product");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                      sizeof(workspace)),
-                 "choosing a product");
-    // Parts of a sum over k meet in fp32, not in out's type.
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
-                                                      sizeof(scheme)),
-                 "choosing a product");
-    for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)),
-                     "choosing a product");
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out,
-                                                           kept->out, preference, 1, &found, &count);
-    kept->possible = status == CUBLAS_STATUS_SUCCESS && count > 0;
+    kept->possible = matmul_algorithms(kept, &found, 1) > 0;
     kept->algorithm = found.algo;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "choosing a product");
 }
 
 static void matmul_drop(KeptMatmul *kept) {
