@@ -1,0 +1,44 @@
+/*
+The verb `plan`: memory and FLOPs of a run, before anything is allocated; and the longest sequence within a limit.
+*/
+#ifndef LLMC_VERB_PLAN_H
+#define LLMC_VERB_PLAN_H
+#include "json_out.h"
+#include "prompt.h"
+#include "run.h"
+
+static inline int verb_plan(const Options *options) {
+    Run run;
+    Batch shape;
+    size_t longest = 0;
+    run_open_model(&run, options, NULL);
+    check_positions(&run, options->seq_len, "--seq-len");
+    run.settings = settings_from_options(&run);
+    if (options->sample_every) {
+        Prompt prompt = prompt_from_options(options, &run.model);
+        run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+        free(prompt.id);
+    }
+    shape = batch_shape(options->batch, options->seq_len);
+    run.plan = plan_make(&run.settings, &shape);
+    if (options->memory_limit) longest = plan_longest(&run.settings, options->batch, options->memory_limit);
+    report_header(&run);
+    if (options->memory_limit && !options->quiet)
+        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest,
+                human_bytes((double)options->memory_limit),
+                run.plan.total_bytes > options->memory_limit ? "; the planned one does not" : "");
+    if (options->json) {
+        JsonOut json = json_open(stdout);
+        json_object(&json, NULL);
+        report_plan_json(&json, &run.plan.arena);
+        if (options->memory_limit) json_size(&json, "max_seq_len", longest);
+        report_work_json(&json, &run);
+        json_object_end(&json);
+        json_finish(&json);
+    }
+    free(shape.document_start);
+    run_close(&run);
+    return 0;
+}
+
+#endif
