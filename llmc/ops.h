@@ -30,8 +30,21 @@ typedef struct {
 typedef struct {
     const Span *span;
     size_t count;
-    double pairs; // causal query-key pairs in these spans; only counted with, by the dry op set
+    size_t window; // a query sees this many keys at most, the last being its own (sliding window); 0: all of its document
+    double pairs;  // query-key pairs in these spans; only counted with, by the dry op set
 } Spans;
+
+// The first key that a query at token t sees.
+static inline size_t first_key(size_t document, size_t t, size_t window) {
+    return window && t - document >= window ? t + 1 - window : document;
+}
+
+// Query-key pairs of the queries first..end-1 of a document, counted from its start.
+static inline double query_key_pairs(size_t first, size_t end, size_t window) {
+    const double w = window ? (double)window : (double)end; // the queries below it see all that is before them
+    const double a = (double)first < w ? (double)first : w, b = (double)end < w ? (double)end : w;
+    return 0.5 * (b * (b + 1) - a * (a + 1)) + w * ((double)end - b - ((double)first - a));
+}
 
 typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
@@ -60,20 +73,22 @@ typedef struct Ops {
     void (*repeat)(double factor);
 
     // ---- embedding ----------------------------------------------------------------------------------------------
-    // out[n,C] = wte[token] + wpe[position];  wpe NULL where positions are rotary
+    // out[n,C] = scale * wte[token] + wpe[position];  wpe NULL where positions are rotary
     void (*embedding_forward)(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
-                              const Stored *wpe, size_t n, size_t C);
-    // dw[rows,C] += sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of dw_type) once
+                              const Stored *wpe, size_t n, size_t C, double scale);
+    // dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of dw_type)
+    // once
     void (*embedding_backward)(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
-                               size_t C, Summed *scratch);
+                               size_t C, double scale, Summed *scratch);
     size_t (*embedding_backward_scratch)(size_t N, size_t rows, size_t C);
 
     // ---- norms --------------------------------------------------------------------------------------------------
-    // out[n,C] = x / sqrt(mean(x^2) + eps) * w;  out may be x
-    void (*rmsnorm_forward)(Stored *out, const Stored *x, const Stored *w, size_t n, size_t C, double eps);
+    // out[n,C] = x / sqrt(mean(x^2) + eps) * (w + offset) (+ residual[n,C]);  residual may be NULL; out may be x or residual
+    void (*rmsnorm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C,
+                            double eps, double offset);
     // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=;  dx may be dout or x when not accumulating
     void (*rmsnorm_backward)(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
-                             size_t C, double eps, int accumulate, Summed *scratch);
+                             size_t C, double eps, double offset, int accumulate, Summed *scratch);
     // out[n,C] = (x - mean) / sqrt(var + eps) * w + b;  out may be x
     void (*layernorm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
                               double eps);
@@ -101,8 +116,8 @@ typedef struct Ops {
 
     // ---- attention of one chunk's queries over their documents' keys ----------------------------------------------
     // q, out [n,NH,HD] and lse [n,NH] start at spans.span[0].begin; k, v [.,NKV,HD] start at token 0 of the stream.
-    // out = softmax(scale q k^T) v, causal within the document; query head h reads key/value head h / (NH/NKV);
-    // lse = log sum exp of the scaled scores
+    // out = softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; query head h reads
+    // key/value head h / (NH/NKV); lse = log sum exp of the scaled scores. Keys that no query sees are not read.
     void (*attention_forward)(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
     // dq[n,NH,HD] =; dk, dv[.,NKV,HD] += for the spans' keys, up to the chunk's last token
@@ -117,6 +132,9 @@ typedef struct Ops {
     void (*swiglu_forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
     void (*swiglu_backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
                             size_t FF); // dgate_up may be gate_up
+    // out[n,FF] = gelu(gate) * up, gelu in its tanh form
+    void (*geglu_forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
+    void (*geglu_backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF);
     // GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     void (*gelu_forward)(Stored *out, const Stored *x, size_t count);
     void (*gelu_backward)(Stored *dx, const Stored *dout, const Stored *x, size_t count); // dx may be x

@@ -50,7 +50,8 @@ static inline void dry_repeat(double factor) { dry.factor = factor; }
 
 // ---- embedding --------------------------------------------------------------------------------------------------------
 static inline void dry_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
-                                         const Stored *wpe, size_t n, size_t C) {
+                                         const Stored *wpe, size_t n, size_t C, double scale) {
+    (void)scale;
     DRY_STORED(embedding_forward, out, n * C);
     DRY_BYTES(embedding_forward, tokens, n * sizeof(int32_t));
     DRY_BYTES(embedding_forward, position, n * sizeof(int32_t));
@@ -58,7 +59,8 @@ static inline void dry_embedding_forward(Stored *out, const int32_t *tokens, con
     DRY_STORED(embedding_forward, wpe, C);
 }
 static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
-                                          size_t rows, size_t C, Summed *scratch) {
+                                          size_t rows, size_t C, double scale, Summed *scratch) {
+    (void)scale;
     dry_range("embedding_backward", "dw", dw, rows * C, dtype_size(dw_type));
     DRY_STORED(embedding_backward, dx, N * C);
     DRY_BYTES(embedding_backward, index, N * sizeof(int32_t));
@@ -66,15 +68,18 @@ static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored 
 }
 
 // ---- norms --------------------------------------------------------------------------------------------------------------
-static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, size_t n, size_t C, double eps) {
-    (void)eps;
+static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
+                                       size_t C, double eps, double offset) {
+    (void)eps, (void)offset;
     DRY_STORED(norm_forward, out, n * C);
     DRY_STORED(norm_forward, x, n * C);
+    DRY_STORED(norm_forward, residual, n * C);
     DRY_STORED(norm_forward, w, C);
 }
 static inline void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
-                                        size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
-    (void)eps, (void)accumulate;
+                                        size_t n, size_t C, double eps, double offset, int accumulate,
+                                        Summed *scratch) {
+    (void)eps, (void)offset, (void)accumulate;
     DRY_STORED(norm_backward, dx, n * C);
     DRY_SUMMED(norm_backward, dw, C);
     DRY_STORED(norm_backward, dout, n * C);
@@ -85,13 +90,13 @@ static inline void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *do
 static inline void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
                                          size_t C, double eps) {
     DRY_STORED(norm_forward, b, C);
-    dry_rmsnorm_forward(out, x, w, n, C, eps);
+    dry_rmsnorm_forward(out, x, w, NULL, n, C, eps, 0);
 }
 static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
                                           const Stored *w, size_t n, size_t C, double eps, int accumulate,
                                           Summed *scratch) {
     DRY_SUMMED(norm_backward, db, C);
-    dry_rmsnorm_backward(dx, dw, dout, x, w, n, C, eps, accumulate, scratch);
+    dry_rmsnorm_backward(dx, dw, dout, x, w, n, C, eps, 0, accumulate, scratch);
 }
 
 // ---- linear -----------------------------------------------------------------------------------------------------------
@@ -131,13 +136,15 @@ static inline void dry_rope(Stored *x, const int32_t *position, const float *inv
     DRY_BYTES(rope, position, n * sizeof(int32_t));
     DRY_BYTES(rope, inverse_frequency, HD / 2 * sizeof(float));
 }
-static inline size_t dry_spans_begin(Spans spans) { return spans.count ? spans.span[0].document : 0; }
+static inline size_t dry_first_key(Spans spans) {
+    return spans.count ? first_key(spans.span[0].document, spans.span[0].begin, spans.window) : 0;
+}
 static inline size_t dry_spans_queries(Spans spans) {
     return spans.count ? spans.span[spans.count - 1].end - spans.span[0].begin : 0;
 }
-// Keys and values of the spans: tokens [first document's start, last query].
+// Keys and values of the spans: tokens [the first query's first key, last query].
 static inline void dry_keys(const char *name, const void *base, Spans spans, size_t row, size_t size) {
-    size_t begin = dry_spans_begin(spans), end = spans.count ? spans.span[spans.count - 1].end : 0;
+    size_t begin = dry_first_key(spans), end = spans.count ? spans.span[spans.count - 1].end : 0;
     dry_range("attention", name, (const char *)base + begin * row * size, (end - begin) * row, size);
 }
 static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
@@ -173,14 +180,21 @@ static inline void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, co
 
 // ---- activations, the loss head, gradients, the optimizer -------------------------------------------------------------
 static inline void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    DRY_STORED(swiglu_forward, out, n * FF);
-    DRY_STORED(swiglu_forward, gate_up, 2 * n * FF);
+    DRY_STORED(gated_forward, out, n * FF);
+    DRY_STORED(gated_forward, gate_up, 2 * n * FF);
 }
 static inline void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
                                        size_t FF) {
-    DRY_STORED(swiglu_backward, dgate_up, 2 * n * FF);
-    DRY_STORED(swiglu_backward, dout, n * FF);
-    DRY_STORED(swiglu_backward, gate_up, 2 * n * FF);
+    DRY_STORED(gated_backward, dgate_up, 2 * n * FF);
+    DRY_STORED(gated_backward, dout, n * FF);
+    DRY_STORED(gated_backward, gate_up, 2 * n * FF);
+}
+static inline void dry_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+    dry_swiglu_forward(out, gate_up, n, FF);
+}
+static inline void dry_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+                                      size_t FF) {
+    dry_swiglu_backward(dgate_up, dout, gate_up, n, FF);
 }
 static inline void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
     DRY_STORED(gelu_forward, out, count);
@@ -242,6 +256,7 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.rope_forward = dry_rope, ops.rope_backward = dry_rope;
     ops.attention_forward = dry_attention_forward, ops.attention_backward = dry_attention_backward;
     ops.swiglu_forward = dry_swiglu_forward, ops.swiglu_backward = dry_swiglu_backward;
+    ops.geglu_forward = dry_geglu_forward, ops.geglu_backward = dry_geglu_backward;
     ops.gelu_forward = dry_gelu_forward, ops.gelu_backward = dry_gelu_backward;
     ops.logprob = dry_logprob;
     ops.round_sums = dry_round_sums, ops.gradient_add = dry_gradient_add;

@@ -92,17 +92,18 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     HOST(void, finish, (void), ()) \
     HOST(void, repeat, (double factor), (factor)) \
     OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte, \
-        const Stored *wpe, size_t n, size_t C), \
-        (out, tokens, position, wte, wpe, n, C), (out, tokens, position, wte, wpe)) \
+        const Stored *wpe, size_t n, size_t C, double scale), \
+        (out, tokens, position, wte, wpe, n, C, scale), (out, tokens, position, wte, wpe)) \
     OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, \
-        size_t rows, size_t C, Summed *scratch), \
-        (dw, dw_type, dx, index, N, rows, C, scratch), (dw, dx, index, scratch)) \
+        size_t rows, size_t C, double scale, Summed *scratch), \
+        (dw, dw_type, dx, index, N, rows, C, scale, scratch), (dw, dx, index, scratch)) \
     HOST(size_t, embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C)) \
-    OP(void, rmsnorm_forward, (Stored *out, const Stored *x, const Stored *w, size_t n, size_t C, double eps), \
-        (out, x, w, n, C, eps), (out, x, w)) \
+    OP(void, rmsnorm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C, \
+        double eps, double offset), \
+        (out, x, w, residual, n, C, eps, offset), (out, x, w, residual)) \
     OP(void, rmsnorm_backward, (Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n, \
-        size_t C, double eps, int accumulate, Summed *scratch), \
-        (dx, dw, dout, x, w, n, C, eps, accumulate, scratch), (dx, dw, dout, x, w, scratch)) \
+        size_t C, double eps, double offset, int accumulate, Summed *scratch), \
+        (dx, dw, dout, x, w, n, C, eps, offset, accumulate, scratch), (dx, dw, dout, x, w, scratch)) \
     OP(void, layernorm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C, \
         double eps), \
         (out, x, w, b, n, C, eps), (out, x, w, b)) \
@@ -137,6 +138,10 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(void, swiglu_forward, (Stored *out, const Stored *gate_up, size_t n, size_t FF), \
         (out, gate_up, n, FF), (out, gate_up)) \
     OP(void, swiglu_backward, (Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF), \
+        (dgate_up, dout, gate_up, n, FF), (dgate_up, dout, gate_up)) \
+    OP(void, geglu_forward, (Stored *out, const Stored *gate_up, size_t n, size_t FF), \
+        (out, gate_up, n, FF), (out, gate_up)) \
+    OP(void, geglu_backward, (Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF), \
         (dgate_up, dout, gate_up, n, FF), (dgate_up, dout, gate_up)) \
     OP(void, gelu_forward, (Stored *out, const Stored *x, size_t count), (out, x, count), (out, x)) \
     OP(void, gelu_backward, (Stored *dx, const Stored *dout, const Stored *x, size_t count), \

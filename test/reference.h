@@ -13,18 +13,19 @@ forward.
 
 // ---- embedding ----------------------------------------------------------------------------------------------------------
 static inline void reference_embedding_forward(double *out, const int32_t *tokens, const int32_t *position,
-                                               const double *wte, const double *wpe, size_t n, size_t C) {
+                                               const double *wte, const double *wpe, size_t n, size_t C,
+                                               double scale) {
     size_t t, i;
     for (t = 0; t < n; t++)
         for (i = 0; i < C; i++)
-            out[t * C + i] = wte[(size_t)tokens[t] * C + i] + (wpe ? wpe[(size_t)position[t] * C + i] : 0.0);
+            out[t * C + i] = scale * wte[(size_t)tokens[t] * C + i] + (wpe ? wpe[(size_t)position[t] * C + i] : 0.0);
 }
 
 static inline void reference_embedding_backward(double *dw, const double *dx, const int32_t *index, size_t N,
-                                                size_t C) {
+                                                size_t C, double scale) {
     size_t t, i;
     for (t = 0; t < N; t++)
-        for (i = 0; i < C; i++) dw[(size_t)index[t] * C + i] += dx[t * C + i];
+        for (i = 0; i < C; i++) dw[(size_t)index[t] * C + i] += scale * dx[t * C + i];
 }
 
 // ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm --------------
@@ -38,31 +39,33 @@ static inline double norm_statistics(int layernorm, const double *x, size_t C, d
     return 1.0 / sqrt(variance + eps);
 }
 
-// b is NULL for RMSNorm.
-static inline void reference_norm_forward(double *out, const double *x, const double *w, const double *b, size_t n,
-                                          size_t C, double eps) {
+// b is NULL for RMSNorm, which alone may have a residual[n,C], and an offset of its weights.
+static inline void reference_norm_forward(double *out, const double *x, const double *w, const double *b,
+                                          const double *residual, size_t n, size_t C, double eps, double offset) {
     size_t t, i;
     for (t = 0; t < n; t++) {
         double mean, scale = norm_statistics(b != NULL, x + t * C, C, eps, &mean);
-        for (i = 0; i < C; i++) out[t * C + i] = (x[t * C + i] - mean) * scale * w[i] + (b ? b[i] : 0.0);
+        for (i = 0; i < C; i++)
+            out[t * C + i] = (x[t * C + i] - mean) * scale * (w[i] + offset) + (b ? b[i] : 0.0) +
+                             (residual ? residual[t * C + i] : 0.0);
     }
 }
 
-// db is NULL for RMSNorm. With u = normalised x and g = dout * w:
+// db is NULL for RMSNorm. With u = normalised x and g = dout * (w + offset):
 //     dx = (g - mean(g) [LayerNorm only] - u * mean(g * u)) / sqrt(variance + eps)
 static inline void reference_norm_backward(double *dx, double *dw, double *db, const double *dout, const double *x,
-                                           const double *w, size_t n, size_t C, double eps) {
+                                           const double *w, size_t n, size_t C, double eps, double offset) {
     size_t t, i;
     for (t = 0; t < n; t++) {
         const double *xt = x + t * C, *dt = dout + t * C;
         double mean, scale = norm_statistics(db != NULL, xt, C, eps, &mean), mean_g = 0.0, mean_gu = 0.0;
         for (i = 0; i < C; i++) {
-            if (db) mean_g += dt[i] * w[i] / (double)C;
-            mean_gu += dt[i] * w[i] * (xt[i] - mean) * scale / (double)C;
+            if (db) mean_g += dt[i] * (w[i] + offset) / (double)C;
+            mean_gu += dt[i] * (w[i] + offset) * (xt[i] - mean) * scale / (double)C;
         }
         for (i = 0; i < C; i++) {
             double u = (xt[i] - mean) * scale;
-            dx[t * C + i] += (dt[i] * w[i] - mean_g - u * mean_gu) * scale;
+            dx[t * C + i] += (dt[i] * (w[i] + offset) - mean_g - u * mean_gu) * scale;
             dw[i] += dt[i] * u;
             if (db) db[i] += dt[i];
         }
@@ -111,13 +114,20 @@ static inline void reference_rope(double *x, const int32_t *position, const floa
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------------
-// Probabilities of query `token` over keys [document, token] into p[token - document + 1]; returns log sum exp.
-static inline double attention_row(double *p, const double *q, const double *k, size_t document, size_t token,
+// The first key that query t of a span sees, by the window's definition.
+static inline size_t attention_first_key(Spans spans, size_t s, size_t t) {
+    size_t first = spans.span[s].document;
+    while (spans.window && t - first >= spans.window) first++;
+    return first;
+}
+
+// Probabilities of query `token` over keys [first, token] into p[token - first + 1]; returns log sum exp.
+static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t token,
                                    size_t NKV, size_t key_head, size_t HD, double scale) {
-    size_t count = token - document + 1, j, i;
+    size_t count = token - first + 1, j, i;
     double largest = -INFINITY, sum = 0.0;
     for (j = 0; j < count; j++) {
-        const double *key = k + ((document + j) * NKV + key_head) * HD;
+        const double *key = k + ((first + j) * NKV + key_head) * HD;
         p[j] = 0.0;
         for (i = 0; i < HD; i++) p[j] += q[i] * key[i];
         p[j] *= scale;
@@ -136,12 +146,12 @@ static inline void reference_attention_forward(double *out, double *lse, const d
     for (s = 0; s < spans.count; s++)
         for (t = spans.span[s].begin; t < spans.span[s].end; t++)
             for (h = 0; h < NH; h++) {
-                size_t row = (t - first) * NH + h, key_head = h / (NH / NKV), document = spans.span[s].document;
+                size_t row = (t - first) * NH + h, key_head = h / (NH / NKV), from = attention_first_key(spans, s, t);
                 double *o = out + row * HD;
-                lse[row] = attention_row(p, q + row * HD, k, document, t, NKV, key_head, HD, scale);
+                lse[row] = attention_row(p, q + row * HD, k, from, t, NKV, key_head, HD, scale);
                 for (i = 0; i < HD; i++) o[i] = 0.0;
-                for (j = document; j <= t; j++)
-                    for (i = 0; i < HD; i++) o[i] += p[j - document] * v[(j * NKV + key_head) * HD + i];
+                for (j = from; j <= t; j++)
+                    for (i = 0; i < HD; i++) o[i] += p[j - from] * v[(j * NKV + key_head) * HD + i];
             }
 }
 
@@ -155,18 +165,18 @@ static inline void reference_attention_backward(double *dq, double *dk, double *
     for (s = 0; s < spans.count; s++)
         for (t = spans.span[s].begin; t < spans.span[s].end; t++)
             for (h = 0; h < NH; h++) {
-                size_t row = (t - first) * NH + h, key_head = h / (NH / NKV), document = spans.span[s].document;
+                size_t row = (t - first) * NH + h, key_head = h / (NH / NKV), from = attention_first_key(spans, s, t);
                 const double *d = dout + row * HD;
                 double mean = 0.0;
-                attention_row(p, q + row * HD, k, document, t, NKV, key_head, HD, scale);
+                attention_row(p, q + row * HD, k, from, t, NKV, key_head, HD, scale);
                 for (i = 0; i < HD; i++) mean += d[i] * out[row * HD + i];
-                for (j = document; j <= t; j++) {
+                for (j = from; j <= t; j++) {
                     size_t key = (j * NKV + key_head) * HD;
                     double dp = 0.0, ds;
                     for (i = 0; i < HD; i++) dp += d[i] * v[key + i];
-                    ds = p[j - document] * (dp - mean) * scale;
+                    ds = p[j - from] * (dp - mean) * scale;
                     for (i = 0; i < HD; i++) {
-                        dv[key + i] += p[j - document] * d[i];
+                        dv[key + i] += p[j - from] * d[i];
                         dk[key + i] += ds * q[row * HD + i];
                         dq[row * HD + i] += ds * k[key + i];
                     }
@@ -213,6 +223,29 @@ static inline void reference_gelu_backward(double *dx, const double *dout, const
         double z = gelu_inner(x[i]), slope = sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x[i] * x[i]);
         dx[i] += dout[i] * (sigmoid(2.0 * z) + x[i] * 2.0 * sigmoid(2.0 * z) * sigmoid(-2.0 * z) * slope);
     }
+}
+
+// A gated GELU: gelu(gate) * up, from GELU itself.
+static inline void reference_geglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
+    size_t t, i;
+    for (t = 0; t < n; t++)
+        for (i = 0; i < FF; i++) {
+            reference_gelu_forward(&out[t * FF + i], &gate_up[t * 2 * FF + i], 1);
+            out[t * FF + i] *= gate_up[t * 2 * FF + FF + i];
+        }
+}
+
+static inline void reference_geglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n,
+                                            size_t FF) {
+    size_t t, i;
+    for (t = 0; t < n; t++)
+        for (i = 0; i < FF; i++) {
+            size_t g = t * 2 * FF + i, u = g + FF;
+            double d = dout[t * FF + i], through = d * gate_up[u], gelu;
+            reference_gelu_forward(&gelu, &gate_up[g], 1);
+            reference_gelu_backward(&dgate_up[g], &through, &gate_up[g], 1);
+            dgate_up[u] += d * gelu;
+        }
 }
 
 // ---- loss head ----------------------------------------------------------------------------------------------------------------

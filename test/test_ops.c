@@ -69,28 +69,29 @@ static int32_t *random_rows(size_t n, size_t rows) {
     return index;
 }
 
-static void embedding_case(size_t n, size_t rows, size_t C, int with_wpe, DType dw_type) {
+static void embedding_case(size_t n, size_t rows, size_t C, int with_wpe, DType dw_type, double scale) {
     int32_t *tokens, *position;
     Guarded *g_tokens, *g_position, *wte, *wpe, *out, *dx, *dw, *scratch;
     double *expected;
     size_t i;
-    test_case("n=%zu rows=%zu C=%zu %s wpe, dw %s", n, rows, C, with_wpe ? "with" : "without", dtype_name(dw_type));
+    test_case("n=%zu rows=%zu C=%zu %s wpe, dw %s, scale %g", n, rows, C, with_wpe ? "with" : "without",
+              dtype_name(dw_type), scale);
     tokens = random_rows(n, rows), position = random_rows(n, n);
     g_tokens = guarded_bytes(INPUT, "tokens", tokens, 4, n),
     g_position = guarded_bytes(INPUT, "position", position, 4, n);
     wte = input("wte", rows * C), wpe = with_wpe ? input("wpe", n * C) : NULL, out = output("out", n * C);
     CALL(ops->embedding_forward(out->data, g_tokens->data, with_wpe ? g_position->data : NULL, wte->data,
-                                wpe ? wpe->data : NULL, n, C));
+                                wpe ? wpe->data : NULL, n, C, scale));
     expected = case_doubles(n * C);
-    reference_embedding_forward(expected, tokens, position, wte->values, wpe ? wpe->values : NULL, n, C);
+    reference_embedding_forward(expected, tokens, position, wte->values, wpe ? wpe->values : NULL, n, C, scale);
     expect_near(out, expected);
-    if (!with_wpe) expect_exactly(out, expected);
+    if (!with_wpe && scale == 1.0) expect_exactly(out, expected);
 
     dx = input("dx", n * C), dw = guarded_normal(CHANGED, "dw", dw_type, rows * C, 0.0, 1.0);
     scratch = scratch_of(ops->embedding_backward_scratch(n, rows, C));
-    CALL(ops->embedding_backward(dw->data, dw_type, dx->data, g_tokens->data, n, rows, C, scratch->data));
+    CALL(ops->embedding_backward(dw->data, dw_type, dx->data, g_tokens->data, n, rows, C, scale, scratch->data));
     expected = case_copy(dw->values, rows * C);
-    reference_embedding_backward(expected, dx->values, tokens, n, C);
+    reference_embedding_backward(expected, dx->values, tokens, n, C, scale);
     expect_near(dw, expected);
     for (i = 0; i < rows * C; i++) // rows without a token keep their bits
         if (expected[i] == dw->values[i] && result(dw, i) != dw->values[i]) test_fail("dw[%zu] was changed", i);
@@ -103,37 +104,46 @@ TEST(embedding) {
     size_t s;
     for (s = 0; s < 2 * COUNT_OF(shapes); s++) {
         const size_t *shape = shapes[s / 2];
-        embedding_case(shape[0], shape[1], shape[2], (int)(s + s / 2) % 2, s % 2 ? ops->stored : ops->summed);
+        embedding_case(shape[0], shape[1], shape[2], (int)(s + s / 2) % 2, s % 2 ? ops->stored : ops->summed,
+                       s % 3 ? 1.0 : 5.5);
     }
 }
 
 // ---- norms --------------------------------------------------------------------------------------------------------------------
-static void norm_forward_case(int layernorm, size_t n, size_t C, double mean, double slack, int same) {
-    Guarded *x, *w, *b, *out;
-    double *expected, eps = 1e-5;
-    test_case("%s_forward n=%zu C=%zu mean %g%s", layernorm ? "layernorm" : "rmsnorm", n, C, mean,
-              same ? ", out is x" : "");
-    x = guarded_normal(same ? CHANGED : INPUT, "x", ops->stored, n * C, mean, 1.0), w = input("w", C);
-    b = layernorm ? input("b", C) : NULL, out = same ? x : output("out", n * C);
+enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 4 };
+
+static void norm_forward_case(int layernorm, size_t n, size_t C, double mean, double slack, int variant) {
+    static const char *const variants[] = {"", ", out is x", ", with a residual", ", out is residual"};
+    Guarded *x, *w, *b, *residual, *out;
+    double *expected, eps = 1e-5, offset = !layernorm && n % 2 ? 1.0 : 0.0;
+    test_case("%s_forward n=%zu C=%zu mean %g offset %g%s", layernorm ? "layernorm" : "rmsnorm", n, C, mean, offset,
+              variants[variant]);
+    x = guarded_normal(variant == OUT_IS_X ? CHANGED : INPUT, "x", ops->stored, n * C, mean, 1.0), w = input("w", C);
+    b = layernorm ? input("b", C) : NULL;
+    residual = variant == WITH_RESIDUAL     ? input("residual", n * C)
+               : variant == OUT_IS_RESIDUAL ? in_place("residual", n * C)
+                                            : NULL;
+    out = variant == OUT_IS_X ? x : variant == OUT_IS_RESIDUAL ? residual : output("out", n * C);
     if (layernorm)
         CALL(ops->layernorm_forward(out->data, x->data, w->data, b->data, n, C, eps));
     else
-        CALL(ops->rmsnorm_forward(out->data, x->data, w->data, n, C, eps));
+        CALL(ops->rmsnorm_forward(out->data, x->data, w->data, residual ? residual->data : NULL, n, C, eps, offset));
     expected = case_doubles(n * C);
-    reference_norm_forward(expected, x->values, w->values, b ? b->values : NULL, n, C, eps);
+    reference_norm_forward(expected, x->values, w->values, b ? b->values : NULL, residual ? residual->values : NULL, n, C,
+                           eps, offset);
     expect_within(out, expected, slack, 0.0);
 }
 
 // dx is a difference of terms of this size: what its rounding is measured by where they cancel (C of 1 and 2), and where
 // x - mean has cancelled.
 static double norm_gradient_size(int layernorm, const double *dout, const double *x, const double *w, size_t n,
-                                 size_t C, double eps) {
+                                 size_t C, double eps, double offset) {
     double sum = 0.0, mean;
     size_t t, i;
     for (t = 0; t < n; t++) {
         double scale = norm_statistics(layernorm, x + t * C, C, eps, &mean);
         for (i = 0; i < C; i++)
-            sum += pow(dout[t * C + i] * w[i] * scale * (1.0 + fabs(mean) * scale), 2.0) / (double)(n * C);
+            sum += pow(dout[t * C + i] * (w[i] + offset) * scale * (1.0 + fabs(mean) * scale), 2.0) / (double)(n * C);
     }
     return sqrt(sum);
 }
@@ -143,7 +153,7 @@ enum { SEPARATE, ACCUMULATE, DX_IS_DOUT, DX_IS_X, NORM_VARIANTS };
 static void norm_backward_case(int layernorm, size_t n, size_t C, double mean, double slack, int variant) {
     static const char *const variants[] = {"", ", accumulating", ", dx is dout", ", dx is x"};
     Guarded *dx, *dw, *db, *dout, *x, *w, *scratch;
-    double *e_dx, *e_dw, *e_db, eps = 1e-5, size;
+    double *e_dx, *e_dw, *e_db, eps = 1e-5, offset = !layernorm && n % 2 ? 1.0 : 0.0, size;
     int accumulate = variant == ACCUMULATE;
     test_case("%s_backward n=%zu C=%zu mean %g%s", layernorm ? "layernorm" : "rmsnorm", n, C, mean, variants[variant]);
     x = guarded_normal(variant == DX_IS_X ? CHANGED : INPUT, "x", ops->stored, n * C, mean, 1.0), w = input("w", C);
@@ -158,12 +168,12 @@ static void norm_backward_case(int layernorm, size_t n, size_t C, double mean, d
         CALL(ops->layernorm_backward(dx->data, dw->data, db->data, dout->data, x->data, w->data, n, C, eps, accumulate,
                                      scratch->data));
     else
-        CALL(ops->rmsnorm_backward(dx->data, dw->data, dout->data, x->data, w->data, n, C, eps, accumulate,
+        CALL(ops->rmsnorm_backward(dx->data, dw->data, dout->data, x->data, w->data, n, C, eps, offset, accumulate,
                                    scratch->data));
     e_dx = accumulate ? case_copy(dx->values, n * C) : case_doubles(n * C);
     e_dw = case_copy(dw->values, C), e_db = layernorm ? case_copy(db->values, C) : NULL;
-    reference_norm_backward(e_dx, e_dw, e_db, dout->values, x->values, w->values, n, C, eps);
-    size = norm_gradient_size(layernorm, dout->values, x->values, w->values, n, C, eps);
+    reference_norm_backward(e_dx, e_dw, e_db, dout->values, x->values, w->values, n, C, eps, offset);
+    size = norm_gradient_size(layernorm, dout->values, x->values, w->values, n, C, eps, offset);
     expect_within(dx, e_dx, slack, size);
     expect_within(dw, e_dw, slack, sqrt((double)n));
     if (db) expect_within(db, e_db, slack, sqrt((double)n));
@@ -175,12 +185,13 @@ static void norm_cases(int layernorm) {
     size_t c, r;
     for (c = 0; c < COUNT_OF(widths); c++)
         for (r = 0; r < COUNT_OF(rows); r++) {
-            norm_forward_case(layernorm, rows[r], widths[c], 0.0, 1.0, (int)(c + r) % 2);
+            norm_forward_case(layernorm, rows[r], widths[c], 0.0, 1.0,
+                              (int)(c + r) % (layernorm ? LAYERNORM_FORWARDS : RMSNORM_FORWARDS));
             norm_backward_case(layernorm, rows[r], widths[c], 0.0, 1.0, (int)(c + r) % NORM_VARIANTS);
         }
     for (c = 0; c < NORM_VARIANTS; c++) norm_backward_case(layernorm, 300, 64, 0.0, 1.0, (int)c);
     // E[x^2] - mean^2 would lose three digits here; fp32 rounding of the mean itself loses one
-    norm_forward_case(layernorm, 20, 500, 30.0, 5.0, 0);
+    norm_forward_case(layernorm, 20, 500, 30.0, 5.0, OUT_ALONE);
     norm_backward_case(layernorm, 20, 500, 30.0, 5.0, SEPARATE);
     // more than 512 threads hold a few packs of
     norm_backward_case(layernorm, 2, 20000, 0.0, 3.0, SEPARATE); // statistics are fp32 sums of a row
@@ -201,8 +212,8 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
         for (i = 0; i < C; i++) values[i] = constants[c];
         x = guarded_values(INPUT, "x", ops->stored, values, C), w = input("w", C), b = input("b", C),
         out = output("out", C);
-        CALL(ops->rmsnorm_forward(out->data, x->data, w->data, 1, C, 1e-6));
-        reference_norm_forward(expected, x->values, w->values, NULL, 1, C, 1e-6);
+        CALL(ops->rmsnorm_forward(out->data, x->data, w->data, NULL, 1, C, 1e-6, 0.0));
+        reference_norm_forward(expected, x->values, w->values, NULL, NULL, 1, C, 1e-6, 0.0);
         expect_near(out, expected);
         CALL(ops->layernorm_forward(out->data, x->data, w->data, b->data, 1, C, 1e-6));
         expect_near(out, b->values);
@@ -307,32 +318,55 @@ TEST(rope) {
 // ---- activations ----------------------------------------------------------------------------------------------------------------
 static const double extremes[] = {0.0, -0.0, 1e-30, -1e-30, 5.0, -5.0, 20.0, -20.0, 100.0, -100.0, 3000.0, -3000.0};
 
-static void swiglu_case(size_t n, size_t FF, int same) {
+// A gate and what it lets through, by either function.
+typedef struct {
+    const char *name;
+    void (*forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
+    void (*backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF);
+    void (*reference_forward)(double *out, const double *gate_up, size_t n, size_t FF);
+    void (*reference_backward)(double *dgate_up, const double *dout, const double *gate_up, size_t n, size_t FF);
+} Gated;
+
+static Gated gated_of(int geglu) {
+    const Gated swiglu = {"swiglu", ops->swiglu_forward, ops->swiglu_backward, reference_swiglu_forward,
+                          reference_swiglu_backward};
+    const Gated gelu = {"geglu", ops->geglu_forward, ops->geglu_backward, reference_geglu_forward,
+                        reference_geglu_backward};
+    return geglu ? gelu : swiglu;
+}
+
+static void gated_case(Gated g, const double *values, size_t n, size_t FF, int same) {
     Guarded *gate_up, *out, *dout, *dgate_up;
-    double *values, *expected;
-    size_t i;
-    test_case("swiglu n=%zu FF=%zu%s", n, FF, same ? ", dgate_up is gate_up" : "");
-    values = case_doubles(n * 2 * FF), expected = case_doubles(n * 2 * FF);
-    for (i = 0; i < n * 2 * FF; i++) values[i] = 3.0 * test_normal();
+    double *expected;
+    test_case("%s n=%zu FF=%zu of %g, ...%s", g.name, n, FF, values[0], same ? ", dgate_up is gate_up" : "");
+    expected = case_doubles(n * 2 * FF);
     gate_up = guarded_values(INPUT, "gate_up", ops->stored, values, n * 2 * FF), out = output("out", n * FF);
-    CALL(ops->swiglu_forward(out->data, gate_up->data, n, FF));
-    reference_swiglu_forward(expected, gate_up->values, n, FF);
+    CALL(g.forward(out->data, gate_up->data, n, FF));
+    g.reference_forward(expected, gate_up->values, n, FF);
     expect_near(out, expected);
     dout = input("dout", n * FF);
     dgate_up =
         same ? guarded_values(CHANGED, "gate_up", ops->stored, values, n * 2 * FF) : output("dgate_up", n * 2 * FF);
-    CALL(ops->swiglu_backward(dgate_up->data, dout->data, same ? dgate_up->data : gate_up->data, n, FF));
+    CALL(g.backward(dgate_up->data, dout->data, same ? dgate_up->data : gate_up->data, n, FF));
     memset(expected, 0, n * 2 * FF * sizeof(double));
-    reference_swiglu_backward(expected, dout->values, gate_up->values, n, FF);
+    g.reference_backward(expected, dout->values, gate_up->values, n, FF);
     expect_near(dgate_up, expected);
 }
 
-TEST(swiglu) {
+static void gated_cases(int geglu) {
     static const size_t shapes[][2] = {{1, 1},  {1, 2},  {2, 1},   {3, 5},    {5, 16},
                                        {7, 17}, {4, 31}, {16, 64}, {33, 100}, {60, 511}};
-    size_t s;
-    for (s = 0; s < 2 * COUNT_OF(shapes); s++) swiglu_case(shapes[s / 2][0], shapes[s / 2][1], (int)s % 2);
+    static double values[2 * 60 * 511]; // of the largest; a case's own memory ends with it
+    size_t s, i;
+    for (s = 0; s < 2 * COUNT_OF(shapes); s++) {
+        size_t n = shapes[s / 2][0], FF = shapes[s / 2][1];
+        for (i = 0; i < n * 2 * FF; i++) values[i] = 3.0 * test_normal();
+        gated_case(gated_of(geglu), values, n, FF, (int)s % 2);
+    }
 }
+
+TEST(swiglu) { gated_cases(0); }
+TEST(geglu) { gated_cases(1); }
 
 static void gelu_case(const double *values, size_t count, int same) {
     Guarded *x, *out, *dout, *dx;
@@ -362,21 +396,11 @@ TEST(gelu) {
 TEST(activations_of_extremes) { // no overflow, no 0 * inf
     size_t i;
     for (i = 0; i < COUNT_OF(extremes); i++) {
-        Guarded *gate_up, *out, *dout, *dgate_up;
-        double gate[2], expected[2];
+        double gate[2];
         gelu_case(&extremes[i], 1, 0);
         gate[0] = extremes[i], gate[1] = 2.0;
-        test_case("swiglu of %g", extremes[i]);
-        gate_up = guarded_values(INPUT, "gate_up", ops->stored, gate, 2), out = output("out", 1),
-        dout = input("dout", 1);
-        dgate_up = output("dgate_up", 2);
-        CALL((ops->swiglu_forward(out->data, gate_up->data, 1, 1),
-              ops->swiglu_backward(dgate_up->data, dout->data, gate_up->data, 1, 1)));
-        reference_swiglu_forward(expected, gate_up->values, 1, 1);
-        expect_near(out, expected);
-        expected[0] = expected[1] = 0.0;
-        reference_swiglu_backward(expected, dout->values, gate_up->values, 1, 1);
-        expect_near(dgate_up, expected);
+        gated_case(gated_of(0), gate, 1, 1, 0);
+        gated_case(gated_of(1), gate, 1, 1, 0);
     }
 }
 
@@ -548,10 +572,12 @@ int main(int argc, char **argv) {
 #endif
         LISTED(attention_scratch_of_any_threads),
         LISTED(attention_chunks_equal_whole),
+        LISTED(attention_windows),
 #ifdef HAVE_CUDNN
         LISTED(attention_used_cudnn),
 #endif
         LISTED(swiglu),
+        LISTED(geglu),
         LISTED(gelu),
         LISTED(activations_of_extremes),
         LISTED(logprob),

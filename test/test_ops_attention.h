@@ -24,17 +24,20 @@ enum { HEAD_SHAPES = sizeof(head_shapes) / sizeof(head_shapes[0]) };
 // lists are long enough that these still meet every size of head and both sides of the tiles.
 enum { CASE_STEP = EMULATED ? 3 : 1 };
 
+// Of the cases below; 0: none. Set by the tests of windows alone.
+static size_t case_window;
+
 // The spans of the chunk [t0, t1) of a stream of documents; span[] has room for one per document.
 static Spans spans_of(const size_t *lengths, size_t documents, size_t t0, size_t t1, Span *span) {
     Spans spans;
     size_t d, start = 0;
     memset(&spans, 0, sizeof(spans));
-    spans.span = span;
+    spans.span = span, spans.window = case_window;
     for (d = 0; d < documents; start += lengths[d++]) {
         size_t end = start + lengths[d], begin = start > t0 ? start : t0, stop = end < t1 ? end : t1, t;
         if (begin >= stop) continue;
         span->document = start, span->begin = begin, span->end = stop;
-        for (t = begin; t < stop; t++) spans.pairs += (double)(t - start + 1);
+        for (t = begin; t < stop; t++) spans.pairs += (double)(t + 1 - first_key(start, t, case_window));
         span++, spans.count++;
     }
     return spans;
@@ -71,13 +74,13 @@ static void attention_chunk_case(const size_t *lengths, size_t documents, size_t
     Guarded *q, *k, *v, *out, *lse, *scratch, *given_out, *given_lse, *dout, *g_dq, *g_dk, *g_dv;
     Span *span;
     Spans spans;
-    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g", t0, t1, N,
-              documents, NH, NKV, HD, amplitude);
+    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0,
+              t1, N, documents, NH, NKV, HD, amplitude, case_window);
     // dout . v - delta: two sums of HD products, which nearly cancel in short documents.
     slack *= fmax(1.0, sqrt((double)HD / 128.0));
     span = (Span *)case_memory(documents * sizeof(Span));
     spans = spans_of(lengths, documents, t0, t1, span);
-    first = span[0].document;
+    first = first_key(span[0].document, t0, case_window);
     p = case_doubles(N);
 
     q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, amplitude);
@@ -415,6 +418,23 @@ TEST(attention_chunks_equal_whole) {
         static const size_t longer[] = {3, 280}, sizes[] = {40, 64, 127, 128, 131, 283};
         attention_stream_case(longer, 2, sizes[c], head_shapes[c == 0 ? 7 : c % 2 ? 3 : 5]);
     }
+}
+
+// Windows of every kind against the tiles: a query's own key alone, less and more than a tile, several, more than there is. Keys
+// before the first query's window are NaN, and theirs are no gradients.
+TEST(attention_windows) {
+    static const size_t windows[] = {1, 2, 7, 31, 64, 65, 128, 200, 1000};
+    static const size_t lengths[] = {3, 70, 1, 41, 26}, longer[] = {140, 5, 269, 1};
+    size_t w, h = 0;
+    for (w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
+        case_window = windows[w];
+        attention_chunk_case(lengths, 5, 0, 141, head_shapes[h++ % HEAD_SHAPES], 1.0, testing.operands > 0.0 ? 2.0 : 1.0);
+        attention_chunk_case(longer, 4, 201, 331, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
+        attention_chunk_case(longer, 4, 120, 150, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
+        attention_chunk_case(longer, 4, 413, 415, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
+        if (CASE_STEP == 1 || w % 3 == 0) attention_stream_case(longer, 4, 61 + w, head_shapes[h++ % HEAD_SHAPES]);
+    }
+    case_window = 0;
 }
 
 #ifdef HAVE_CUDNN

@@ -65,7 +65,7 @@ static Problem problem_of(size_t outputs, size_t n, size_t C, size_t OC) {
 }
 
 static void forward_embedding(Problem *p) {
-    reference_embedding_forward(p->out, p->index, p->index + 1, p->x, p->y, p->n, p->C);
+    reference_embedding_forward(p->out, p->index, p->index + 1, p->x, p->y, p->n, p->C, 2.5);
 }
 
 TEST(reference_embedding) {
@@ -73,13 +73,15 @@ TEST(reference_embedding) {
     Problem p = problem_of(7 * 3, 7, 3, 0);
     double *dx = case_doubles(4 * 3), *dy = case_doubles(4 * 3);
     p.x = normals(4 * 3), p.y = normals(4 * 3);
-    reference_embedding_backward(dx, p.dout, p.index, 7, 3);
-    reference_embedding_backward(dy, p.dout, p.index + 1, 7, 3);
+    reference_embedding_backward(dx, p.dout, p.index, 7, 3, 2.5);
+    reference_embedding_backward(dy, p.dout, p.index + 1, 7, 3, 1.0);
     check_derivative(&p, forward_embedding, "wte", p.x, dx, 4 * 3);
     check_derivative(&p, forward_embedding, "wpe", p.y, dy, 4 * 3);
 }
 
-static void forward_norm(Problem *p) { reference_norm_forward(p->out, p->x, p->y, p->z, p->n, p->C, 1e-2); }
+static void forward_norm(Problem *p) {
+    reference_norm_forward(p->out, p->x, p->y, p->z, NULL, p->n, p->C, 1e-2, p->z ? 0.0 : 1.0);
+}
 
 TEST(reference_norms) {
     int layernorm;
@@ -88,7 +90,8 @@ TEST(reference_norms) {
         Problem p = problem_of(3 * 7, 3, 7, 0);
         double *dx = case_doubles(3 * 7), *dw = case_doubles(7), *db = case_doubles(7);
         p.x = normals(3 * 7), p.y = normals(7), p.z = layernorm ? normals(7) : NULL;
-        reference_norm_backward(dx, dw, layernorm ? db : NULL, p.dout, p.x, p.y, 3, 7, 1e-2);
+        reference_norm_backward(dx, dw, layernorm ? db : NULL, p.dout, p.x, p.y, 3, 7, 1e-2,
+                                layernorm ? 0.0 : 1.0);
         check_derivative(&p, forward_norm, "x", p.x, dx, 3 * 7);
         check_derivative(&p, forward_norm, "w", p.y, dw, 7);
         if (layernorm) check_derivative(&p, forward_norm, "b", p.z, db, 7);
@@ -129,14 +132,14 @@ static void forward_attention(Problem *p) {
     reference_attention_forward(p->out, lse, p->x, p->y, p->z, p->spans, HEADS, KEY_HEADS, HEAD_DIM, 0.7, row);
 }
 
-TEST(reference_attention) {
+static void reference_attention_with(size_t window) {
     static const Span spans[] = {{0, 1, 2}, {2, 2, 7}}; // the chunk begins inside the first document
     const size_t queries = 6 * HEADS * HEAD_DIM, keys = 7 * KEY_HEADS * HEAD_DIM;
     double row[8];
-    test_case("tokens 1 to 6 of documents of 2 and 5");
+    test_case("tokens 1 to 6 of documents of 2 and 5, window %zu", window);
     Problem p = problem_of(queries, 6, 0, 0);
     double *dq = case_doubles(queries), *dk = case_doubles(keys), *dv = case_doubles(keys);
-    p.spans.span = spans, p.spans.count = 2;
+    p.spans.span = spans, p.spans.count = 2, p.spans.window = window;
     p.x = normals(queries), p.y = normals(keys), p.z = normals(keys);
     forward_attention(&p);
     reference_attention_backward(dq, dk, dv, p.dout, p.out, p.x, p.y, p.z, p.spans, HEADS, KEY_HEADS, HEAD_DIM, 0.7,
@@ -146,7 +149,13 @@ TEST(reference_attention) {
     check_derivative(&p, forward_attention, "v", p.z, dv, keys);
 }
 
+TEST(reference_attention) {
+    reference_attention_with(0);
+    reference_attention_with(3);
+}
+
 static void forward_swiglu(Problem *p) { reference_swiglu_forward(p->out, p->x, p->n, p->C); }
+static void forward_geglu(Problem *p) { reference_geglu_forward(p->out, p->x, p->n, p->C); }
 static void forward_gelu(Problem *p) { reference_gelu_forward(p->out, p->x, p->outputs); }
 
 TEST(reference_activations) {
@@ -157,6 +166,12 @@ TEST(reference_activations) {
     p.x = normals(2 * 3 * 5);
     reference_swiglu_backward(dx, p.dout, p.x, 3, 5);
     check_derivative(&p, forward_swiglu, "gate_up", p.x, dx, 2 * 3 * 5);
+
+    test_case("geglu n=3 FF=5");
+    p = problem_of(3 * 5, 3, 5, 0);
+    p.x = normals(2 * 3 * 5), dx = case_doubles(2 * 3 * 5);
+    reference_geglu_backward(dx, p.dout, p.x, 3, 5);
+    check_derivative(&p, forward_geglu, "gate_up", p.x, dx, 2 * 3 * 5);
 
     test_case("gelu of 40");
     p = problem_of(40, 40, 1, 0);

@@ -1,5 +1,5 @@
 /*
-SwiGLU and GELU, forward and backward. Both rest on the logistic function s(z) = 1 / (1 + exp(-z)):
+SwiGLU, GELU and GeGLU (a GELU that gates), forward and backward. All rest on the logistic function s(z) = 1 / (1 + exp(-z)):
 
     silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
     gelu(x) = x s(z(x))               gelu'(x) = s + x s (1 - s) z'(x)
@@ -75,6 +75,39 @@ static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size
         for (size_t i = 0; i < length; i++) {
             floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
             dx_block[i] = store(load(dout_block[i]) * (s + x * s * one_minus_s * (scale + 3 * cubic * x * x)));
+        }
+    }
+}
+
+static void geglu_forward(Stored *out_, const Stored *gate_up, size_t n, size_t FF) {
+    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF;
+        floatX *out = (floatX *)out_ + t * FF;
+#pragma omp simd
+        for (size_t i = 0; i < FF; i++) {
+            floatS g = load(gate[i]), one_minus_s, s = sigmoid(g * (scale + cubic * g * g), &one_minus_s);
+            out[i] = store(g * s * load(up[i]));
+        }
+    }
+}
+
+static void geglu_backward(Stored *dgate_up, const Stored *dout_, const Stored *gate_up, size_t n, size_t FF) {
+    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF,
+                     *dout = (const floatX *)dout_ + t * FF;
+        floatX *dgate = (floatX *)dgate_up + t * 2 * FF, *dup = dgate + FF;
+#pragma omp simd
+        for (size_t i = 0; i < FF; i++) {
+            floatS g = load(gate[i]), u = load(up[i]), d = load(dout[i]);
+            floatS one_minus_s, s = sigmoid(g * (scale + cubic * g * g), &one_minus_s);
+            dgate[i] = store(d * u * (s + g * s * one_minus_s * (scale + 3 * cubic * g * g)));
+            dup[i] = store(d * g * s);
         }
     }
 }

@@ -40,7 +40,7 @@ typedef struct {
     const floatX *dout, *out; // backward only, as are the next two lines
     const floatS *lse;
     floatS *dk, *dv;
-    size_t first, NH, NKV, HD;
+    size_t first, NH, NKV, HD, window;
     size_t group;                 // query heads per key/value head
     size_t threads, tokens, rows; // that share the work; of the largest query block
     double scale;
@@ -134,13 +134,33 @@ static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr
 
 // ---- blocks ----------------------------------------------------------------------------------------------------------
 
-// Fills seen[r] (see attention_block.h) for rows [row, row + rows) of a query block against keys [key, key + keys).
-static void see_keys(size_t *seen, QueryBlock b, size_t row, size_t rows, size_t key, size_t keys, size_t group) {
-    size_t position = b.begin + row / group, head = row % group;
+// What rows [row, row + rows) of a query block see of keys [key, key + keys), see attention_block.h.
+typedef struct {
+    size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
+} Sight;
+
+static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row, size_t rows, size_t key, size_t keys) {
+    size_t position = b.begin + row / a->group, head = row % a->group;
     for (size_t r = 0; r < rows; r++) {
-        seen[r] = position < key ? 0 : min_size(position - key + 1, keys);
-        if (++head == group) head = 0, position++;
+        const size_t first = first_key(b.document, position, a->window);
+        sight->seen[r] = position < key ? 0 : min_size(position - key + 1, keys);
+        sight->hidden[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
+        if (++head == a->group) head = 0, position++;
     }
+}
+
+// The blocks of keys that a query block walks begin at its first key and end at whole numbers of blocks from the document's
+// start, so that sums hardly depend on where the query block begins.
+static size_t block_first_key(const Attention *a, QueryBlock b) { return first_key(b.document, b.begin, a->window); }
+
+static size_t block_keys(QueryBlock b, size_t key) {
+    return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, b.end - key);
+}
+
+// Behind the last row of a query block that sees one of keys [key, key + keys).
+static size_t end_row(const Attention *a, QueryBlock b, size_t key, size_t keys) {
+    const size_t end = a->window ? min_size(b.end, key + keys - 1 + a->window) : b.end;
+    return end > b.begin ? (end - b.begin) * a->group : 0;
 }
 
 // The first row that sees `key`, rounded down to a tile.
@@ -164,14 +184,16 @@ static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t
 
 static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t group = a->group, HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * group;
-    size_t seen[BLOCK_ROWS], blocks = 0;
+    size_t blocks = 0;
+    Sight sight;
     floatS *folded = NULL, *parts;
     pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
     memset(s->out, 0, round_up(rows, TILE_ROWS) * width * sizeof(floatS));
     for (size_t r = 0; r < round_up(rows, TILE_ROWS); r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
 
-    for (size_t key = b.document; key < b.end; key += BLOCK_KEYS, blocks++) {
-        const size_t keys = min_size(BLOCK_KEYS, b.end - key);
+    for (size_t key = block_first_key(a, b), keys; key < b.end; key += keys, blocks++) {
+        keys = block_keys(b, key);
+        const size_t last = end_row(a, b, key, keys);
         if (blocks == FOLD_BLOCKS) {
             block_fold(s->dout, s->out, round_up(rows, TILE_ROWS), HD, folded != NULL);
             folded = s->dout, blocks = 0;
@@ -179,14 +201,14 @@ static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlo
         pack_keys(s->keys, a->k, a, b.head, key, keys);
         block_transpose(s->kt, s->keys, keys, HD);
         pack_keys(s->keys, a->v, a, b.head, key, keys);
-        for (size_t row = first_row(b, key, group); row < rows; row += BLOCK_ROWS) {
-            const size_t count = min_size(BLOCK_ROWS, round_up(rows - row, TILE_ROWS));
-            see_keys(seen, b, row, count, key, keys, group);
-            block_scores(s->scores, s->q + row * width, s->kt, seen, count, HD);
+        for (size_t row = first_row(b, key, group); row < last; row += BLOCK_ROWS) {
+            const size_t count = min_size(BLOCK_ROWS, round_up(last - row, TILE_ROWS));
+            see_keys(&sight, a, b, row, count, key, keys);
+            block_scores(s->scores, s->q + row * width, s->kt, sight.seen, count, HD);
             block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
-                          s->sum + row, seen, count, HD);
-            block_weights(s->scores, s->largest + row, s->sum + row, seen, count);
-            block_apply(s->out + row * width, s->scores, s->keys, seen, count, HD);
+                          s->sum + row, sight.seen, sight.hidden, count, HD);
+            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.hidden, count);
+            block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
         }
     }
     parts = folded ? folded : s->out; // what is folded and the rest, or the rest alone
@@ -224,32 +246,31 @@ static void open_queries(const Attention *a, QueryBlock b, const AttentionScratc
 // dK, dV += and dq[rows][width] += (unscaled) of a query block against keys [key, key + keys)
 static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t key, size_t keys,
                           const AttentionScratch *s) {
-    const size_t HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * a->group;
-    size_t seen[BLOCK_ROWS];
+    const size_t HD = a->HD, width = packed_width(HD), last = end_row(a, b, key, keys);
+    Sight sight;
     pack_keys(s->keys, a->v, a, b.head, key, keys);
     block_transpose(s->vt, s->keys, keys, HD);
     pack_keys(s->keys, a->k, a, b.head, key, keys);
     block_transpose(s->kt, s->keys, keys, HD);
     memset(s->dk, 0, round_up(keys, TILE_ROWS) * width * sizeof(floatS));
     memset(s->dv, 0, round_up(keys, TILE_ROWS) * width * sizeof(floatS));
-    for (size_t row = first_row(b, key, a->group); row < rows; row += BLOCK_ROWS) {
-        const size_t exact = min_size(BLOCK_ROWS, rows - row), count = round_up(exact, TILE_ROWS);
+    for (size_t row = first_row(b, key, a->group); row < last; row += BLOCK_ROWS) {
+        const size_t exact = min_size(BLOCK_ROWS, last - row), count = round_up(exact, TILE_ROWS);
         const floatS *q = s->q + row * width, *dout = s->dout + row * width;
-        see_keys(seen, b, row, count, key, keys, a->group);
-        block_scores(s->scores, q, s->kt, seen, count, HD);
-        block_scores(s->dscores, dout, s->vt, seen, count, HD);
-        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, seen, count);
-        block_apply(dq + row * width, s->dscores, s->keys, seen, count, HD);
-        block_apply_transposed(s->dv, s->scores, dout, seen, exact, HD);
-        block_apply_transposed(s->dk, s->dscores, q, seen, exact, HD);
+        see_keys(&sight, a, b, row, count, key, keys);
+        block_scores(s->scores, q, s->kt, sight.seen, count, HD);
+        block_scores(s->dscores, dout, s->vt, sight.seen, count, HD);
+        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, sight.seen, sight.hidden, count);
+        block_apply(dq + row * width, s->dscores, s->keys, sight.seen, count, HD);
+        block_apply_transposed(s->dv, s->scores, dout, sight.seen, exact, HD);
+        block_apply_transposed(s->dk, s->dscores, q, sight.seen, exact, HD);
     }
     add_keys(a->dk, s->dk, a, b.head, key, keys, LN_2); // q was scaled by scale * log2 e
     add_keys(a->dv, s->dv, a, b.head, key, keys, 1);
 }
 
-static double causal_pairs(Span span) {
-    const double n = (double)(span.end - span.begin);
-    return n * (double)(span.begin - span.document) + 0.5 * n * (n + 1);
+static double span_pairs(Span span, size_t window) {
+    return query_key_pairs(span.begin - span.document, span.end - span.document, window);
 }
 
 // Backward of a query block against segment `segment` of its keys. The boundaries are multiples of BLOCK_KEYS such that
@@ -258,13 +279,14 @@ static double causal_pairs(Span span) {
 static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
                            const AttentionScratch *s) {
     const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
-    const double pairs = causal_pairs((Span){b.document, b.begin, b.end});
+    const double pairs = span_pairs((Span){b.document, b.begin, b.end}, a->window);
     double before = 0;
     open_queries(a, b, s);
     memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
-    for (size_t key = b.document; key < b.end; key += BLOCK_KEYS) {
-        const size_t keys = min_size(BLOCK_KEYS, b.end - key);
-        const double queries = (double)(b.end - max_size(key, b.begin)), here = queries * (double)keys;
+    for (size_t key = block_first_key(a, b), keys; key < b.end; key += keys) {
+        keys = block_keys(b, key);
+        const size_t last = b.begin + end_row(a, b, key, keys) / a->group;
+        const double queries = (double)(last - max_size(key, b.begin)), here = queries * (double)keys;
         const size_t mine = min_size(segments - 1, (size_t)((before + here / 2) / pairs * (double)segments));
         if (mine == segment) backward_keys(dq, a, b, key, keys, s);
         before += here;
@@ -290,7 +312,7 @@ static size_t even_tokens(Span span, size_t most) {
 static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, size_t NH, size_t NKV,
                               size_t HD, double scale) {
     Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = scale};
-    a.first = spans.span[0].begin;
+    a.first = spans.span[0].begin, a.window = spans.window;
     a.NH = NH, a.NKV = NKV, a.HD = HD, a.group = NH / NKV;
     a.threads = attention_threads();
     a.tokens = query_block_tokens(spans.span[spans.count - 1].end - a.first, a.group, HD, a.threads);
@@ -361,7 +383,7 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
     double pairs = 0;
     a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
     a.dk = (floatS *)dk, a.dv = (floatS *)dv;
-    for (size_t i = 0; i < spans.count; i++) pairs += causal_pairs(spans.span[i]);
+    for (size_t i = 0; i < spans.count; i++) pairs += span_pairs(spans.span[i], spans.window);
 #pragma omp parallel num_threads(a.threads)
     {
         AttentionScratch s;
@@ -371,7 +393,7 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
         for (size_t i = spans.count; i-- > 0;) {
             const Span span = spans.span[i];
             const size_t size = even_tokens(span, a.tokens),
-                         cuts = key_segments(causal_pairs(span) / pairs, NKV, a.threads);
+                         cuts = key_segments(span_pairs(span, spans.window) / pairs, NKV, a.threads);
             if (cuts == 1) {
 #pragma omp for schedule(dynamic) nowait
                 for (size_t head = 0; head < NKV; head++) backward_document((floatX *)dq, &a, span, head, size, &s);
@@ -379,7 +401,8 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
             }
             for (size_t begin = span.begin; begin < span.end; begin += size) {
                 const Span block = {span.document, begin, min_size(begin + size, span.end)};
-                const size_t key_blocks = (block.end - block.document + BLOCK_KEYS - 1) / BLOCK_KEYS;
+                const size_t first = block_first_key(&a, (QueryBlock){0, block.document, block.begin, block.end});
+                const size_t key_blocks = (block.end - first + BLOCK_KEYS - 1) / BLOCK_KEYS;
                 backward_team((floatX *)dq, &a, block, min_size(cuts, key_blocks), parts, a.rows * packed_width(HD),
                               &s);
             }

@@ -3,8 +3,9 @@ Attention on blocks that lie packed in a thread's scratch memory: at most BLOCK_
 Everything that costs time is one of three small matrix products, all of them one register tile, and an exponential
 between them. Query rows are tokens x the query heads of one key/value head, so a key block serves the whole group.
 
-Causality is an array: seen[r], the number of the block's keys that row r sees, which never falls with r. A tile of
-TILE_ROWS rows does the work of its last row, so only tiles on the diagonal compute anything that is masked afterwards.
+What a row sees of a block's keys is two arrays: seen[r], keys up to its own (causality), and hidden[r], the first of them
+that lie before its window; neither ever falls with r. A tile of TILE_ROWS rows does the work of its last row up to seen, so
+tiles on the diagonal, and those at a window's far end, compute something that is masked afterwards.
 What is masked is a weight of 0, and 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1
 rows before it. Harmless, since a run with such values is stopped.
 
@@ -127,8 +128,13 @@ static inline size_t row_extent(const size_t *seen, size_t r) {
     return round_up(seen[r - r % TILE_ROWS + TILE_ROWS - 1], ROW_MULTIPLE);
 }
 
-// The mask of those of keys j, j + 1, ... that a row sees.
-VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t j) { return vector_first_lanes(seen > j ? seen - j : 0); }
+// The mask of those of keys j, j + 1, ... that come before key `end`.
+VECTOR_INLINE VectorBits lanes_before(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
+
+// The mask of those that a row sees.
+VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t hidden, size_t j) {
+    return lanes_before(seen, j) & ~lanes_before(hidden, j);
+}
 
 // row[HD] *= factor
 VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
@@ -138,15 +144,17 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
 // Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL: nothing is
 // yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
 static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
-                                          const size_t *seen, size_t rows, size_t HD) {
+                                          const size_t *seen, const size_t *hidden, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
+    const Vector unseen = vector_of(-(floatS)INFINITY);
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         Vector most = vector_of(largest[r]);
+        for (size_t j = 0; j < hidden[r]; j += VECTOR_LANES)
+            vector_store(row + j, vector_select(lanes_before(hidden[r], j), unseen, vector_load(row + j)));
         for (size_t j = seen[r] - seen[r] % VECTOR_LANES; j < extent; j += VECTOR_LANES)
-            vector_store(row + j,
-                         vector_select(lanes_seen(seen[r], j), vector_load(row + j), vector_of(-(floatS)INFINITY)));
+            vector_store(row + j, vector_select(lanes_before(seen[r], j), vector_load(row + j), unseen));
         for (size_t j = 0; j < extent; j += VECTOR_LANES) most = vector_max(vector_load(row + j), most);
         const floatS before = largest[r], now = vector_max_across(most);
         if (now > before) {
@@ -161,14 +169,15 @@ static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *f
 
 // Scores (to base 2) become weights relative to the row's largest score; 0 for keys that the row does not see.
 static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, double *sum, const size_t *seen,
-                                          size_t rows) {
+                                          const size_t *hidden, size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         Vector total = {0};
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             Vector weight = vector_exp2(vector_load(row + j) - largest[r]);
-            if (j + VECTOR_LANES > seen[r]) weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], j));
+            if (j + VECTOR_LANES > seen[r] || j < hidden[r])
+                weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], hidden[r], j));
             vector_store(row + j, weight);
             total += weight;
         }
@@ -188,14 +197,15 @@ static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows,
 // The backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and
 // dscores = p * (dweights - delta) in place of dweights; both 0 for keys that the row does not see.
 static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweights, const floatS *lse,
-                                                   const floatS *delta, const size_t *seen, size_t rows) {
+                                                   const floatS *delta, const size_t *seen, const size_t *hidden,
+                                                   size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE, *drow = dweights + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             Vector p = vector_exp2(vector_load(row + j) - lse[r]), ds = p * (vector_load(drow + j) - delta[r]);
-            if (j + VECTOR_LANES > seen[r]) {
-                const VectorBits mask = lanes_seen(seen[r], j);
+            if (j + VECTOR_LANES > seen[r] || j < hidden[r]) {
+                const VectorBits mask = lanes_seen(seen[r], hidden[r], j);
                 p = (Vector)((VectorBits)p & mask);
                 ds = (Vector)((VectorBits)ds & mask);
             }

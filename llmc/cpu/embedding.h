@@ -11,7 +11,8 @@ per row and call instead of once per token.
 #include "elements.h"
 
 static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t *position, const Stored *wte_,
-                              const Stored *wpe_, size_t n, size_t C) {
+                              const Stored *wpe_, size_t n, size_t C, double scale_) {
+    const floatS scale = (floatS)scale_;
     floatX *out = (floatX *)out_;
     const floatX *wte = (const floatX *)wte_, *wpe = (const floatX *)wpe_;
     size_t t;
@@ -22,7 +23,10 @@ static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t
         if (wpe) {
             const floatX *position_row = wpe + (size_t)position[t] * C;
 #pragma omp simd
-            for (size_t c = 0; c < C; c++) row[c] = store(load(token_row[c]) + load(position_row[c]));
+            for (size_t c = 0; c < C; c++) row[c] = store(scale * load(token_row[c]) + load(position_row[c]));
+        } else if (scale != 1) {
+#pragma omp simd
+            for (size_t c = 0; c < C; c++) row[c] = store(scale * load(token_row[c]));
         } else {
             memcpy(row, token_row, C * sizeof(*row));
         }
@@ -52,9 +56,9 @@ static void sort_by_row(int32_t *end, int32_t *order, const int32_t *index, size
     for (t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
 }
 
-// dw[begin .. begin + count) += the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens)
+// dw[begin .. begin + count) += scale * the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens)
 static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *dx, const int32_t *order, size_t tokens,
-                           size_t count, size_t C) {
+                           size_t count, size_t C, floatS scale) {
     floatS sum[EMBEDDING_COLUMNS] = {0}, buffer[EMBEDDING_COLUMNS], *block;
     size_t first, i;
     for (first = 0; first < tokens; first += TOKEN_GROUP) {
@@ -68,12 +72,12 @@ static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *
     }
     block = block_open(dw, dw_type, begin, count, buffer);
 #pragma omp simd
-    for (size_t c = 0; c < count; c++) block[c] += sum[c];
+    for (size_t c = 0; c < count; c++) block[c] += scale * sum[c];
     block_close(dw, dw_type, begin, count, block);
 }
 
 static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
-                               size_t C, Summed *scratch) {
+                               size_t C, double scale, Summed *scratch) {
     int32_t *end = (int32_t *)scratch, *order = end + rows;
     size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS, r, b;
     sort_by_row(end, order, index, N, rows);
@@ -83,7 +87,7 @@ static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const 
             size_t first = r ? (size_t)end[r - 1] : 0, tokens = (size_t)end[r] - first, c = b * EMBEDDING_COLUMNS;
             if (tokens)
                 add_token_rows(dw, dw_type, r * C + c, (const floatX *)dx + c, order + first, tokens,
-                               min_size(EMBEDDING_COLUMNS, C - c), C);
+                               min_size(EMBEDDING_COLUMNS, C - c), C, (floatS)scale);
         }
     }
 }

@@ -17,7 +17,7 @@ once per precision (precision.h) and linked to the driver.
 #include "linear.h"     // matrix products
 #include "rope.h"       // rotary position embedding
 #include "attention.h"  // attention of one chunk over its documents' keys
-#include "activation.h" // SwiGLU, GELU
+#include "activation.h" // SwiGLU, GeGLU, GELU
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
@@ -59,6 +59,8 @@ static const Ops ops_cpu = {
     .attention_scratch = attention_scratch,
     .swiglu_forward = swiglu_forward,
     .swiglu_backward = swiglu_backward,
+    .geglu_forward = geglu_forward,
+    .geglu_backward = geglu_backward,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
     .logprob = logprob,
