@@ -40,59 +40,84 @@ static inline void kv_project(StreamBP *s, size_t l, Chunk c, char *w, const Act
     s->ops->linear_forward(k_linear, a->normed1, weight_of(s, w, K_WEIGHT), weight_of(s, w, K_BIAS), NULL, c.n, d.C,
                            d.KV);
     s->ops->linear_forward(v, a->normed1, weight_of(s, w, V_WEIGHT), weight_of(s, w, V_BIAS), NULL, c.n, d.C, d.KV);
-    if (d.qk_norm)
-        s->ops->rmsnorm_forward(k, k_linear, weight_of(s, w, K_NORM), c.n * d.NKV, d.HD, s->model->config.norm_eps);
-    if (d.rotary) s->ops->rope_forward(k, s->position + c.begin, s->inverse_frequency, c.n, d.NKV, d.HD);
+    norm_rotated(s, l, k, k_linear, weight_of(s, w, K_NORM), s->position + c.begin, c.n, d.NKV);
 }
 
 static inline void attention_forward(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
+    const Stored *x = input_load(&s->memory, l, c.begin);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     s->ops->linear_forward(q_linear, a->normed1, weight_of(s, w, Q_WEIGHT), weight_of(s, w, Q_BIAS), NULL, c.n, d.C,
                            d.Q);
-    if (d.qk_norm)
-        s->ops->rmsnorm_forward(a->q, q_linear, weight_of(s, w, Q_NORM), c.n * d.NH, d.HD, s->model->config.norm_eps);
-    if (d.rotary) s->ops->rope_forward(a->q, s->position + c.begin, s->inverse_frequency, c.n, d.NH, d.HD);
-    s->ops->attention_forward(a->attended, a->lse, a->q, key_value_at(s, s->kv.k, l, 0), key_value_at(s, s->kv.v, l, 0),
-                              c.spans, d.NH, d.NKV, d.HD, d.scale, scratch);
-    s->ops->linear_forward(a->y, a->attended, weight_of(s, w, O_WEIGHT), weight_of(s, w, O_BIAS),
-                           input_load(&s->memory, l, c.begin), c.n, d.Q, d.C);
+    norm_rotated(s, l, a->q, q_linear, weight_of(s, w, Q_NORM), s->position + c.begin, c.n, d.NH);
+    s->ops->attention_forward(a->attended, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
+                              layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
+    s->ops->linear_forward(d.post_norms ? a->added1 : a->y, a->attended, weight_of(s, w, O_WEIGHT),
+                           weight_of(s, w, O_BIAS), d.post_norms ? NULL : x, c.n, d.Q, d.C);
+    if (d.post_norms) post_norm_forward(s, a->y, a->added1, weight_of(s, w, POST_NORM1), x, c.n);
     arena_pop(s->arena, mark);
 }
 
-// The MLP up to its activation: all that its backward needs.
+static inline void activation_forward(StreamBP *s, Stored *out, const Stored *hidden, size_t n, size_t FF) {
+    switch (s->model->config.family->activation) {
+    case ACTIVATION_SWIGLU: s->ops->swiglu_forward(out, hidden, n, FF); break;
+    case ACTIVATION_GEGLU: s->ops->geglu_forward(out, hidden, n, FF); break;
+    default: s->ops->gelu_forward(out, hidden, n * FF);
+    }
+}
+
+static inline void activation_backward(StreamBP *s, Stored *dhidden, const Stored *dout, const Stored *hidden, size_t n,
+                                       size_t FF) {
+    switch (s->model->config.family->activation) {
+    case ACTIVATION_SWIGLU: s->ops->swiglu_backward(dhidden, dout, hidden, n, FF); break;
+    case ACTIVATION_GEGLU: s->ops->geglu_backward(dhidden, dout, hidden, n, FF); break;
+    default: s->ops->gelu_backward(dhidden, dout, hidden, n * FF);
+    }
+}
+
+// The MLP up to what its backward needs: its activation, or the end where a norm follows.
 static inline void mlp_activate(StreamBP *s, Chunk c, char *w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     norm_forward(s, a->normed2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
     s->ops->linear_forward(a->hidden, a->normed2, weight_of(s, w, GATE_WEIGHT), weight_of(s, w, GATE_BIAS), NULL, c.n,
                            d.C, d.H);
-    if (d.gated)
-        s->ops->swiglu_forward(a->active, a->hidden, c.n, d.FF);
-    else
-        s->ops->gelu_forward(a->active, a->hidden, c.n * d.FF);
+    activation_forward(s, a->active, a->hidden, c.n, d.FF);
+    if (d.post_norms)
+        s->ops->linear_forward(a->added2, a->active, weight_of(s, w, DOWN_WEIGHT), weight_of(s, w, DOWN_BIAS), NULL,
+                               c.n, d.FF, d.C);
 }
 
 static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
     Shapes d = shapes_of(s->model);
+    Stored *out = input_save(&s->memory, l + 1, c.begin);
     mlp_activate(s, c, w, a);
-    s->ops->linear_forward(input_save(&s->memory, l + 1, c.begin), a->active, weight_of(s, w, DOWN_WEIGHT),
-                           weight_of(s, w, DOWN_BIAS), a->y, c.n, d.FF, d.C);
+    if (d.post_norms)
+        post_norm_forward(s, out, a->added2, weight_of(s, w, POST_NORM2), a->y, c.n);
+    else
+        s->ops->linear_forward(out, a->active, weight_of(s, w, DOWN_WEIGHT), weight_of(s, w, DOWN_BIAS), a->y, c.n,
+                               d.FF, d.C);
 }
 
 // ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place --------------------------------
+// The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
+static inline const Stored *added_backward(StreamBP *s, Chunk c, char *w, GroupSums sums, LayerTensor norm,
+                                           Stored *added, const Stored *dx) {
+    if (!added) return dx;
+    norm_backward(s, added, sum_of(s, sums, norm), NULL, dx, added, weight_of(s, w, norm), c.n, 0);
+    return added;
+}
+
 static inline void mlp_backward(StreamBP *s, Chunk c, char *w, GroupSums sums, const Activations *a, Stored *dx) {
     Shapes d = shapes_of(s->model);
     Stored *dactive = a->active, *dhidden = a->hidden, *dnormed = a->normed2; // each over its own values, once used
-    s->ops->linear_backward_weight(sum_of(s, sums, DOWN_WEIGHT), sum_of(s, sums, DOWN_BIAS), dx, a->active, c.n, d.FF,
-                                   d.C);
-    s->ops->linear_backward_input(dactive, dx, weight_of(s, w, DOWN_WEIGHT), c.n, d.FF, d.C, 0);
-    if (d.gated)
-        s->ops->swiglu_backward(dhidden, dactive, a->hidden, c.n, d.FF);
-    else
-        s->ops->gelu_backward(dhidden, dactive, a->hidden, c.n * d.FF);
+    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM2, a->added2, dx);
+    s->ops->linear_backward_weight(sum_of(s, sums, DOWN_WEIGHT), sum_of(s, sums, DOWN_BIAS), dadded, a->active, c.n,
+                                   d.FF, d.C);
+    s->ops->linear_backward_input(dactive, dadded, weight_of(s, w, DOWN_WEIGHT), c.n, d.FF, d.C, 0);
+    activation_backward(s, dhidden, dactive, a->hidden, c.n, d.FF);
     s->ops->linear_backward_weight(sum_of(s, sums, GATE_WEIGHT), sum_of(s, sums, GATE_BIAS), dhidden, a->normed2, c.n,
                                    d.C, d.H);
     s->ops->linear_backward_input(dnormed, dhidden, weight_of(s, w, GATE_WEIGHT), c.n, d.C, d.H, 0);
@@ -109,11 +134,15 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, char *w, G
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    s->ops->linear_backward_weight(sum_of(s, sums, O_WEIGHT), sum_of(s, sums, O_BIAS), dx, a->attended, c.n, d.Q, d.C);
-    s->ops->linear_backward_input(dattended, dx, weight_of(s, w, O_WEIGHT), c.n, d.Q, d.C, 0);
-    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, key_value_at(s, s->kv.k, l, 0),
-                               key_value_at(s, s->kv.v, l, 0), a->lse, c.spans, d.NH, d.NKV, d.HD, d.scale, scratch);
-    rotated_norm_backward(s, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
+    const Stored *dadded;
+    dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
+    s->ops->linear_backward_weight(sum_of(s, sums, O_WEIGHT), sum_of(s, sums, O_BIAS), dadded, a->attended, c.n, d.Q,
+                                   d.C);
+    s->ops->linear_backward_input(dattended, dadded, weight_of(s, w, O_WEIGHT), c.n, d.Q, d.C, 0);
+    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, layer_keys(s, s->kv.k, l),
+                               layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH, d.NKV, d.HD,
+                               attention_scale(s->model, l), scratch);
+    norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
     s->ops->linear_backward_weight(sum_of(s, sums, Q_WEIGHT), sum_of(s, sums, Q_BIAS), dq, a->normed1, c.n, d.C, d.Q);
     s->ops->linear_backward_input(dnormed1, dq, weight_of(s, w, Q_WEIGHT), c.n, d.C, d.Q, 0);
     arena_pop(s->arena, mark);
@@ -122,7 +151,7 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, char *w, G
 static inline void kv_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums, const Activations *a,
                                Stored *dx, Stored *dnormed1) {
     Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena), first = c.begin * d.KV;
+    size_t mark = arena_mark(s->arena);
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
     Stored *k_linear = NULL; // chunk c's keys before QK-norm, projected again where they were not kept
     if (d.qk_norm && s->kv.k_linear) {
@@ -132,11 +161,11 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSum
         s->ops->linear_forward(k_linear, a->normed1, weight_of(s, w, K_WEIGHT), weight_of(s, w, K_BIAS), NULL, c.n, d.C,
                                d.KV);
     }
-    s->ops->round_sums(dkv, (Summed *)at(s->kv.dk, first, d.summed), c.n * d.KV);
-    rotated_norm_backward(s, dkv, sum_of(s, sums, K_NORM), k_linear, weight_of(s, w, K_NORM), c, d.NKV);
+    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.begin), c.n * d.KV);
+    norm_rotated_backward(s, l, dkv, sum_of(s, sums, K_NORM), k_linear, weight_of(s, w, K_NORM), c, d.NKV);
     s->ops->linear_backward_weight(sum_of(s, sums, K_WEIGHT), sum_of(s, sums, K_BIAS), dkv, a->normed1, c.n, d.C, d.KV);
     s->ops->linear_backward_input(dnormed1, dkv, weight_of(s, w, K_WEIGHT), c.n, d.C, d.KV, 1);
-    s->ops->round_sums(dkv, (Summed *)at(s->kv.dv, first, d.summed), c.n * d.KV);
+    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.begin), c.n * d.KV);
     s->ops->linear_backward_weight(sum_of(s, sums, V_WEIGHT), sum_of(s, sums, V_BIAS), dkv, a->normed1, c.n, d.C, d.KV);
     s->ops->linear_backward_input(dnormed1, dkv, weight_of(s, w, V_WEIGHT), c.n, d.C, d.KV, 1);
     norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnormed1,
@@ -200,7 +229,7 @@ static inline void embedding_step(StreamBP *s, Chunk c, char *w) {
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w, position, d.stored);
     s->ops->embedding_forward(input_save(&s->memory, 0, c.begin), s->tokens + c.begin, s->position + c.begin,
-                              (const Stored *)w, wpe, c.n, d.C);
+                              (const Stored *)w, wpe, c.n, d.C, d.embedding_scale);
 }
 
 static inline void embedding_forward(StreamBP *s) {
@@ -217,7 +246,8 @@ static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t 
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->N, rows, d.C));
     s->ops->embedding_backward(gradient_of_table(&s->memory, table), s->memory.gradient_type,
-                               input_load(&s->memory, d.L, 0), index, s->N, rows, d.C, scratch);
+                               input_load(&s->memory, d.L, 0), index, s->N, rows, d.C,
+                               table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
 }
 
@@ -237,27 +267,55 @@ static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, char *w) 
 }
 
 static inline void layers_forward(StreamBP *s) {
-    size_t size = effective_chunk(s, s->chunk), l, i;
-    s->layers_repeat = s->dry ? (double)s->model->config.num_hidden_layers : 1;
-    for (l = 0; l < layer_visits(s); l++) {
+    size_t size = effective_chunk(s, s->chunk), visit, i;
+    for (visit = 0; visit < layer_visits(s); visit++) {
+        size_t l = layer_visit(s, visit);
         char *w = weights_acquire(&s->memory, l);
-        for (i = 0; i < chunk_visits(s, size); i++) layer_chunk_forward(s, l, chunk_visit(s, i, size), w);
+        s->kv.first = 0;
+        for (i = 0; i < chunk_visits(s, size); i++) {
+            Chunk c = chunk_visit(s, i, size);
+            if (layer_slides(s, l)) window_advance(s, c);
+            layer_chunk_forward(s, l, c, w);
+        }
         weights_release(&s->memory, l);
     }
 }
 
-// K and V of a whole layer, once per pass.
-static inline void layer_kv_project(StreamBP *s, size_t l, char *w, size_t size) {
+// K and V again, once per pass: of c alone ...
+static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, char *w) {
     Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena);
+    Activations a;
+    a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+    first_norm(s, l, c, w, &a);
+    kv_project(s, l, c, w, &a);
+    arena_pop(s->arena, mark);
+}
+
+// ... of a whole layer, ...
+static inline void layer_kv_project(StreamBP *s, size_t l, char *w, size_t size) {
     size_t i;
-    for (i = 0; i < chunk_visits(s, size); i++) {
-        Chunk c = chunk_visit(s, i, size);
-        size_t mark = arena_mark(s->arena);
-        Activations a;
-        a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
-        first_norm(s, l, c, w, &a);
-        kv_project(s, l, c, w, &a);
-        arena_pop(s->arena, mark);
+    for (i = 0; i < chunk_visits(s, size); i++) chunk_kv_project(s, l, chunk_visit(s, i, size), w);
+}
+
+// ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and dK, dV with
+// it. At the last chunk there is nothing yet (kv.first is the stream's end).
+static inline void window_retreat(StreamBP *s, size_t l, Chunk c, char *w, size_t size) {
+    Shapes d = shapes_of(s->model);
+    const size_t first = first_key(0, c.begin, window_of_model(&s->model->config));
+    const size_t known = min_size(s->kv.first, c.begin + c.n);
+    Chunk piece = c;
+    slide_keys(s, l, first, c.begin + c.n);
+    s->kv.first = first;
+    s->ops->zero(s->kv.dk, (known - first) * d.KV * d.summed);
+    s->ops->zero(s->kv.dv, (known - first) * d.KV * d.summed);
+    if (s->dry) { // as many as c has, each once: which ones does not matter
+        chunk_kv_project(s, l, c, w);
+        return;
+    }
+    for (piece.begin = first; piece.begin < known; piece.begin += piece.n) {
+        piece.n = min_size(size, known - piece.begin);
+        chunk_kv_project(s, l, piece, w);
     }
 }
 
@@ -290,17 +348,26 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, char *w,
 
 static inline void layers_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
-    size_t size = effective_chunk(s, s->chunk), l, i, mark = arena_mark(s->arena);
-    s->layers_repeat = s->dry ? (double)d.L : 1;
-    s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", s->N * d.KV);
-    s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", s->N * d.KV);
-    for (l = layer_visits(s); l-- > 0;) {
+    size_t size = effective_chunk(s, s->chunk), visit, i, mark = arena_mark(s->arena);
+    size_t rows = s->kv.rows[layers_with_window(&s->model->config) == d.L];
+    s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
+    s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
+    for (visit = layer_visits(s); visit-- > 0;) {
+        size_t l = layer_visit(s, visit);
         char *w = weights_acquire(&s->memory, l);
         GroupSums sums = grads_acquire(&s->memory, l);
-        s->ops->zero(s->kv.dk, s->N * d.KV * d.summed);
-        s->ops->zero(s->kv.dv, s->N * d.KV * d.summed);
-        if (!s->kept.normed1) layer_kv_project(s, l, w, size);
-        for (i = chunk_visits(s, size); i-- > 0;) layer_chunk_backward(s, l, chunk_visit(s, i, size), w, sums);
+        int slides = layer_slides(s, l);
+        s->kv.first = slides ? s->N : 0;
+        if (!slides) {
+            s->ops->zero(s->kv.dk, s->N * d.KV * d.summed);
+            s->ops->zero(s->kv.dv, s->N * d.KV * d.summed);
+            if (!s->kept.normed1) layer_kv_project(s, l, w, size);
+        }
+        for (i = chunk_visits(s, size); i-- > 0;) {
+            Chunk c = chunk_visit(s, i, size);
+            if (slides) window_retreat(s, l, c, w, size);
+            layer_chunk_backward(s, l, c, w, sums);
+        }
         grads_release(&s->memory, l, sums);
         weights_release(&s->memory, l);
     }
@@ -350,13 +417,13 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z)
         push_mlp_activations(s, &s->kept, d.L * s->N);
     }
     kv_mark = arena_mark(s->arena);
-    push_key_value(s, full ? d.L : 1, s->N, full && d.qk_norm);
+    push_key_value(s, full ? d.L : 1, s->N, effective_chunk(s, s->chunk), full && d.qk_norm);
     embedding_forward(s);
     layers_forward(s);
     if (!full) arena_pop(s->arena, kv_mark); // K, V of the last layer die: the head takes their place
     head(s, 1);
     loss = stream_loss(s, Z);
-    if (!full) push_key_value(s, 1, s->N, 0);
+    if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
     s->layers_repeat = 1;
@@ -376,7 +443,7 @@ static inline double forward_only(StreamBP *s, const Batch *batch, double Z) {
     push_inputs(s, s->N, 0);
     memset(&s->kept, 0, sizeof(s->kept));
     kv_mark = arena_mark(s->arena);
-    push_key_value(s, 1, s->N, 0);
+    push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     embedding_forward(s);
     layers_forward(s);
     arena_pop(s->arena, kv_mark);
@@ -408,7 +475,7 @@ static inline void cache_begin(Cache *cache, StreamBP *s, size_t capacity, const
     s->batch = &cache->document, s->N = capacity;
     s->layers_repeat = 1;
     memset(&s->kept, 0, sizeof(s->kept));
-    push_key_value(s, s->model->config.num_hidden_layers, capacity, 0);
+    push_key_value(s, s->model->config.num_hidden_layers, capacity, cache->chunk, 0);
     push_inputs(s, cache->chunk, 0);
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", capacity, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", capacity, sizeof(int32_t));
@@ -417,16 +484,17 @@ static inline void cache_begin(Cache *cache, StreamBP *s, size_t capacity, const
 
 // n <= chunk further tokens (host) through every layer. Afterwards `inputs` holds x_L of these.
 static inline void cache_feed(Cache *cache, StreamBP *s, const int32_t *tokens, size_t n) {
-    Chunk c;
+    Chunk c = chunk_of(s, cache->used, n);
     char *w;
-    size_t l;
-    c.begin = cache->used, c.n = n, c.spans = spans_of(s, c.begin, n);
+    size_t visit, l;
     s->memory.input_begin = c.begin;
     s->ops->copy_in(s->tokens + c.begin, tokens, n * sizeof(int32_t));
     w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
-    for (l = 0; l < layer_visits(s); l++) {
+    window_advance(s, c);
+    for (visit = 0; visit < layer_visits(s); visit++) {
+        l = layer_visit(s, visit);
         w = weights_acquire(&s->memory, l);
         layer_chunk_forward(s, l, c, w);
         weights_release(&s->memory, l);
@@ -438,9 +506,7 @@ static inline void cache_feed(Cache *cache, StreamBP *s, const int32_t *tokens, 
 static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     size_t mark = arena_mark(s->arena);
     char *w = weights_acquire(&s->memory, GROUP_HEAD);
-    Chunk last;
-    last.begin = cache->used - 1, last.n = 1, last.spans = spans_of(s, last.begin, 1);
-    s->ops->copy_out(logits, head_forward(s, last, w).logits,
+    s->ops->copy_out(logits, head_forward(s, chunk_of(s, cache->used - 1, 1), w).logits,
                      s->model->config.vocab_size * dtype_size(s->model->dtype));
     weights_release(&s->memory, GROUP_HEAD);
     arena_pop(s->arena, mark);

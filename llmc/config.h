@@ -1,18 +1,17 @@
 /*
-The configuration of a model: one decoder block, described by numbers and a few switches, covers every family here.
-Fields bear their Hugging Face names. A family is a row of `families`: its defaults (those of its config class in
-transformers), its switches and the names of its tensors; a preset is a family with other numbers. The text form
+The configuration of a model: a family (family.h) and its numbers, which bear their Hugging Face names. The text form
 "family,key=value,..." is used by --init, by presets and in the header of flat .bin files.
 */
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
+#include "family.h"
 #include "utils.h"
 #include <stddef.h>
 
-typedef enum { NORM_RMS, NORM_LAYER } NormKind;
-typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU } ActivationKind; // gated silu; tanh-form GELU
+typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
+static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn"};
 
-typedef struct Family Family;
+#define LAYER_TYPES_MAX 1024 // layers before their types repeat
 
 typedef struct {
     const Family *family;
@@ -21,177 +20,68 @@ typedef struct {
     double norm_eps; // rms_norm_eps or layer_norm_epsilon
     double rope_theta, initializer_range;
     int tie_word_embeddings, attention_bias, mlp_bias;
-    unsigned given; // bit i: key i of config_keys was set by hand, so it does not follow others
+    // Rotary positions beyond plain ones; keys that a type does not use are not looked at.
+    int rope_type; // RopeType
+    double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
+    double attention_factor, mscale, mscale_all_dim; // 0: not given
+    size_t original_max_position_embeddings;         // 0: max_position_embeddings
+    int truncate;
+    double rope_local_base_freq; // rope_theta of layers with a window, which never scale; 0: as the others
+    // Layers with a sliding window: a query sees that many keys, its own among them.
+    size_t sliding_window;                 // 0: none
+    char layer_types[LAYER_TYPES_MAX + 1]; // s: sliding, f: full; repeated to num_hidden_layers; "": all full
+    double query_pre_attn_scalar;          // attention scores are divided by its root; 0: head_dim
+    uint64_t given;                        // bit i: key i of config_keys was set by hand, so it does not follow others
 } Config;
 
-typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL } KeyKind;
+typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES } KeyKind;
 
 typedef struct {
     const char *name, *alias; // common and original Hugging Face name
     KeyKind kind;
     size_t offset;
     double least, most; // allowed values, inclusive
+    int scaling;        // bit t: a key of rotary positions of RopeType t, kept in rope_scaling or rope_parameters
 } ConfigKey;
 
-#define FIELD(name) offsetof(Config, name)
+#define LLAMA3_SCALED (1 << ROPE_LLAMA3)
+#define YARN_SCALED   (1 << ROPE_YARN)
+#define SCALED        (1 << ROPE_LINEAR | LLAMA3_SCALED | YARN_SCALED)
+#define FIELD(name)   offsetof(Config, name)
 static const ConfigKey config_keys[] = {
-    {"vocab_size", NULL, KEY_SIZE, FIELD(vocab_size), 2, 1 << 24},
-    {"hidden_size", "n_embd", KEY_SIZE, FIELD(hidden_size), 1, 1 << 20},
-    {"intermediate_size", "n_inner", KEY_SIZE, FIELD(intermediate_size), 1, 1 << 22},
-    {"num_hidden_layers", "n_layer", KEY_SIZE, FIELD(num_hidden_layers), 1, 4096},
-    {"num_attention_heads", "n_head", KEY_SIZE, FIELD(num_attention_heads), 1, 1 << 14},
-    {"num_key_value_heads", NULL, KEY_SIZE, FIELD(num_key_value_heads), 1, 1 << 14},
-    {"head_dim", NULL, KEY_SIZE, FIELD(head_dim), 1, 1024},
-    {"max_position_embeddings", "n_positions", KEY_SIZE, FIELD(max_position_embeddings), 1, 1e9},
-    {"rms_norm_eps", "layer_norm_epsilon", KEY_DOUBLE, FIELD(norm_eps), 0, 1},
-    {"rope_theta", NULL, KEY_DOUBLE, FIELD(rope_theta), 1, 1e12},
-    {"initializer_range", NULL, KEY_DOUBLE, FIELD(initializer_range), 0, 10},
-    {"tie_word_embeddings", NULL, KEY_BOOL, FIELD(tie_word_embeddings), 0, 1},
-    {"attention_bias", NULL, KEY_BOOL, FIELD(attention_bias), 0, 1},
-    {"mlp_bias", NULL, KEY_BOOL, FIELD(mlp_bias), 0, 1},
+    {"vocab_size", NULL, KEY_SIZE, FIELD(vocab_size), 2, 1 << 24, 0},
+    {"hidden_size", "n_embd", KEY_SIZE, FIELD(hidden_size), 1, 1 << 20, 0},
+    {"intermediate_size", "n_inner", KEY_SIZE, FIELD(intermediate_size), 1, 1 << 22, 0},
+    {"num_hidden_layers", "n_layer", KEY_SIZE, FIELD(num_hidden_layers), 1, 4096, 0},
+    {"num_attention_heads", "n_head", KEY_SIZE, FIELD(num_attention_heads), 1, 1 << 14, 0},
+    {"num_key_value_heads", NULL, KEY_SIZE, FIELD(num_key_value_heads), 1, 1 << 14, 0},
+    {"head_dim", NULL, KEY_SIZE, FIELD(head_dim), 1, 1024, 0},
+    {"max_position_embeddings", "n_positions", KEY_SIZE, FIELD(max_position_embeddings), 1, 1e9, 0},
+    {"rms_norm_eps", "layer_norm_epsilon", KEY_DOUBLE, FIELD(norm_eps), 0, 1, 0},
+    {"rope_theta", NULL, KEY_DOUBLE, FIELD(rope_theta), 1, 1e12, 0},
+    {"initializer_range", NULL, KEY_DOUBLE, FIELD(initializer_range), 0, 10, 0},
+    {"tie_word_embeddings", NULL, KEY_BOOL, FIELD(tie_word_embeddings), 0, 1, 0},
+    {"attention_bias", NULL, KEY_BOOL, FIELD(attention_bias), 0, 1, 0},
+    {"mlp_bias", NULL, KEY_BOOL, FIELD(mlp_bias), 0, 1, 0},
+    {"rope_type", NULL, KEY_ROPE_TYPE, FIELD(rope_type), 0, 0, SCALED},
+    {"factor", NULL, KEY_DOUBLE, FIELD(factor), 1e-3, 1e6, SCALED},
+    {"original_max_position_embeddings", NULL, KEY_SIZE, FIELD(original_max_position_embeddings), 1, 1e9,
+     LLAMA3_SCALED | YARN_SCALED},
+    {"low_freq_factor", NULL, KEY_DOUBLE, FIELD(low_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
+    {"high_freq_factor", NULL, KEY_DOUBLE, FIELD(high_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
+    {"attention_factor", NULL, KEY_DOUBLE, FIELD(attention_factor), 0, 1e6, YARN_SCALED},
+    {"beta_fast", NULL, KEY_DOUBLE, FIELD(beta_fast), 1e-3, 1e6, YARN_SCALED},
+    {"beta_slow", NULL, KEY_DOUBLE, FIELD(beta_slow), 1e-3, 1e6, YARN_SCALED},
+    {"mscale", NULL, KEY_DOUBLE, FIELD(mscale), 0, 1e6, YARN_SCALED},
+    {"mscale_all_dim", NULL, KEY_DOUBLE, FIELD(mscale_all_dim), 0, 1e6, YARN_SCALED},
+    {"truncate", NULL, KEY_BOOL, FIELD(truncate), 0, 1, YARN_SCALED},
+    {"rope_local_base_freq", NULL, KEY_DOUBLE, FIELD(rope_local_base_freq), 1, 1e12, 0},
+    {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
+    {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
+    {"query_pre_attn_scalar", NULL, KEY_DOUBLE, FIELD(query_pre_attn_scalar), 1e-3, 1e6, 0},
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
-
-// clang-format off
-// The tensors of one layer, in the order in which they lie in memory and in a flat .bin. Query, key and value weights
-// are neighbours without padding, and so are their biases and the gate and up projections: a file may hold neighbours
-// as one tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
-typedef enum {
-    NORM1_WEIGHT, NORM1_BIAS,
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS,
-    NORM2_WEIGHT, NORM2_BIAS,
-    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS,
-    LAYER_TENSORS
-} LayerTensor;
-// clang-format on
-
-// The tensors outside the layers: the first two come before them, the others after.
-typedef enum { EMBEDDING, POSITION_EMBEDDING, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
-
-struct Family {
-    const char *name;         // also Hugging Face's model_type
-    const char *architecture; // Hugging Face's class
-    const char *defaults;
-    NormKind norm;
-    ActivationKind activation;
-    int learned_positions; // a position table instead of RoPE
-    int qk_norm;
-    int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
-    int biases;               // biases on every linear layer
-    int conv1d;               // files hold linear weights transposed
-    int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
-    int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
-    const char *layer_prefix; // with one %zu
-    const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
-    const char *model_names[MODEL_TENSORS];
-};
-
-// clang-format off
-#define LLAMA_LAYER_NAMES                                                                                              \
-    {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",  \
-     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",             \
-     "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias",                                    \
-     "post_attention_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias",      \
-     "mlp.up_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias"}
-#define LLAMA_MODEL_NAMES {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
-
-static const Family families[] = {
-    {"gpt2", "GPT2LMHeadModel",
-     "vocab_size=50257,max_position_embeddings=1024,hidden_size=768,num_hidden_layers=12,num_attention_heads=12,"
-     "layer_norm_epsilon=1e-5,initializer_range=0.02,tie_word_embeddings=true",
-     NORM_LAYER, ACTIVATION_GELU, 1, 0, 0, 1, 1, 1, 1, "transformer.h.%zu.",
-     {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
-      "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", NULL, "mlp.c_fc.bias",
-      NULL, "mlp.c_proj.weight", "mlp.c_proj.bias"},
-     {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
-      "lm_head.weight"}},
-    {"llama", "LlamaForCausalLM",
-     "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 1, "model.layers.%zu.", LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-    {"qwen2", "Qwen2ForCausalLM",
-     "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 1, 0, 0, 1, 0, "model.layers.%zu.", LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-    {"qwen3", "Qwen3ForCausalLM",
-     "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
-     "initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, "model.layers.%zu.", LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-};
-// clang-format on
-#define FAMILIES (sizeof(families) / sizeof(families[0]))
-
-// Shapes of published models, from their config.json.
-typedef struct {
-    const char *name, *family, *keys;
-} Preset;
-
-// clang-format off
-#define LLAMA3 "vocab_size=128256,rms_norm_eps=1e-5,rope_theta=500000,"
-#define QWEN25 "rope_theta=1000000,max_position_embeddings=32768,"
-#define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
-static const Preset presets[] = {
-    {"gpt2", "gpt2", ""},
-    {"gpt2-medium", "gpt2", "hidden_size=1024,num_hidden_layers=24,num_attention_heads=16"},
-    {"gpt2-large", "gpt2", "hidden_size=1280,num_hidden_layers=36,num_attention_heads=20"},
-    {"gpt2-xl", "gpt2", "hidden_size=1600,num_hidden_layers=48,num_attention_heads=25"},
-    {"llama3-8b", "llama",
-     LLAMA3 "hidden_size=4096,intermediate_size=14336,num_key_value_heads=8,max_position_embeddings=8192"},
-    {"llama3.1-8b", "llama",
-     LLAMA3 "hidden_size=4096,intermediate_size=14336,num_key_value_heads=8,max_position_embeddings=131072"},
-    {"llama3.1-70b", "llama",
-     LLAMA3 "hidden_size=8192,intermediate_size=28672,num_hidden_layers=80,num_attention_heads=64,"
-            "num_key_value_heads=8,max_position_embeddings=131072"},
-    {"llama3.2-1b", "llama",
-     "vocab_size=128256,rms_norm_eps=1e-5,rope_theta=500000,hidden_size=2048,intermediate_size=8192,"
-     "num_hidden_layers=16,num_key_value_heads=8,max_position_embeddings=131072,tie_word_embeddings=true"},
-    {"llama3.2-3b", "llama",
-     LLAMA3 "hidden_size=3072,intermediate_size=8192,num_hidden_layers=28,num_attention_heads=24,"
-            "num_key_value_heads=8,max_position_embeddings=131072,tie_word_embeddings=true"},
-    {"qwen2.5-0.5b", "qwen2",
-     QWEN25 "hidden_size=896,intermediate_size=4864,num_hidden_layers=24,num_attention_heads=14,"
-            "num_key_value_heads=2,tie_word_embeddings=true"},
-    {"qwen2.5-1.5b", "qwen2",
-     QWEN25 "hidden_size=1536,intermediate_size=8960,num_hidden_layers=28,num_attention_heads=12,"
-            "num_key_value_heads=2,tie_word_embeddings=true"},
-    {"qwen2.5-3b", "qwen2",
-     QWEN25 "hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
-            "num_key_value_heads=2,tie_word_embeddings=true"},
-    {"qwen2.5-7b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=3584,intermediate_size=18944,num_hidden_layers=28,num_attention_heads=28,"
-            "num_key_value_heads=4"},
-    {"qwen2.5-14b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=5120,intermediate_size=13824,num_hidden_layers=48,num_attention_heads=40,"
-            "num_key_value_heads=8"},
-    {"qwen2.5-32b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=5120,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=40,"
-            "num_key_value_heads=8"},
-    {"qwen2.5-72b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=8192,intermediate_size=29568,num_hidden_layers=80,num_attention_heads=64,"
-            "num_key_value_heads=8"},
-    {"qwen3-0.6b", "qwen3",
-     QWEN3 "hidden_size=1024,intermediate_size=3072,num_hidden_layers=28,num_attention_heads=16,"
-           "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"qwen3-1.7b", "qwen3",
-     QWEN3 "hidden_size=2048,intermediate_size=6144,num_hidden_layers=28,num_attention_heads=16,"
-           "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"qwen3-4b", "qwen3",
-     QWEN3 "hidden_size=2560,intermediate_size=9728,num_hidden_layers=36,num_attention_heads=32,"
-           "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"qwen3-8b", "qwen3",
-     QWEN3 "hidden_size=4096,intermediate_size=12288,num_hidden_layers=36,num_attention_heads=32,"
-           "num_key_value_heads=8"},
-    {"qwen3-14b", "qwen3",
-     QWEN3 "hidden_size=5120,intermediate_size=17408,num_hidden_layers=40,num_attention_heads=40,"
-           "num_key_value_heads=8"},
-    {"qwen3-32b", "qwen3",
-     QWEN3 "hidden_size=5120,intermediate_size=25600,num_hidden_layers=64,num_attention_heads=64,"
-           "num_key_value_heads=8"},
-};
-// clang-format on
-#define PRESETS (sizeof(presets) / sizeof(presets[0]))
 
 static inline const Family *family_find(const char *name) {
     size_t i;
@@ -214,9 +104,21 @@ static inline int config_key_find(const char *name) {
 static inline int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "rope_theta")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
-    if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias;
+    if (!strcmp(name, "attention_bias"))
+        return !family->biases && !family->qkv_bias && strcmp(family->name, "mistral") != 0;
     if (!strcmp(name, "mlp_bias")) return !strcmp(family->name, "llama");
+    if (!strcmp(name, "sliding_window") || !strcmp(name, "layer_types"))
+        return !family->learned_positions && strcmp(family->name, "llama") != 0;
+    if (!strcmp(name, "rope_local_base_freq") || !strcmp(name, "query_pre_attn_scalar"))
+        return !strcmp(family->name, "gemma3");
+    if (config_keys[config_key_find(name)].scaling) return !family->learned_positions;
     return 1;
+}
+
+// Whether the key means anything for this very model: the keys of another way of scaling do not.
+static inline int config_uses_key(const Config *config, const ConfigKey *key) {
+    if (!family_has_key(config->family, key->name)) return 0;
+    return !key->scaling || (key->scaling >> config->rope_type & 1);
 }
 
 // family NULL: every key there is.
@@ -229,10 +131,28 @@ static inline const char *config_keys_text(const Family *family, char *text, siz
     return text;
 }
 
+static inline void config_set_rope_type(Config *config, const char *value, const char *where, int code) {
+    int type;
+    for (type = 0; type < ROPE_TYPES; type++) {
+        if (!strcmp(value, rope_type_names[type])) {
+            config->rope_type = type;
+            return;
+        }
+    }
+    die_with(code, "%s: rope_type=%s is not supported; default, linear, llama3 and yarn are", where, value);
+}
+
+static inline void config_set_layer_types(Config *config, const char *value, const char *where, int code) {
+    if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
+        die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters s (sliding) and f (full)", where,
+                 value, LAYER_TYPES_MAX);
+    snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
+}
+
 // Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
 static inline void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     int index = config_key_find(name), ok;
-    char *field, known[512];
+    char *field, known[1024];
     double number = 0;
     if (index < 0)
         die_with(code, "%s: unknown key '%s'; keys are %s", where, name, config_keys_text(NULL, known, sizeof(known)));
@@ -246,6 +166,8 @@ static inline void config_set(Config *config, const char *name, const char *valu
         ok = parse_double(value, (double *)(void *)field);
         number = ok ? *(double *)(void *)field : 0;
         break;
+    case KEY_ROPE_TYPE: config_set_rope_type(config, value, where, code); return;
+    case KEY_LAYER_TYPES: config_set_layer_types(config, value, where, code); return;
     default: ok = parse_bool(value, (int *)(void *)field);
     }
     if (!ok)
@@ -256,16 +178,16 @@ static inline void config_set(Config *config, const char *name, const char *valu
     if (config_keys[index].kind != KEY_BOOL && (number < config_keys[index].least || number > config_keys[index].most))
         die_with(code, "%s: %s=%s is out of range, %g to %g are allowed", where, name, value, config_keys[index].least,
                  config_keys[index].most);
-    config->given |= 1u << index;
+    config->given |= (uint64_t)1 << index;
 }
 
 static inline int config_given(const Config *config, const char *name) {
-    return (config->given >> config_key_find(name)) & 1u;
+    return (int)(config->given >> config_key_find(name) & 1u);
 }
 
 // Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
-static inline void config_set_pair(Config *config, char *pair, unsigned *seen, const char *where, int code) {
-    char *equals = strchr(pair, '='), known[512];
+static inline void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
+    char *equals = strchr(pair, '='), known[1024];
     int index;
     if (!equals || equals == pair) die_with(code, "%s: '%s' is not of the form key=value", where, pair);
     *equals = 0;
@@ -275,13 +197,13 @@ static inline void config_set_pair(Config *config, char *pair, unsigned *seen, c
                  config_keys_text(config->family, known, sizeof(known)));
     if (index >= 0 && (*seen >> index & 1u)) die_with(code, "%s: %s is given twice", where, pair);
     config_set(config, pair, equals + 1, where, code);
-    *seen |= 1u << index;
+    *seen |= (uint64_t)1 << index;
 }
 
 // Reads "key=value,key=value". The text is cut in place into a copy.
 static inline void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
-    unsigned seen = 0;
+    uint64_t seen = 0;
     while (*cursor) {
         char *comma = strchr(cursor, ',');
         if (comma) *comma = 0;
@@ -296,14 +218,62 @@ static inline Config config_defaults(const Family *family) {
     Config config;
     memset(&config, 0, sizeof(config));
     config.family = family;
+    config.beta_fast = 32, config.beta_slow = 1, config.truncate = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;
 }
 
+// The window of layer l, 0: it sees everything before it.
+static inline size_t layer_window(const Config *config, size_t l) {
+    return config->layer_types[0] && config->layer_types[l % strlen(config->layer_types)] == 's'
+               ? config->sliding_window
+               : 0;
+}
+
+// The shortest pattern that gives these layers; no pattern and no window where none slides.
+static inline void config_settle_layer_types(Config *config, const char *where, int code) {
+    const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
+    size_t period, l, sliding = 0;
+    for (l = 0; l < L; l++) sliding += layer_window(config, l) != 0;
+    if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
+        die_with(code, "%s: sliding_window=%zu, but no layer has it; give layer_types, such as s or sf", where,
+                 config->sliding_window);
+    if (!sliding) {
+        config->layer_types[0] = 0, config->sliding_window = 0;
+        return;
+    }
+    for (period = 1; period < L; period++) {
+        for (l = period; l < L && !layer_window(config, l) == !layer_window(config, l - period); l++) continue;
+        if (l == L) break;
+    }
+    if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types repeats after %zu layers only", where, period);
+    for (l = given; l < period; l++) config->layer_types[l] = config->layer_types[l % given];
+    config->layer_types[period] = 0;
+}
+
+// What a way of scaling rotary positions needs.
+static inline void config_settle_rope(Config *config, const char *where, int code) {
+    static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
+    size_t i;
+    for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+        const ConfigKey *key = &config_keys[config_key_find(needed[i])];
+        if ((key->scaling >> config->rope_type & 1) &&
+            *(const double *)(const void *)((char *)config + key->offset) <= 0)
+            die_with(code, "%s: rope_type %s needs %s", where, rope_type_names[config->rope_type], key->name);
+    }
+    if (config->rope_type == ROPE_LLAMA3 && config->low_freq_factor >= config->high_freq_factor)
+        die_with(code, "%s: low_freq_factor %g is not below high_freq_factor %g", where, config->low_freq_factor,
+                 config->high_freq_factor);
+    if (!config->original_max_position_embeddings)
+        config->original_max_position_embeddings = config->max_position_embeddings;
+}
+
 // Fills in what follows from other keys and refuses what cannot be a model.
 static inline void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
+    config_settle_layer_types(config, where, code);
+    config_settle_rope(config, where, code);
     if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
         config->num_key_value_heads = config->num_attention_heads;
     if (family->head_dim_follows && !config_given(config, "head_dim")) {
@@ -348,7 +318,7 @@ static inline Config config_from_text(const char *text, const char *where, int c
     }
     family = family_find(preset ? preset->family : name);
     if (!family) {
-        char known[1024] = "";
+        char known[2048] = "";
         for (i = 0; i < FAMILIES; i++)
             snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
         for (i = 0; i < PRESETS; i++)
@@ -369,8 +339,12 @@ static inline void config_to_text(const Config *config, char *text, size_t size)
     for (i = 0; i < CONFIG_KEYS && used < size; i++) {
         const void *field = (const char *)config + config_keys[i].offset;
         const char *name = config_keys[i].name;
-        if (!family_has_key(config->family, name)) continue;
-        if (config_keys[i].kind == KEY_SIZE)
+        if (!config_uses_key(config, &config_keys[i])) continue;
+        if (config_keys[i].kind == KEY_ROPE_TYPE)
+            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, rope_type_names[config->rope_type]);
+        else if (config_keys[i].kind == KEY_LAYER_TYPES)
+            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, config->layer_types);
+        else if (config_keys[i].kind == KEY_SIZE)
             used += (size_t)snprintf(text + used, size - used, ",%s=%zu", name, *(const size_t *)field);
         else if (config_keys[i].kind == KEY_BOOL)
             used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, *(const int *)field ? "true" : "false");

@@ -41,6 +41,11 @@ static inline uint16_t float_to_bf16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // no branch: vectorises
 }
 
+// A constant as transformers has it: fp32, and bf16 in a bf16 model.
+static inline double rounded_to(DType type, double value) {
+    return type == DTYPE_BF16 ? (double)bf16_to_float(float_to_bf16((float)value)) : (double)(float)value;
+}
+
 static inline float fp16_to_float(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
     uint32_t wide;

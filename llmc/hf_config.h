@@ -2,7 +2,7 @@
 config.json of a Hugging Face model -> Config. Both spellings are read: the classic keys (rope_theta, rope_scaling,
 torch_dtype) and those of transformers 5 (rope_parameters, dtype); what is absent has the default of its config class.
 The other half of the job is to refuse, by name, whatever would make the model compute something else than we do:
-architectures, activations, rope scaling, sliding windows, quantisation, values that no model can have.
+architectures, activations, other ways of scaling rope, soft caps, quantisation, values that no model can have.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H
@@ -23,6 +23,11 @@ static const HfRequirement hf_requirements[] = {
     {"llama", "hidden_act", "silu"},
     {"qwen2", "hidden_act", "silu"},
     {"qwen3", "hidden_act", "silu"},
+    {"mistral", "hidden_act", "silu"},
+    {"gemma3", "hidden_activation", "gelu_pytorch_tanh"},
+    {"gemma3", "attn_logit_softcapping", "null"},
+    {"gemma3", "final_logit_softcapping", "null"},
+    {"gemma3", "use_bidirectional_attention", "false"},
     {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh"},
     {"gpt2", "scale_attn_weights", "true"},
     {"gpt2", "scale_attn_by_inverse_layer_idx", "false"},
@@ -85,12 +90,17 @@ static inline const Family *hf_family(const cJSON *root, const char *path) {
         if (architecture && cJSON_IsString(architecture) &&
             !strcmp(architecture->valuestring, families[i].architecture))
             family = &families[i];
-        if (type && cJSON_IsString(type) && !strcmp(type->valuestring, families[i].name)) by_type = &families[i];
+        if (type && cJSON_IsString(type) && !strcmp(type->valuestring, families[i].model_type)) by_type = &families[i];
     }
+    if (json_get(root, "text_config") && !(family && by_type))
+        die("%s: is a model with images or sound beside its text (it has a text_config), which is not supported; save "
+            "its "
+            "text model by itself (for Gemma 3 that is Gemma3ForCausalLM)",
+            path);
     if (architecture && !family) hf_refuse_family(path, "architecture", architecture);
     if (type && !by_type) hf_refuse_family(path, "model_type", type);
     if (family && by_type && family != by_type)
-        die("%s: architectures says %s, but model_type says %s", path, family->architecture, by_type->name);
+        die("%s: architectures says %s, but model_type says %s", path, family->architecture, by_type->model_type);
     return family ? family : by_type;
 }
 
@@ -109,7 +119,10 @@ static inline void hf_read_keys(Config *config, const cJSON *root, const char *p
     for (i = 0; i < CONFIG_KEYS; i++) {
         const ConfigKey *key = &config_keys[i];
         const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
-        if (!strcmp(key->name, "rope_theta")) continue;
+        if (!strcmp(key->name, "rope_theta") || key->kind == KEY_LAYER_TYPES || key->scaling) continue; // below
+        if (!strcmp(key->name, "sliding_window") || !strcmp(key->name, "query_pre_attn_scalar") ||
+            !strcmp(key->name, "rope_local_base_freq"))
+            if (!family_has_key(config->family, key->name)) continue; // their classes do not look at these
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same thing, but have different values", path, key->name, key->alias);
         if (common)
@@ -135,66 +148,169 @@ static inline void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions ----------------------------------------------------------------------------------------------------------------
-// rope_scaling (classic) or rope_parameters (transformers 5): null, {} or a plain {"rope_type": "default"}.
+// What does not depend on the type: an object without objects in it, and all of a head turned.
 static inline void hf_check_rope(const cJSON *rope, const char *key, const char *path) {
     char value[64];
-    const cJSON *type = json_get(rope, "rope_type"), *factor = json_get(rope, "partial_rotary_factor"), *item;
-    if (!type) type = json_get(rope, "type");
+    const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
     if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, key);
     cJSON_ArrayForEach(item, rope) {
         if (cJSON_IsObject(item) && json_printable(item->string))
-            die("%s: %s.%.64s: rope settings per kind of layer are not supported", path, key, item->string);
+            die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, key,
+                item->string);
     }
-    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "default") != 0))
-        die("%s: %s of type %s is not supported; only plain rotary positions (default) are", path, key,
-            json_scalar_text(type, value, sizeof(value)));
-    if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, key);
     if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
         die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, key,
             json_scalar_text(factor, value, sizeof(value)));
 }
 
-static inline void hf_read_rope(Config *config, const cJSON *root, const char *path) {
-    static const char *keys[] = {"rope_scaling", "rope_parameters"};
-    const ConfigKey *theta_key = &config_keys[config_key_find("rope_theta")];
-    const cJSON *theta = json_get(root, "rope_theta");
+static inline const cJSON *hf_rope_type(const cJSON *rope) {
+    const cJSON *type = json_get(rope, "rope_type");
+    return type ? type : json_get(rope, "type");
+}
+
+// The type and its keys.
+static inline void hf_read_rope_type(Config *config, const cJSON *rope, const char *name, const char *path) {
+    char value[64];
+    const cJSON *type = hf_rope_type(rope), *item;
     size_t i;
-    for (i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        const cJSON *rope = json_get(root, keys[i]), *inner;
-        if (!rope) continue;
-        hf_check_rope(rope, keys[i], path);
-        inner = json_get(rope, "rope_theta");
-        if (inner && theta && !cJSON_Compare(inner, theta, 1))
-            die("%s: rope_theta is given twice, with different values (the other is in %s)", path, keys[i]);
-        if (inner) theta = inner;
+    int known = 0;
+    if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
+    if (!type) return;
+    for (i = 0; i < ROPE_TYPES; i++) known |= cJSON_IsString(type) && !strcmp(type->valuestring, rope_type_names[i]);
+    if (!known)
+        die("%s: %s of type %s is not supported; default, linear, llama3 and yarn are", path, name,
+            json_scalar_text(type, value, sizeof(value)));
+    config_set_rope_type(config, type->valuestring, path, EXIT_RUNTIME);
+    for (i = 0; i < CONFIG_KEYS; i++) {
+        const ConfigKey *key = &config_keys[i];
+        if (key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
+        item = json_get(rope, key->name);
+        if (!item) continue;
+        hf_set(config, key, key->name, item, path);
+        if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
+            die("%s: %s.attention_factor is %g, it must be above 0", path, name, item->valuedouble);
     }
-    if (theta) hf_set(config, theta_key, "rope_theta", theta, path);
+}
+
+// *theta becomes the object's, where it has one.
+static inline void hf_read_rope_theta(const cJSON *rope, const char *name, const cJSON **theta, const char *path) {
+    const cJSON *inner = json_get(rope, "rope_theta");
+    if (inner && *theta && !cJSON_Compare(inner, *theta, 1))
+        die("%s: rope_theta is given twice, with different values (the other is in %s)", path, name);
+    if (inner) *theta = inner;
+}
+
+// Gemma's rope_parameters: an object for each kind of layer.
+static inline void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSON **theta, const char *path) {
+    const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention"), *type, *local;
+    char value[64];
+    if (!full && !sliding)
+        die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
+    if (full) {
+        hf_check_rope(full, "rope_parameters.full_attention", path);
+        hf_read_rope_type(config, full, "rope_parameters.full_attention", path);
+        hf_read_rope_theta(full, "rope_parameters", theta, path);
+    }
+    if (!sliding) return;
+    hf_check_rope(sliding, "rope_parameters.sliding_attention", path);
+    type = hf_rope_type(sliding), local = json_get(sliding, "rope_theta");
+    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "default") != 0))
+        die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window have plain rotary "
+            "positions",
+            path, json_scalar_text(type, value, sizeof(value)));
+    if (local)
+        hf_set(config, &config_keys[config_key_find("rope_local_base_freq")], "rope_parameters.sliding_attention",
+               local, path);
+}
+
+// rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
+static inline void hf_read_rope(Config *config, const cJSON *root, const char *path) {
+    const cJSON *theta = json_get(root, "rope_theta"), *scaling = json_get(root, "rope_scaling");
+    const cJSON *parameters = json_get(root, "rope_parameters"), *original;
+    const int per_layer = family_has_key(config->family, "rope_local_base_freq");
+    if (scaling) {
+        hf_check_rope(scaling, "rope_scaling", path);
+        hf_read_rope_theta(scaling, "rope_scaling", &theta, path);
+    }
+    if (parameters && per_layer) {
+        if (!cJSON_IsObject(parameters)) die("%s: rope_parameters is not an object", path);
+        hf_read_rope_per_layer(config, parameters, &theta, path);
+    } else if (parameters) {
+        hf_check_rope(parameters, "rope_parameters", path);
+        hf_read_rope_theta(parameters, "rope_parameters", &theta, path);
+        if (!scaling || !scaling->child) hf_read_rope_type(config, parameters, "rope_parameters", path);
+    }
+    if (scaling) hf_read_rope_type(config, scaling, "rope_scaling", path);
+    if (theta) hf_set(config, &config_keys[config_key_find("rope_theta")], "rope_theta", theta, path);
+    original = json_get(root, "original_max_position_embeddings");
+    if (original && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
+        hf_set(config, &config_keys[config_key_find("original_max_position_embeddings")],
+               "original_max_position_embeddings", original, path);
 }
 
 // ---- sliding windows -----------------------------------------------------------------------------------------------------------------
-static inline void hf_refuse_windows(const Config *config, const cJSON *root, const char *path) {
-    const cJSON *types = json_get(root, "layer_types"), *type;
-    const cJSON *window = json_get(root, "sliding_window"), *first = json_get(root, "max_window_layers");
-    char value[64];
-    double first_layer = 28; // the default of the Qwen classes: layers from here on have a window
+#define QWEN_FIRST_WINDOW_LAYER 28 // the default of max_window_layers: layers from here on have a window
+#define GEMMA_WINDOW_PATTERN    6  // of sliding_window_pattern: every so many-th layer has none
+
+// A whole number of config.json, or its default where it is absent.
+static inline size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
+    const cJSON *item = json_get(root, key);
+    uint64_t value = otherwise;
+    if (item && !json_whole_number(item, &value)) die("%s: %s is not a whole number of at least 0", path, key);
+    return (size_t)value;
+}
+
+// The list of every layer's kind.
+static inline void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
+    const cJSON *type;
     size_t layers = 0;
-    if (types && !cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
+    char value[64];
+    if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
+    memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
-        if (!cJSON_IsString(type) || strcmp(type->valuestring, "full_attention") != 0)
-            die("%s: layer_types: layer %zu has %s, only full_attention is supported", path, layers,
+        const char *name = cJSON_IsString(type) ? type->valuestring : "";
+        if (strcmp(name, "full_attention") != 0 && strcmp(name, "sliding_attention") != 0)
+            die("%s: layer_types: layer %zu has %s, full_attention and sliding_attention are supported", path, layers,
                 json_scalar_text(type, value, sizeof(value)));
+        if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = name[0];
         layers++;
     }
-    if (types && layers != config->num_hidden_layers)
+    if (layers != config->num_hidden_layers)
         die("%s: layer_types names %zu layers, num_hidden_layers is %zu", path, layers, config->num_hidden_layers);
-    if (types || !cJSON_IsTrue(json_get(root, "use_sliding_window"))) return;
-    if (first && !cJSON_IsNumber(first)) die("%s: max_window_layers is not a number", path);
-    if (first) first_layer = first->valuedouble;
-    // a window that is null is none; one that is absent has the class's default
-    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) return;
-    if (first_layer < (double)config->num_hidden_layers)
-        die("%s: use_sliding_window with a sliding_window of %s from layer %.0f on is not supported", path,
-            window ? json_scalar_text(window, value, sizeof(value)) : "4096", first_layer);
+    if (layers > LAYER_TYPES_MAX) die("%s: layer_types of more than %d layers are not read", path, LAYER_TYPES_MAX);
+}
+
+// What each class makes of sliding_window; then which layers have it. Transformers counts a query's own key, as we do.
+static inline void hf_read_windows(Config *config, const cJSON *root, const char *path) {
+    const Family *family = config->family;
+    const cJSON *types = json_get(root, "layer_types"),
+                *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
+    const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
+    const int everywhere = has && !strcmp(config->layer_types, "s"); // Mistral's default
+    size_t l, L = config->num_hidden_layers, first, pattern;
+    if (qwen && cJSON_IsTrue(json_get(root, "use_sliding_window")) && !window) config->sliding_window = 4096;
+    if (has && cJSON_IsNull(window)) config->sliding_window = 0;
+    if (qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"))) config->sliding_window = 0;
+    if (L > LAYER_TYPES_MAX && config->sliding_window) die("%s: windows in so many layers are not supported", path);
+    if (types) {
+        hf_read_layer_types(config, types, path);
+        if (everywhere && config->sliding_window && strchr(config->layer_types, 'f'))
+            die("%s: layer_types has full_attention, but %s gives every layer the sliding_window", path,
+                family->architecture);
+        if (strchr(config->layer_types, 's') && !everywhere && !config->sliding_window)
+            die("%s: layer_types has sliding_attention, but there is no sliding_window%s", path,
+                qwen ? " (or use_sliding_window is false)" : "");
+    } else if (qwen && config->sliding_window) {
+        first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
+        for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
+    } else if (has && !everywhere && !qwen) {
+        pattern = hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
+        if (!pattern) die("%s: sliding_window_pattern is 0", path);
+        for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
+        config->layer_types[l] = 0;
+        if (!config->sliding_window && strchr(config->layer_types, 's'))
+            die("%s: sliding_window is null, but layers have sliding attention", path);
+    }
 }
 
 // ---- the whole -------------------------------------------------------------------------------------------------------------------------
@@ -224,8 +340,8 @@ static inline Config hf_config_read(const char *path, char *remark, size_t remar
     if (!family->learned_positions) hf_read_rope(&config, root, path);
     if (cJSON_IsNull(kv_heads)) // in every class null, other than absence, means one per query head
         config.num_key_value_heads = config.num_attention_heads;
+    hf_read_windows(&config, root, path);
     config_finish(&config, path, EXIT_RUNTIME);
-    hf_refuse_windows(&config, root, path);
     *remark = 0;
     hf_remark_dropout(root, remark, remark_size);
     cJSON_Delete(root);

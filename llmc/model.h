@@ -19,7 +19,7 @@ typedef struct {
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     int transposed;    // files hold it as [cols, rows]
-    int ones;          // initialised to 1 (norm weights)
+    int ones;          // initialised to 1 (norm weights, where the norm does not add it)
     double init_std;   // standard deviation at initialisation, 0 for constants
     size_t offset;     // first element, from the start of the model
 } Parameter;
@@ -56,7 +56,7 @@ static inline TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor
     size_t q = c->num_attention_heads * c->head_dim, kv = c->num_key_value_heads * c->head_dim;
     size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     size_t o_bias = family->biases || c->attention_bias, mlp_bias = family->biases || c->mlp_bias;
-    size_t gated = family->activation == ACTIVATION_SWIGLU, layer_norm = family->norm == NORM_LAYER;
+    size_t gated = family->activation != ACTIVATION_GELU, layer_norm = family->norm == NORM_LAYER;
     TensorShape shape = {ROLE_LINEAR, 0, 0};
     switch (tensor) {
     case Q_WEIGHT: shape.rows = q, shape.cols = C; break;
@@ -75,6 +75,8 @@ static inline TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor
     case DOWN_BIAS: shape.role = ROLE_BIAS, shape.rows = C * mlp_bias; break;
     case NORM1_WEIGHT:
     case NORM2_WEIGHT: shape.role = ROLE_NORM, shape.rows = C; break;
+    case POST_NORM1:
+    case POST_NORM2: shape.role = ROLE_NORM, shape.rows = C * (size_t)family->post_norms; break;
     case NORM1_BIAS:
     case NORM2_BIAS: shape.role = ROLE_BIAS, shape.rows = C * layer_norm; break;
     case Q_NORM:
@@ -120,7 +122,7 @@ static inline void model_add(Model *model, const char *prefix, const char *name,
         parameter->role = shape.role;
         parameter->rows = shape.rows, parameter->cols = shape.cols;
         parameter->transposed = c->family->conv1d && shape.role == ROLE_LINEAR && *prefix;
-        parameter->ones = shape.role == ROLE_NORM;
+        parameter->ones = shape.role == ROLE_NORM && !c->family->norm_offset;
         if (shape.cols) parameter->init_std = c->initializer_range;
         // GPT-2 scales what is added to the residual stream by 1/sqrt(2L)
         if (residual && c->family->conv1d && shape.cols)
@@ -185,14 +187,10 @@ static inline size_t model_head_elements(const Model *model) {
     return model->config.vocab_size * model->config.hidden_size;
 }
 
-// inverse_frequency[HD/2] of RoPE, fp32 as transformers computes it.
-static inline void model_inverse_frequency(const Config *config, float *inverse_frequency) {
-    size_t i, HD = config->head_dim;
-    for (i = 0; i < HD / 2; i++) {
-        float exponent = (float)(2 * i) / (float)HD;
-        float power = (float)pow((double)(float)config->rope_theta, (double)exponent);
-        inverse_frequency[i] = 1.0f / power;
-    }
+static inline size_t layers_with_window(const Config *config) {
+    size_t l, count = 0;
+    for (l = 0; l < config->num_hidden_layers; l++) count += layer_window(config, l) != 0;
+    return count;
 }
 
 #endif

@@ -23,6 +23,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
     size_t n = model->elements;
+    int kind, kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
     s->model = model, s->ops = ops, s->arena = arena;
@@ -43,16 +44,20 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
         if (settings->master)
             state->master = (float *)arena_push(arena, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
     }
-    s->inverse_frequency =
-        (float *)arena_push(arena, SHARE_WORKSPACE, "rotary frequencies", model->config.head_dim / 2, sizeof(float));
+    for (kind = 0; kind < kinds; kind++)
+        s->inverse_frequency[kind] = (float *)arena_push(
+            arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
+            model->config.head_dim / 2, sizeof(float));
     s->host_tokens = largest->N, s->host_documents = largest->documents;
-    s->span = (Span *)checked_calloc(max_size(largest->documents, 1), sizeof(Span), "spans");
+    s->span = (Span *)checked_calloc(2 * max_size(largest->documents, 1), sizeof(Span), "spans");
     if (s->dry) return;
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
-        model_inverse_frequency(&model->config, frequency);
-        ops->copy_in(s->inverse_frequency, frequency, model->config.head_dim / 2 * sizeof(float));
+        for (kind = 0; kind < kinds; kind++) {
+            rope_frequencies(&model->config, kind, frequency);
+            ops->copy_in(s->inverse_frequency[kind], frequency, model->config.head_dim / 2 * sizeof(float));
+        }
         free(frequency);
     }
 }
@@ -65,22 +70,22 @@ static inline void run_end(StreamBP *s) {
 typedef struct {
     size_t total_bytes, share[SHARES];
     double flops;               // executed by one stream's forward and backward: matrix products and attention
-    double model_flops;         // 6 * parameters in products * N + 12 * L * NH * HD * causal pairs: no recomputation
+    double model_flops;         // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation
     size_t chunk, logits_chunk; // effective
     Arena arena;                // regions alive at the peak
 } Plan;
 
 static inline double model_flops(const Model *model, const Batch *batch, int backward) {
     Shapes d = shapes_of(model);
-    double parameters = (double)(d.V * d.C), pairs = 0;
+    double parameters = (double)(d.V * d.C), windows = (double)layers_with_window(&model->config), pairs;
     size_t i;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
     }
-    for (i = 0; i < batch->documents; i++)
-        pairs += causal_pairs(0, batch->document_start[i + 1] - batch->document_start[i]);
-    return (backward ? 3 : 1) * (2 * parameters * (double)batch->N + 4 * (double)d.L * (double)(d.NH * d.HD) * pairs);
+    pairs =
+        ((double)d.L - windows) * batch_pairs(batch, 0) + windows * batch_pairs(batch, window_of_model(&model->config));
+    return (backward ? 3 : 1) * (2 * parameters * (double)batch->N + 4 * (double)(d.NH * d.HD) * pairs);
 }
 
 // Whether no product of sizes in a plan exceeds size_t: far beyond any memory, but --init takes any config.

@@ -80,14 +80,19 @@ static inline void report_model_json(JsonOut *json, const Model *model, DType dt
     const Config *config = &model->config;
     size_t i;
     json_object(json, NULL);
-    json_text(json, "model_type", config->family->name);
+    json_text(json, "model_type", config->family->model_type);
     json_text(json, "architecture", config->family->architecture);
     json_size(json, "parameters", model->elements);
     json_text(json, "dtype", dtype_name(dtype));
     json_object(json, "config");
     for (i = 0; i < CONFIG_KEYS; i++) {
         const char *field = (const char *)config + config_keys[i].offset;
-        if (config_keys[i].kind == KEY_SIZE)
+        if (!config_uses_key(config, &config_keys[i])) continue;
+        if (config_keys[i].kind == KEY_ROPE_TYPE)
+            json_text(json, config_keys[i].name, rope_type_names[config->rope_type]);
+        else if (config_keys[i].kind == KEY_LAYER_TYPES)
+            json_text(json, config_keys[i].name, config->layer_types);
+        else if (config_keys[i].kind == KEY_SIZE)
             json_size(json, config_keys[i].name, *(const size_t *)(const void *)field);
         else if (config_keys[i].kind == KEY_BOOL)
             json_bool(json, config_keys[i].name, *(const int *)(const void *)field);

@@ -10,12 +10,14 @@ multiplies what it counts by how many they stand for.
 #include "objective.h"
 #include "ops_dry.h"
 #include "residency.h"
+#include "rope_frequency.h"
 
 typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
 
 typedef struct {
-    size_t begin, n; // tokens [begin, begin + n) of the stream
-    Spans spans;
+    size_t begin, n;     // tokens [begin, begin + n) of the stream
+    Spans spans;         // of layers that see everything
+    double window_pairs; // of layers with a window
 } Chunk;
 
 // What one chunk's forward leaves for its backward. With method full one set for each layer, n = N.
@@ -25,18 +27,23 @@ typedef struct {
     Stored *q;        // [n,NH*HD]  after QK-norm and RoPE
     Stored *attended; // [n,NH*HD]  attention's output
     Summed *lse;      // [n,NH]     log-sum-exp of its scores
+    Stored *added1;   // [n,C]      attention part before its post norm; NULL where there is none
     Stored *y;        // [n,C]      x_l + attention part
     Stored *normed2;  // [n,C]      norm of y
     Stored *hidden;   // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
     Stored *active;   // [n,FF]     after the activation
+    Stored *added2;   // [n,C]      MLP part before its post norm; NULL where there is none
 } Activations;
 
-// Keys and values of the tokens 0..N-1 of one layer, or of every layer where `stride` is not 0.
+// Keys and values of a layer, or of every layer. A layer that sees everything holds its whole stream; one with a window holds
+// the window of the chunk at hand, which slides along the stream.
 typedef struct {
-    Stored *k, *v;    // [N,NKV*HD]  after QK-norm and RoPE
-    Stored *k_linear; // [N,NKV*HD]  before QK-norm: kept by method full only
-    Summed *dk, *dv;  // [N,NKV*HD]
-    size_t stride;    // elements from layer to layer, 0: one layer's at a time
+    Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
+    Stored *k_linear; // [rows,NKV*HD]  before QK-norm: kept by method full only
+    Summed *dk, *dv;  // [rows,NKV*HD]
+    size_t rows[2];   // tokens held of a layer that sees everything, of one with a window
+    size_t layers;    // 1: one layer's at a time
+    size_t first;     // the token in row 0 of layers with a window
 } KeyValue;
 
 typedef struct {
@@ -51,14 +58,14 @@ typedef struct {
     // The stream at hand: host side
     const Batch *batch;
     size_t N;
-    Span *span;                         // [documents], of the chunk being visited
+    Span *span;                         // [2 * documents], of the chunk being visited, then as a layer's keys lie
     void *host_sums;                    // [N] Summed: on the way in dL/dlogp, on the way out the log-probabilities
     size_t host_tokens, host_documents; // what these two have room for
     // and on the device, [N] each
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
-    float *inverse_frequency; // [HD/2]
+    float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
     Activations kept; // method full: of layer 0, those of layer l lie l * N rows further
@@ -69,8 +76,8 @@ typedef struct {
 typedef struct {
     size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
     size_t stored, summed;                     // element sizes
-    int gated, qk_norm, rotary;
-    double scale;
+    int gated, qk_norm, rotary, post_norms;
+    double norm_offset, embedding_scale;
 } Shapes;
 
 static inline Shapes shapes_of(const Model *model) {
@@ -79,12 +86,21 @@ static inline Shapes shapes_of(const Model *model) {
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD;
-    s.gated = c->family->activation == ACTIVATION_SWIGLU;
+    s.gated = c->family->activation != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
     s.qk_norm = c->family->qk_norm, s.rotary = !c->family->learned_positions;
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
-    s.scale = 1.0 / sqrt((double)s.HD);
+    s.post_norms = c->family->post_norms, s.norm_offset = c->family->norm_offset;
+    s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;
     return s;
+}
+
+// Of attention scores in a layer.
+static inline double attention_scale(const Model *model, size_t l) {
+    const Config *c = &model->config;
+    double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
+    double factor = rope_attention_factor(c, layer_window(c, l) != 0);
+    return factor * factor / sqrt(width);
 }
 
 static inline Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {
@@ -119,17 +135,35 @@ static inline size_t chunk_visits(const StreamBP *s, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-static inline size_t layer_visits(const StreamBP *s) { return s->dry ? 1 : s->model->config.num_hidden_layers; }
+// How many layers a loop visits: all of them, or in a plan one of each kind.
+static inline size_t layer_visits(const StreamBP *s) {
+    size_t L = s->model->config.num_hidden_layers, windows = layers_with_window(&s->model->config);
+    return !s->dry ? L : windows && windows < L ? 2 : 1;
+}
 
-static inline double causal_pairs(size_t first, size_t end) { // sum of 1..end less sum of 1..first
-    return 0.5 * ((double)end * ((double)end + 1) - (double)first * ((double)first + 1));
+// The layer of the index-th visit. In a plan the first of its kind stands for all of it.
+static inline size_t layer_visit(StreamBP *s, size_t index) {
+    const Config *c = &s->model->config;
+    size_t windows = layers_with_window(c), l = 0;
+    int wanted = index || windows == c->num_hidden_layers; // a layer with a window
+    s->layers_repeat = 1;
+    if (!s->dry) return index;
+    while ((layer_window(c, l) != 0) != wanted) l++;
+    s->layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
+    return l;
+}
+
+// The window of those layers that have one.
+static inline size_t window_of_model(const Config *config) {
+    return config->layer_types[0] ? config->sliding_window : 0;
 }
 
 // The documents' parts within [begin, begin + n).
-static inline Spans spans_of(StreamBP *s, size_t begin, size_t n) {
-    const size_t *start = s->batch->document_start;
+static inline Chunk chunk_of(StreamBP *s, size_t begin, size_t n) {
+    const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config);
     size_t low = 0, high = s->batch->documents, end = begin + n;
-    Spans spans = {s->span, 0, 0};
+    Spans spans = {s->span, 0, 0, 0};
+    Chunk c = {begin, n, spans, 0};
     while (high - low > 1) { // the last document that begins at or before `begin`
         size_t middle = low + (high - low) / 2;
         if (start[middle] <= begin)
@@ -138,32 +172,41 @@ static inline Spans spans_of(StreamBP *s, size_t begin, size_t n) {
             high = middle;
     }
     for (; low < s->batch->documents && start[low] < end; low++) {
-        Span *span = &s->span[spans.count];
+        Span *span = &s->span[c.spans.count];
         span->document = start[low];
         span->begin = max_size(start[low], begin), span->end = min_size(start[low + 1], end);
         if (span->begin == span->end) continue; // an empty document
-        spans.pairs += causal_pairs(span->begin - span->document, span->end - span->document);
-        spans.count++;
+        c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
+        c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);
+        c.spans.count++;
     }
-    return spans;
+    return c;
+}
+
+// Query-key pairs of a whole stream in one layer.
+static inline double batch_pairs(const Batch *batch, size_t window) {
+    double pairs = 0;
+    size_t d;
+    for (d = 0; d < batch->documents; d++)
+        pairs += query_key_pairs(0, batch->document_start[d + 1] - batch->document_start[d], window);
+    return pairs;
 }
 
 // The index-th visit of a loop over chunks of `size`. In a plan the first stands for all whole chunks.
 static inline Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
-    Chunk c;
-    size_t whole = s->N / size, d;
+    size_t whole = s->N / size, begin = s->dry && index ? whole * size : index * size;
+    Chunk c = chunk_of(s, begin, min_size(size, s->N - begin));
     double repeat = 1;
-    c.begin = s->dry && index ? whole * size : index * size;
-    c.n = min_size(size, s->N - c.begin);
-    c.spans = spans_of(s, c.begin, c.n);
     if (s->dry && index == 0 && whole > 1) { // pairs: the mean over the whole chunks
-        double pairs = 0;
-        for (d = 0; d < s->batch->documents; d++)
-            pairs += causal_pairs(0, s->batch->document_start[d + 1] - s->batch->document_start[d]);
-        if (s->N % size) pairs -= chunk_visit(s, 1, size).spans.pairs;
-        c.spans = spans_of(s, c.begin, c.n);
+        double pairs = batch_pairs(s->batch, 0);
+        double window_pairs = batch_pairs(s->batch, window_of_model(&s->model->config));
+        if (s->N % size) {
+            Chunk last = chunk_of(s, whole * size, s->N % size);
+            pairs -= last.spans.pairs, window_pairs -= last.window_pairs;
+        }
+        c = chunk_of(s, begin, c.n);
         repeat = (double)whole;
-        c.spans.pairs = pairs / repeat;
+        c.spans.pairs = pairs / repeat, c.window_pairs = window_pairs / repeat;
     }
     s->ops->repeat(s->layers_repeat * repeat);
     return c;
@@ -173,7 +216,7 @@ static inline Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
 static inline void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n) {
     const Config *config = &s->model->config;
     if (config->family->norm == NORM_RMS)
-        s->ops->rmsnorm_forward(out, x, w, n, config->hidden_size, config->norm_eps);
+        s->ops->rmsnorm_forward(out, x, w, NULL, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
     else
         s->ops->layernorm_forward(out, x, w, b, n, config->hidden_size, config->norm_eps);
 }
@@ -184,21 +227,41 @@ static inline void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db
     size_t C = config->hidden_size, mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, C));
     if (config->family->norm == NORM_RMS)
-        s->ops->rmsnorm_backward(dx, dw, dout, x, w, n, C, config->norm_eps, accumulate, scratch);
+        s->ops->rmsnorm_backward(dx, dw, dout, x, w, n, C, config->norm_eps, config->family->norm_offset, accumulate,
+                                 scratch);
     else
         s->ops->layernorm_backward(dx, dw, db, dout, x, w, n, C, config->norm_eps, accumulate, scratch);
     arena_pop(s->arena, mark);
 }
 
+// What a part of a layer adds to the residual stream: out[n,C] = residual + norm(x).
+static inline void post_norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *residual,
+                                     size_t n) {
+    const Config *config = &s->model->config;
+    s->ops->rmsnorm_forward(out, x, w, residual, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
+}
+
+// QK-norm and RoPE of queries or keys [n,heads,HD]: out = both of them; linear is out without QK-norm.
+static inline void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored *linear, const Stored *norm,
+                                const int32_t *position, size_t n, size_t heads) {
+    Shapes d = shapes_of(s->model);
+    const int local = layer_window(&s->model->config, l) != 0;
+    if (d.qk_norm)
+        s->ops->rmsnorm_forward(out, linear, norm, NULL, n * heads, d.HD, s->model->config.norm_eps, d.norm_offset);
+    if (d.rotary) s->ops->rope_forward(out, position, s->inverse_frequency[local], n, heads, d.HD);
+}
+
 // Gradient through RoPE and QK-norm of [n,heads,HD], in place. linear: the values before QK-norm.
-static inline void rotated_norm_backward(StreamBP *s, Stored *dx, Summed *dnorm, const Stored *linear,
+static inline void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summed *dnorm, const Stored *linear,
                                          const Stored *norm, Chunk c, size_t heads) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), rows = c.n * heads;
-    if (d.rotary) s->ops->rope_backward(dx, s->position + c.begin, s->inverse_frequency, c.n, heads, d.HD);
+    const int local = layer_window(&s->model->config, l) != 0;
+    if (d.rotary) s->ops->rope_backward(dx, s->position + c.begin, s->inverse_frequency[local], c.n, heads, d.HD);
     if (d.qk_norm) {
         Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, d.HD));
-        s->ops->rmsnorm_backward(dx, dnorm, dx, linear, norm, rows, d.HD, s->model->config.norm_eps, 0, scratch);
+        s->ops->rmsnorm_backward(dx, dnorm, dx, linear, norm, rows, d.HD, s->model->config.norm_eps, d.norm_offset, 0,
+                                 scratch);
     }
     arena_pop(s->arena, mark);
 }
@@ -211,6 +274,7 @@ static inline void push_attention_activations(StreamBP *s, Activations *a, size_
     a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
     a->attended = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
     a->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp", n * d.NH);
+    a->added1 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "attention before its norm", n * d.C) : NULL;
     a->y = push_stored(s, SHARE_WORKSPACE, "after attention", n * d.C);
 }
 
@@ -219,6 +283,7 @@ static inline void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
     a->normed2 = push_stored(s, SHARE_WORKSPACE, "second norm", n * d.C);
     a->hidden = push_stored(s, SHARE_WORKSPACE, d.gated ? "gate and up" : "before GELU", n * d.H);
     a->active = push_stored(s, SHARE_WORKSPACE, "after activation", n * d.FF);
+    a->added2 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "MLP before its norm", n * d.C) : NULL;
 }
 
 // Method full: layer l's set.
@@ -231,6 +296,8 @@ static inline Activations kept_activations(StreamBP *s, size_t l) {
     a.q = (Stored *)at(a.q, row * d.Q, d.stored);
     a.attended = (Stored *)at(a.attended, row * d.Q, d.stored);
     a.lse = (Summed *)at(a.lse, row * d.NH, d.summed);
+    if (d.post_norms) a.added1 = (Stored *)at(a.added1, row * d.C, d.stored);
+    if (d.post_norms) a.added2 = (Stored *)at(a.added2, row * d.C, d.stored);
     a.y = (Stored *)at(a.y, row * d.C, d.stored);
     a.normed2 = (Stored *)at(a.normed2, row * d.C, d.stored);
     a.hidden = (Stored *)at(a.hidden, row * d.H, d.stored);
@@ -248,20 +315,111 @@ static inline void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
     s->memory.input_begin = 0;
 }
 
-static inline Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
-    Shapes d = shapes_of(s->model);
-    return (Stored *)at(base, l * s->kv.stride + token * d.KV, d.stored);
+// Whether the keys and values of a layer slide with its window.
+static inline int layer_slides(const StreamBP *s, size_t l) {
+    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->kv.rows[0];
 }
 
-// Keys and values of `layers` layers at a time, for `tokens` tokens.
-static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, int linear) {
+// The first row of a layer's keys and values.
+static inline size_t key_value_begin(const StreamBP *s, size_t l) {
+    size_t row = 0, i;
+    for (i = 0; i < l && s->kv.layers > 1; i++) row += s->kv.rows[layer_window(&s->model->config, i) != 0];
+    return row;
+}
+
+// The token in a layer's row 0.
+static inline size_t first_token(const StreamBP *s, size_t l) { return layer_slides(s, l) ? s->kv.first : 0; }
+
+// Where a token is in kv.k, kv.v or kv.k_linear.
+static inline Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
     Shapes d = shapes_of(s->model);
-    size_t count = layers * tokens * d.KV;
+    return (Stored *)at(base, (key_value_begin(s, l) + token - first_token(s, l)) * d.KV, d.stored);
+}
+
+// The same in kv.dk or kv.dv, which are of one layer at a time.
+static inline Summed *key_gradient_at(StreamBP *s, Summed *base, size_t l, size_t token) {
+    Shapes d = shapes_of(s->model);
+    return (Summed *)at(base, (token - first_token(s, l)) * d.KV, d.summed);
+}
+
+// All that a layer holds, from its row 0: what attention takes, with the spans of layer_spans.
+static inline Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
+    return key_value_at(s, base, l, first_token(s, l));
+}
+
+// A chunk's spans for a layer. Where keys slide, tokens count from row 0; a document that begins before it begins there, which
+// no query of the chunk can tell.
+static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
+    Spans spans = c.spans;
+    Span *moved = s->span + s->batch->documents;
+    size_t i, first = first_token(s, l);
+    spans.window = layer_window(&s->model->config, l);
+    if (spans.window) spans.pairs = c.window_pairs;
+    if (!first) return spans;
+    for (i = 0; i < spans.count; i++) {
+        moved[i].document = max_size(c.spans.span[i].document, first) - first;
+        moved[i].begin = c.spans.span[i].begin - first, moved[i].end = c.spans.span[i].end - first;
+    }
+    spans.span = moved;
+    return spans;
+}
+
+// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
+static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
+    Shapes d = shapes_of(s->model);
+    const Config *config = &s->model->config;
+    size_t windows = layers_with_window(config), window = window_of_model(config), count;
     memset(&s->kv, 0, sizeof(s->kv));
-    s->kv.stride = layers > 1 ? tokens * d.KV : 0;
-    s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count);
-    s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count);
-    if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count);
+    s->kv.layers = layers;
+    s->kv.rows[0] = tokens;
+    s->kv.rows[1] = window ? min_size(tokens, window - 1 + chunk) : tokens;
+    if (layers > 1)
+        count = (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1];
+    else
+        count = windows == d.L ? s->kv.rows[1] : s->kv.rows[0];
+    s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count * d.KV);
+    s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count * d.KV);
+    if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count * d.KV);
+}
+
+// ---- the window's slide ------------------------------------------------------------------------------------------------------
+// Moves `rows` rows of `bytes` each from row `from` to row `to`, a piece at a time since pieces may not overlap.
+static inline void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_t rows, size_t bytes) {
+    size_t step = from > to ? from - to : to - from, done, n;
+    char *memory = (char *)base;
+    for (done = 0; step && done < rows; done += n) {
+        size_t row;
+        n = min_size(step, rows - done);
+        row = from > to ? done : rows - done - n; // downwards from the bottom, upwards from the top
+        ops->copy(memory + (to + row) * bytes, memory + (from + row) * bytes, n * bytes);
+    }
+}
+
+// Tokens [first, end) stay, and lie from row 0 on (first >= kv.first), or end where they must for earlier ones to come before
+// them (first < kv.first: those that are there are [kv.first, end)).
+static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
+    Shapes d = shapes_of(s->model);
+    const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
+    const size_t rows = end > stay ? end - stay : 0;
+    if (s->dry) return;
+    slide_rows(s->ops, layer_keys(s, s->kv.k, l), from, to, rows, d.KV * d.stored);
+    slide_rows(s->ops, layer_keys(s, s->kv.v, l), from, to, rows, d.KV * d.stored);
+    if (!s->kv.dk) return;
+    slide_rows(s->ops, s->kv.dk, from, to, rows, d.KV * d.summed);
+    slide_rows(s->ops, s->kv.dv, from, to, rows, d.KV * d.summed);
+}
+
+// Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once where they
+// would have come to be.
+static inline void window_advance(StreamBP *s, Chunk c) {
+    size_t window = window_of_model(&s->model->config), first = first_key(0, c.begin, window), l;
+    if (c.begin + c.n - s->kv.first <= s->kv.rows[1]) return;
+    for (l = 0; l < s->model->config.num_hidden_layers; l++) {
+        if (!layer_slides(s, l)) continue;
+        slide_keys(s, l, first, c.begin);
+        if (s->kv.layers == 1) break; // one layer's are there, whose they are does not matter
+    }
+    s->kv.first = first;
 }
 
 #endif

@@ -13,16 +13,15 @@ forward.
 
 // ---- embedding ----------------------------------------------------------------------------------------------------------
 static inline void reference_embedding_forward(double *out, const int32_t *tokens, const int32_t *position,
-                                               const double *wte, const double *wpe, size_t n, size_t C,
-                                               double scale) {
+                                               const double *wte, const double *wpe, size_t n, size_t C, double scale) {
     size_t t, i;
     for (t = 0; t < n; t++)
         for (i = 0; i < C; i++)
             out[t * C + i] = scale * wte[(size_t)tokens[t] * C + i] + (wpe ? wpe[(size_t)position[t] * C + i] : 0.0);
 }
 
-static inline void reference_embedding_backward(double *dw, const double *dx, const int32_t *index, size_t N,
-                                                size_t C, double scale) {
+static inline void reference_embedding_backward(double *dw, const double *dx, const int32_t *index, size_t N, size_t C,
+                                                double scale) {
     size_t t, i;
     for (t = 0; t < N; t++)
         for (i = 0; i < C; i++) dw[(size_t)index[t] * C + i] += scale * dx[t * C + i];
@@ -122,8 +121,8 @@ static inline size_t attention_first_key(Spans spans, size_t s, size_t t) {
 }
 
 // Probabilities of query `token` over keys [first, token] into p[token - first + 1]; returns log sum exp.
-static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t token,
-                                   size_t NKV, size_t key_head, size_t HD, double scale) {
+static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t token, size_t NKV,
+                                   size_t key_head, size_t HD, double scale) {
     size_t count = token - first + 1, j, i;
     double largest = -INFINITY, sum = 0.0;
     for (j = 0; j < count; j++) {

@@ -129,8 +129,8 @@ static void norm_forward_case(int layernorm, size_t n, size_t C, double mean, do
     else
         CALL(ops->rmsnorm_forward(out->data, x->data, w->data, residual ? residual->data : NULL, n, C, eps, offset));
     expected = case_doubles(n * C);
-    reference_norm_forward(expected, x->values, w->values, b ? b->values : NULL, residual ? residual->values : NULL, n, C,
-                           eps, offset);
+    reference_norm_forward(expected, x->values, w->values, b ? b->values : NULL, residual ? residual->values : NULL, n,
+                           C, eps, offset);
     expect_within(out, expected, slack, 0.0);
 }
 

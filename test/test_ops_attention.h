@@ -74,8 +74,8 @@ static void attention_chunk_case(const size_t *lengths, size_t documents, size_t
     Guarded *q, *k, *v, *out, *lse, *scratch, *given_out, *given_lse, *dout, *g_dq, *g_dk, *g_dv;
     Span *span;
     Spans spans;
-    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0,
-              t1, N, documents, NH, NKV, HD, amplitude, case_window);
+    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0, t1,
+              N, documents, NH, NKV, HD, amplitude, case_window);
     // dout . v - delta: two sums of HD products, which nearly cancel in short documents.
     slack *= fmax(1.0, sqrt((double)HD / 128.0));
     span = (Span *)case_memory(documents * sizeof(Span));
@@ -428,7 +428,8 @@ TEST(attention_windows) {
     size_t w, h = 0;
     for (w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
         case_window = windows[w];
-        attention_chunk_case(lengths, 5, 0, 141, head_shapes[h++ % HEAD_SHAPES], 1.0, testing.operands > 0.0 ? 2.0 : 1.0);
+        attention_chunk_case(lengths, 5, 0, 141, head_shapes[h++ % HEAD_SHAPES], 1.0,
+                             testing.operands > 0.0 ? 2.0 : 1.0);
         attention_chunk_case(longer, 4, 201, 331, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
         attention_chunk_case(longer, 4, 120, 150, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
         attention_chunk_case(longer, 4, 413, 415, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);

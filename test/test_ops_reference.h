@@ -90,8 +90,7 @@ TEST(reference_norms) {
         Problem p = problem_of(3 * 7, 3, 7, 0);
         double *dx = case_doubles(3 * 7), *dw = case_doubles(7), *db = case_doubles(7);
         p.x = normals(3 * 7), p.y = normals(7), p.z = layernorm ? normals(7) : NULL;
-        reference_norm_backward(dx, dw, layernorm ? db : NULL, p.dout, p.x, p.y, 3, 7, 1e-2,
-                                layernorm ? 0.0 : 1.0);
+        reference_norm_backward(dx, dw, layernorm ? db : NULL, p.dout, p.x, p.y, 3, 7, 1e-2, layernorm ? 0.0 : 1.0);
         check_derivative(&p, forward_norm, "x", p.x, dx, 3 * 7);
         check_derivative(&p, forward_norm, "w", p.y, dw, 7);
         if (layernorm) check_derivative(&p, forward_norm, "b", p.z, db, 7);

@@ -1,0 +1,209 @@
+/*
+What a model family is: a row of `families`, with the defaults of its config class in transformers, its switches and the names of
+its tensors. One decoder block covers them all; a switch says which of its parts a family has. A preset is a family with a
+published model's numbers. To add a family, add a row here, what its config.json must not say to hf_config.h, and a golden model to
+the tests.
+*/
+#ifndef LLMC_FAMILY_H
+#define LLMC_FAMILY_H
+
+typedef enum { NORM_RMS, NORM_LAYER } NormKind;
+typedef enum {
+    ACTIVATION_SWIGLU,
+    ACTIVATION_GELU,
+    ACTIVATION_GEGLU
+} ActivationKind; // gated silu; GELU, gated GELU (tanh form)
+
+// clang-format off
+// The tensors of one layer, in the order in which they lie in memory and in a flat .bin. Query, key and value weights
+// are neighbours without padding, and so are their biases and the gate and up projections: a file may hold neighbours
+// as one tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
+typedef enum {
+    NORM1_WEIGHT, NORM1_BIAS,
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_NORM1,
+    NORM2_WEIGHT, NORM2_BIAS,
+    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_NORM2,
+    LAYER_TENSORS
+} LayerTensor;
+// clang-format on
+
+// The tensors outside the layers: the first two come before them, the others after.
+typedef enum { EMBEDDING, POSITION_EMBEDDING, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
+
+typedef struct {
+    const char *name;         // as --init knows it
+    const char *model_type;   // in config.json
+    const char *architecture; // Hugging Face's class
+    const char *defaults;
+    NormKind norm;
+    ActivationKind activation;
+    int learned_positions; // a position table instead of RoPE
+    int qk_norm;
+    int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
+    int biases;               // biases on every linear layer
+    int conv1d;               // files hold linear weights transposed
+    int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
+    int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
+    int norm_offset;          // norms multiply by 1 + w
+    int post_norms;           // norms also behind attention and MLP, before what they add to the residual stream
+    int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
+    const char *layer_prefix; // with one %zu
+    const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
+    const char *model_names[MODEL_TENSORS];
+} Family;
+
+// clang-format off
+#define LLAMA_LAYER_NAMES                                                                                              \
+    {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",  \
+     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",             \
+     "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", NULL,                              \
+     "post_attention_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias",      \
+     "mlp.up_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias", NULL}
+#define LLAMA_MODEL_NAMES {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
+
+// The switches in a row, in their order: learned_positions, qk_norm, qkv_bias, biases, conv1d, head_dim_follows,
+// kv_heads_follow, norm_offset, post_norms, scaled_embeddings
+static const Family families[] = {
+    {"gpt2", "gpt2", "GPT2LMHeadModel",
+     "vocab_size=50257,max_position_embeddings=1024,hidden_size=768,num_hidden_layers=12,num_attention_heads=12,"
+     "layer_norm_epsilon=1e-5,initializer_range=0.02,tie_word_embeddings=true",
+     NORM_LAYER, ACTIVATION_GELU, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, "transformer.h.%zu.",
+     {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
+      "attn.c_proj.weight", "attn.c_proj.bias", NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", NULL,
+      "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NULL},
+     {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
+      "lm_head.weight"}},
+    {"llama", "llama", "LlamaForCausalLM",
+     "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, "model.layers.%zu.",
+     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
+    {"mistral", "mistral", "MistralForCausalLM",
+     "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,"
+     "sliding_window=4096,layer_types=s",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, "model.layers.%zu.",
+     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
+    {"qwen2", "qwen2", "Qwen2ForCausalLM",
+     "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, "model.layers.%zu.",
+     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
+    {"qwen3", "qwen3", "Qwen3ForCausalLM",
+     "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
+     "initializer_range=0.02",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, "model.layers.%zu.",
+     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
+    {"gemma3", "gemma3_text", "Gemma3ForCausalLM",
+     "vocab_size=262208,hidden_size=2304,intermediate_size=9216,num_hidden_layers=26,num_attention_heads=8,"
+     "num_key_value_heads=4,head_dim=256,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
+     "initializer_range=0.02,tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,rope_local_base_freq=10000,"
+     "query_pre_attn_scalar=256",
+     NORM_RMS, ACTIVATION_GEGLU, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, "model.layers.%zu.",
+     {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+      "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
+      "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", "post_attention_layernorm.weight",
+      "pre_feedforward_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", NULL, NULL,
+      "mlp.down_proj.weight", NULL, "post_feedforward_layernorm.weight"},
+     LLAMA_MODEL_NAMES},
+};
+// clang-format on
+#define FAMILIES (sizeof(families) / sizeof(families[0]))
+
+// Shapes of published models, from their config.json.
+typedef struct {
+    const char *name, *family, *keys;
+} Preset;
+
+// clang-format off
+#define LLAMA3  "vocab_size=128256,rms_norm_eps=1e-5,rope_theta=500000,"
+#define LLAMA31 LLAMA3 "max_position_embeddings=131072,rope_type=llama3,low_freq_factor=1,high_freq_factor=4," \
+                       "original_max_position_embeddings=8192,"
+#define MISTRAL "rms_norm_eps=1e-5,"
+#define GEMMA3  "head_dim=256,query_pre_attn_scalar=256,"
+#define GEMMA3L GEMMA3 "vocab_size=262208,sliding_window=1024,max_position_embeddings=131072,rope_type=linear,factor=8,"
+#define QWEN25 "rope_theta=1000000,max_position_embeddings=32768,"
+#define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
+static const Preset presets[] = {
+    {"gpt2", "gpt2", ""},
+    {"gpt2-medium", "gpt2", "hidden_size=1024,num_hidden_layers=24,num_attention_heads=16"},
+    {"gpt2-large", "gpt2", "hidden_size=1280,num_hidden_layers=36,num_attention_heads=20"},
+    {"gpt2-xl", "gpt2", "hidden_size=1600,num_hidden_layers=48,num_attention_heads=25"},
+    {"llama3-8b", "llama",
+     LLAMA3 "hidden_size=4096,intermediate_size=14336,num_key_value_heads=8,max_position_embeddings=8192"},
+    {"llama3.1-8b", "llama",
+     LLAMA31 "factor=8,hidden_size=4096,intermediate_size=14336,num_key_value_heads=8"},
+    {"llama3.1-70b", "llama",
+     LLAMA31 "factor=8,hidden_size=8192,intermediate_size=28672,num_hidden_layers=80,num_attention_heads=64,"
+             "num_key_value_heads=8"},
+    {"llama3.2-1b", "llama",
+     LLAMA31 "factor=32,hidden_size=2048,intermediate_size=8192,num_hidden_layers=16,num_key_value_heads=8,"
+             "tie_word_embeddings=true"},
+    {"llama3.2-3b", "llama",
+     LLAMA31 "factor=32,hidden_size=3072,intermediate_size=8192,num_hidden_layers=28,num_attention_heads=24,"
+             "num_key_value_heads=8,tie_word_embeddings=true"},
+    {"mistral-7b-v0.1", "mistral", MISTRAL "max_position_embeddings=32768"},
+    {"mistral-7b-v0.3", "mistral",
+     MISTRAL "vocab_size=32768,rope_theta=1000000,max_position_embeddings=32768,sliding_window=0"},
+    {"mistral-nemo-12b", "mistral",
+     MISTRAL "vocab_size=131072,hidden_size=5120,num_hidden_layers=40,head_dim=128,rope_theta=1000000,"
+             "max_position_embeddings=131072,sliding_window=0"},
+    {"qwen2.5-0.5b", "qwen2",
+     QWEN25 "hidden_size=896,intermediate_size=4864,num_hidden_layers=24,num_attention_heads=14,"
+            "num_key_value_heads=2,tie_word_embeddings=true"},
+    {"qwen2.5-1.5b", "qwen2",
+     QWEN25 "hidden_size=1536,intermediate_size=8960,num_hidden_layers=28,num_attention_heads=12,"
+            "num_key_value_heads=2,tie_word_embeddings=true"},
+    {"qwen2.5-3b", "qwen2",
+     QWEN25 "hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
+            "num_key_value_heads=2,tie_word_embeddings=true"},
+    {"qwen2.5-7b", "qwen2",
+     QWEN25 "vocab_size=152064,hidden_size=3584,intermediate_size=18944,num_hidden_layers=28,num_attention_heads=28,"
+            "num_key_value_heads=4"},
+    {"qwen2.5-14b", "qwen2",
+     QWEN25 "vocab_size=152064,hidden_size=5120,intermediate_size=13824,num_hidden_layers=48,num_attention_heads=40,"
+            "num_key_value_heads=8"},
+    {"qwen2.5-32b", "qwen2",
+     QWEN25 "vocab_size=152064,hidden_size=5120,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=40,"
+            "num_key_value_heads=8"},
+    {"qwen2.5-72b", "qwen2",
+     QWEN25 "vocab_size=152064,hidden_size=8192,intermediate_size=29568,num_hidden_layers=80,num_attention_heads=64,"
+            "num_key_value_heads=8"},
+    {"qwen3-0.6b", "qwen3",
+     QWEN3 "hidden_size=1024,intermediate_size=3072,num_hidden_layers=28,num_attention_heads=16,"
+           "num_key_value_heads=8,tie_word_embeddings=true"},
+    {"qwen3-1.7b", "qwen3",
+     QWEN3 "hidden_size=2048,intermediate_size=6144,num_hidden_layers=28,num_attention_heads=16,"
+           "num_key_value_heads=8,tie_word_embeddings=true"},
+    {"qwen3-4b", "qwen3",
+     QWEN3 "hidden_size=2560,intermediate_size=9728,num_hidden_layers=36,num_attention_heads=32,"
+           "num_key_value_heads=8,tie_word_embeddings=true"},
+    {"qwen3-8b", "qwen3",
+     QWEN3 "hidden_size=4096,intermediate_size=12288,num_hidden_layers=36,num_attention_heads=32,"
+           "num_key_value_heads=8"},
+    {"qwen3-14b", "qwen3",
+     QWEN3 "hidden_size=5120,intermediate_size=17408,num_hidden_layers=40,num_attention_heads=40,"
+           "num_key_value_heads=8"},
+    {"qwen3-32b", "qwen3",
+     QWEN3 "hidden_size=5120,intermediate_size=25600,num_hidden_layers=64,num_attention_heads=64,"
+           "num_key_value_heads=8"},
+    {"gemma3-270m", "gemma3",
+     GEMMA3 "vocab_size=262144,hidden_size=640,intermediate_size=2048,num_hidden_layers=18,num_attention_heads=4,"
+            "num_key_value_heads=1,sliding_window=512,max_position_embeddings=32768"},
+    {"gemma3-1b", "gemma3",
+     GEMMA3 "vocab_size=262144,hidden_size=1152,intermediate_size=6912,num_attention_heads=4,num_key_value_heads=1,"
+            "sliding_window=512,max_position_embeddings=32768"},
+    {"gemma3-4b", "gemma3",
+     GEMMA3L "hidden_size=2560,intermediate_size=10240,num_hidden_layers=34"},
+    {"gemma3-12b", "gemma3",
+     GEMMA3L "hidden_size=3840,intermediate_size=15360,num_hidden_layers=48,num_attention_heads=16,"
+             "num_key_value_heads=8"},
+    {"gemma3-27b", "gemma3",
+     "hidden_size=5376,intermediate_size=21504,num_hidden_layers=62,num_attention_heads=32,num_key_value_heads=16,"
+     "head_dim=128,query_pre_attn_scalar=168,sliding_window=1024,rope_type=linear,factor=8"},
+};
+// clang-format on
+#define PRESETS (sizeof(presets) / sizeof(presets[0]))
+
+#endif
