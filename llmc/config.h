@@ -115,9 +115,12 @@ static inline int family_has_key(const Family *family, const char *name) {
     return 1;
 }
 
-// Whether the key means anything for this very model: the keys of another way of scaling do not.
+// Whether the key means anything for this very model: those of another way of scaling do not, nor does a window that the family
+// does not have by itself.
 static inline int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
+    if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
+        return config->layer_types[0] || strstr(config->family->defaults, "sliding_window");
     return !key->scaling || (key->scaling >> config->rope_type & 1);
 }
 

@@ -219,8 +219,7 @@ static inline void hf_read_rope_per_layer(Config *config, const cJSON *rope, con
             "positions",
             path, json_scalar_text(type, value, sizeof(value)));
     if (local)
-        hf_set(config, &config_keys[config_key_find("rope_local_base_freq")], "rope_parameters.sliding_attention",
-               local, path);
+        hf_set(config, &config_keys[config_key_find("rope_local_base_freq")], "rope_local_base_freq", local, path);
 }
 
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.

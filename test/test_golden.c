@@ -168,7 +168,16 @@ TEST(llama) { FOLDER("llama"); }
 TEST(llama_tied) { FOLDER("llama-tied"); }
 TEST(qwen2) { FOLDER("qwen2"); }
 TEST(qwen3) { FOLDER("qwen3"); }
+TEST(mistral) { FOLDER("mistral"); }
+TEST(gemma3) { FOLDER("gemma3"); }
+TEST(gemma3_linear) { FOLDER("gemma3-linear"); }
 #ifndef CUDA_ON_CPU
+TEST(llama3) { FOLDER("llama3"); }
+TEST(llama_linear) { FOLDER("llama-linear"); }
+TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
+TEST(qwen3_yarn) { FOLDER("qwen3-yarn"); }
+TEST(qwen2_sliding) { FOLDER("qwen2-sliding"); }
+TEST(mistral_full) { FOLDER("mistral-full"); }
 TEST(gpt2_as_published) { FOLDER("gpt2-hub"); }
 TEST(gpt2_of_llmc) { golden(GOLDEN "gpt2/gpt2_llmc_fp32.bin", GOLDEN "gpt2/reference.safetensors"); }
 TEST(llama_sharded) { FOLDER("llama-sharded"); }
@@ -236,6 +245,7 @@ TEST(written_gpt2) { written(GOLDEN "gpt2"); }
 #ifndef CUDA_ON_CPU
 TEST(written_llama) { written(GOLDEN "llama"); }
 TEST(written_qwen3) { written(GOLDEN "qwen3"); }
+TEST(written_gemma3) { written(GOLDEN "gemma3"); }
 #endif
 
 int main(int argc, char **argv) {
@@ -245,15 +255,25 @@ int main(int argc, char **argv) {
         LISTED(llama_tied),
         LISTED(qwen2),
         LISTED(qwen3),
+        LISTED(mistral),
+        LISTED(gemma3),
+        LISTED(gemma3_linear),
         LISTED(written_gpt2),
 #ifndef CUDA_ON_CPU // the same models in other files
         LISTED(gpt2_as_published),
         LISTED(gpt2_of_llmc),
         LISTED(llama_sharded),
         LISTED(qwen2_fp16),
+        LISTED(llama3),
+        LISTED(llama_linear),
+        LISTED(qwen2_yarn),
+        LISTED(qwen3_yarn),
+        LISTED(qwen2_sliding),
+        LISTED(mistral_full),
         LISTED(qwen3_bf16),
         LISTED(written_llama),
         LISTED(written_qwen3),
+        LISTED(written_gemma3),
 #endif
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);
