@@ -43,6 +43,7 @@ asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
 
 #define __global__      static
 #define __device__      static
+#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 

@@ -13,6 +13,16 @@ typedef struct {
     const char *golden, *file, *find, *replace;
 } Edit;
 
+// The windows of a model's layers, "5 0 5 ".
+static void expect_windows(const char *folder, const char *expected) {
+    char remark[256], found[256] = "";
+    Config config = hf_directory_config(folder, remark, sizeof(remark));
+    size_t l;
+    for (l = 0; l < config.num_hidden_layers; l++)
+        snprintf(found + strlen(found), sizeof(found) - strlen(found), "%zu ", layer_window(&config, l));
+    if (strcmp(found, expected) != 0) test_fail("windows %s, expected %s", found, expected);
+}
+
 // Qwen's windows: in effect where use_sliding_window is true, for layers from max_window_layers on.
 TEST(windows_in_effect) {
     const char *copy = copy_golden("qwen2");
@@ -21,14 +31,39 @@ TEST(windows_in_effect) {
     edit_file(path, "\"layer_types\"", "\"was\"");
     edit_file(path, "\"max_window_layers\": 28", "\"max_window_layers\": 1");
     edit_file(path, "\"sliding_window\": null", "\"sliding_window\": 64");
-    expect_good(copy); // not in effect
+    expect_windows(copy, "0 0 0 "); // not in effect
     edit_file(path, "\"use_sliding_window\": false", "\"use_sliding_window\": true");
-    expect_bad(copy, "use_sliding_window with a sliding_window of 64 from layer 1 on is not supported");
-    edit_file(path, "\"max_window_layers\": 1", "\"max_window_layers\": 3");
-    expect_good(copy); // no layer uses it
-    edit_file(path, "\"max_window_layers\": 3", "\"max_window_layers\": 0");
-    edit_file(path, "\"sliding_window\": 64", "\"sliding_window\": null");
     expect_good(copy);
+    expect_windows(copy, "0 64 64 ");
+    edit_file(path, "\"max_window_layers\": 1", "\"max_window_layers\": 3");
+    expect_windows(copy, "0 0 0 "); // no layer uses it
+    edit_file(path, "\"max_window_layers\": 3", "\"max_window_layers\": 0");
+    expect_windows(copy, "64 64 64 ");
+    edit_file(path, "\"sliding_window\": 64", "\"sliding_window\": null");
+    expect_windows(copy, "0 0 0 ");
+    edit_file(path, "\"sliding_window\"", "\"was also\"");
+    expect_windows(copy, "4096 4096 4096 "); // the class's default
+}
+
+TEST(windows_of_other_families) {
+    const char *copy = copy_golden("mistral");
+    char path[PATH_MAX];
+    path_join(path, copy, CONFIG);
+    expect_windows(copy, "7 7 7 ");
+    edit_file(path, "\"sliding_window\": 7", "\"sliding_window\": null");
+    expect_windows(copy, "0 0 0 ");
+    edit_file(path, "\"sliding_window\"", "\"was\"");
+    expect_windows(copy, "4096 4096 4096 ");
+    copy = copy_golden("gemma3-linear");
+    path_join(path, copy, CONFIG);
+    expect_windows(copy, "5 0 5 ");
+    edit_file(path, "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 3");
+    expect_windows(copy, "5 5 0 ");
+    edit_file(path, "\"sliding_window_pattern\": 3", "\"sliding_window_pattern\": 1");
+    expect_windows(copy, "0 0 0 ");
+    edit_file(path, "\"sliding_window_pattern\": 1,", "");
+    expect_windows(copy, "5 5 5 "); // every sixth would have none
+    expect_windows("test/golden/gemma3", "8 8 8 8 8 0 8 ");
 }
 
 // What looks unusual and is right must not be refused.
@@ -161,8 +196,8 @@ TEST(base_models) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(windows_in_effect),          LISTED(right_texts), LISTED(a_tied_matrix_has_two_names),
-        LISTED(frequencies_are_no_weights), LISTED(base_models),
+        LISTED(windows_in_effect),           LISTED(windows_of_other_families),  LISTED(right_texts),
+        LISTED(a_tied_matrix_has_two_names), LISTED(frequencies_are_no_weights), LISTED(base_models),
     };
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }

@@ -30,6 +30,16 @@ static const char *const models[] = {
     "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,head_"
     "dim=16,"
     "vocab_size=23,tie_word_embeddings=true",
+    // windows in some layers: longer and shorter than chunks
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,"
+    "vocab_size=33,sliding_window=9,layer_types=ssf,query_pre_attn_scalar=5",
+    "gemma3,hidden_size=12,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"
+    "dim=6,"
+    "vocab_size=21,sliding_window=2,layer_types=sf,rope_type=linear,factor=4",
+    // in all of them: nothing is as long as the stream
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+    "vocab_size=31,sliding_window=5",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 

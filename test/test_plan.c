@@ -208,11 +208,12 @@ static void too_far(const char *name) {
     x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
     w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
     ops = ops_dry(DTYPE_FP32, &arena);
-    ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, 100, 64, 1e-6); // fits
-    if (!strcmp(name, "one row too many")) ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, 101, 64, 1e-6);
+    ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0); // fits
+    if (!strcmp(name, "one row too many"))
+        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 101, 64, 1e-6, 0);
     if (!strcmp(name, "popped")) {
         arena_pop(&arena, 1);
-        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, 100, 64, 1e-6);
+        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0);
     }
 }
 

@@ -122,8 +122,10 @@ static void greedy_as_transformers(const char *name, size_t chunk) {
 }
 
 TEST(greedy_text_of_golden_models) {
-    static const char *const names[] = {"gpt2",  "gpt2-hub",   "llama", "llama-sharded", "llama-tied",
-                                        "qwen2", "qwen2-fp16", "qwen3", "qwen3-bf16"};
+    static const char *const names[] = {"gpt2",          "gpt2-hub",   "llama",        "llama-sharded", "llama-tied",
+                                        "qwen2",         "qwen2-fp16", "qwen3",        "qwen3-bf16",    "llama3",
+                                        "llama-linear",  "qwen2-yarn", "qwen3-yarn",   "mistral",       "mistral-full",
+                                        "qwen2-sliding", "gemma3",     "gemma3-linear"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     size_t i, c;
     for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)

@@ -22,6 +22,7 @@ struct SpanBlocks {
     unsigned first[MOST_SPANS + 1]; // block of each span, the last being their number
     unsigned count;
     size_t origin; // the chunk's first query: row 0 of q, out, lse
+    size_t window; // keys that a query sees at most; SIZE_MAX: all
 };
 
 struct SpanBlock {
@@ -29,13 +30,19 @@ struct SpanBlock {
     size_t begin; // of the block's queries or keys
 };
 
-// by_keys: blocks of `size` keys [document, end), otherwise of queries [begin, end)
+__host__ __device__ inline size_t first_key_in(size_t document, size_t t, size_t window) {
+    return t - document >= window ? t + 1 - window : document;
+}
+
+// by_keys: blocks of `size` keys that a query of the span sees, otherwise of its queries [begin, end)
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
     blocks->origin = spans.span[0].begin;
+    blocks->window = spans.window ? spans.window : SIZE_MAX;
     for (; from < spans.count && blocks->count < MOST_SPANS; from++) {
         const Span span = spans.span[from];
-        const size_t length = span.end - (by_keys ? span.document : span.begin);
+        const size_t length =
+            span.end - (by_keys ? first_key_in(span.document, span.begin, blocks->window) : span.begin);
         blocks->span[blocks->count] = span;
         blocks->first[blocks->count + 1] = blocks->first[blocks->count] + (unsigned)blocks_for(length, size);
         blocks->count++;
@@ -49,7 +56,8 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
     unsigned i = 0;
     while (block >= blocks.first[i + 1]) i++;
     SpanBlock found = {blocks.span[i], 0};
-    found.begin = (by_keys ? found.span.document : found.span.begin) + (size_t)(block - blocks.first[i]) * size;
+    found.begin = by_keys ? first_key_in(found.span.document, found.span.begin, blocks.window) : found.span.begin;
+    found.begin += (size_t)(block - blocks.first[i]) * size;
     return found;
 }
 
@@ -171,6 +179,19 @@ template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*
         }
 }
 
+// The window, in tiles at its far end: scores of keys that are `window` or more before their query become -inf. `first` as above,
+// less the window where rows are queries, with it where they are keys.
+template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
+    first -= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int column = j * 8 + e % 2 - e / 2 * 8;
+            if (ROWS_ARE_KEYS ? column >= first : column <= first) s[j][e] = -INFINITY;
+        }
+}
+
 // Over the four lanes that share a row of a result
 template <typename T> __device__ inline T quad_sum(T x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
@@ -210,9 +231,10 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
-    // Positions in the document: of the warp's first query, behind all keys of the block, behind those of the warp
-    const unsigned warp_first = (unsigned)(block.begin - block.span.document) + warp_row,
-                   length = (unsigned)(end - block.span.document),
+    // Positions from the first key that the block sees: of the warp's first query, behind all keys of the block, behind those of
+    // the warp
+    const size_t key_begin = first_key_in(block.span.document, block.begin, blocks.window);
+    const unsigned warp_first = (unsigned)(block.begin - key_begin) + warp_row, length = (unsigned)(end - key_begin),
                    warp_end = warp_first >= length       ? 0
                               : length - warp_first < 16 ? length
                                                          : warp_first + 16;
@@ -236,22 +258,30 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         }
     };
     const auto bring = [&](unsigned i, unsigned stage) {
-        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, block.span.document + i * KEYS, end, KEYS);
-        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, block.span.document + i * KEYS, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, key_begin + i * KEYS, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, key_begin + i * KEYS, end, KEYS);
     };
     const auto use = [&](unsigned i, unsigned stage) {
         const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
         const unsigned key = i * KEYS;
         float s[KEYS / 8][4] = {}, shrink[2];
-        if (key >= warp_end) return;
+        if (key >= warp_end || (warp_first >= blocks.window && key + KEYS <= warp_first + 1 - blocks.window)) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         if (key + KEYS > warp_first + 1) hide_unseen<KEYS, false>(s, (int)(warp_first + lane / 4 - key));
+        const bool far = warp_first + 15 >= blocks.window && key <= warp_first + 15 - blocks.window;
+        if (far) hide_far<KEYS, false>(s, (int)(warp_first + lane / 4) - (int)blocks.window - (int)key);
 #pragma unroll
         for (int i = 0; i < 2; i++) { // the lane's two rows
             float top = -INFINITY, tile_sum = 0.0f;
 #pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
             top = fmaxf(largest[i], quad_max(top) * scale);
+            if (far && top == -INFINITY) { // the row's window begins in a later tile
+                shrink[i] = 1.0f;
+#pragma unroll
+                for (unsigned j = 0; j < KEYS / 8; j++) s[j][2 * i] = s[j][2 * i + 1] = 0.0f;
+                continue;
+            }
             shrink[i] = exp2f(largest[i] - top);
             largest[i] = top;
 #pragma unroll
@@ -321,9 +351,10 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
-    // Positions in the document: of the warp's first query, behind all keys of the block, behind those of the warp
-    const unsigned warp_first = (unsigned)(block.begin - block.span.document) + warp_row,
-                   length = (unsigned)(end - block.span.document),
+    // Positions from the first key that the block sees: of the warp's first query, behind all keys of the block, behind those of
+    // the warp
+    const size_t key_begin = first_key_in(block.span.document, block.begin, blocks.window);
+    const unsigned warp_first = (unsigned)(block.begin - key_begin) + warp_row, length = (unsigned)(end - key_begin),
                    warp_end = warp_first >= length       ? 0
                               : length - warp_first < 16 ? length
                                                          : warp_first + 16;
@@ -334,17 +365,19 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         if (row + 8 * i < end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
     const auto bring = [&](unsigned i, unsigned stage) {
-        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, block.span.document + i * KEYS, end, KEYS);
-        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, block.span.document + i * KEYS, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + 2 * stage * TILE, k, keys, key_begin + i * KEYS, end, KEYS);
+        tile_fetch<HD, THREADS>(stages + (2 * stage + 1) * TILE, v, keys, key_begin + i * KEYS, end, KEYS);
     };
     const auto use = [&](unsigned i, unsigned stage) {
         const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
         const unsigned key = i * KEYS;
         float s[KEYS / 8][4] = {}, ds[KEYS / 8][4] = {};
-        if (key >= warp_end) return;
+        if (key >= warp_end || (warp_first >= blocks.window && key + KEYS <= warp_first + 1 - blocks.window)) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         product_of_rows<HD, KEYS>(ds, td, warp_row, tv);
         if (key + KEYS > warp_first + 1) hide_unseen<KEYS, false>(s, (int)(warp_first + lane / 4 - key));
+        if (warp_first + 15 >= blocks.window && key <= warp_first + 15 - blocks.window)
+            hide_far<KEYS, false>(s, (int)(warp_first + lane / 4) - (int)blocks.window - (int)key);
 #pragma unroll
         for (unsigned j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -390,8 +423,9 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp % (T.held / 16) * 16;
     const bool owns_dv = !SHARED_KEYS || warp < T.held / 16, owns_dk = !SHARED_KEYS || !owns_dv;
     const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // and row + 8: keys
-    const size_t first =
-        block.begin > block.span.begin ? block.begin : block.span.begin; // query that sees a key of the block
+    // Queries that see a key of the block
+    const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
+                 query_end = end - key_end >= blocks.window ? key_end + blocks.window - 1 : end;
     const float scale = shape.scale * LOG2_E;
     float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one that this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
@@ -399,25 +433,29 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     const auto bring = [&](unsigned, unsigned stage) {
         floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const HeadRows queries = {shape.NH, coming_head, shape.HD, shape.packed};
-        tile_fetch<HD, THREADS>(tq, q, queries, coming - blocks.origin, end - blocks.origin, QUERIES);
-        tile_fetch<HD, THREADS>(td, dout, queries, coming - blocks.origin, end - blocks.origin, QUERIES);
+        tile_fetch<HD, THREADS>(tq, q, queries, coming - blocks.origin, query_end - blocks.origin, QUERIES);
+        tile_fetch<HD, THREADS>(td, dout, queries, coming - blocks.origin, query_end - blocks.origin, QUERIES);
         for (unsigned i = threadIdx.x; i < QUERIES; i += THREADS) {
             const size_t place = (coming + i - blocks.origin) * shape.NH + coming_head;
-            fetch<4>(beside_row<HD>(tq, i), lse + place, coming + i < end);
-            fetch<4>(beside_row<HD>(td, i), delta + place, coming + i < end);
+            fetch<4>(beside_row<HD>(tq, i), lse + place, coming + i < query_end);
+            fetch<4>(beside_row<HD>(td, i), delta + place, coming + i < query_end);
         }
         coming += QUERIES;
-        if (coming >= end) coming = first, coming_head++;
+        if (coming >= query_end) coming = first, coming_head++;
     };
     // What lies beyond the end is zero, and so are its products, whatever its p is.
     const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const size_t query = next;
         float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
-        next = query + QUERIES < end ? query + QUERIES : first;             // then of the next head
-        if (query + QUERIES <= warp_first || warp_first >= key_end) return; // none of them sees a key of this warp
+        next = query + QUERIES < query_end ? query + QUERIES : first; // then of the next head
+        // None of them sees a key of this warp
+        if (query + QUERIES <= warp_first || warp_first >= key_end) return;
+        if (query >= warp_first + 15 && query - warp_first - 15 >= blocks.window) return;
         product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
         if (query < warp_first + 15) hide_unseen<QUERIES, true>(p, (int)(row - query));
+        if (query + QUERIES - 1 - warp_first >= blocks.window)
+            hide_far<QUERIES, true>(p, (int)((long long)row - (long long)query + (long long)blocks.window));
         if (owns_dk) product_of_rows<HD, QUERIES>(ds, tv, warp_row, td);
 #pragma unroll
         for (unsigned j = 0; j < QUERIES / 8; j++)
@@ -432,7 +470,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     };
     tile_fetch<HD, THREADS>(tk, k, keys, block.begin, key_end, T.held);
     tile_fetch<HD, THREADS>(tv, v, keys, block.begin, key_end, T.held);
-    pass_tiles<T.stages>((unsigned)group * tiles_in<QUERIES>(end - first), bring, use);
+    pass_tiles<T.stages>((unsigned)group * tiles_in<QUERIES>(query_end - first), bring, use);
 #pragma unroll
     for (int d = 0; d < HD / 8; d++)
 #pragma unroll

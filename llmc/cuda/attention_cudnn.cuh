@@ -112,13 +112,14 @@ static size_t cudnn_stage_bytes(size_t n, size_t NH, size_t NKV, size_t HD) {
 // ---- spans that stay ours: any of the chunk's, in order --------------------------------------------------------------------------------------
 template <typename Run> struct OwnSpans {
     Run run; // of our kernels, on spans with gaps between them
+    size_t window;
     Span span[MOST_SPANS] = {};
     size_t count = 0;
 
     void flush() {
         Spans spans;
         memset(&spans, 0, sizeof(spans));
-        spans.span = span, spans.count = count;
+        spans.span = span, spans.count = count, spans.window = window;
         if (count) run(spans);
         count = 0;
     }
@@ -132,7 +133,7 @@ template <typename Run> struct OwnSpans {
         span[count++] = Span{document, begin, end};
     }
 };
-template <typename Run> OwnSpans(Run) -> OwnSpans<Run>;
+template <typename Run> OwnSpans(Run, size_t) -> OwnSpans<Run>;
 
 static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && HD % 8 == 0 && aligned; }
 
@@ -158,12 +159,14 @@ static size_t attention_scratch_with_cudnn(size_t n, size_t NH, size_t NKV, size
 static void attention_forward_with_cudnn(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     const size_t origin = spans.count ? spans.span[0].begin : 0;
-    const bool takes = cudnn_takes(HD, all_aligned(out, q, k, v));
+    const bool takes = !spans.window && cudnn_takes(HD, all_aligned(out, q, k, v)); // windows are ours
     OwnSpans own = {[&](Spans left) {
-        const size_t row = (left.span[0].begin - origin) * NH;
-        attention_forward((Stored *)((floatX *)out + row * HD), (Summed *)((float *)lse + row),
-                          (const Stored *)((const floatX *)q + row * HD), k, v, left, NH, NKV, HD, scale, scratch);
-    }};
+                        const size_t row = (left.span[0].begin - origin) * NH;
+                        attention_forward((Stored *)((floatX *)out + row * HD), (Summed *)((float *)lse + row),
+                                          (const Stored *)((const floatX *)q + row * HD), k, v, left, NH, NKV, HD,
+                                          scale, scratch);
+                    },
+                    spans.window};
     for (size_t i = 0; i < spans.count; i++) {
         const Span span = spans.span[i];
         const CudnnAttention shape = {
@@ -195,17 +198,21 @@ static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, co
                                           Summed *scratch) {
     const size_t origin = spans.count ? spans.span[0].begin : 0;
     const size_t n = spans.count ? spans.span[spans.count - 1].end - origin : 0;
-    const size_t block = cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)) ? cudnn_block(n, NH, NKV, HD) : 0;
+    const size_t block =
+        !spans.window && cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)) ? cudnn_block(n, NH, NKV, HD) : 0;
     const size_t key_heads = block ? cudnn_key_heads(block, NH, NKV, HD) : 0, heads = key_heads * (NH / NKV);
     const CudnnStage stage =
         cudnn_stage((char *)((float *)scratch + attention_scratch(n, NH, NKV, HD)), block, heads, key_heads, NH, HD);
     OwnSpans own = {[&](Spans left) {
-        const size_t row = (left.span[0].begin - origin) * NH;
-        attention_backward(
-            (Stored *)((floatX *)dq + row * HD), dk, dv, (const Stored *)((const floatX *)dout + row * HD),
-            (const Stored *)((const floatX *)out + row * HD), (const Stored *)((const floatX *)q + row * HD), k, v,
-            (const Summed *)((const float *)lse + row), left, NH, NKV, HD, scale, scratch);
-    }};
+                        const size_t row = (left.span[0].begin - origin) * NH;
+                        attention_backward((Stored *)((floatX *)dq + row * HD), dk, dv,
+                                           (const Stored *)((const floatX *)dout + row * HD),
+                                           (const Stored *)((const floatX *)out + row * HD),
+                                           (const Stored *)((const floatX *)q + row * HD), k, v,
+                                           (const Summed *)((const float *)lse + row), left, NH, NKV, HD, scale,
+                                           scratch);
+                    },
+                    spans.window};
     for (size_t i = 0; i < spans.count; i++) {
         const Span span = spans.span[i];
         size_t t = span.document + blocks_for(span.begin - span.document, CUDNN_GRID) * CUDNN_GRID, queries;

@@ -12,24 +12,26 @@ their tokens there. Its cost is that of a few integers per token, nothing beside
 // ---- forward: bytes moved per element of out: 2 s, 3 s with positions ---------------------------------------------------------------
 template <int W>
 __global__ void embedding_forward_kernel(floatX *out, const int32_t *tokens, const int32_t *position, const floatX *wte,
-                                         const floatX *wpe, size_t n, size_t C) {
+                                         const floatX *wpe, size_t n, size_t C, float scale) {
     const size_t packs = C / W;
     FOR_EACH_PACK(i, n * packs) {
         const size_t t = i / packs, c = i % packs * W;
         Pack<floatX, W> row = pack_read<W>(wte + (size_t)tokens[t] * C + c);
         if (wpe) {
             const Pack<floatX, W> place = pack_read<W>(wpe + (size_t)position[t] * C + c);
-            for (int j = 0; j < W; j++) row.x[j] = store(load(row.x[j]) + load(place.x[j]));
+            for (int j = 0; j < W; j++) row.x[j] = store(scale * load(row.x[j]) + load(place.x[j]));
+        } else if (scale != 1.0f) {
+            for (int j = 0; j < W; j++) row.x[j] = store(scale * load(row.x[j]));
         }
         pack_write(out + t * C + c, row);
     }
 }
 
 static void embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
-                              const Stored *wpe, size_t n, size_t C) {
+                              const Stored *wpe, size_t n, size_t C, double scale) {
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(out, wte, wpe), [&](auto W) {
         LAUNCH((embedding_forward_kernel<W>), loop_grid(n * C / W), LOOP_THREADS, 0)
-        ((floatX *)out, tokens, position, (const floatX *)wte, (const floatX *)wpe, n, C);
+        ((floatX *)out, tokens, position, (const floatX *)wte, (const floatX *)wpe, n, C, (float)scale);
     });
 }
 
@@ -122,7 +124,7 @@ static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t
 // of tokens are summed apart: the rounding error of a long sum grows with the number of groups and the length of one.
 template <typename T, int W>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
-                                          size_t C) {
+                                          size_t C, float scale) {
     constexpr size_t GROUP = 64;
     const size_t first = blockIdx.x, c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     const int32_t row = index[order[first]];
@@ -141,12 +143,12 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
     }
     for (int j = 0; j < W; j++) {
         T *to = dw + (size_t)row * C + c + j;
-        set_value(to, value_of(*to) + sum[j]);
+        set_value(to, value_of(*to) + scale * sum[j]);
     }
 }
 
 static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
-                               size_t C, Summed *scratch) {
+                               size_t C, double scale, Summed *scratch) {
     const int32_t *order = sort_by_row((int32_t *)scratch, index, N, rows);
     with_type(dw_type, "embedding_backward", [&](auto element) {
         typedef std::remove_pointer_t<decltype(element)> T;
@@ -154,7 +156,7 @@ static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const 
             const size_t packs = C / W, threads = packs < 128 ? (packs + LANES - 1) / LANES * LANES : 128;
             LAUNCH((embedding_backward_kernel<T, W>), dim3((unsigned)N, (unsigned)blocks_for(packs, threads)),
                    (unsigned)threads, 0)
-            ((T *)dw, (const floatX *)dx, order, index, N, C);
+            ((T *)dw, (const floatX *)dx, order, index, N, C, (float)scale);
         });
     });
 }

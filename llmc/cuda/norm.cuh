@@ -46,10 +46,11 @@ __device__ inline RowStatistics row_statistics(const floatX *x, size_t C, float 
     return s;
 }
 
-// All threads of a block meet at every barrier: those without a row do the last one again and write nothing.
+// All threads of a block meet at every barrier: those without a row do the last one again and write nothing. Row t is shifted by
+// shift + t * stride, NULL: by nothing.
 template <int W, bool CENTRED>
-__global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *b, size_t n, size_t C,
-                                    float eps) {
+__global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride,
+                                    size_t n, size_t C, float eps, float offset) {
     SHARED(float, partials, NORM_THREADS / LANES);
     float *partial = partials + threadIdx.y * (blockDim.x / LANES);
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y, t = row < n ? row : n - 1;
@@ -58,36 +59,38 @@ __global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *
     for (size_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         Pack<floatX, W> pack = pack_read<W>(x + t * C + c);
         const Pack<floatX, W> scale = pack_read<W>(w + c);
-        Pack<floatX, W> shift;
-        if (CENTRED) shift = pack_read<W>(b + c);
+        Pack<floatX, W> add;
+        if (shift) add = pack_read<W>(shift + t * stride + c);
         for (int j = 0; j < W; j++) {
-            float y = (load(pack.x[j]) - s.mean) * s.rstd * load(scale.x[j]);
-            pack.x[j] = store(CENTRED ? y + load(shift.x[j]) : y);
+            float y = (load(pack.x[j]) - s.mean) * s.rstd * (load(scale.x[j]) + offset);
+            pack.x[j] = store(shift ? y + load(add.x[j]) : y);
         }
         pack_write(out + t * C + c, pack);
     }
 }
 
 template <bool CENTRED>
-static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
-                         double eps) {
-    with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(out, x, w, b), [&](auto W) {
+static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *shift, size_t stride, size_t n,
+                         size_t C, double eps, double offset) {
+    with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(out, x, w, shift), [&](auto W) {
         const dim3 threads = norm_threads(blocks_for(C, W));
         LAUNCH((norm_forward_kernel<W, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
-        ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)b, n, C, (float)eps);
+        ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)shift, stride, n, C, (float)eps,
+         (float)offset);
     });
 }
 
-static void rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, size_t n, size_t C, double eps) {
-    norm_forward<false>(out, x, w, NULL, n, C, eps);
+static void rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C,
+                            double eps, double offset) {
+    norm_forward<false>(out, x, w, residual, C, n, C, eps, offset);
 }
 
 static void layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
                               double eps) {
-    norm_forward<true>(out, x, w, b, n, C, eps);
+    norm_forward<true>(out, x, w, b, 0, n, C, eps, 0);
 }
 
-// ---- backward: with g = dout * w,  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,  db += dout -----------
+// ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,  db += dout -----------
 static inline size_t norm_takers(size_t n) { return n < NORM_TAKERS ? n : NORM_TAKERS; }
 
 // [2, takers, C]: dw's lines, then db's
@@ -97,7 +100,7 @@ static size_t norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,
-                         size_t C, float eps, int accumulate, size_t takers) {
+                         size_t C, float eps, float offset, int accumulate, size_t takers) {
     SHARED(float, partials, NORM_MOST_THREADS / LANES);
     float *partial = partials + threadIdx.y * (blockDim.x / LANES);
     const size_t taker = (size_t)blockIdx.x * blockDim.y + threadIdx.y, rounds = (n + takers - 1) / takers;
@@ -115,7 +118,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
             const Pack<floatX, W> in = pack_read<W>(x + first + c), d = pack_read<W>(dout + first + c),
                                   scale = pack_read<W>(w + c);
             for (int j = 0; j < W; j++) {
-                float g = load(d.x[j]) * load(scale.x[j]);
+                float g = load(d.x[j]) * (load(scale.x[j]) + offset);
                 sum += g;
                 dot += g * ((load(in.x[j]) - s.mean) * s.rstd);
             }
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                 float gradient = load(d.x[j]), xhat = (load(in.x[j]) - s.mean) * s.rstd;
                 dw[p][j] += gradient * xhat;
                 if (CENTRED) db[p][j] += gradient;
-                gradient = s.rstd * (gradient * load(scale.x[j]) - sum - xhat * dot);
+                gradient = s.rstd * (gradient * (load(scale.x[j]) + offset) - sum - xhat * dot);
                 result.x[j] = store(accumulate ? load(result.x[j]) + gradient : gradient);
             }
             pack_write(dx + first + c, result);
@@ -169,7 +172,7 @@ __global__ void add_lines_kernel(float *sums, const float *lines, size_t count, 
 
 template <bool CENTRED>
 static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
-                          size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
+                          size_t n, size_t C, double eps, double offset, int accumulate, Summed *scratch) {
     const size_t takers = norm_takers(n);
     float *lines = (float *)scratch;
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w), [&](auto W) {
@@ -183,7 +186,7 @@ static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout
             threads.y = threads.x < NORM_THREADS ? NORM_THREADS / threads.x : 1;
             LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(takers, threads.y)), threads, 0)
             ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)eps,
-             accumulate, takers);
+             (float)offset, accumulate, takers);
         };
         if (NORM_MOST_THREADS * FEW * W >= C)
             run(Width<FEW>());
@@ -195,13 +198,13 @@ static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout
 }
 
 static void rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
-                             size_t C, double eps, int accumulate, Summed *scratch) {
-    norm_backward<false>(dx, dw, NULL, dout, x, w, n, C, eps, accumulate, scratch);
+                             size_t C, double eps, double offset, int accumulate, Summed *scratch) {
+    norm_backward<false>(dx, dw, NULL, dout, x, w, n, C, eps, offset, accumulate, scratch);
 }
 
 static void layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
                                size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
-    norm_backward<true>(dx, dw, db, dout, x, w, n, C, eps, accumulate, scratch);
+    norm_backward<true>(dx, dw, db, dout, x, w, n, C, eps, 0, accumulate, scratch);
 }
 
 #endif

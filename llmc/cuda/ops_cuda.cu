@@ -21,7 +21,7 @@ are the libraries' here, come from op set "cpu".
 #else
 #define WITH_CUDNN(op) op
 #endif
-#include "activation.cuh" // SwiGLU, GELU
+#include "activation.cuh" // SwiGLU, GeGLU, GELU
 #include "logprob.cuh"    // log-probabilities and the gradient of the logits
 #include "gradient.cuh"   // stored gradients and their norm
 #include "adamw.cuh"      // the optimizer
@@ -75,6 +75,8 @@ static const Ops ops_cuda = {
     .attention_scratch = WITH_CUDNN(attention_scratch),
     .swiglu_forward = swiglu_forward,
     .swiglu_backward = swiglu_backward,
+    .geglu_forward = geglu_forward,
+    .geglu_backward = geglu_backward,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
     .logprob = logprob,
