@@ -191,7 +191,7 @@ TEST(types_that_are_chosen) {
         {"qwen2-fp16", "\"torch_dtype\": \"float16\"", "\"torch_dtype\": \"bfloat16\""},
         {"qwen3-bf16", "\"dtype\": \"bfloat16\"", "\"dtype\": \"bfloat16\""},
     };
-    Conversion to_fp16 = {GOLDEN "llama", NULL, fresh_place("fp16"), &fp16, NO_LIMIT};
+    Conversion to_fp16 = {GOLDEN "llama", NULL, NULL, &fp16, NO_LIMIT};
     size_t i, bytes;
     for (i = 0; i < 4; i++) {
         const char *out = fresh_place("folder"), *original = golden_path(cases[i].golden);
@@ -211,6 +211,7 @@ TEST(types_that_are_chosen) {
         expect_same_file(out, scratch_path("other"), "config.json");
         expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
     }
+    to_fp16.to = fresh_place("fp16");
     expect_refused(convert_body, &to_fp16, 1, "weights are not converted to fp16; choose fp32 or bf16");
     expect_nothing_at(to_fp16.to);
 }
