@@ -140,7 +140,8 @@ static inline size_t hf_config_write(const Config *config, DType type, char *byt
     hf_put(&text, "  \"dtype\": \"%s\",\n", hf_dtype_name(type));
     hf_put(&text, "  \"torch_dtype\": \"%s\"", hf_dtype_name(type)); // what dtype was called before transformers 5
     hf_put_keys(&text, config, 0, "  ");
-    if (!config->family->learned_positions) { // once config.h has a rope_type, a row with HF_ROPE takes the word's place
+    if (!config->family
+             ->learned_positions) { // once config.h has a rope_type, a row with HF_ROPE takes the word's place
         hf_put(&text, ",\n  \"rope_parameters\": {\n    \"rope_type\": \"default\"");
         hf_put_keys(&text, config, 1, "    ");
         hf_put(&text, "\n  }");

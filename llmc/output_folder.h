@@ -169,7 +169,7 @@ static inline void folder_open_file(OutputFolder *folder, OutputFile *file, cons
     char path[PATH_MAX];
     if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
     snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
-    folder->count++;
+    folder->count = folder->count + 1;
     path_join(path, folder->temporary, name);
     output_open(file, path, bytes);
 }
