@@ -48,7 +48,12 @@ static inline void hf_open_shards(WeightSource *source, SafeTensors *list, const
     cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
     qsort(names, count, sizeof(*names), json_compare_names);
     for (i = 0; i < count; i++) {
-        if (!i || strcmp(names[i - 1], names[i]) != 0) hf_open_file(source, list, directory, names[i]);
+        char path[PATH_MAX];
+        if (i && !strcmp(names[i - 1], names[i])) continue;
+        path_join(path, directory, names[i]);
+        if (!path_exists(path))
+            die("%s: %s; " HF_INDEX_FILE " lists this file: is the model complete?", path, strerror(errno));
+        hf_open_file(source, list, directory, names[i]);
     }
     free(names);
 }

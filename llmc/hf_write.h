@@ -39,7 +39,8 @@ static const char *const hf_kept_names[] = {
     "vocab.json",
     "merges.txt",
     "vocab.txt",
-    "tokenizer.model",
+    "tokenizer.model*",
+    "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
@@ -82,6 +83,8 @@ static inline HfKeptFiles hf_find_kept(const char *folder) {
         char path[PATH_MAX];
         struct stat status;
         path_join(path, folder, entry->d_name);
+        if (!strcmp(entry->d_name, "additional_chat_templates"))
+            note("%s is not copied; do it by hand where more than the default template is used", path);
         if (!hf_is_kept_name(entry->d_name) || (stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
         if (stat(path, &status) != 0)
             die("%s: cannot be read: %s; it belongs to the model: put it there or remove the link", path,

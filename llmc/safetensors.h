@@ -133,12 +133,23 @@ static inline void safetensors_check_cover(SafeTensor *tensors, size_t count, ui
         die("%s: %llu bytes behind the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
 }
 
+// A clone without git-lfs has a few lines of text in the place of every large file.
+static inline void safetensors_refuse_pointer(const InputFile *file) {
+    static const char begin[] = "version https://git-lfs";
+    char text[sizeof(begin) - 1];
+    if (file->bytes < sizeof(text)) return;
+    input_read(file, 0, text, sizeof(text));
+    if (!memcmp(text, begin, sizeof(text)))
+        die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
+}
+
 static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
     unsigned char prefix[8];
     char *text;
     cJSON *header;
     int i;
     if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
+    safetensors_refuse_pointer(file);
     input_read(file, 0, prefix, 8);
     for (*header_bytes = 0, i = 7; i >= 0; i--) *header_bytes = *header_bytes << 8 | prefix[i];
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)

@@ -216,7 +216,8 @@ static const BadText bad_texts[] = {
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004-of-00004.safetensors\"", "\"lm_head.weight\": 4",
      "weight_map names no file for tensor lm_head.weight"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00005",
-     "model-00005-of-00004.safetensors: cannot be opened: No such file"},
+     "model-00005-of-00004.safetensors: No such file or directory; model.safetensors.index.json lists this file: is "
+     "the"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00001",
      "tensor lm_head.weight should be in model-00001-of-00004.safetensors, but is not there"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004-of-00004.safetensors\",", "",
@@ -313,6 +314,8 @@ TEST(wrong_safetensors_bytes) {
     file = read_whole(path, &bytes);
     write_file(path, file, 7);
     expect_bad(copy, "is too short for a safetensors file");
+    write_file(path, "version https://git-lfs.github.com/spec/v1\noid", 46);
+    expect_bad(copy, "model.safetensors: is a pointer of git-lfs, not the file itself");
     write_file(path, file, 1000);
     expect_bad(copy, "model.safetensors: claims a header of 2120 bytes; it has 1000 bytes");
     write_file(path, file, bytes - 1);
