@@ -205,11 +205,14 @@ TEST(types_that_are_chosen) {
         source = weights_open(out);
         assert_int_equal(source->dtype, DTYPE_BF16);
         weights_close(source);
-        convert(original, NULL, fresh_place("other"), NULL, NO_LIMIT);
         convert_flat(original, scratch_path("flat.bin"));
         convert(scratch_path("flat.bin"), original, fresh_place("other"), &bf16, NO_LIMIT);
         expect_same_file(out, scratch_path("other"), "config.json");
         expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
+        convert_flat(out,
+                     scratch_path("flat.bin")); // trained in bf16: config.json says so, though nobody chose it here
+        convert(scratch_path("flat.bin"), original, fresh_place("other"), NULL, NO_LIMIT);
+        expect_same_file(out, scratch_path("other"), "config.json");
     }
     to_fp16.to = fresh_place("fp16");
     expect_refused(convert_body, &to_fp16, 1, "weights are not converted to fp16; choose fp32 or bf16");
