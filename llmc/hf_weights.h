@@ -26,7 +26,6 @@ static inline void hf_open_file(WeightSource *source, SafeTensors *list, const c
 static inline const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     const cJSON *map = json_get(index, "weight_map"), *item;
     if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map", path);
-    json_check_keys(map, path);
     cJSON_ArrayForEach(item, map) {
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
         if (!*name || !json_printable(name)) die("%s: weight_map names no file for tensor %.200s", path, item->string);
@@ -49,7 +48,12 @@ static inline void hf_open_shards(WeightSource *source, SafeTensors *list, const
     cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
     qsort(names, count, sizeof(*names), json_compare_names);
     for (i = 0; i < count; i++) {
-        if (!i || strcmp(names[i - 1], names[i]) != 0) hf_open_file(source, list, directory, names[i]);
+        char path[PATH_MAX];
+        if (i && !strcmp(names[i - 1], names[i])) continue;
+        path_join(path, directory, names[i]);
+        if (!path_exists(path))
+            die("%s: %s; " HF_INDEX_FILE " lists this file: is the model complete?", path, strerror(errno));
+        hf_open_file(source, list, directory, names[i]);
     }
     free(names);
 }
@@ -210,7 +214,9 @@ static inline void hf_refuse_unexpected(const WeightSource *source, const SafeTe
 static inline Config hf_directory_config(const char *directory, char *remark, size_t size) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
-    if (!path_exists(path)) die("%s: holds no config.json, so it is no Hugging Face model directory", directory);
+    if (!path_exists(path))
+        die("%s: holds no config.json, so it is no Hugging Face model directory, and no checkpoint of a run",
+            directory);
     return hf_config_read(path, remark, size);
 }
 

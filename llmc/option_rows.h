@@ -24,7 +24,8 @@ static const struct {
      "--init qwen3-8b --seq-len 100000 --dtype bf16 --memory-limit 80GiB"},
     {"eval", "the loss of a model on data", "--model run/model.bin --data val.bin --seq-len 8192"},
     {"sample", "text from a model", "--model run/model.bin --prompt 'Once upon a time' --max-new-tokens 200"},
-    {"convert", "any model that can be read to a flat .bin", "--model Qwen3-0.6B --out qwen3-0.6b.bin"},
+    {"convert", "any model that can be read to a Hugging Face folder or a flat .bin",
+     "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
     {"info", "the configuration and the tensors of a model", "--model Qwen3-0.6B"},
 };
 
@@ -62,6 +63,8 @@ typedef struct {
     // a run
     size_t seed, threads;
     const char *out;
+    const char *to, *like; // of convert
+    size_t max_shard_size;
     int resume;
     size_t save_every, keep, val_every, val_steps, sample_every, repeat;
     // sampling
@@ -116,7 +119,8 @@ typedef struct {
 static const OptionRow option_rows[] = {
     SECTION("Model"),
     {"model", OPTION_STRING, AT(model), NULL, NO_RANGE, EVERYWHERE, "PATH",
-     "a flat .bin, an llm.c GPT-2 .bin, or a Hugging Face folder (config.json and *.safetensors)"},
+     "a Hugging Face folder (config.json and *.safetensors), a flat .bin, an llm.c GPT-2 .bin, or the folder of a run, "
+     "whose last complete checkpoint is taken"},
     {"init", OPTION_STRING, AT(init), NULL, NO_RANGE, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
      "qwen2, qwen3), its config.json keys overridden"},
@@ -165,7 +169,13 @@ static const OptionRow option_rows[] = {
      "largest norm of the whole gradient; 0: no clipping"},
     SECTION("Run"),
     {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(CONVERT), "PATH",
-     "train: the folder of checkpoints and log.jsonl; convert: the .bin to write"},
+     "train: the folder of checkpoints and log.jsonl; convert: the .bin or the new Hugging Face folder to write"},
+    {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf",
+     "what to write: a flat .bin or a Hugging Face folder; auto: flat where --out ends in .bin"},
+    {"like", OPTION_STRING, AT(like), NULL, NO_RANGE, ON(CONVERT), "DIR",
+     "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken"},
+    {"max-shard-size", OPTION_BYTES, AT(max_shard_size), "5GB", 1, 9e18, ON(CONVERT), "BYTES",
+     "larger Hugging Face models are cut into files of at most so much"},
     {"resume", OPTION_FLAG, AT(resume), NULL, NO_RANGE, ON(TRAIN), NULL,
      "continue from the last complete checkpoint in --out"},
     {"save-every", OPTION_SIZE, AT(save_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",

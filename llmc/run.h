@@ -5,6 +5,7 @@ held against the memory there is, one allocation follows, and weights are filled
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 #include "plan.h"
+#include "model_path.h"
 #include "options.h"
 #include "report.h"
 #include "weights.h"
@@ -36,18 +37,19 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
 // From --model or --init, or from `model` where a run that is resumed names neither.
 static inline void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
-    char remark[256] = "";
+    char remark[256] = "", found[PATH_MAX];
     memset(run, 0, sizeof(*run));
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
     run->text = options->json ? stderr : stdout;
     options_check_dtype(options, dtype_name(ops_device->stored));
+    if (!options->init && !model) model = model_path_find(options->model, found, options->quiet);
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);
-    } else if (options->verb == VERB_PLAN && path_is_directory(options->model)) {
-        config = hf_directory_config(options->model, remark, sizeof(remark)); // a plan needs no weights
+    } else if (options->verb == VERB_PLAN && path_is_directory(model)) {
+        config = hf_directory_config(model, remark, sizeof(remark)); // a plan needs no weights
     } else {
-        run->source = weights_open(model ? model : options->model);
+        run->source = weights_open(model);
         config = run->source->config;
         memcpy(remark, run->source->remark, sizeof(remark));
     }

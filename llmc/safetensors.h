@@ -2,13 +2,13 @@
 safetensors, the file format: 8 bytes header length (little-endian), a JSON header that maps each tensor's name to
 {"dtype", "shape", "data_offsets": [begin, end]}, and the tensors' bytes, to which the offsets refer. The tensors must cover
 those bytes exactly: no overlap, no hole, nothing behind. Reading checks the whole header before anything is used; offsets
-need not be aligned, since published files are not. Writing is for fp32 tensors under the names of the parameter table.
+need not be aligned, since published files are not.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
+#include "dtype.h"
 #include "file.h"
 #include "json.h"
-#include "model.h"
 
 #define SAFETENSORS_HEADER_MAX 100000000u // bytes, as in the reference implementation
 #define SAFETENSORS_RANK_MAX   8
@@ -75,6 +75,12 @@ static inline void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry
     uint64_t bytes;
     int overflow = 0;
     if (!cJSON_IsObject(entry)) die("%s: the entry of tensor %.200s is not an object", path, name);
+    cJSON_ArrayForEach(item, entry) {
+        if (strcmp(item->string, "dtype") != 0 && strcmp(item->string, "shape") != 0 &&
+            strcmp(item->string, "data_offsets") != 0)
+            die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know", path, name,
+                item->string);
+    }
     if (!cJSON_IsString(dtype)) die("%s: tensor %.200s has no dtype", path, name);
     if (!cJSON_IsArray(shape)) die("%s: tensor %.200s has no shape", path, name);
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets))
@@ -127,12 +133,23 @@ static inline void safetensors_check_cover(SafeTensor *tensors, size_t count, ui
         die("%s: %llu bytes behind the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
 }
 
+// A clone without git-lfs has a few lines of text in the place of every large file.
+static inline void safetensors_refuse_pointer(const InputFile *file) {
+    static const char begin[] = "version https://git-lfs";
+    char text[sizeof(begin) - 1];
+    if (file->bytes < sizeof(text)) return;
+    input_read(file, 0, text, sizeof(text));
+    if (!memcmp(text, begin, sizeof(text)))
+        die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
+}
+
 static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
     unsigned char prefix[8];
     char *text;
     cJSON *header;
     int i;
     if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
+    safetensors_refuse_pointer(file);
     input_read(file, 0, prefix, 8);
     for (*header_bytes = 0, i = 7; i >= 0; i--) *header_bytes = *header_bytes << 8 | prefix[i];
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
@@ -145,6 +162,15 @@ static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *h
     header = json_parse_object(text, (size_t)*header_bytes, file->path);
     free(text);
     return header;
+}
+
+// Free text about the file, which nothing here depends on; but it has to be what the format says.
+static inline void safetensors_check_metadata(const cJSON *metadata, const char *path) {
+    const cJSON *item;
+    if (!cJSON_IsObject(metadata)) die("%s: its __metadata__ is not an object", path);
+    cJSON_ArrayForEach(item, metadata) {
+        if (!cJSON_IsString(item)) die("%s: __metadata__ has something that is not text: %.100s", path, item->string);
+    }
 }
 
 // Appends the tensors of one file to the list, with offsets from the start of the file.
@@ -160,6 +186,8 @@ static inline void safetensors_read_header(SafeTensors *list, const InputFile *f
     cJSON_ArrayForEach(entry, header) {
         if (strcmp(entry->string, "__metadata__") != 0)
             safetensors_read_entry(&list->tensors[count++], entry, file->path);
+        else
+            safetensors_check_metadata(entry, file->path);
     }
     cJSON_Delete(header);
     safetensors_check_cover(list->tensors + list->count, count - list->count, file->bytes - 8 - header_bytes,
@@ -199,47 +227,6 @@ static inline void safetensors_free(SafeTensors *list) {
     for (i = 0; i < list->count; i++) free(list->tensors[i].name);
     free(list->tensors);
     list->tensors = NULL, list->count = 0;
-}
-
-// ---- writing -----------------------------------------------------------------------------------------------------------------
-// One entry of the header of a file that holds every parameter of `model` in fp32, in the table's order and in the shapes
-// of transformers: a Conv1D weight is [in, out]. Returns its length.
-static inline size_t safetensors_format_entry(char *text, size_t size, const Model *model, size_t parameter) {
-    const Parameter *p = &model->parameters[parameter];
-    size_t first = p->transposed ? p->cols : p->rows, second = p->transposed ? p->rows : p->cols;
-    char shape[64];
-    if (p->cols)
-        snprintf(shape, sizeof(shape), "%zu,%zu", first, second);
-    else
-        snprintf(shape, sizeof(shape), "%zu", p->rows);
-    return (size_t)snprintf(text, size, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                            parameter ? "," : "{\"__metadata__\":{\"format\":\"pt\"},", p->name, shape, p->offset * 4,
-                            (p->offset + parameter_elements(p)) * 4);
-}
-
-// The header's length, without the 8 bytes before it; the data begins at a multiple of 8.
-static inline size_t safetensors_header_bytes(const Model *model) {
-    char entry[512];
-    size_t bytes = 1, i;
-    for (i = 0; i < model->parameter_count; i++) bytes += safetensors_format_entry(entry, sizeof(entry), model, i);
-    return (bytes + 7) / 8 * 8;
-}
-
-static inline void safetensors_write_header(const OutputFile *file, const Model *model) {
-    char entry[512];
-    uint64_t header_bytes = safetensors_header_bytes(model), at = 8;
-    size_t i, length;
-    for (i = 0; i < 8; i++) entry[i] = (char)(header_bytes >> (8 * i) & 0xff);
-    output_write(file, 0, entry, 8);
-    for (i = 0; i < model->parameter_count; i++) {
-        length = safetensors_format_entry(entry, sizeof(entry), model, i);
-        output_write(file, at, entry, length);
-        at += length;
-    }
-    length = (size_t)(8 + header_bytes - at);
-    memset(entry, ' ', sizeof(entry));
-    entry[0] = '}';
-    output_write(file, at, entry, length);
 }
 
 #endif

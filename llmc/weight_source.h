@@ -8,6 +8,7 @@ doing so; weights.h chooses among them. Memory is bounded by the static staging 
 #define LLMC_WEIGHT_SOURCE_H
 #include "convert.h"
 #include "file.h"
+#include "initial_weights.h"
 #include "model.h"
 
 typedef struct {
@@ -26,6 +27,8 @@ typedef struct {
     TensorPlace *places; // [model.parameter_count]
     InputFile *files;    // [file_count]
     size_t file_count;
+    int random; // no files: initial weights, made from the seed
+    uint64_t seed;
     char remark[256]; // something a person who trains this should know, or empty
 } WeightSource;
 
@@ -41,11 +44,29 @@ static Slab staged_raw;      // as it lies in a file
 static Slab staged_reformed; // converted, not yet in its final order
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
+// A run of initial weights, which are made in pairs.
+static inline void place_make(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
+                              DType as, char *out) {
+    size_t parameter = (size_t)(place - source->places), size = dtype_size(as);
+    double pair[2]; // room for two of any type
+    if (begin % 2 && count) {
+        initial_weights(&source->model, parameter, begin - 1, 2, source->seed, as, pair);
+        memcpy(out, (const char *)pair + size, size);
+        begin++, count--, out += size;
+    }
+    if (count) initial_weights(&source->model, parameter, begin, count, source->seed, as, out);
+}
+
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
 static inline void place_read(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
                               DType as, void *out) {
     size_t size = dtype_size(place->type);
-    const InputFile *file = &source->files[place->file];
+    const InputFile *file;
+    if (source->random) {
+        place_make(source, place, begin, count, as, (char *)out);
+        return;
+    }
+    file = &source->files[place->file];
     if (as == place->type) {
         input_read(file, place->offset + (uint64_t)begin * size, out, count * size);
     } else {
@@ -86,20 +107,28 @@ static inline void place_read_transposed(const WeightSource *source, const Tenso
     }
 }
 
-// out = elements [begin, begin + count) of a parameter in memory order, converted to `as` (fp16 only where the file has it).
-static inline void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                               void *out) {
+// out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
+// or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
+static inline void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                                     int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const TensorPlace *place = &source->places[parameter];
     size_t done, n;
     for (done = 0; done < count; done += n) {
         char *to = (char *)out + done * dtype_size(as);
         n = min_size(count - done, SLAB_ELEMENTS);
-        if (source->transposed && p->transposed)
-            place_read_transposed(source, place, p->rows, p->cols, begin + done, n, as, to);
-        else
+        if (!p->transposed || source->transposed == transposed)
             place_read(source, place, begin + done, n, as, to);
+        else if (transposed)
+            place_read_transposed(source, place, p->cols, p->rows, begin + done, n, as, to);
+        else
+            place_read_transposed(source, place, p->rows, p->cols, begin + done, n, as, to);
     }
+}
+
+static inline void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                               void *out) {
+    source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
 // ---- opening and closing -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ absent.
 #include "llmc_gpt2.h"
 #include "ops.h"
 #include "progress.h"
+#include "safetensors_write.h"
 #include "weight_source.h"
 
 static Slab staged; // what goes to or comes from the device, in its type
@@ -51,6 +52,20 @@ static inline WeightSource *weights_open(const char *path) {
         weights_open_file(source, path);
     source->dtype = source_common_type(source);
     source->model.dtype = source->dtype;
+    return source;
+}
+
+// Random initial weights as a source: nothing is read, any range is made when it is wanted.
+static inline WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
+    WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
+    size_t i;
+    source->path = checked_strdup("--init");
+    source->format = "random weights";
+    source->config = *config;
+    source->random = 1, source->seed = seed;
+    source_build(source);
+    for (i = 0; i < source->model.parameter_count; i++) source->places[i].type = dtype;
+    source->dtype = source->model.dtype = dtype;
     return source;
 }
 
@@ -159,23 +174,6 @@ static inline void weights_check_finite(const Model *model, const Ops *ops, cons
 }
 
 // ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
-// The weights in device memory, in model->dtype. In memory and in the file the order is the same.
-static inline void weights_write_flat(const char *path, const Model *model, const Ops *ops, const void *device_base) {
-    Progress progress = progress_begin(stderr, "writing", 0, (double)model->elements);
-    FlatWriter writer;
-    size_t begin, n;
-    flat_begin(&writer, path, model, model->dtype);
-    for (begin = 0; begin < model->elements; begin += n) {
-        n = min_size(model->elements - begin, SLAB_ELEMENTS);
-        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, begin),
-                      n * dtype_size(model->dtype));
-        flat_append(&writer, staged.bytes, n * dtype_size(model->dtype));
-        progress_update(&progress, (double)(begin + n));
-    }
-    progress_end(&progress);
-    output_commit(&writer.output);
-}
-
 // From any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
 static inline void weights_convert(const WeightSource *source, const char *path, DType dtype) {
     Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
@@ -217,10 +215,18 @@ static inline void gradients_write_transposed(const OutputFile *output, uint64_t
     }
 }
 
+// The header of a file of gradients; where the data begin. file NULL: only that.
+static inline uint64_t gradients_write_header(const OutputFile *file, const Model *model) {
+    SafetensorsWriter writer = safetensors_write_begin(file);
+    size_t i;
+    for (i = 0; i < model->parameter_count; i++) safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
+    return safetensors_write_end(&writer);
+}
+
 // Ends the program where gradients_write would: to be called before the work is done.
 static inline void gradients_check_place(const char *path, const Model *model) {
     OutputFile output;
-    output_open(&output, path, 8 + safetensors_header_bytes(model) + (uint64_t)model->elements * sizeof(float));
+    output_open(&output, path, gradients_write_header(NULL, model) + (uint64_t)model->elements * sizeof(float));
     close(output.fd);
     output_discard();
 }
@@ -231,11 +237,11 @@ static inline void gradients_write(const char *path, const Model *model, const O
                                    DType stored) {
     Progress progress = progress_begin(stderr, "writing gradients", 0, (double)model->elements);
     OutputFile output;
-    uint64_t data = 8 + safetensors_header_bytes(model);
+    uint64_t data = gradients_write_header(NULL, model);
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     size_t i, begin, n;
     output_open(&output, path, data + (uint64_t)model->elements * sizeof(float));
-    safetensors_write_header(&output, model);
+    gradients_write_header(&output, model);
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         uint64_t at = data + (uint64_t)p->offset * sizeof(float);

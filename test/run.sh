@@ -56,6 +56,8 @@ rows="
     weights       bf16        onednn
     weights_bad   fp32        onednn
     hf_weights    fp32        onednn
+    convert       fp32        onednn
+    convert_folder fp32       onednn
     initial_weights fp32      onednn
     initial_weights bf16      onednn
     adamw         fp32        onednn
@@ -187,7 +189,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train; then
+if selected cli || selected train || selected convert || selected transformers; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -201,7 +203,7 @@ if selected cli || selected train; then
         total_failed=$((total_failed + 1))
     fi
 fi
-for script in cxx cli train; do
+for script in cxx cli train convert transformers; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue
     $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null

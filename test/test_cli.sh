@@ -129,7 +129,7 @@ refuses 1 'safetensors|/proc' bp --init $TINY --seq-len 8 --grads-out /proc/g.sa
 refuses 1 '/proc' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out /proc/run
 refuses 1 '/proc' convert --model $GOLDEN/qwen3 --out /proc/q.bin
 cp -r $GOLDEN/qwen3 "$WORK/own"
-refuses 1 'is a file of the model that is read' convert --model "$WORK/own" --out "$WORK/own/model.safetensors"
+refuses 1 'is a file of the model that is read' convert --model "$WORK/own" --to flat --out "$WORK/own/model.safetensors"
 : >"$WORK/file"
 refuses 1 'file' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out "$WORK/file/run"
 mkfifo "$WORK/pipe"

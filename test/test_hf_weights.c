@@ -194,10 +194,23 @@ TEST(base_models) {
     expect_same_values(copy, GOLDEN "llama-tied");
 }
 
+// Both a file and an index: the file is taken, as transformers does, and nobody looks at the other.
+TEST(the_single_file_comes_first) {
+    const char *copy = copy_golden("llama");
+    run_command("printf nonsense > '%s/" HF_INDEX_FILE "'", copy, "");
+    expect_good(copy);
+    run_command("cp " GOLDEN "llama-sharded/model-* '%s' && printf nonsense > '%s/model.safetensors'", copy, copy);
+    run_command("cp " GOLDEN "llama-sharded/" HF_INDEX_FILE " '%s'", copy, "");
+    expect_bad(copy, "model.safetensors: claims a header of ");
+    run_command("rm '%s/model.safetensors'", copy, "");
+    expect_good(copy);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(windows_in_effect),           LISTED(windows_of_other_families),  LISTED(right_texts),
         LISTED(a_tied_matrix_has_two_names), LISTED(frequencies_are_no_weights), LISTED(base_models),
+        LISTED(the_single_file_comes_first),
     };
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }

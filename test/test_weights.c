@@ -237,26 +237,6 @@ TEST(flat_files) {
     }
 }
 
-TEST(writing_from_the_device) {
-    const Ops *ops = ops_fenced();
-    WeightSource *source = weights_open(GOLDEN "qwen3");
-    Model model = model_of(GOLDEN_QWEN3, ops->stored);
-    void *device = load_model(ops, source, &model);
-    const char *path = scratch_path("device.bin"), *other = scratch_path("converted.bin");
-    size_t bytes, other_bytes;
-    const char *a, *b;
-    allocation_guard = 1; // checkpoints are written after the first step
-    weights_write_flat(path, &model, ops, device);
-    allocation_guard = 0;
-    weights_convert(source, other, ops->stored);
-    a = read_whole(path, &bytes), b = read_whole(other, &other_bytes);
-    assert_int_equal(bytes, other_bytes);
-    assert_memory_equal(a, b, bytes);
-    ops->release(device, model.elements * dtype_size(model.dtype));
-    model_free(&model);
-    weights_close(source);
-}
-
 // ---- gradients ------------------------------------------------------------------------------------------------------------------------
 // transformers' gradients, put into our order in device memory and written, must come out as transformers wrote them.
 TEST(gradients_as_transformers_has_them) {
@@ -471,7 +451,6 @@ static const struct CMUnitTest tests[] = {
     LISTED(other_names),
     LISTED(loading),
     LISTED(flat_files),
-    LISTED(writing_from_the_device),
     LISTED(gradients_as_transformers_has_them),
     LISTED(large_gradients),
     LISTED(failed_output_leaves_nothing),

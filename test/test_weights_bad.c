@@ -200,6 +200,40 @@ static const BadText bad_texts[] = {
     {"llama", MODEL, "\"lm_head.weight\"", "\"model.norm.weight\"", "the key \"model.norm.weight\" is given twice"},
     {"llama", MODEL, "{\"__metadata__\"", " \"__metadata__\"", "model.safetensors: is not valid JSON"},
     {"llama", MODEL, "lm_head.weight", "lm_head.\xc0\x80", "is not UTF-8 text"},
+    {"llama", MODEL, "\"shape\":[131,40]", "\"shape\":[131,40],\"shape\":[131,40]", "the key \"shape\" is given twice"},
+    {"llama", MODEL, "\"shape\":[131,40]", "\"shape\":[131,40],\"dtype\":\"I32\"", "the key \"dtype\" is given twice"},
+    {"llama", MODEL, "\"shape\":[131,40]", "\"shape\":[131,40],\"strides\":[1,131]",
+     "lm_head.weight: its entry has the key \"strides\", which the format does not know"},
+    {"llama", MODEL, "\"shape\":[131,40]", "\"shape\":[]", "but shape [] of F32 is another size"},
+    {"llama", MODEL, "\"shape\":[131,40]", "\"shape\":[0,131,40]", "but shape [0, 131, 40] of F32 is another size"},
+    {"llama", MODEL, "{\"__metadata__\":{\"format\":\"pt\"}",
+     "{\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[165600,165604]}",
+     "scalar reaches to byte 165604 of the data, of which there are 165600"},
+    {"llama", MODEL, "{\"__metadata__\":{\"format\":\"pt\"}",
+     "{\"empty\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[20964,20964]}", "overlaps tensor"},
+    {"llama", MODEL, "{\"__metadata__\":{\"format\":\"pt\"}",
+     "{\"empty\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[165604,165604]}", "empty reaches to byte 165604"},
+    {"llama", MODEL, "{\"__metadata__\":{\"format\":\"pt\"}",
+     "{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,0]}", "tensor a is not one of LlamaForCausalLM"},
+    {"llama", MODEL, "\"data_offsets\":[0,20960]", "\"data_offsets\":[0,18446744073709551615]",
+     "data_offsets has something"},
+    {"llama", MODEL, "\"data_offsets\":[0,20960]", "\"data_offsets\":[0,9007199254740992]",
+     "data_offsets hold 9007199254740992"},
+    {"llama", MODEL, "\"data_offsets\":[0,20960]", "\"data_offsets\":[0,1e999]", "data_offsets has something"},
+    {"llama", MODEL, "\"data_offsets\":[0,20960]", "\"data_offsets\":[0,NaN]", "is not valid JSON"},
+    {"llama", MODEL, "\"data_offsets\":[0,20960]", "\"data_offsets\":[[0],{\"a\":20960}]",
+     "data_offsets has something"},
+    {"llama", MODEL, "{\"format\":\"pt\"}", "[\"pt\"]", "its __metadata__ is not an object"},
+    {"llama", MODEL, "{\"format\":\"pt\"}", "{\"format\":[\"pt\"]}",
+     "__metadata__ has something that is not text: format"},
+    {"llama", MODEL, "{\"format\":\"pt\"}", "{\"a\":\"1\",\"a\":\"1\"}", "the key \"a\" is given twice"},
+    // escapes, which would end a name early
+    {"llama", MODEL, "\"lm_head.weight\"", "\"lm_head.weight\\u0000x\"", "the escape at byte 47 is no character"},
+    {"llama", MODEL, "\"lm_head.weight\"", "\"lm_head.weight\\uzzzz\"", "the escape at byte 47 is no character"},
+    {"llama", MODEL, "\"lm_head.weight\"", "\"lm_head.weight\\ud800\"", "is not valid JSON"},
+    {"llama", CONFIG, "\"silu\"", "\"silu\\u0000\"", "the escape at byte "},
+    {"llama", CONFIG, "\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"rope_type\": \"yarn\"",
+     "the key \"rope_type\" is given twice"},
     // shards
     {"llama-sharded", INDEX, "\"weight_map\"", "\"weights\"", "has no weight_map"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"../model-00004",
@@ -210,7 +244,8 @@ static const BadText bad_texts[] = {
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004-of-00004.safetensors\"", "\"lm_head.weight\": 4",
      "weight_map names no file for tensor lm_head.weight"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00005",
-     "model-00005-of-00004.safetensors: cannot be opened: No such file"},
+     "model-00005-of-00004.safetensors: No such file or directory; model.safetensors.index.json lists this file: is "
+     "the"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00001",
      "tensor lm_head.weight should be in model-00001-of-00004.safetensors, but is not there"},
     {"llama-sharded", INDEX, "\"lm_head.weight\": \"model-00004-of-00004.safetensors\",", "",
@@ -265,6 +300,24 @@ TEST(wrong_folders) {
     expect_bad(copy, "config.json: has 16777217 bytes, more than the 16777216 such a file may have");
 }
 
+// Objects within objects, in the header of a file: neither the stack nor the patience of the reader ends.
+TEST(nested_headers) {
+    const size_t depth = 500000;
+    const char *copy = copy_golden("llama");
+    char *text = (char *)case_memory(depth * 5 + 10), path[PATH_MAX];
+    size_t length = 0, i;
+    for (i = 0; i < depth; i++) length += (size_t)sprintf(text + length, "{\"a\":");
+    path_join(path, copy, MODEL);
+    write_safetensors(path, text, length, "", 0);
+    expect_bad(copy, "is not valid JSON");
+    length = 0;
+    for (i = 0; i < 900; i++) length += (size_t)sprintf(text + length, "{\"a\":");
+    text[length++] = '1';
+    memset(text + length, '}', 900);
+    write_safetensors(path, text, length + 900, "", 0);
+    expect_bad(copy, "its entry has the key \"a\"");
+}
+
 // A JSON text that would become gigabytes of tree.
 TEST(json_bombs) {
     const char *copy = copy_golden("llama");
@@ -289,6 +342,8 @@ TEST(wrong_safetensors_bytes) {
     file = read_whole(path, &bytes);
     write_file(path, file, 7);
     expect_bad(copy, "is too short for a safetensors file");
+    write_file(path, "version https://git-lfs.github.com/spec/v1\noid", 46);
+    expect_bad(copy, "model.safetensors: is a pointer of git-lfs, not the file itself");
     write_file(path, file, 1000);
     expect_bad(copy, "model.safetensors: claims a header of 2120 bytes; it has 1000 bytes");
     write_file(path, file, bytes - 1);
@@ -564,8 +619,9 @@ TEST(random_damage) {
 }
 
 static const struct CMUnitTest tests[] = {
-    LISTED(wrong_texts),      LISTED(wrong_folders),    LISTED(json_bombs),    LISTED(wrong_safetensors_bytes),
-    LISTED(wrong_flat_files), LISTED(wrong_llmc_files), LISTED(random_damage),
+    LISTED(wrong_texts),      LISTED(wrong_folders),           LISTED(nested_headers),
+    LISTED(json_bombs),       LISTED(wrong_safetensors_bytes), LISTED(wrong_flat_files),
+    LISTED(wrong_llmc_files), LISTED(random_damage),
 };
 
 int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, scratch_remove); }

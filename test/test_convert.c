@@ -1,0 +1,415 @@
+/*
+What `convert` writes as a Hugging Face folder: every byte of every tensor, whole files where transformers wrote the original, types,
+shards, config.json, the files that come along; in bounded memory. What transformers makes of it is in test_transformers.py, what
+happens to the folder when something goes wrong is in test_convert_folder.c.
+*/
+#include "convert_files.h"
+#include <sys/resource.h>
+
+// The tensor in the files of a folder that was written, found by its text.
+static FoundTensor written_tensor(const char *const *files, size_t count, const char *name) {
+    FoundTensor tensor;
+    size_t i;
+    for (i = 0; i < count; i++)
+        if (find_tensor(files[i], name, &tensor)) return tensor;
+    test_fail("%s was not written", name);
+    return tensor;
+}
+
+// Every tensor of `folder` must have the type, the shape and the bytes of the golden one.
+static void expect_same_tensors(const GoldenModel *golden, const char *folder) {
+    const char *originals[8], *file = read_in(folder, HF_SINGLE_FILE, NULL);
+    Model model = model_of(golden->text, DTYPE_FP32);
+    size_t i;
+    golden_files(golden, originals);
+    for (i = 0; i < model.parameter_count; i++) {
+        FoundTensor expected = golden_tensor(golden, originals, "", &model.parameters[i]);
+        FoundTensor found = written_tensor(&file, 1, model.parameters[i].name);
+        assert_int_equal(found.type, expected.type);
+        assert_int_equal(found.rank, expected.rank);
+        assert_memory_equal(found.shape, expected.shape, sizeof(found.shape));
+        if (memcmp(found.data, expected.data, found.shape[0] * found.shape[1] * dtype_size(found.type)) != 0)
+            test_fail("%s has other bytes", model.parameters[i].name);
+    }
+    model_free(&model);
+}
+
+// ---- there and back ------------------------------------------------------------------------------------------------------------
+TEST(round_trips_are_byte_exact) {
+    size_t g, way;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        const char *original = golden_path(golden->name), *flat = scratch_path("flat.bin");
+        convert_flat(original, flat);
+        for (way = 0; way < 3; way++) {
+            const char *out = fresh_place("folder");
+            test_case("%s, %s", golden->name, way == 0 ? "hf -> hf" : way == 1 ? "flat -> hf, like" : "flat -> hf");
+            convert(way ? flat : original, way == 1 ? original : NULL, out, NULL, NO_LIMIT);
+            expect_same_tensors(golden, out);
+            assert_int_equal(count_names(out), 2);
+            if (way < 2) expect_same_file(original, out, "config.json");
+            // transformers' own file, unless it was cut or has names and masks of older versions
+            if (golden->files == 1 && strcmp(golden->name, "gpt2-hub") != 0)
+                expect_same_file(original, out, HF_SINGLE_FILE);
+            convert_flat(out, scratch_path("again.bin"));
+            run_command("cmp '%s' '%s'", flat, scratch_path("again.bin"));
+        }
+    }
+}
+
+TEST(llmc_files_become_folders) {
+    const char *out = fresh_place("folder");
+    convert(GOLDEN "gpt2/gpt2_llmc_fp32.bin", GOLDEN "gpt2", out, NULL, NO_LIMIT);
+    expect_same_file(GOLDEN "gpt2", out, HF_SINGLE_FILE);
+    expect_same_file(GOLDEN "gpt2", out, "config.json");
+}
+
+// Matrices of several slabs, which are turned on the way.
+TEST(large_matrices_are_turned) {
+    Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", DTYPE_FP32);
+    const char *folder = fresh_place("formula"), *flat = scratch_path("flat.bin"), *out = fresh_place("folder"), *file;
+    FoundTensor found;
+    size_t i, j;
+    write_formula_model(folder, &model,
+                        "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_layer\":1,\"n_embd\":768,"
+                        "\"n_head\":12}",
+                        DTYPE_FP32);
+    convert_flat(folder, flat);
+    convert(flat, NULL, out, NULL, NO_LIMIT);
+    file = read_in(out, HF_SINGLE_FILE, NULL);
+    for (i = 0; i < model.parameter_count; i++) {
+        const Parameter *p = &model.parameters[i];
+        assert_true(find_tensor(file, p->name, &found));
+        for (j = 0; j < parameter_elements(p); j++)
+            if (found_parameter_value(&found, p, j) != (double)(float)formula(p->offset + j))
+                test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(&found, p, j));
+    }
+    convert(folder, NULL, fresh_place("other"), NULL, NO_LIMIT); // and without being turned
+    expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
+    model_free(&model);
+}
+
+// Random weights are those that --init gives, turned or not, whatever the range.
+TEST(random_weights) {
+    Config config =
+        config_from_text("gpt2,vocab_size=31,n_positions=7,n_layer=2,n_embd=36,n_head=3", "test", EXIT_USAGE);
+    WeightSource *source = weights_random(&config, DTYPE_FP32, 9);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, NO_LIMIT);
+    const char *out = fresh_place("folder"), *file;
+    FoundTensor found;
+    size_t i, j;
+    hf_write(&write, out);
+    weights_convert(source, scratch_path("flat.bin"), DTYPE_FP32);
+    file = read_in(out, HF_SINGLE_FILE, NULL);
+    for (i = 0; i < source->model.parameter_count; i++) {
+        const Parameter *p = &source->model.parameters[i];
+        float *expected = (float *)case_memory((parameter_elements(p) + 1) * sizeof(float)), some[5];
+        initial_weights(&source->model, i, 0, parameter_elements(p), 9, DTYPE_FP32, expected);
+        assert_true(find_tensor(file, p->name, &found));
+        for (j = 0; j < parameter_elements(p); j++)
+            if (found_parameter_value(&found, p, j) != (double)expected[j]) test_fail("%s[%zu]", p->name, j);
+        weights_read(source, i, 3, 5, DTYPE_FP32, some);
+        assert_memory_equal(some, expected + 3, sizeof(some));
+    }
+    hf_write_free(&write);
+    weights_close(source);
+    convert(scratch_path("flat.bin"), NULL, fresh_place("other"), NULL, NO_LIMIT);
+    expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
+}
+
+// ---- types -----------------------------------------------------------------------------------------------------------------------
+// A folder whose tensors have the types in turn, and any bits that are numbers.
+static void write_mixed(const char *folder, const DType *types, size_t count) {
+    Model model = model_of(GOLDEN_LLAMA, DTYPE_FP32);
+    char path[PATH_MAX], *header = (char *)case_memory(65536), *data = (char *)case_memory(model.elements * 8);
+    size_t length = 0, at = 0, i, j;
+    run_command("mkdir '%s' && cp " GOLDEN "llama/config.json '%s'", folder, folder);
+    for (i = 0; i < model.parameter_count; i++) {
+        const Parameter *p = &model.parameters[i];
+        DType type = types[i % count];
+        size_t bytes = parameter_elements(p) * dtype_size(type);
+        length += (size_t)sprintf(header + length,
+                                  p->cols ? "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu,%zu]"
+                                          : "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu]",
+                                  i ? "," : "{", p->name, safetensors_dtype_name(type), p->rows, p->cols);
+        length += (size_t)sprintf(header + length, ",\"data_offsets\":[%zu,%zu]}", at, at + bytes);
+        for (j = 0; j < parameter_elements(p); j++) {
+            double value = formula(p->offset + j);
+            uint16_t half = (uint16_t)((j * 2654435761u) >> 7 & 0xbfff); // any finite number of fp16
+            if (type == DTYPE_FP16)
+                memcpy(data + at + 2 * j, &half, 2);
+            else
+                element_write(data + at, type, j, type == DTYPE_FP64 ? value / 3 : value);
+        }
+        at += bytes;
+    }
+    header[length++] = '}';
+    path_join(path, folder, HF_SINGLE_FILE);
+    write_safetensors(path, header, length, data, at);
+    model_free(&model);
+}
+
+TEST(mixed_types_are_kept) {
+    static const DType mixes[][3] = {{DTYPE_BF16, DTYPE_FP32, DTYPE_FP16},
+                                     {DTYPE_BF16, DTYPE_BF16, DTYPE_FP16},
+                                     {DTYPE_FP64, DTYPE_BF16, DTYPE_FP16}};
+    size_t m, i, j;
+    for (m = 0; m < 3; m++) {
+        const char *folder = fresh_place("mixed"), *out = fresh_place("folder"), *back = fresh_place("back");
+        const char *before, *after, *flat;
+        Model model = model_of(GOLDEN_LLAMA, DTYPE_FP32);
+        test_case("mix %zu", m);
+        write_mixed(folder, mixes[m], 3);
+        convert(folder, NULL, out, NULL, NO_LIMIT);
+        expect_same_file(folder, out, "config.json");
+        convert_flat(folder, scratch_path("flat.bin"));
+        convert(scratch_path("flat.bin"), folder, back, NULL, NO_LIMIT);
+        before = read_in(folder, HF_SINGLE_FILE, NULL), after = read_in(out, HF_SINGLE_FILE, NULL);
+        flat = read_in(back, HF_SINGLE_FILE, NULL);
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            FoundTensor a = written_tensor(&before, 1, p->name), b = written_tensor(&after, 1, p->name);
+            FoundTensor c = written_tensor(&flat, 1, p->name);
+            assert_int_equal(a.type, b.type);
+            assert_int_equal(c.type, m == 2 ? DTYPE_FP64 : DTYPE_FP32);
+            assert_memory_equal(a.data, b.data, parameter_elements(p) * dtype_size(a.type));
+            for (j = 0; j < parameter_elements(p); j++) // values are kept exactly
+                if (found_value(&a, j) != found_value(&c, j)) test_fail("%s[%zu]", p->name, j);
+        }
+        model_free(&model);
+    }
+}
+
+// --dtype changes all tensors and what config.json says, and nothing else in it.
+TEST(types_that_are_chosen) {
+    static const DType bf16 = DTYPE_BF16, fp16 = DTYPE_FP16;
+    static const struct {
+        const char *golden, *find, *replace;
+    } cases[] = {
+        {"llama", "\"dtype\": \"float32\"", "\"dtype\": \"bfloat16\""},
+        {"llama-sharded", "\"torch_dtype\": \"float32\"", "\"torch_dtype\": \"bfloat16\""},
+        {"qwen2-fp16", "\"torch_dtype\": \"float16\"", "\"torch_dtype\": \"bfloat16\""},
+        {"qwen3-bf16", "\"dtype\": \"bfloat16\"", "\"dtype\": \"bfloat16\""},
+    };
+    Conversion to_fp16 = {GOLDEN "llama", NULL, NULL, &fp16, NO_LIMIT};
+    size_t i, bytes;
+    for (i = 0; i < 4; i++) {
+        const char *out = fresh_place("folder"), *original = golden_path(cases[i].golden);
+        char *expected;
+        WeightSource *source;
+        test_case("%s", cases[i].golden);
+        convert(original, NULL, out, &bf16, NO_LIMIT);
+        expected = read_in(original, "config.json", &bytes);
+        expected = replaced(expected, &bytes, cases[i].find, cases[i].replace);
+        assert_string_equal(read_in(out, "config.json", NULL), expected);
+        source = weights_open(out);
+        assert_int_equal(source->dtype, DTYPE_BF16);
+        weights_close(source);
+        convert_flat(original, scratch_path("flat.bin"));
+        convert(scratch_path("flat.bin"), original, fresh_place("other"), &bf16, NO_LIMIT);
+        expect_same_file(out, scratch_path("other"), "config.json");
+        expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
+        convert_flat(out,
+                     scratch_path("flat.bin")); // trained in bf16: config.json says so, though nobody chose it here
+        convert(scratch_path("flat.bin"), original, fresh_place("other"), NULL, NO_LIMIT);
+        expect_same_file(out, scratch_path("other"), "config.json");
+    }
+    to_fp16.to = fresh_place("fp16");
+    expect_refused(convert_body, &to_fp16, 1, "weights are not converted to fp16; choose fp32 or bf16");
+    expect_nothing_at(to_fp16.to);
+}
+
+// ---- shards ------------------------------------------------------------------------------------------------------------------------
+TEST(shards) {
+    static const struct {
+        size_t most, shards;
+    } cases[] = {{1, 21}, {20960, 0}, {50000, 4}, {165599, 2}, {165600, 1}, {NO_LIMIT, 1}}; // it has 165,600 bytes
+    size_t i;
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *out = fresh_place("folder");
+        size_t shards = cases[i].shards;
+        test_case("at most %zu bytes", cases[i].most);
+        convert(GOLDEN "llama", NULL, out, NULL, cases[i].most);
+        if (!shards) shards = count_names(out) - 2;
+        expect_shards(out, GOLDEN "llama", cases[i].most, shards);
+        convert(out, NULL, fresh_place("other"), NULL, NO_LIMIT); // and together again
+        expect_same_file(GOLDEN "llama", scratch_path("other"), HF_SINGLE_FILE);
+    }
+}
+
+// ---- config.json -----------------------------------------------------------------------------------------------------------------
+TEST(only_the_type_is_changed) {
+    static const struct {
+        const char *before, *after;
+    } cases[] = {
+        {"{}", "{}"},
+        {"{\"dtype\":\"float32\"}", "{\"dtype\":\"bfloat16\"}"},
+        {"{ \"dtype\" :\n\tnull , \"x\":1}", "{ \"dtype\" :\n\t\"bfloat16\" , \"x\":1}"},
+        {"{\"torch_dtype\": \"float16\",\"dtype\":\"auto\"}", "{\"torch_dtype\": \"bfloat16\",\"dtype\":\"bfloat16\"}"},
+        {"{\"a\":{\"dtype\":\"float32\"},\"dtype\":\"float32\"}",
+         "{\"a\":{\"dtype\":\"float32\"},\"dtype\":\"bfloat16\"}"},
+        {"{\"a\":[\"dtype\",{\"b\":\"}\"}],\"dtype\":\"float32\"}",
+         "{\"a\":[\"dtype\",{\"b\":\"}\"}],\"dtype\":\"bfloat16\"}"},
+        {"{\"a\":\"dtype\",\"b\":\"\\\"dtype\\\":1\",\"dtype\":\"float64\"}\n",
+         "{\"a\":\"dtype\",\"b\":\"\\\"dtype\\\":1\",\"dtype\":\"bfloat16\"}\n"},
+        {"{\"a\\\\\":\"{\",\"dtype\":\"float32\"}", "{\"a\\\\\":\"{\",\"dtype\":\"bfloat16\"}"},
+        {"{\"a\":{\"b\":{\"dtype\":1}}}", "{\"a\":{\"b\":{\"dtype\":1}}}"},
+    };
+    size_t i;
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char out[200];
+        size_t length = strlen(cases[i].before);
+        assert_true(strlen(cases[i].before) + 64 <= sizeof(out));
+        length = hf_config_with_type(cases[i].before, length, DTYPE_BF16, out);
+        assert_string_equal(out, cases[i].after);
+        assert_int_equal(length, strlen(cases[i].after));
+    }
+}
+
+// What is written for a configuration is read as the same one, odd numbers included.
+TEST(configurations_that_are_written) {
+    static const char *const texts[] = {
+        "gpt2",
+        "gpt2-xl",
+        "llama3.1-70b",
+        "llama3.2-1b",
+        "qwen2.5-0.5b",
+        "qwen2.5-72b",
+        "qwen3-0.6b",
+        "qwen3-32b",
+        "llama,rope_theta=123456.789,rms_norm_eps=3.3333333333333335e-7,attention_bias=true,mlp_bias=true,head_dim=6",
+        "qwen3,rope_theta=1,initializer_range=0,attention_bias=true",
+        "gpt2,n_inner=17,layer_norm_epsilon=0"};
+    size_t i;
+    for (i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        Config config = config_from_text(texts[i], "test", EXIT_USAGE), back;
+        char json[HF_CONFIG_TEXT], remark[256], a[4096], b[4096];
+        test_case("%s", texts[i]);
+        write_file(scratch_path("config.json"), json, hf_config_write(&config, DTYPE_BF16, json));
+        back = hf_config_read(scratch_path("config.json"), remark, sizeof(remark));
+        config_to_text(&config, a, sizeof(a)), config_to_text(&back, b, sizeof(b));
+        assert_string_equal(a, b);
+        assert_string_equal(remark, ""); // no dropout
+        assert_non_null(strstr(json, "\"dtype\": \"bfloat16\""));
+        if (config.family->learned_positions) continue;
+        assert_non_null(strstr(json, "\n  \"rope_theta\": ")); // for classic readers
+        assert_non_null(strstr(json, "\n    \"rope_theta\": "));
+    }
+}
+
+TEST(like_must_be_the_same_model) {
+    static const struct {
+        const char *find, *replace, *words;
+    } cases[] = {
+        {"\"hidden_size\": 40", "\"hidden_size\": 48", "its hidden_size is 48, that of "},
+        {"\"rope_theta\": 10000.0", "\"rope_theta\": 10000.5", "its rope_theta is 10000.5, that of "},
+        {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "its tie_word_embeddings is true"},
+        {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "its rms_norm_eps is "},
+        {"\"max_position_embeddings\": 128", "\"max_position_embeddings\": 256", "its max_position_embeddings is 256"},
+    };
+    const char *flat = scratch_path("flat.bin"), *copy;
+    Conversion c = {flat, NULL, fresh_place("folder"), NULL, NO_LIMIT};
+    char path[PATH_MAX];
+    size_t i;
+    convert_flat(GOLDEN "llama", flat);
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        c.like = copy = copy_golden("llama");
+        path_join(path, copy, "config.json");
+        edit_file(path, cases[i].find, cases[i].replace);
+        expect_refused(convert_body, &c, 1, cases[i].words);
+        expect_refused(convert_body, &c, 1, "model/config.json: is of another model: ");
+        expect_nothing_at(c.to);
+    }
+    c.like = GOLDEN "qwen3";
+    expect_refused(convert_body, &c, 1, "qwen3/config.json: is of another model: its model_type is qwen3, that of ");
+    c.like = scratch_path("nowhere");
+    expect_refused(convert_body, &c, 1, "nowhere: holds no config.json");
+    c.like = copy = copy_golden("llama"); // how its weights were initialised is no longer of interest
+    path_join(path, copy, "config.json");
+    edit_file(path, "\"initializer_range\": 0.02", "\"initializer_range\": 0.03");
+    run_command("rm '%s/model.safetensors'", copy, ""); // and nobody looks at its weights
+    convert_body(&c);
+    expect_same_file(copy, c.to, "config.json");
+}
+
+// ---- the files that come along -----------------------------------------------------------------------------------------------------
+TEST(small_files_come_along) {
+    static const char *const kept[] = {
+        "tokenizer.json", "tokenizer_config.json", "merges.txt", "tokenizer.model",     "generation_config.json",
+        "LICENSE",        "LICENSE.txt",           "NOTICE",     "chat_template.jinja", "added_tokens.json"};
+    static const char *const left[] = {"README.md", "optimizer.pt",    "pytorch_model.bin", "model.gguf",
+                                       "license",   "xtokenizer.json", "tokenizer.json.bak"};
+    const char *copy = copy_golden("llama"), *out = fresh_place("folder");
+    const size_t large = sizeof(staged_raw) + 12345; // more than goes through the buffer at once
+    char path[PATH_MAX], *bytes = (char *)case_memory(large);
+    size_t i;
+    for (i = 0; i < large; i++) bytes[i] = (char)(i * 31 >> 3);
+    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) {
+        path_join(path, copy, kept[i]);
+        write_file(path, bytes, i == 0 ? large : i == 9 ? 0 : 100 + i);
+    }
+    for (i = 0; i < sizeof(left) / sizeof(left[0]); i++) {
+        path_join(path, copy, left[i]);
+        write_file(path, bytes, 10);
+    }
+    run_command("mkdir '%s/LICENSES' && ln -s ../elsewhere.json '%s/vocab.json'", copy, copy); // as in the Hub's cache
+    write_file(scratch_path("elsewhere.json"), "{}", 2);
+    convert(copy, NULL, out, NULL, NO_LIMIT);
+    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) expect_same_file(copy, out, kept[i]);
+    expect_same_file(copy, out, "vocab.json");
+    assert_int_equal(count_names(out), 2 + sizeof(kept) / sizeof(kept[0]) + 1);
+    convert_flat(copy, scratch_path("flat.bin"));
+    convert(scratch_path("flat.bin"), copy, fresh_place("other"), NULL, NO_LIMIT);
+    assert_int_equal(count_names(scratch_path("other")), count_names(out));
+    convert(scratch_path("flat.bin"), NULL, fresh_place("other"), NULL, NO_LIMIT); // nothing to take them from
+    assert_int_equal(count_names(scratch_path("other")), 2);
+}
+
+TEST(links_that_lead_nowhere) {
+    const char *copy = copy_golden("llama");
+    Conversion c = {copy, NULL, fresh_place("folder"), NULL, NO_LIMIT};
+    run_command("ln -s nowhere '%s/tokenizer.json'", copy, "");
+    expect_refused(convert_body, &c, 1, "model/tokenizer.json: cannot be read: No such file or directory");
+    expect_nothing_at(c.to);
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------------------------
+// 96 MiB of weights, most of them in one matrix, and turned matrices: within the staging buffers and a little more.
+static void convert_large(const void *path) {
+    Config config = config_from_text("gpt2,vocab_size=32768,hidden_size=512,num_hidden_layers=8,num_attention_heads=8",
+                                     "test", EXIT_USAGE);
+    WeightSource *source = weights_random(&config, DTYPE_BF16, 1);
+    struct rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    weights_convert(source, scratch_path("large.bin"), DTYPE_BF16);
+    weights_close(source);
+    convert(scratch_path("large.bin"), NULL, (const char *)path, NULL, 20000000);
+    getrusage(RUSAGE_SELF, &after);
+    printf("%ld\n", after.ru_maxrss - before.ru_maxrss); // KiB
+}
+
+TEST(memory_is_bounded) {
+    const Child *child = run_child(convert_large, fresh_place("large"));
+    assert_int_equal(child->code, 0);
+    assert_string_equal(child->err, "");
+    if (atol(child->out) > 26 * 1024) test_fail("converting 84 MiB took %s KiB of memory", child->out);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(round_trips_are_byte_exact),
+        LISTED(llmc_files_become_folders),
+        LISTED(large_matrices_are_turned),
+        LISTED(random_weights),
+        LISTED(mixed_types_are_kept),
+        LISTED(types_that_are_chosen),
+        LISTED(shards),
+        LISTED(only_the_type_is_changed),
+        LISTED(configurations_that_are_written),
+        LISTED(like_must_be_the_same_model),
+        LISTED(small_files_come_along),
+        LISTED(links_that_lead_nowhere),
+        LISTED(memory_is_bounded),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

@@ -1,0 +1,88 @@
+#!/bin/sh
+# `convert` as a user runs it: from a folder of Hugging Face to a run and back, refusals, kill -9 on the way.
+. test/cli.sh
+
+same() { cmp -s "$1" "$2"; }
+
+# ---- there, trained, and back -------------------------------------------------------------------------------------------------
+cp -r $GOLDEN/llama "$WORK/published"
+rm "$WORK/published/reference.safetensors"
+echo '{"a": 1}' >"$WORK/published/tokenizer.json"
+echo 'a licence' >"$WORK/published/LICENSE"
+echo 'a card' >"$WORK/published/README.md"
+succeeds convert --model "$WORK/published" --out "$WORK/copy"
+check 'a copy is the same, file by file' same "$WORK/copy/model.safetensors" "$WORK/published/model.safetensors"
+check 'config.json is kept' same "$WORK/copy/config.json" "$WORK/published/config.json"
+check 'the tokenizer comes along' same "$WORK/copy/tokenizer.json" "$WORK/published/tokenizer.json"
+check 'the licence comes along' same "$WORK/copy/LICENSE" "$WORK/published/LICENSE"
+check 'the card does not' [ ! -e "$WORK/copy/README.md" ]
+succeeds convert --model "$WORK/published" --out "$WORK/copy.bin"
+succeeds info --model "$WORK/copy.bin" --json
+check 'a name that ends in .bin is a flat file' [ -f "$WORK/copy.bin" ]
+succeeds convert --model "$WORK/copy.bin" --like "$WORK/published" --out "$WORK/again" --json
+check 'JSON says what was written' [ "$(json format) $(json files) $(json dtype)" = 'hf 1 fp32' ]
+check 'flat and back is the same' same "$WORK/again/model.safetensors" "$WORK/published/model.safetensors"
+succeeds train --model "$WORK/published" --data $SHARD --seq-len 64 --steps 4 --save-every 2 --out "$WORK/run" --quiet
+succeeds eval --model "$WORK/run" --data $SHARD --seq-len 64 --val-steps 2 --json
+check 'a note says which checkpoint was taken' grep -q "note: --model .*/run: .*checkpoint-00000004/model.bin is taken" "$WORK/err"
+loss=$(json loss)
+succeeds convert --model "$WORK/run" --like "$WORK/published" --out "$WORK/tuned"
+check 'training has changed the weights' [ "$(cmp -s "$WORK/tuned/model.safetensors" "$WORK/published/model.safetensors"; echo $?)" = 1 ]
+succeeds eval --model "$WORK/tuned" --data $SHARD --seq-len 64 --val-steps 2 --json
+check 'the folder is the model that was trained' [ "$(json loss)" = "$loss" ]
+succeeds eval --model "$WORK/run/checkpoint-00000002" --data $SHARD --seq-len 64 --val-steps 2 --quiet --json
+check 'an earlier checkpoint is another model' [ "$(json loss)" != "$loss" ]
+check 'quiet: no note' [ ! -s "$WORK/err" ]
+succeeds plan --model "$WORK/run" --seq-len 64 --quiet
+succeeds train --model "$WORK/run" --data $SHARD --seq-len 64 --steps 1 --out "$WORK/run2" --quiet
+rm "$WORK/run"/checkpoint-*/DONE
+refuses 1 'none of its checkpoints is complete' eval --model "$WORK/run" --data $SHARD --seq-len 64 --quiet
+refuses 1 'is no complete checkpoint: it has no DONE' info --model "$WORK/run/checkpoint-00000004"
+
+# ---- choices ------------------------------------------------------------------------------------------------------------------------
+succeeds convert --model $GOLDEN/llama --out "$WORK/shards" --max-shard-size 50KB --dtype bf16
+check 'shards of at most 50 KB' [ "$(ls "$WORK/shards" | grep -c 'model-0000[12]-of-00002.safetensors')" = 2 ]
+check 'config.json has the type that was chosen' grep -q '"dtype": "bfloat16"' "$WORK/shards/config.json"
+succeeds convert --model "$WORK/shards" --to flat --out "$WORK/flat"
+check '--to flat: a file, whatever its name' [ -f "$WORK/flat" ]
+succeeds convert --model "$WORK/flat" --to hf --out "$WORK/folder.bin"
+check '--to hf: a folder, whatever its name' [ -d "$WORK/folder.bin" ]
+succeeds convert --init $TINY --seed 3 --out "$WORK/random"
+succeeds convert --init $TINY --seed 3 --out "$WORK/random.bin"
+succeeds convert --model "$WORK/random.bin" --out "$WORK/random2"
+check '--init is written as well' same "$WORK/random/model.safetensors" "$WORK/random2/model.safetensors"
+check 'with the same config.json' same "$WORK/random/config.json" "$WORK/random2/config.json"
+
+# ---- refusals -----------------------------------------------------------------------------------------------------------------------
+refuses 2 'like is about Hugging Face folders' convert --model $GOLDEN/llama --like $GOLDEN/llama --out "$WORK/x.bin"
+refuses 2 'max-shard-size is about Hugging Face folders' convert --model $GOLDEN/llama --max-shard-size 1GB --to flat --out "$WORK/x"
+refuses 2 'max-shard-size' convert --model $GOLDEN/llama --max-shard-size 0 --out "$WORK/x"
+refuses 2 'safetensors file alone is no model' convert --model $GOLDEN/llama --out "$WORK/x.safetensors"
+refuses 2 'to .*auto.*flat.*hf' convert --model $GOLDEN/llama --to gguf --out "$WORK/x"
+refuses 1 'is a folder that holds something' convert --model $GOLDEN/llama --out "$WORK/copy"
+refuses 1 'is a folder that holds something' convert --model "$WORK/copy" --out "$WORK/copy"
+refuses 1 'copy.bin: is a file' convert --model $GOLDEN/llama --to hf --out "$WORK/copy.bin"
+refuses 1 'copy: is a directory' convert --model $GOLDEN/llama --to flat --out "$WORK/copy"
+refuses 1 'another model: its model_type is qwen3' convert --model "$WORK/copy.bin" --like $GOLDEN/qwen3 --out "$WORK/x"
+refuses 1 'another model: its vocab_size is 131, that of --init is 96' convert --init $TINY --like $GOLDEN/llama --out "$WORK/x"
+refuses 1 'holds no config.json' convert --model "$WORK/copy.bin" --like "$WORK" --out "$WORK/x"
+refuses 1 '/proc/x: ' convert --model $GOLDEN/llama --out /proc/x
+refuses 1 'nowhere/x: the folder cannot be created' convert --model $GOLDEN/llama --out "$WORK/nowhere/x"
+check 'nothing is left of what was refused' [ -z "$(ls "$WORK" | grep -E '^x|tmp$')" ]
+
+# ---- kill -9 ------------------------------------------------------------------------------------------------------------------------
+"$TRAIN" convert --init gpt2 --out "$WORK/killed" --max-shard-size 20MB >"$WORK/out" 2>&1 &
+process=$!
+for i in $(seq 600); do
+    ls "$WORK"/killed.*.tmp/model-00002-* >/dev/null 2>&1 && break
+    sleep 0.05
+done
+kill -9 $process
+wait $process 2>/dev/null
+check 'kill -9 leaves nothing under the name' [ ! -e "$WORK/killed" ]
+check 'but what was being written' [ "$(ls "$WORK" | grep -c '^killed\..*\.tmp$')" = 1 ]
+succeeds convert --model $GOLDEN/llama --out "$WORK/killed"
+check 'which goes with the next one' [ "$(ls "$WORK" | grep '^killed')" = killed ]
+check 'and that says so' grep -q 'note: .*killed\..*\.tmp, which a conversion that was cut off had left, is removed' "$WORK/err"
+check 'and is whole' same "$WORK/killed/model.safetensors" $GOLDEN/llama/model.safetensors
+finish

@@ -1,0 +1,117 @@
+"""Folders that `train convert` writes, as transformers reads them: from_pretrained loads them, nothing missing and nothing over,
+with the logits, to the bit, of the model that was converted. test_transformers.py TRAIN WORK: the program, an empty folder.
+"""
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+warnings.filterwarnings("ignore")
+
+import torch  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
+logging.disable_progress_bar()
+
+GOLDEN = "test/golden"
+TRAIN, WORK = sys.argv[1:3]
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# What a config.json that is written anew may say otherwise: how the model was trained and saved, and special tokens, which
+# weights know nothing of.
+FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+        "n_inner", "torch_dtype", "rope_theta", "max_window_layers", "_name_or_path", "pretraining_tp"}
+passed = failed = 0
+
+
+def check(what, ok, why=""):
+    global passed, failed
+    passed, failed = passed + bool(ok), failed + (not ok)
+    if not ok:
+        print(f"FAILED: {what}{': ' if why else ''}{why}")
+
+
+def convert(*arguments):
+    run = subprocess.run([TRAIN, "convert", "--quiet", *arguments], capture_output=True, text=True)
+    check("convert " + " ".join(arguments), run.returncode == 0, run.stderr.strip())
+
+
+def load(folder, dtype=None):
+    """The model in `dtype`, or in the type that from_pretrained gives it unasked, and what was wrong with its tensors."""
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **({"dtype": dtype} if dtype else {}))
+    wrong = {kind: keys for kind, keys in info.items() if keys and kind != "error_msgs"}
+    return model.eval(), wrong or info.get("error_msgs")
+
+
+def logits(model):
+    ids = torch.randint(0, model.config.vocab_size, (2, 33), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def compare(what, original, folder, dtype=None):
+    """The folder, loaded unasked, must be the original in `dtype`: its logits, its type, and the same tensors."""
+    expected, _ = load(original, dtype)
+    found, wrong = load(folder)
+    check(f"{what}: tensors", not wrong, str(wrong))
+    check(f"{what}: type", found.dtype == expected.dtype, f"{found.dtype}, not {expected.dtype}")
+    check(f"{what}: logits", torch.equal(logits(expected), logits(found)))
+    ours, theirs = found.state_dict(), expected.state_dict()
+    check(f"{what}: weights", ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours))
+
+
+def compare_configs(what, original, folder):
+    a, b = (AutoConfig.from_pretrained(f).to_dict() for f in (original, folder))
+    for c in (a, b):  # Qwen2's class does not have it, but its layers use it where it is
+        c["head_dim"] = c.get("head_dim") or c.get("hidden_size", 0) // c.get("num_attention_heads", 1)
+    wrong = [k for k in a.keys() | b.keys() if k not in FREE and a.get(k) != b.get(k)]
+    check(f"{what}: config.json", not wrong, ", ".join(f"{k} is {b.get(k)}, not {a.get(k)}" for k in sorted(wrong)))
+
+
+def golden(name):
+    source, out = f"{GOLDEN}/{name}", f"{WORK}/{name}"
+    flat = f"{out}.bin"
+    convert("--model", source, "--out", flat)
+    convert("--model", source, "--out", f"{out}-hf")
+    compare(f"{name} -> hf", source, f"{out}-hf")
+    convert("--model", flat, "--like", source, "--out", f"{out}-like")
+    compare(f"{name} -> flat -> hf, like", source, f"{out}-like")
+    convert("--model", flat, "--out", f"{out}-own")
+    compare(f"{name} -> flat -> hf", source, f"{out}-own")
+    compare_configs(f"{name} -> flat -> hf", source, f"{out}-own")
+    convert("--model", flat, "--max-shard-size", "50KB", "--out", f"{out}-shards")
+    with open(f"{out}-shards/model.safetensors.index.json") as index:
+        check(f"{name}: several files", len(set(json.load(index)["weight_map"].values())) > 1)
+    compare(f"{name} -> shards", source, f"{out}-shards")
+    for dtype in TYPES:
+        convert("--model", source, "--dtype", dtype, "--out", f"{out}-{dtype}")
+        compare(f"{name} -> {dtype}", source, f"{out}-{dtype}", TYPES[dtype])
+        convert("--model", flat, "--dtype", dtype, "--like", source, "--out", f"{out}-like-{dtype}")
+        compare(f"{name} -> flat -> {dtype}, like", source, f"{out}-like-{dtype}", TYPES[dtype])
+
+
+def random_model(name, text):
+    """A model without an original: what matters is that it loads whole."""
+    out = f"{WORK}/init-{name}"
+    convert("--init", text, "--out", out)
+    model, wrong = load(out)
+    check(f"{out}: tensors", not wrong, str(wrong))
+    check(f"{out}: logits", torch.isfinite(logits(model)).all())
+
+
+names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/config.json"))
+check("golden models", len(names) >= 9)
+for name in names:
+    golden(name)
+convert("--model", f"{GOLDEN}/gpt2/gpt2_llmc_fp32.bin", "--out", f"{WORK}/llmc")
+compare("llm.c -> hf", f"{GOLDEN}/gpt2", f"{WORK}/llmc")
+SMALL = "hidden_size=32,intermediate_size=52,num_hidden_layers=2,num_attention_heads=4,vocab_size=99"
+random_model("gpt2", "gpt2,n_embd=36,n_layer=2,n_head=3,vocab_size=77,n_positions=50")
+for family in ("llama", "qwen2", "qwen3"):
+    random_model(family, f"{family},{SMALL},num_key_value_heads=2,head_dim=16,tie_word_embeddings=true")
+random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
+print(f"{passed} passed, {failed} failed, 0 skipped")
+sys.exit(failed > 0)
