@@ -51,6 +51,7 @@ class Document:
     counts: np.ndarray  # [tokens] uint8
     prompt: int = 0  # tokens before the completion
     reward: float = 0.0
+    truncated: bool = False
     straddles: int = 0  # stretches whose first character lies within a token that begins before them
     texts: tuple = None  # the messages or texts that count, for the check; None: there is nothing to compare with
     others: tuple = ()  # and those that do not
@@ -179,7 +180,7 @@ class Encoder:
             raise Rejected(records.TOO_LONG, f"{tokens} tokens")
         document.ids, document.counts = document.ids[:limit], document.counts[:limit]
         document.prompt = min(document.prompt, limit)
-        document.texts = None  # cut, so there is nothing to compare with
+        document.truncated, document.texts = True, None
         return document
 
     def surrounded(self, ids):
