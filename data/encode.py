@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
+import tokenizers
 from tokenizers import Tokenizer, processors
 
 import records
@@ -66,6 +67,14 @@ def fingerprint(path):
     with open(path, "rb") as file:
         content = file.read()
     return len(content) << 32 | zlib.crc32(content)
+
+
+def text_crc(text):
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def library_version():
+    return f"tokenizers {tokenizers.__version__}"
 
 
 class Encoder:

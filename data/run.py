@@ -87,6 +87,8 @@ class RejectedFile:
         self.path, self.say = os.path.join(folder, "rejected.jsonl"), say
         self.reasons = collections.Counter(state.get("reasons", {}))
         size = state.get("rejected_bytes", 0)
+        if size and not os.path.exists(self.path + ".tmp"):  # it had its final name already
+            os.replace(self.path, self.path + ".tmp")
         self.file = open(self.path + ".tmp", "r+b" if size else "w+b")
         self.file.truncate(size)
         self.file.seek(size)
@@ -199,6 +201,7 @@ class Run:
             if self.made.get("status") == "complete":
                 self.say(f"{s.out}: is complete for these inputs and options; nothing to do")
                 self.restore(self.made["result"])
+                self.tokenizer_file()
                 return
             template = workers.encoder.template
             self.made = self.made or {"status": "running", "plan": self.plan(), "state": {"position": inputs.START, "samples": 0},
@@ -310,6 +313,7 @@ class Run:
             if "train" not in self.parts:
                 self.refuse(f"no sample for training in {len(s.paths)} file{'s' * (len(s.paths) != 1)}"
                             + ("; lower --val-fraction" if "val" in self.parts else ""))
+            self.tokenizer_file()
             self.made["status"] = "publishing"
             save(self.folder.json, self.made)
         names = [f"{name}-{i:05d}.bin" for name, writer in sorted(self.writers.items()) for i in range(writer.shard)]
@@ -322,6 +326,21 @@ class Run:
         self.made = {"status": "complete", "plan": self.made["plan"], "now": self.made["now"], "result": result}
         save(self.folder.json, self.made)
         self.folder.clear(keep=[*names, "prepare.json", "rejected.jsonl" if self.reasons else "", "tokenizer.tok"])
+
+    def tokenizer_file(self):
+        """tokenizer.tok, with which the C program encodes and decodes; shards are as good without it."""
+        path = os.path.join(self.settings.out, "tokenizer.tok")
+        if os.path.exists(path):
+            return
+        try:
+            import tokenizer_file
+            remarks = tokenizer_file.write_tokenizer_file(path, self.settings.options.tokenizer) or []
+        except ImportError:
+            remarks = ["there is no data/tokenizer_file.py: tokenizer.tok was not written, so `train sample` needs --prompt-ids"]
+        except Exception as error:  # a tokenizer that is read here need not be one that is known there
+            remarks = [f"tokenizer.tok was not written: {' '.join(str(error).split())}"]
+        for remark in remarks:
+            self.say(remark)
 
     def refuse(self, why):
         """The work is kept under temporary names: with --skip-bad the same command only has to name it."""

@@ -73,6 +73,7 @@ def process(encoder, file, rows, checked):
         result.documents.append(len(documents))
         notes["straddles"] += sum(document.straddles > 0 for document in documents)
         notes["truncated"] += sum(document.truncated for document in documents)
+        notes["long"] += sum(0 < encoder.options.max_tokens < len(document.ids) for document in documents)
     result.ids = np.concatenate(ids) if ids else np.zeros(0, id_type)
     result.counts = np.concatenate(counts) if counts else np.zeros(0, np.uint8)
     result.table = np.concatenate(tables) if tables else np.zeros(0, shards.TABLE)
