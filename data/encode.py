@@ -54,6 +54,7 @@ class Document:
     reward: float = 0.0
     truncated: bool = False
     straddles: int = 0  # stretches whose first character lies within a token that begins before them
+    begins: bool = False  # what counts begins with the first token, which itself cannot
     texts: tuple = None  # the messages or texts that count, for the check; None: there is nothing to compare with
     others: tuple = ()  # and those that do not
 
@@ -178,6 +179,8 @@ class Encoder:
 
     @staticmethod
     def finished(document):
+        """The first token is predicted from nothing."""
+        document.begins = bool(document.counts[:1].any())
         document.counts[:1] = 0
         return document
 
@@ -296,7 +299,7 @@ class Encoder:
         """Decodes the tokens that count and compares with the texts that should, white space aside. MaskFailure if they differ."""
         if document.texts is None or self.train_on == "all":
             return
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], document.counts, [0]])))
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], [document.begins], document.counts[1:], [0]])))
         runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
         everything, at = "".join(runs), 0
         for message in document.texts:
@@ -323,13 +326,24 @@ class Encoder:
         return self.letters_of(message if isinstance(message, str) else message["content"])
 
     def shortened(self, content, runs, document):
-        """A template may leave out a part of a message, such as old reasoning, and a first token that begins in the prompt does
-        not count: then a run must be the end of the message."""
-        if not document.straddles and content in self.letters(document.ids):
-            return False  # all of it is there and should count
+        """A template may leave out a part of a message, such as old reasoning; its generation prompt may hold the beginning of one;
+        a first token that begins in the prompt does not count. Then a run must be the end of the message."""
         special = [self.tokenizer.id_to_token(int(i)) for i in self.special_ids]
         cores = [functools.reduce(str.removesuffix, special, run) for run in runs]
-        return any(content.endswith(core) for core in cores if core or document.straddles)
+        cores = [core for core in cores if content.endswith(core) and (core or document.straddles)]
+        if document.straddles or content not in self.letters(document.ids):
+            return bool(cores)
+        return any(self.generation_prompt.endswith(content[:len(content) - len(core)]) for core in cores)
+
+    @functools.cached_property
+    def generation_prompt(self):
+        if not self.turns:
+            return ""
+        try:
+            prompt = spans.Canonical(self.template, self.turns.special_pattern, self.template_arguments).prompt
+        except templates.TemplateFailure:
+            return ""
+        return "".join(prompt.split())
 
     def shown(self, message):
         if isinstance(message, str):

@@ -9,6 +9,7 @@ Needs tokenizers, jinja2 and numpy; pyarrow for Parquet. data/README.md has the 
 """
 
 import argparse
+import errno
 import importlib.util
 import os
 import re
@@ -38,6 +39,7 @@ import inputs
 import records
 import run
 import shards
+import templates
 import workers
 
 if tuple(int(part) for part in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
@@ -161,16 +163,12 @@ def report(work, arguments):
     if work.notes.get("straddles"):
         print(f"in {work.notes['straddles']:,} documents a token begins in the prompt and ends in what is trained on; it does not count. "
               "Where prompts end with a space, move it to the completions")
-    folder = templates_folder(arguments.tokenizer)
+    folder = templates.folder_of(arguments.tokenizer)
     model = folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
     longest = max(part.longest for part in work.parts.values())
     validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
     print(f"next: ./train --model {shlex.quote(model)} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}{validation} "
           f"--seq-len {max(1024, -(-longest // 1024) * 1024)}")
-
-
-def templates_folder(path):
-    return encode.templates.folder_of(path)
 
 
 # ---- --show --------------------------------------------------------------------------------------------------------------------
@@ -263,7 +261,8 @@ def main(argv):
             ValueError) as error:
         end(error)
     except OSError as error:
-        end(f"{error.filename or arguments.out}: {error.strerror or error}; what was done is kept, the same command goes on")
+        kept = "; what was done is kept, make room and give the same command" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        end(f"{error.filename or arguments.out}: {error.strerror or error}{kept}")
     except KeyboardInterrupt:
         end("interrupted; the same command goes on", 130)
     return 0

@@ -197,7 +197,7 @@ class Reader:
         message = {key: value for key, value in message.items() if value is not None}
         if "role" not in message and "from" in message:
             speaker = message.pop("from")
-            if speaker not in SHAREGPT:
+            if not isinstance(speaker, str) or speaker not in SHAREGPT:
                 raise Rejected(UNKNOWN_ROLE, f"{name} is from {json.dumps(speaker)}; known are {', '.join(SHAREGPT)}")
             if "value" not in message:
                 raise Rejected(WRONG_TYPE, f"{name} has no value")

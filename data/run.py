@@ -55,6 +55,12 @@ def save(path, value):
     os.replace(path + ".tmp", path)
 
 
+def differences(old, new):
+    """Names of what is not the same in two plans: options by their own names."""
+    names = [key for key in new if key != "options" and old[key] != new[key]]
+    return names + ["--" + key.replace("_", "-") for key in new["options"] if old["options"].get(key) != new["options"][key]]
+
+
 class Part:
     """What is counted for train or val."""
 
@@ -152,7 +158,7 @@ class Folder:
         try:
             with open(self.json, encoding="utf-8") as file:
                 saved = json.load(file)
-            different = [key for key in plan if saved["plan"].get(key) != plan[key]]
+            different = differences(saved["plan"], plan)
             saved["status"]
         except (ValueError, KeyError, AttributeError, TypeError):
             raise Failure(f"{self.json}: cannot be understood; --force removes what is there and begins anew") from None

@@ -109,21 +109,21 @@ class Turns:
 
     def by_differences(self, text, messages, wanted, tools, more):
         canonical = Canonical(self.template, self.special_pattern, more)
-        last = max(wanted, default=-1)
-        places = [self.place(text, messages, i, tools, more) for i in range(min(last + 2, len(messages)))]
-        spans, behind = [], 0  # where the last message before this one ends
-        for i in range(last + 1):
-            if places[i] is None:
+        places = [self.place(text, messages, i, tools, more) for i in range(len(messages))]
+        spans, reached = [], 0
+        for i in wanted:
+            if places[i] is None:  # left out by the template
                 continue
             begin, end = places[i]
-            following = next((place[0] for place in places[i + 1:] if place), len(text))
-            if begin < behind or end > following:
-                raise TemplateFailure(f"the template puts message {i + 1} not between those before and after it")
-            if i in wanted:
-                if messages[i]["role"] == "assistant":
-                    begin = self.begin_of_turn(text, canonical, behind, begin, i)
-                spans.append((i, begin, self.end_of_turn(text, canonical, end, following, i, messages[i]["role"])))
-            behind = end
+            others = [place for j, place in enumerate(places) if place and j != i]
+            if begin < reached or any(b < end and e > begin for b, e in others):
+                raise TemplateFailure(f"the template puts message {i + 1} into others, or not behind those before it")
+            behind = max((e for _, e in others if e <= begin), default=0)
+            following = min((b for b, _ in others if b >= end), default=len(text))
+            if messages[i]["role"] == "assistant":
+                begin = self.begin_of_turn(text, canonical, behind, begin, i)
+            reached = self.end_of_turn(text, canonical, end, following, i, messages[i]["role"])
+            spans.append((i, begin, reached))
         return spans
 
     def place(self, text, messages, i, tools, more):
