@@ -223,6 +223,10 @@ def inspect(paths):
             print(f"{PROGRAM}: {error}", file=sys.stderr)
             bad += 1
             continue
+        except OSError as error:
+            print(f"{PROGRAM}: {path}: cannot be read: {error.strerror}", file=sys.stderr)
+            bad += 1
+            continue
         table = shard.table
         print(f"{path}: whole; version {shard.version}, {shards.KINDS[shard.kind]}, {shard.documents:,} documents, {shard.tokens:,} tokens of "
               f"{shard.id_bytes} bytes, {shard.counted:,} count ({100 * shard.counted / shard.tokens:.1f} %), longest {shard.longest:,}, "

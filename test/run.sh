@@ -201,7 +201,7 @@ if selected cli || selected train; then
         total_failed=$((total_failed + 1))
     fi
 fi
-for script in cxx cli train; do
+for script in cxx cli train prepare; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue
     $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null

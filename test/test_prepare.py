@@ -221,7 +221,8 @@ class Masks(WithTokenizers):
 
     def test_pairs_and_groups(self):
         kind, (chosen, rejected) = self.documents("chatml", {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"})
-        self.assertEqual((kind, chosen.prompt, rejected.prompt), (1, 4 + 3, 4 + 3) if chosen.prompt == 7 else (1, chosen.prompt, chosen.prompt))
+        prompt = len(self.tokenizer.encode("2 + 2 =").ids)
+        self.assertEqual((kind, chosen.prompt, rejected.prompt), (1, prompt, prompt))
         self.assertEqual(self.marked(self.encoder("chatml"), rejected), "2 + 2 =\u00ab 5<|im_end|>\u00bb")
         whole = {"chosen": chat("Hi", "Hello"), "rejected": chat("Hi", "No"), "prompt": "Hi"}
         listed = {"prompt": chat("Hi"), "chosen": chat("Hi", "Hello")[1:], "rejected": chat("Hi", "No")[1:]}
@@ -452,7 +453,7 @@ if __name__ == "__main__":
     suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
     if name:
         suite = unittest.TestSuite(test for case in suite for test in case if name[0] in test.id())
-    result = unittest.TextTestRunner(verbosity=0, stream=sys.stdout).run(suite)
+    result = unittest.TextTestRunner(verbosity=2 if os.environ.get("VERBOSE") else 0, stream=sys.stdout).run(suite)
     for test, why in result.skipped:
         print(f"[  SKIPPED ] {test.id().removeprefix('__main__.')}: NOT TESTED: {why}")
     failures = {id(test if not hasattr(test, "test_case") else test.test_case): test for test, _ in [*result.failures, *result.errors]}
