@@ -360,7 +360,11 @@ class Restarts(WithCommand):
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += 1
-            self.assertEqual(glob.glob(out + "/*.bin"), [])
+            with open(out + "/prepare.json", encoding="utf-8") as file:
+                final = json.load(file)["status"] == "publishing"
+            for path in glob.glob(out + "/*.bin"):  # only when all of them are whole
+                self.assertTrue(final)
+                self.assertEqual(subprocess.run(self.inspect(path), capture_output=True).returncode, 0)
             for pid in descendants:
                 self.assert_ends(pid)
         self.assertEqual(process.returncode, 0)
