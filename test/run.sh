@@ -203,7 +203,7 @@ if selected cli || selected train || selected convert || selected transformers; 
         total_failed=$((total_failed + 1))
     fi
 fi
-for script in cxx cli train convert transformers; do
+for script in cxx cli train convert prepare transformers; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue
     $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null

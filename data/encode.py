@@ -1,0 +1,377 @@
+"""Samples become tokens, and for every token whether it is a target that counts. Also the check that the mask lies where it should.
+
+A token counts when its first character lies in a stretch that is trained on. So one that begins before such a stretch and ends in
+it does not count: what is left of it there is no token of its own. The first token of a document is no target and never counts.
+"""
+
+import functools
+import json
+import os
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import tokenizers
+from tokenizers import Tokenizer, processors
+
+import records
+import shards
+import spans
+import templates
+from records import Rejected
+
+
+class MaskFailure(Exception):
+    """The tokens that count are not those of the texts that should: the run must not go on."""
+
+
+class SetupFailure(Exception):
+    """Tokenizer and options do not fit together."""
+
+
+@dataclass
+class Options:
+    """What changes the tokens; recorded in prepare.json, so that a run goes on with the same."""
+
+    tokenizer: str
+    format: str = "auto"
+    chat_template: str = None  # a file
+    template_arguments: str = "{}"
+    train_on: str = "assistant"
+    roles: str = ""
+    eos: str = "yes"
+    eos_token: str = None
+    max_tokens: int = 0  # 0: any length
+    long: str = "keep"
+    now: str = None  # what strftime_now tells templates
+
+
+@dataclass
+class Document:
+    ids: np.ndarray  # [tokens] uint32
+    counts: np.ndarray  # [tokens] uint8
+    prompt: int = 0  # tokens before the completion
+    reward: float = 0.0
+    truncated: bool = False
+    straddles: int = 0  # stretches whose first character lies within a token that begins before them
+    begins: bool = False  # what counts begins with the first token, which itself cannot
+    texts: tuple = None  # the messages or texts that count, for the check; None: there is nothing to compare with
+    others: tuple = ()  # and those that do not
+
+
+def tokenizer_json(path):
+    return os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+
+
+def fingerprint(path):
+    """(bytes << 32) | crc32 of a tokenizer.json"""
+    with open(path, "rb") as file:
+        content = file.read()
+    return len(content) << 32 | zlib.crc32(content)
+
+
+def text_crc(text):
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def library_version():
+    return f"tokenizers {tokenizers.__version__}"
+
+
+class Encoder:
+    """A tokenizer with its chat template and the options of a run."""
+
+    def __init__(self, options, now=None):
+        self.options = options
+        path = tokenizer_json(options.tokenizer)
+        try:
+            self.tokenizer = Tokenizer.from_file(path)
+        except Exception as error:  # the library raises Exception itself
+            raise SetupFailure(f"{path}: cannot be read as a tokenizer ({error})") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1
+        self.fingerprint = fingerprint(path)
+        self.name = os.path.basename(os.path.abspath(templates.folder_of(options.tokenizer)))
+        self.special = templates.load_special_tokens(options.tokenizer)
+        self._take_post_processor(path)
+        self.eos = self._eos()
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
+        self.template = self._template(now)
+        self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
+        self.more_roles = tuple(role for role in options.roles.split(",") if role)
+        self.train_on = self._train_on()
+        try:
+            self.template_arguments = records.want(json.loads(options.template_arguments), dict, "it")
+        except (ValueError, Rejected):
+            raise SetupFailure("--template-arguments is not a JSON object") from None
+
+    def _take_post_processor(self, path):
+        """What it puts around every text, which is then added here: post-processors also shift offsets of tokens that begin with
+        a space, and offsets are what masks are made from."""
+        samples = ("a", "ab 12\n c", "\u00e9")
+        with_special = [self.tokenizer.encode(text) for text in samples]
+        self.tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+        plain = [self.tokenizer.encode(text).ids for text in samples]
+        first = with_special[0].ids
+        begin = next((i for i in range(len(first) + 1) if first[i:i + len(plain[0])] == plain[0]), None)
+        if begin is not None:
+            self.before, self.behind = first[:begin], first[begin + len(plain[0]):]
+        if begin is None or any(e.ids != self.before + ids + self.behind for e, ids in zip(with_special, plain)):
+            raise SetupFailure(f"{path}: its post-processor does more than to put special tokens around a text, which is not supported")
+
+    def _eos(self):
+        token = self.options.eos_token or self.special.get("eos_token")
+        if token is None:
+            return None
+        found = self.tokenizer.token_to_id(token)
+        if found is None:
+            raise SetupFailure(f"{self.options.tokenizer}: its vocabulary has no end-of-text token {token!r}; give another --eos-token")
+        return found
+
+    def _template(self, now):
+        path = self.options.chat_template
+        if path:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        else:
+            text = templates.load_chat_template(self.options.tokenizer)
+        return templates.ChatTemplate(text, self.special, now) if text is not None else None
+
+    def _train_on(self):
+        wanted = self.options.train_on.split(",")
+        known = (*records.ROLES, *self.more_roles)
+        if wanted in (["all"], ["last"]):
+            return wanted[0]
+        for role in wanted:
+            if role not in known:
+                raise SetupFailure(f"--train-on names the unknown role {role!r}; known are all, last, {', '.join(known)}")
+        return tuple(dict.fromkeys(wanted))
+
+    # ---- tokens -------------------------------------------------------------------------------------------------------------
+    def encode(self, record):
+        """(kind, [Document]) of an object that was read; Rejected says why not."""
+        record = records.understand(record, self.options.format, self.more_roles)
+        documents = []
+        for source in record.documents:
+            try:
+                document = self.document(source, record)
+            except templates.TemplateFailure as failure:
+                raise Rejected(records.TEMPLATE, str(failure)) from None
+            except (TypeError, UnicodeEncodeError):
+                raise Rejected(records.MALFORMED, "holds half of a surrogate pair, which is not text") from None
+            document.reward = source.reward
+            documents.append(self.bounded(document))
+        for number, document in enumerate(documents):
+            if len(document.ids) < 2 or not document.counts.any():
+                which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
+                raise Rejected(records.NO_TARGET, f"{which}none of its {len(document.ids)} tokens")
+        return record.kind, documents
+
+    def document(self, source, record):
+        if source.prompt is None:
+            ids, _ = self.surrounded(self.tokenizer.encode(source.body, add_special_tokens=False).ids)
+            return self.finished(Document(ids, np.ones(len(ids), np.uint8)))
+        if isinstance(source.body, str):
+            return self.finished(self.completion(source.prompt, source.body))
+        return self.finished(self.conversation(source, record))
+
+    @staticmethod
+    def finished(document):
+        """The first token is predicted from nothing."""
+        document.begins = bool(document.counts[:1].any())
+        document.counts[:1] = 0
+        return document
+
+    def bounded(self, document):
+        limit, tokens = self.options.max_tokens, len(document.ids)
+        if not limit or tokens <= limit or self.options.long == "keep":
+            return document
+        if self.options.long == "skip":
+            raise Rejected(records.TOO_LONG, f"{tokens} tokens")
+        document.ids, document.counts = document.ids[:limit], document.counts[:limit]
+        document.prompt = min(document.prompt, limit)
+        document.truncated, document.texts = True, None
+        return document
+
+    def surrounded(self, ids):
+        """(ids, how many stand before these) with what the post-processor adds, and an end-of-text token; nothing that the text
+        already has is added twice."""
+        lead = 0 if ids[:len(self.before)] == self.before else len(self.before)
+        ids = self.before[:lead] + ids
+        if self.behind and ids[-len(self.behind):] != self.behind:
+            ids = ids + self.behind
+        if self.options.eos == "yes":
+            if self.eos is None:
+                raise SetupFailure(f"{self.options.tokenizer}: no end-of-text token is known (tokenizer_config.json has no eos_token); "
+                                   "give --eos-token TOKEN or --eos no")
+            if ids[-1:] != [self.eos]:
+                ids = ids + [self.eos]
+        return np.array(ids, np.uint32), lead
+
+    def completion(self, prompt, body):
+        """Prompt and completion are one text, as they will be for the model; what is added behind them counts."""
+        encoding = self.tokenizer.encode(prompt + body, add_special_tokens=False)
+        inner, straddles = self.mask(encoding, [(len(prompt), len(prompt) + len(body))])
+        ids, lead = self.surrounded(encoding.ids)
+        begin = lead + (int(np.argmax(inner)) if inner.any() else len(inner))
+        counts = np.zeros(len(ids), np.uint8)
+        if self.train_on == "all":
+            counts[:] = 1
+        elif self.train_on == "last" or "assistant" in self.train_on:
+            counts[begin:] = 1
+        return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
+
+    @staticmethod
+    def begins(encoding):
+        return np.array(encoding.offsets, np.int64).reshape(-1, 2)
+
+    def mask(self, encoding, stretches):
+        """(counts, how many stretches begin within a token)"""
+        offsets = self.begins(encoding)
+        begin, end = offsets[:, 0], offsets[:, 1]
+        counts = np.zeros(len(begin), np.uint8)
+        ordered = bool((np.diff(begin) >= 0).all())
+        straddles = 0
+        for first, last in stretches:
+            if ordered:
+                low, high = np.searchsorted(begin, (first, last), "left")
+                counts[low:high] = 1
+                straddles += bool(low and end[low - 1] > first)
+            else:
+                counts[(begin >= first) & (begin < last)] = 1
+                straddles += bool(((begin < first) & (end > first)).any())
+        return counts, straddles
+
+    def wanted(self, messages, first):
+        """Numbers of the messages that are trained on: of a completion, only those behind its prompt."""
+        if self.train_on == "last":
+            return [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"][-1:]
+        return [i for i in range(first, len(messages)) if messages[i]["role"] in self.train_on]
+
+    def conversation(self, source, record):
+        if self.template is None:
+            raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
+        messages, first = source.prompt + source.body, len(source.prompt)
+        more = {**self.template_arguments, **record.template_arguments}
+        wanted = list(range(len(messages))) if self.train_on == "all" else self.wanted(messages, first)
+        if self.train_on == "all":
+            text, stretches = self.template.render(messages, False, record.tools, **more), [(None, 0, 1 << 62)]
+        elif not wanted:
+            text, stretches = self.template.render(messages, False, record.tools, **more), []
+        else:
+            text, stretches = self.stretches(messages, wanted, record.tools, more)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, np.uint32)
+        counts, straddles = self.mask(encoding, [stretch[1:] for stretch in stretches])
+        if self.train_on != "all" and not self.template.has_generation:
+            self.cut_space_behind_turns(encoding, ids, counts)
+        prompt = int(np.argmax(counts)) if first and counts.any() else 0
+        if first and self.train_on == "all":
+            before = self.template.render(source.prompt, True, record.tools, **more)
+            prompt = int(np.searchsorted(self.begins(encoding)[:, 0], len(before))) if text.startswith(before) else 0
+        return Document(ids, counts, prompt, straddles=straddles, texts=tuple(messages[i] for i in wanted),
+                        others=tuple(m for i, m in enumerate(messages) if i not in set(wanted)))
+
+    def stretches(self, messages, wanted, tools, more):
+        """Where {% generation %} blocks are, they speak for the assistant; for the other roles the turns are found."""
+        if not self.template.has_generation:
+            return self.turns.find(messages, wanted, tools, **more)
+        own = [i for i in wanted if messages[i]["role"] == "assistant"]
+        text, stretches = self.turns.find_generation(messages, own, tools, **more)
+        rest = [i for i in wanted if i not in own]
+        if rest:
+            stretches = stretches + self.turns.find(messages, rest, tools, **more)[1]
+        return text, sorted(stretches, key=lambda stretch: stretch[1])
+
+    def cut_space_behind_turns(self, encoding, ids, counts):
+        """A turn ends with its last special token: white space that the template puts behind that is not the model's to write."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]])))
+        special = np.isin(ids, self.special_ids)
+        for begin, end in zip(edges[::2], edges[1::2]):
+            marks = np.flatnonzero(special[begin:end])
+            if len(marks) and not self.tokenizer.decode(ids[begin + marks[-1] + 1:end].tolist(), skip_special_tokens=False).strip():
+                counts[begin + marks[-1] + 1:end] = 0
+
+    # ---- the check ----------------------------------------------------------------------------------------------------------
+    def check(self, document):
+        """Decodes the tokens that count and compares with the texts that should, white space aside. MaskFailure if they differ."""
+        if document.texts is None or self.train_on == "all":
+            return
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], [document.begins], document.counts[1:], [0]])))
+        runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
+        everything, at = "".join(runs), 0
+        for message in document.texts:
+            content = self.content_letters(message)
+            place = everything.find(content, at)
+            if place >= 0:
+                at = place + len(content)
+            elif not self.shortened(content, runs, document):
+                raise MaskFailure(f"{self.shown(message)} should count, and the tokens that count are {self.clip(everything)}")
+        counted = "\0".join(self.letters_of(text) for message in document.texts for text in texts_of(message))
+        for message in document.others:
+            content = self.content_letters(message)
+            if len(content) >= 12 and content in everything and content not in counted:
+                raise MaskFailure(f"{self.shown(message)} should not count, and it does")
+
+    def letters(self, ids):
+        return "".join(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False).split())
+
+    def letters_of(self, text):
+        """The text as this tokenizer returns it (normalised, say), without white space."""
+        return self.letters(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def content_letters(self, message):
+        return self.letters_of(message if isinstance(message, str) else message["content"])
+
+    def shortened(self, content, runs, document):
+        """A template may leave out a part of a message, such as old reasoning; its generation prompt may hold the beginning of one;
+        a first token that begins in the prompt does not count. Then a run must be the end of the message."""
+        special = [self.tokenizer.id_to_token(int(i)) for i in self.special_ids]
+        cores = [functools.reduce(str.removesuffix, special, run) for run in runs]
+        cores = [core for core in cores if content.endswith(core) and (core or document.straddles)]
+        if document.straddles or content not in self.letters(document.ids):
+            return bool(cores)
+        return any(self.generation_prompt.endswith(content[:len(content) - len(core)]) for core in cores)
+
+    @functools.cached_property
+    def generation_prompt(self):
+        if not self.turns:
+            return ""
+        try:
+            prompt = spans.Canonical(self.template, self.turns.special_pattern, self.template_arguments).prompt
+        except templates.TemplateFailure:
+            return ""
+        return "".join(prompt.split())
+
+    def shown(self, message):
+        if isinstance(message, str):
+            return f"the text {self.clip(message)}"
+        return f"the {message['role']}'s {self.clip(message.get('content', ''))}"
+
+    @staticmethod
+    def clip(text):
+        return json.dumps(text[:60] + ("..." if len(text) > 60 else ""), ensure_ascii=False)
+
+
+def texts_of(value):
+    """Every text in a message."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(item)
+
+
+def pack(documents, id_type):
+    """Documents of one sample as the shard has them: ids, counts, table (begin counted from the first)."""
+    table = np.zeros(len(documents), shards.TABLE)
+    begin = 0
+    ids = [document.ids.astype(id_type) for document in documents]
+    for row, document, own in zip(table, documents, ids):
+        row["begin"], row["tokens"], row["counted"] = begin, len(own), int(document.counts.sum())
+        row["prompt"], row["reward"] = document.prompt, document.reward
+        row["crc"] = shards.document_crc(own.data, document.counts.data)
+        begin += len(own)
+    return ids, [document.counts for document in documents], table

@@ -1,0 +1,121 @@
+"""Input files as batches of lines or rows, read in a stream, with positions from which reading can go on.
+
+JSONL (gzipped too, by its name) comes as lines of bytes; Parquet as rows, of which only columns that mean something are read. A
+position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or rows before
+it, and lines or rows, for messages.
+"""
+
+import gzip
+import os
+import zlib
+from dataclasses import dataclass
+
+import records
+
+BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
+START = {"file": 0, "offset": 0, "number": 0}
+
+
+class InputFailure(Exception):
+    """A file that cannot be read, in one line that begins with its name."""
+
+
+@dataclass
+class Batch:
+    file: str
+    rows: list  # (line or row number, bytes or object)
+    size: int  # bytes, about
+    end: dict  # the position behind it
+    done: int  # bytes of all inputs read so far, for the progress bar
+
+
+def is_parquet(path):
+    return path.endswith((".parquet", ".pq"))
+
+
+def identity(path):
+    """What tells whether a file is still the same."""
+    try:
+        status = os.stat(path)
+        with open(path, "rb") as file:
+            head = zlib.crc32(file.read(1 << 16))
+    except OSError as error:
+        raise InputFailure(f"{path}: cannot be read: {error.strerror}") from None
+    return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": head}
+
+
+def batches(paths, position):
+    """Every batch behind `position`, in order."""
+    sizes = [os.path.getsize(path) for path in paths]
+    for i in range(position["file"], len(paths)):
+        begin = position if i == position["file"] else START
+        read = parquet_batches if is_parquet(paths[i]) else line_batches
+        for batch in read(paths[i], begin):
+            batch.end["file"] = i
+            batch.done = sum(sizes[:i]) + min(int(batch.done), sizes[i])
+            yield batch
+
+
+def line_batches(path, begin):
+    offset, number, rows, size = begin["offset"], begin["number"], [], 0
+    zipped = path.endswith(".gz")
+
+    def batch():
+        return Batch(path, rows, size, {"offset": offset, "number": number}, raw.tell() if zipped else offset)
+
+    try:
+        with open(path, "rb") as raw, gzip.GzipFile(fileobj=raw) if zipped else raw as file:
+            file.seek(offset)
+            for line in file:
+                offset, number = offset + len(line), number + 1
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    rows.append((number, line))
+                    size += len(line)
+                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+                    yield batch()
+                    rows, size = [], 0
+            if rows:
+                yield batch()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputFailure(f"{path}:{number + 1}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def parquet_batches(path, begin):
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputFailure(f"{path}: Parquet needs pyarrow: pip install pyarrow") from None
+    row, total = begin["offset"], os.path.getsize(path)
+    try:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            columns = [name for name in file.schema_arrow.names if name in records.COLUMNS]
+            if not columns:
+                raise InputFailure(f"{path}: none of its columns ({', '.join(file.schema_arrow.names[:8])}) is one of "
+                                   f"{', '.join(records.COLUMNS)}; rename them")
+            all_rows, group_begin = file.metadata.num_rows, 0
+            for group in range(file.num_row_groups):
+                group_end = group_begin + file.metadata.row_group(group).num_rows
+                skip = max(row - group_begin, 0)
+                if row < group_end:
+                    for piece in parquet_pieces(file, group, columns, skip):
+                        rows = [(row + i + 1, record) for i, record in enumerate(piece.to_pylist())]
+                        row += len(rows)
+                        yield Batch(path, rows, piece.nbytes, {"offset": row, "number": row}, total * row / all_rows)
+                group_begin = group_end
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputFailure(f"{path}: row {row + 1}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def parquet_pieces(file, group, columns, skip):
+    """Row batches of a row group without its first `skip` rows, none much above BATCH_BYTES unless one row is."""
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
+        if skip >= batch.num_rows:
+            skip -= batch.num_rows
+            continue
+        batch, skip = batch.slice(skip), 0
+        step = max(1, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1))
+        for at in range(0, batch.num_rows, step):
+            yield batch.slice(at, step)

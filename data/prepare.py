@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Text, conversations and preferences (JSONL, Parquet) become shards of tokens that `train --data` reads.
+
+    prepare.py --tokenizer FOLDER --out FOLDER FILE...   writes FOLDER/train-00000.bin, ..., FOLDER/tokenizer.tok
+    prepare.py --tokenizer FOLDER --show 3 FILE...       shows samples with the trained tokens marked, and writes nothing
+    prepare.py inspect SHARD...                          verifies shards completely
+
+Needs tokenizers, jinja2 and numpy; pyarrow for Parquet. data/README.md has the formats, every option, and what is guaranteed.
+"""
+
+import argparse
+import errno
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import time
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes of a run are its parallelism
+PROGRAM = "prepare.py"
+
+
+def end(message, status=1):
+    """One line on stderr, and out."""
+    print(f"{PROGRAM}: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(status)
+
+
+missing = [name for name in ("tokenizers", "jinja2", "numpy") if importlib.util.find_spec(name) is None]
+if missing:
+    end(f"{sys.executable} has no {', '.join(missing)}: pip install tokenizers jinja2 numpy")
+
+import jinja2
+import numpy as np
+
+import encode
+import inputs
+import records
+import run
+import shards
+import templates
+import workers
+
+if tuple(int(part) for part in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
+    end(f"jinja2 {jinja2.__version__} has holes in its sandbox, and chat templates are programs of others: pip install -U jinja2")
+
+
+# ---- the command line --------------------------------------------------------------------------------------------------------
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        end(f"{message}; see {PROGRAM} --help", 2)
+
+
+def number(kind, low, high, what):
+    def parse(text):
+        try:
+            value = kind(float(text)) if kind is int and re.fullmatch(r"\d+e\d+", text) else kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
+        return value
+    return parse
+
+
+def read_arguments(argv):
+    parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    count = number(int, 1, 1 << 40, "a whole number of 1 or more")
+    add("files", nargs="*", metavar="FILE", help="*.jsonl, *.jsonl.gz, *.json (an object on each line), *.parquet")
+    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, or the tokenizer.json in it")
+    add("--out", metavar="FOLDER", help="where the shards go")
+    add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
+    add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
+    add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
+    add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
+        "or roles with commas between them")
+    add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
+    add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
+    add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
+    add("--max-tokens", type=count, default=0, metavar="N", help="documents of more are long")
+    add("--long", choices=("keep", "skip", "truncate"), default="keep", help="what is done with them (default keep: the trainer splits)")
+    add("--skip-bad", type=number(int, -1, 1 << 40, "a number of samples"), metavar="N", help="leave bad samples out, at most N where it "
+        "is given; else the run is refused")
+    add("--val-fraction", type=number(float, 0.0, 0.999, "a fraction below 1"), default=0.0, metavar="F", help="share of the samples "
+        "that go to val-*.bin")
+    add("--seed", type=number(int, 0, (1 << 64) - 1, "a whole number"), default=0, metavar="N", help="of the choice of these")
+    add("--shard-tokens", type=count, default=10**8, metavar="N", help="a shard's size (default 1e8)")
+    add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: as many as "
+        "cores, at most 16)")
+    add("--show", type=count, metavar="N", help="print N samples and write nothing")
+    add("--force", action="store_true", help="remove what an earlier run left in the folder, and begin anew")
+    # --skip-bad alone means any number; argparse would take the name behind it for one.
+    argv = ["--skip-bad=-1" if a == "--skip-bad" and not re.fullmatch(r"\d+", following) else a
+            for a, following in zip(argv, [*argv[1:], ""])]
+    arguments = parser.parse_args(argv)
+    if not arguments.files:
+        parser.error("no FILE to read")
+    if not arguments.tokenizer:
+        parser.error("no --tokenizer")
+    if not arguments.out and not arguments.show:
+        parser.error("no --out FOLDER for the shards (or --show N)")
+    if arguments.long != "keep" and not arguments.max_tokens:
+        parser.error(f"--long {arguments.long} needs --max-tokens")
+    if len(set(map(os.path.realpath, arguments.files))) < len(arguments.files):
+        parser.error("a FILE is named twice")
+    return arguments
+
+
+def options_of(a):
+    if not os.path.exists(encode.tokenizer_json(a.tokenizer)):
+        end(f"{encode.tokenizer_json(a.tokenizer)}: does not exist; --tokenizer names a folder with a tokenizer.json")
+    return encode.Options(tokenizer=a.tokenizer, format=a.format, chat_template=a.chat_template, template_arguments=a.template_arguments,
+                          train_on=a.train_on, roles=a.roles, eos=a.eos, eos_token=a.eos_token, max_tokens=a.max_tokens, long=a.long)
+
+
+# ---- what a run shows ----------------------------------------------------------------------------------------------------------
+class Progress:
+    """A bar on stderr where that is a terminal; what is said in between goes above it."""
+
+    def __init__(self, total):
+        self.total, self.begin, self.first, self.last = total, time.monotonic(), None, 0.0
+        self.shown = sys.stderr.isatty()
+
+    def __call__(self, done, tokens):
+        now = time.monotonic()
+        self.first = done if self.first is None else self.first
+        if not self.shown or (now - self.last < 0.2 and done < self.total):
+            return
+        self.last = now
+        rate = (done - self.first) / max(now - self.begin, 1e-9)
+        left = f"{(self.total - done) / rate:.0f} s left" if rate else ""
+        share = done / max(self.total, 1)
+        print(f"\r\033[K[{'#' * int(30 * share):30}] {100 * share:3.0f} %  {rate / 1e6:.1f} MB/s  {tokens:,} tokens  {left}",
+              end="", file=sys.stderr, flush=True)
+
+    def clear(self):
+        if self.shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def say(self, line):
+        self.clear()
+        print(f"note: {' '.join(line.split())}", file=sys.stderr)
+
+
+def report(work, arguments):
+    """Sums of what was written, and the command that comes next."""
+    kind = work.kind or 0
+    for name, part in sorted(work.parts.items()):
+        print(f"{name}: {part.samples:,} samples, {part.documents:,} documents ({shards.KINDS[kind]}), {part.tokens:,} tokens, of them "
+              f"{part.counted:,} count ({100 * part.counted / part.tokens:.1f} %), longest document {part.longest:,} tokens")
+    lengths = np.sum([part.lengths for part in work.parts.values()], axis=0)
+    used = np.flatnonzero(lengths)
+    for i in range(used[0], used[-1] + 1):
+        print(f"  {1 << i:>12,} to {(2 << i) - 1:>13,} tokens {lengths[i]:>12,} {'#' * int(np.ceil(40 * lengths[i] / lengths.max()))}")
+    for reason, many in sorted(work.reasons.items()):
+        print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
+    if work.notes.get("long"):
+        print(f"{work.notes['long']:,} documents are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer splits them")
+    if work.notes.get("truncated"):
+        print(f"{work.notes['truncated']:,} documents were cut to {arguments.max_tokens} tokens")
+    if work.notes.get("straddles"):
+        print(f"in {work.notes['straddles']:,} documents a token begins in the prompt and ends in what is trained on; it does not count. "
+              "Where prompts end with a space, move it to the completions")
+    folder = templates.folder_of(arguments.tokenizer)
+    model = folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
+    longest = max(part.longest for part in work.parts.values())
+    validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
+    print(f"next: ./train --model {shlex.quote(model)} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}{validation} "
+          f"--seq-len {max(1024, -(-longest // 1024) * 1024)}")
+
+
+# ---- --show --------------------------------------------------------------------------------------------------------------------
+def pieces(encoder, ids, counts):
+    """(text, counts?) for runs of tokens. A decoder may treat the first token of a text in its own way, so a run is decoded with
+    the one before it, where that can be told apart."""
+    edges = [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist(), len(ids)]
+    decode = lambda a, b: encoder.tokenizer.decode(ids[a:b].tolist(), skip_special_tokens=False)
+    for i in range(len(edges) - 1):
+        begin, until, before = edges[i], edges[i + 1], edges[max(i - 1, 0)]
+        text, lead = decode(before, until), decode(before, begin)
+        yield (text[len(lead):] if text.startswith(lead) else decode(begin, until)), bool(counts[begin])
+
+
+def show(arguments):
+    encoder = encode.Encoder(options_of(arguments))
+    marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
+    left = arguments.show
+    for batch in inputs.batches(arguments.files, inputs.START):
+        for line, row in batch.rows:
+            if not left:
+                return
+            left -= 1
+            where = f"{batch.file}:{line}"
+            try:
+                kind, documents = encoder.encode(workers.parsed(row))
+            except records.Rejected as rejected:
+                print(f"--- {where}: left out: {rejected}\n")
+                continue
+            for i, document in enumerate(documents):
+                which = {shards.DOCUMENTS: "", shards.PAIRS: (" chosen", " rejected")[i % 2],
+                         shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}[kind]
+                prompt = f", {document.prompt} of the prompt" if document.prompt else ""
+                print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
+                for text, counts in pieces(encoder, document.ids, document.counts):
+                    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: f"\\x{ord(c.group()):02x}", text)
+                    print(marks[0] + text + marks[1] if counts else text, end="")
+                print("\n")
+                encoder.check(document)
+
+
+# ---- inspect -------------------------------------------------------------------------------------------------------------------
+def inspect(paths):
+    if not paths or any(path.startswith("-") for path in paths):
+        end("inspect takes names of shards", 2)
+    bad = 0
+    for path in paths:
+        try:
+            shard = shards.Shard(path)
+            shard.verify()
+        except shards.ShardError as error:
+            print(f"{PROGRAM}: {error}", file=sys.stderr)
+            bad += 1
+            continue
+        except OSError as error:
+            print(f"{PROGRAM}: {path}: cannot be read: {error.strerror}", file=sys.stderr)
+            bad += 1
+            continue
+        table = shard.table
+        print(f"{path}: whole; version {shard.version}, {shards.KINDS[shard.kind]}, {shard.documents:,} documents, {shard.tokens:,} tokens of "
+              f"{shard.id_bytes} bytes, {shard.counted:,} count ({100 * shard.counted / shard.tokens:.1f} %), longest {shard.longest:,}, "
+              f"shortest {int(table['tokens'].min()):,}")
+        made = f"tokenizer.json of {shard.tokenizer >> 32:,} bytes, crc32 {shard.tokenizer & 0xffffffff:08x}" if shard.tokenizer else "bytes"
+        print(f"  tokenizer {shard.name!r}, vocabulary {shard.vocabulary:,}, {made}; {shard.file_bytes:,} bytes")
+        if shard.kind != shards.DOCUMENTS:
+            print(f"  groups {int(table['group'][-1]) + 1:,}, prompts of {table['prompt'].mean():.1f} tokens in the mean, rewards "
+                  f"{table['reward'].min():g} to {table['reward'].max():g}")
+    return 1 if bad else 0
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------------------
+def prepare(arguments):
+    total = sum(inputs.identity(path)["bytes"] for path in arguments.files)
+    progress = Progress(total)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    settings = argparse.Namespace(paths=arguments.files, out=arguments.out, options=options_of(arguments), force=arguments.force,
+                                  workers=arguments.workers or min(cores, 16), val_fraction=arguments.val_fraction, seed=arguments.seed,
+                                  shard_tokens=arguments.shard_tokens, skip_bad=arguments.skip_bad)
+    work = run.Run(settings, progress, progress.say)
+    try:
+        work.run()
+    finally:
+        progress.clear()
+    report(work, arguments)
+
+
+def main(argv):
+    if argv[:1] == ["inspect"]:
+        return inspect(argv[1:])
+    arguments = read_arguments(argv)
+    try:
+        show(arguments) if arguments.show else prepare(arguments)
+    except (run.Failure, inputs.InputFailure, encode.SetupFailure, encode.MaskFailure, workers.WorkerFailure, shards.ShardError,
+            ValueError) as error:
+        end(error)
+    except OSError as error:
+        kept = "; what was done is kept, make room and give the same command" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        end(f"{error.filename or arguments.out}: {error.strerror or error}{kept}")
+    except KeyboardInterrupt:
+        end("interrupted; the same command goes on", 130)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,223 @@
+"""One line of input, a JSON object or a Parquet row, understood: which kind of sample it is, and what its documents are made of.
+
+Shapes of an object (keys that are None count as absent):
+
+  {"text"}  {"messages"} or {"conversations"}  {"prompt", "completion"}             one document
+  {"prompt", "chosen", "rejected"}                                                  a preference pair, two documents
+  {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
+
+Prompts and completions are texts, or lists of messages. What is not so is a Rejected with a reason for counting and a detail.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+import shards
+
+FORMATS = ("auto", "text", "messages", "completion", "preference", "groups")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
+COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "tools",
+           "chat_template_kwargs")
+
+MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
+UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
+NO_TARGET, TOO_LONG = "no target that counts", "longer than --max-tokens"
+ACCEPTABLE = (NO_TARGET, TOO_LONG)  # left out and reported; everything else refuses the run
+
+
+class Rejected(Exception):
+    def __init__(self, reason, detail):
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass
+class Source:
+    """What a document is made of: a prompt and what follows it, both texts or both messages. Plain text has no prompt."""
+
+    body: object
+    prompt: object = None
+    reward: float = 0.0
+
+
+@dataclass
+class Record:
+    kind: int
+    documents: list
+    tools: list = None
+    template_arguments: dict = field(default_factory=dict)
+
+
+def parse_line(line):
+    """A line's object."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise Rejected(MALFORMED, f"not UTF-8 at byte {error.start} of the line") from None
+    except json.JSONDecodeError as error:
+        whole = "; a file that is one JSON array becomes lines with `jq -c '.[]'`" if line.lstrip()[:1] == b"[" else ""
+        raise Rejected(MALFORMED, f"not JSON: {error.msg} at column {error.colno}{whole}") from None
+    except (RecursionError, ValueError) as error:
+        raise Rejected(MALFORMED, f"not JSON that can be read: {type(error).__name__}") from None
+    if not isinstance(record, dict):
+        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object")
+    return record
+
+
+def type_name(value):
+    return {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number",
+            type(None): "null"}.get(type(value), type(value).__name__)
+
+
+def want(value, kind, what):
+    if not isinstance(value, kind):
+        raise Rejected(WRONG_TYPE, f"{what} is {type_name(value)}, not {type_name(kind())}")
+    return value
+
+
+# ---- which format -------------------------------------------------------------------------------------------------------------
+def detect(record):
+    has = {key for key in COLUMNS if record.get(key) is not None}
+    if {"chosen", "rejected"} <= has:
+        return "preference"
+    if {"completions", "rewards"} <= has:
+        return "groups"
+    found = [name for name, there in (("messages", bool(has & {"messages", "conversations"})),
+                                      ("completion", {"prompt", "completion"} <= has), ("text", "text" in has)) if there]
+    if len(found) > 1:
+        raise Rejected(UNKNOWN_FORMAT, f"could be {' or '.join(found)}; choose with --format")
+    if not found:
+        keys = ", ".join(map(str, list(record)[:8])) or "none"
+        raise Rejected(UNKNOWN_FORMAT, f"keys are {keys}; wanted are text, messages, prompt and completion, prompt with chosen and "
+                                       "rejected, or prompt with completions and rewards")
+    return found[0]
+
+
+def understand(record, name="auto", more_roles=()):
+    """The Record of an object."""
+    name = detect(record) if name == "auto" else name
+    reader = Reader(record, (*ROLES, *more_roles))
+    result = Record(*getattr(reader, name)())
+    if record.get("tools"):
+        tools = record["tools"]
+        if isinstance(tools, str):
+            try:
+                tools = json.loads(tools)
+            except ValueError:
+                raise Rejected(WRONG_TYPE, "tools is a text that is not JSON") from None
+        result.tools = want(tools, list, "tools") or None
+    if record.get("chat_template_kwargs") is not None:
+        result.template_arguments = want(record["chat_template_kwargs"], dict, "chat_template_kwargs")
+    return result
+
+
+class Reader:
+    def __init__(self, record, roles):
+        self.record, self.roles = record, roles
+
+    def get(self, key, kind=None):
+        value = self.record.get(key)
+        if value is None:
+            raise Rejected(UNKNOWN_FORMAT, f"has no {key}")
+        return want(value, kind, key) if kind else value
+
+    # -- formats: (kind, documents)
+    def text(self):
+        text = self.get("text", str)
+        if not text.strip():
+            raise Rejected(EMPTY, "text is empty")
+        return shards.DOCUMENTS, [Source(text)]
+
+    def messages(self):
+        key = "messages" if self.record.get("messages") is not None else "conversations"
+        return shards.DOCUMENTS, [Source(self.message_list(self.get(key), key), prompt=[])]
+
+    def completion(self):
+        return shards.DOCUMENTS, [self.pair(self.get("prompt"), self.get("completion"), "completion")]
+
+    def preference(self):
+        chosen, rejected = self.get("chosen"), self.get("rejected")
+        prompt = self.record.get("prompt")
+        if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
+            prompt, chosen, rejected = self.shared_prompt(prompt, chosen, rejected)
+        elif prompt is None:
+            raise Rejected(UNKNOWN_FORMAT, "has no prompt")
+        return shards.PAIRS, [self.pair(prompt, chosen, "chosen"), self.pair(prompt, rejected, "rejected")]
+
+    def groups(self):
+        prompt, completions, rewards = self.get("prompt"), self.get("completions", list), self.get("rewards", list)
+        if not completions:
+            raise Rejected(EMPTY, "completions is empty")
+        if len(completions) != len(rewards):
+            raise Rejected(WRONG_TYPE, f"{len(completions)} completions, {len(rewards)} rewards")
+        for i, reward in enumerate(rewards):
+            if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= 3.4e38:
+                shown = reward if isinstance(reward, float) else type_name(reward)
+                raise Rejected(WRONG_TYPE, f"rewards[{i}] is {shown}, not a finite number")
+        return shards.GROUPS, [self.pair(prompt, completion, f"completions[{i}]", float(reward))
+                               for i, (completion, reward) in enumerate(zip(completions, rewards))]
+
+    # -- their parts
+    def shared_prompt(self, prompt, chosen, rejected):
+        """Two whole conversations: what they begin with alike is the prompt. A text `prompt` beside them must be in that."""
+        chosen, rejected = list(chosen), list(rejected)
+        shared = 0
+        while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+            shared += 1
+        if shared == len(chosen) or shared == len(rejected):
+            raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
+        if not shared:
+            raise Rejected(UNKNOWN_FORMAT, "has no prompt, and chosen and rejected begin differently")
+        if isinstance(prompt, str) and all(m.get("content") != prompt for m in chosen[:shared] if isinstance(m, dict)):
+            raise Rejected(UNKNOWN_FORMAT, "prompt is a text that is not among the messages chosen and rejected share")
+        return chosen[:shared], chosen[shared:], rejected[shared:]
+
+    def pair(self, prompt, completion, name, reward=0.0):
+        if isinstance(prompt, list):
+            if isinstance(completion, str):
+                completion = [{"role": "assistant", "content": completion}]
+            return Source(self.message_list(completion, name), self.message_list(prompt, "prompt"), reward)
+        want(prompt, str, "prompt")
+        if not want(completion, str, name):
+            raise Rejected(EMPTY, f"{name} is empty")
+        return Source(completion, prompt, reward)
+
+    def message_list(self, messages, name):
+        want(messages, list, name)
+        if not messages:
+            raise Rejected(EMPTY, f"{name} is empty")
+        found = [self.message(message, f"{name}[{i}]") for i, message in enumerate(messages)]
+        if not any(message.get("content") or message.get("tool_calls") for message in found):
+            raise Rejected(EMPTY, f"{name} holds no text")
+        return found
+
+    def message(self, message, name):
+        want(message, dict, name)
+        message = {key: value for key, value in message.items() if value is not None}
+        if "role" not in message and "from" in message:
+            speaker = message.pop("from")
+            if not isinstance(speaker, str) or speaker not in SHAREGPT:
+                raise Rejected(UNKNOWN_ROLE, f"{name} is from {json.dumps(speaker)}; known are {', '.join(SHAREGPT)}")
+            if "value" not in message:
+                raise Rejected(WRONG_TYPE, f"{name} has no value")
+            message = {"role": SHAREGPT[speaker], "content": message.pop("value"), **message}
+        role = message.get("role")
+        if role not in self.roles:
+            raise Rejected(UNKNOWN_ROLE, f"{name} has role {json.dumps(role)}; known are {', '.join(self.roles)}, more by --roles")
+        if "content" not in message:
+            if not message.get("tool_calls"):
+                raise Rejected(WRONG_TYPE, f"{name} has neither content nor tool_calls")
+            message["content"] = ""
+        message["content"] = self.content(message["content"], name)
+        return message
+
+    @staticmethod
+    def content(content, name):
+        """A text, or a list of parts that are texts: they are joined, as templates made for such parts do."""
+        if isinstance(content, list):
+            parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            if len(parts) != len(content) or any(part.get("type", "text") != "text" for part in parts):
+                raise Rejected(WRONG_TYPE, f"{name} has parts that are not text")
+            return "".join(part["text"] for part in parts)
+        return want(content, str, f"{name}'s content")

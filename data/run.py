@@ -1,0 +1,356 @@
+"""One run of prepare.py: from inputs to a folder of shards, restartable, all or nothing.
+
+Until the end everything has names that end in .tmp, beside prepare.json, whose "state" says how far the run has come. A state is
+saved between batches, when what it speaks of is on the disk; after a crash files are cut back to it, and the same bytes follow.
+"""
+
+import collections
+import datetime
+import fcntl
+import json
+import os
+import re
+import time
+
+import numpy as np
+
+import encode
+import inputs
+import records
+import shards
+import workers
+
+STATE_SECONDS = 10  # between states, beside those at the ends of shards
+CHECKED = 64  # samples at the beginning of a run whose masks are checked
+SHOWN = 10  # rejected samples of each kind that are printed
+OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
+
+
+class Failure(Exception):
+    """One line: where, what, what to do."""
+
+
+# ---- small things ------------------------------------------------------------------------------------------------------------
+def mixed(numbers):
+    """splitmix64's finalizer: 64 bits that look random, of uint64 numbers."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def in_validation(ordinals, seed, fraction):
+    """Which samples, by their place among all samples of the inputs, are for validation."""
+    key = mixed(np.array([seed], np.uint64))
+    return (mixed(np.asarray(ordinals, np.uint64) + key) >> np.uint64(11)).astype(np.float64) * 2.0**-53 < fraction
+
+
+def save(path, value):
+    """A JSON file, complete or not at all."""
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+
+
+def differences(old, new):
+    """Names of what is not the same in two plans: options by their own names."""
+    names = [key for key in new if key != "options" and old[key] != new[key]]
+    return names + ["--" + key.replace("_", "-") for key in new["options"] if old["options"].get(key) != new["options"][key]]
+
+
+class Part:
+    """What is counted for train or val."""
+
+    FIELDS = ("samples", "documents", "tokens", "counted", "longest")
+
+    def __init__(self, saved=None):
+        saved = saved or {}
+        for name in self.FIELDS:
+            setattr(self, name, saved.get(name, 0))
+        self.lengths = saved.get("lengths", [0] * 64)  # documents of 2^i to 2^(i+1)-1 tokens
+
+    def add(self, table, samples):
+        tokens = table["tokens"].astype(np.int64)
+        self.samples += samples
+        self.documents += len(table)
+        self.tokens += int(tokens.sum())
+        self.counted += int(table["counted"].sum())
+        self.longest = max(self.longest, int(tokens.max()))
+        for i, count in enumerate(np.bincount(np.frexp(tokens)[1] - 1)):
+            self.lengths[i] += int(count)
+
+    def saved(self):
+        return {**{name: getattr(self, name) for name in self.FIELDS}, "lengths": self.lengths}
+
+
+class RejectedFile:
+    """rejected.jsonl: every sample that was left out, with its file, line and reason. Some are printed."""
+
+    def __init__(self, folder, state, say):
+        self.path, self.say = os.path.join(folder, "rejected.jsonl"), say
+        self.reasons = collections.Counter(state.get("reasons", {}))
+        size = state.get("rejected_bytes", 0)
+        if size and not os.path.exists(self.path + ".tmp"):  # it had its final name already
+            os.replace(self.path, self.path + ".tmp")
+        self.file = open(self.path + ".tmp", "r+b" if size else "w+b")
+        self.file.truncate(size)
+        self.file.seek(size)
+
+    def add(self, file, number, reason, detail):
+        self.reasons[reason] += 1
+        line = {"file": file, "line": number, "reason": reason, "detail": detail}
+        self.file.write(json.dumps(line, ensure_ascii=True).encode() + b"\n")
+        if self.reasons[reason] <= SHOWN:
+            self.say(f"{file}:{number}: {reason}: {detail}")
+        if self.reasons[reason] == SHOWN + 1:
+            self.say(f"more samples with {reason!r} are only counted here, and listed in {self.path}")
+
+    def bad(self):
+        return sum(count for reason, count in self.reasons.items() if reason not in records.ACCEPTABLE)
+
+    def state(self):
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return {"reasons": dict(self.reasons), "rejected_bytes": self.file.tell()}
+
+    def publish(self):
+        self.file.close()
+        if self.reasons:
+            os.replace(self.path + ".tmp", self.path)
+        elif os.path.exists(self.path + ".tmp"):
+            os.remove(self.path + ".tmp")
+
+
+# ---- the folder --------------------------------------------------------------------------------------------------------------
+class Folder:
+    """The output folder and its prepare.json; one run at a time holds it."""
+
+    def __init__(self, path):
+        self.path, self.json = path, os.path.join(path, "prepare.json")
+        os.makedirs(path, exist_ok=True)
+        self.lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failure(f"{path}: another run is at work in this folder; wait for it, or choose another --out") from None
+
+    def ours(self):
+        return [name for name in sorted(os.listdir(self.path)) if OURS.fullmatch(name)]
+
+    def clear(self, keep=()):
+        for name in self.ours():
+            if name not in keep:
+                os.remove(os.path.join(self.path, name))
+
+    def begin(self, plan, force):
+        """What prepare.json says of a run with this plan that has begun; {} for a new one."""
+        if force:
+            self.clear()
+        if not os.path.exists(self.json):
+            foreign = [name for name in self.ours() if name.endswith(".bin")]
+            if foreign:
+                raise Failure(f"{self.path}: holds {foreign[0]} but no prepare.json; choose another --out, or --force to remove what is there")
+            self.clear()
+            return {}
+        try:
+            with open(self.json, encoding="utf-8") as file:
+                saved = json.load(file)
+            different = differences(saved["plan"], plan)
+            saved["status"]
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise Failure(f"{self.json}: cannot be understood; --force removes what is there and begins anew") from None
+        if not different:
+            return saved
+        if saved["status"] == "refused":  # nothing is lost: these inputs gave nothing
+            self.clear()
+            return {}
+        raise Failure(f"{self.path}: was begun with other {', '.join(different)}; --force removes what is there and begins anew, or choose "
+                      "another --out")
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------------------
+class Run:
+    """`settings`: paths, out, options (encode.Options), workers, val_fraction, seed, shard_tokens, skip_bad (None: refuse, -1: any
+    number), force. `progress(done bytes, tokens)` is called between batches, `say(line)` for what a person should read."""
+
+    def __init__(self, settings, progress, say):
+        self.settings, self.progress, self.say = settings, progress, say
+        self.parts, self.writers, self.kind, self.notes = {}, {}, None, collections.Counter()
+
+    def plan(self):
+        """Everything the output depends on."""
+        s, o = self.settings, self.settings.options
+        template = workers.encoder.template
+        return {
+            "inputs": [inputs.identity(path) for path in s.paths],
+            "tokenizer": {"name": workers.encoder.name, "fingerprint": workers.encoder.fingerprint,
+                          "special tokens": workers.encoder.special, "library": encode.library_version()},
+            "chat template": template and encode.text_crc(template.text),
+            "options": {"format": o.format, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
+                        "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
+                        "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens},
+        }
+
+    def run(self):
+        s = self.settings
+        for path in s.paths:
+            inputs.identity(path)
+        folder = self.folder = Folder(s.out)
+        saved_now = self.saved_time() if not s.force else None
+        now = datetime.datetime.fromisoformat(saved_now) if saved_now else datetime.datetime.now().replace(microsecond=0)
+        pool = workers.Pool(s.workers, lambda: encode.Encoder(s.options, now), close=[folder.lock])
+        try:
+            self.made = folder.begin(self.plan(), s.force)
+            if self.made.get("status") == "complete":
+                self.say(f"{s.out}: is complete for these inputs and options; nothing to do")
+                self.restore(self.made["result"])
+                self.tokenizer_file()
+                return
+            template = workers.encoder.template
+            self.made = self.made or {"status": "running", "plan": self.plan(), "state": {"position": inputs.START, "samples": 0},
+                                      "now": now.isoformat() if template and template.tells_time else None}
+            self.restore(self.made["state"])
+            self.rejected = RejectedFile(s.out, self.made["state"], self.say)
+            if self.made["status"] == "running":
+                self.read(pool)
+        finally:
+            pool.close()
+        self.finish()
+
+    def saved_time(self):
+        """The time a run in this folder tells its template: going on, it must be the same."""
+        try:
+            with open(self.folder.json, encoding="utf-8") as file:
+                return json.load(file).get("now")
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def restore(self, state):
+        self.parts = {name: Part(part) for name, part in state.get("parts", {}).items()}
+        self.kind, self.notes = state.get("kind"), collections.Counter(state.get("notes", {}))
+        self.reasons = state.get("reasons", {})
+        for name, saved in state.get("writers", {}).items():
+            self.writers[name] = self.writer(name, saved)
+
+    def writer(self, name, saved=None):
+        e = workers.encoder
+        return shards.ShardWriter(self.settings.out, name, self.kind, e.vocabulary, e.fingerprint, e.name, self.settings.shard_tokens, saved)
+
+    def read(self, pool):
+        state = self.made["state"]
+        position, ordinal = state["position"], state["samples"]
+        if position != inputs.START:
+            self.say(f"going on at {self.settings.paths[position['file']]}:{position['number'] + 1}")
+        last = time.monotonic()
+        for batch, result in pool.results(inputs.batches(self.settings.paths, position), CHECKED):
+            if result.fatal:
+                if ordinal < CHECKED:
+                    self.rejected.file.close()
+                    self.folder.clear()
+                raise Failure(result.fatal)
+            self.take(batch, result, ordinal)
+            ordinal, position = ordinal + len(batch.rows), batch.end
+            self.progress(batch.done, sum(part.tokens for part in self.parts.values()))
+            if any(writer.old for writer in self.writers.values()) or time.monotonic() - last > STATE_SECONDS:
+                self.save_state("running", position, ordinal)
+                last = time.monotonic()
+        for writer in self.writers.values():
+            writer.close()
+        self.save_state("read", position, ordinal)
+
+    def take(self, batch, result, ordinal):
+        """Adds a batch's samples, in order, to the parts they belong to."""
+        rejected = {row: (reason, detail) for row, reason, detail in result.rejected}
+        if self.kind is None and result.kinds:
+            self.kind = result.kinds[0]
+        for row, kind in zip(result.rows, result.kinds):
+            if kind != self.kind:
+                rejected[row] = (records.OTHER_KIND, f"is of {shards.KINDS[kind]}, the first sample was of {shards.KINDS[self.kind]}; "
+                                                     "prepare them apart")
+        for row in sorted(rejected):
+            self.rejected.add(batch.file, batch.rows[row], *rejected[row])
+        self.notes.update(result.notes)
+        validation = in_validation(np.arange(len(batch.rows)) + ordinal, self.settings.seed, self.settings.val_fraction)
+        goal = [None if row in rejected else "val" if validation[row] else "train" for row in result.rows]
+        ends = np.cumsum(result.documents)
+        first = 0
+        while first < len(goal):  # runs of samples that go to the same place
+            last = first + 1
+            while last < len(goal) and goal[last] == goal[first]:
+                last += 1
+            if goal[first]:
+                self.add(goal[first], result, result.documents[first:last], int(ends[first]) - result.documents[first], int(ends[last - 1]))
+            first = last
+
+    def add(self, name, result, documents, begin, end):
+        if name not in self.writers:
+            self.writers[name], self.parts[name] = self.writer(name), Part()
+        table = result.table[begin:end].copy()
+        first = int(table["begin"][0])
+        last = int(table["begin"][-1] + table["tokens"][-1])
+        table["begin"] -= np.uint64(first)
+        self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents)
+        self.parts[name].add(table, len(documents))
+
+    def save_state(self, status, position, ordinal):
+        self.made["status"] = status
+        self.made["state"] = {"position": position, "samples": ordinal, **self.summary(),
+                              "writers": {name: writer.state() for name, writer in self.writers.items()}, **self.rejected.state()}
+        save(self.folder.json, self.made)
+        for writer in self.writers.values():
+            writer.forget_old()
+
+    def summary(self):
+        return {"kind": self.kind, "parts": {name: part.saved() for name, part in sorted(self.parts.items())}, "notes": dict(self.notes)}
+
+    # ---- the end ------------------------------------------------------------------------------------------------------------
+    def finish(self):
+        """Refuses, or gives everything its final name. May be repeated after a crash at any point of it."""
+        s, out = self.settings, self.settings.out
+        if [inputs.identity(path) for path in s.paths] != self.made["plan"]["inputs"]:
+            raise Failure(f"{out}: an input has changed while it was read; run again with --force")
+        self.reasons, bad = dict(self.rejected.reasons), self.rejected.bad()
+        if self.made["status"] != "publishing":
+            if bad and (s.skip_bad is None or 0 <= s.skip_bad < bad):
+                self.refuse(f"{bad} bad sample{'s' * (bad != 1)}, listed in {self.rejected.path}; mend the input, or --skip-bad leaves them out")
+            if "train" not in self.parts:
+                self.refuse(f"no sample for training in {len(s.paths)} file{'s' * (len(s.paths) != 1)}"
+                            + ("; lower --val-fraction" if "val" in self.parts else ""))
+            self.tokenizer_file()
+            self.made["status"] = "publishing"
+            save(self.folder.json, self.made)
+        names = [f"{name}-{i:05d}.bin" for name, writer in sorted(self.writers.items()) for i in range(writer.shard)]
+        for name in names:
+            path = os.path.join(out, name)
+            if os.path.exists(path + ".tmp"):
+                os.replace(path + ".tmp", path)
+        self.rejected.publish()
+        result = {**self.summary(), "reasons": self.reasons, "shards": names}
+        self.made = {"status": "complete", "plan": self.made["plan"], "now": self.made["now"], "result": result}
+        save(self.folder.json, self.made)
+        self.folder.clear(keep=[*names, "prepare.json", "rejected.jsonl" if self.reasons else "", "tokenizer.tok"])
+
+    def tokenizer_file(self):
+        """tokenizer.tok, with which the C program encodes and decodes; shards are as good without it."""
+        path = os.path.join(self.settings.out, "tokenizer.tok")
+        if os.path.exists(path):
+            return
+        try:
+            import tokenizer_file
+            remarks = tokenizer_file.write_tokenizer_file(path, self.settings.options.tokenizer) or []
+        except ImportError:
+            remarks = ["there is no data/tokenizer_file.py: tokenizer.tok was not written, so `train sample` needs --prompt-ids"]
+        except Exception as error:  # a tokenizer that is read here need not be one that is known there
+            remarks = [f"tokenizer.tok was not written: {' '.join(str(error).split())}"]
+        for remark in remarks:
+            self.say(remark)
+
+    def refuse(self, why):
+        """The work is kept under temporary names: with --skip-bad the same command only has to name it."""
+        self.made["status"] = "refused"
+        save(self.folder.json, self.made)
+        self.rejected.publish()
+        raise Failure(why)

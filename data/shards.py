@@ -1,0 +1,271 @@
+"""Token shards of streambp.c, version 1: writing and verifying. data/README.md describes the format byte by byte.
+
+A shard is written in three sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp), because the document table, whose
+size nobody knows before the end, comes first. They are joined to NAME.tmp, which the caller renames. ShardWriter.state() is all
+that is needed to go on after a crash: sections are cut back to the lengths it implies. Needs numpy.
+"""
+
+import os
+import shutil
+import struct
+import zlib
+
+import numpy as np
+
+MAGIC, VERSION, BYTE_ORDER = b"SBPTOKEN", 1, 0x01020304
+HEADER_BYTES, ALIGNMENT, NAME_BYTES = 256, 64, 64
+HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64s64x")
+FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "documents", "tokens", "counted", "longest", "id_bytes",
+          "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name")
+HEADER_CRC_AT = 124
+DOCUMENTS, PAIRS, GROUPS = 0, 1, 2
+KINDS = ("documents", "preference pairs", "groups")
+LLM_C = {20240520: "uint16", 20240801: "uint32"}
+TABLE = np.dtype([("begin", "<u8"), ("tokens", "<u8"), ("counted", "<u8"), ("group", "<u8"), ("prompt", "<u8"), ("reward", "<f4"),
+                  ("crc", "<u4")])
+STRETCH = 1 << 22  # tokens that verifying looks at together
+assert HEADER.size == HEADER_BYTES and TABLE.itemsize == 48
+
+
+class ShardError(Exception):
+    """What is wrong with a file: one line that begins with its name."""
+
+
+def aligned(offset):
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def id_bytes_of(vocabulary):
+    return 2 if vocabulary <= 1 << 16 else 4
+
+
+def short_name(name):
+    """UTF-8 that fits the header's field with its zero, cut between characters."""
+    return name.encode("utf-8", "replace")[:NAME_BYTES - 1].decode("utf-8", "ignore").encode("utf-8")
+
+
+def document_crc(ids, counts):
+    """Of the file's bytes of one document's ids, then of its counts."""
+    return zlib.crc32(counts, zlib.crc32(ids))
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------------
+class ShardWriter:
+    """Writes STEM-00000.bin.tmp, STEM-00001.bin.tmp, ... into a folder: a shard ends before the sample that would take it above
+    `shard_tokens`, so a sample never lies in two; only one that alone is larger makes a larger shard."""
+
+    SECTIONS = ("table", "ids", "counts")
+
+    def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None):
+        self.folder, self.stem, self.kind = folder, stem, kind
+        self.vocabulary, self.tokenizer, self.name = vocabulary, tokenizer, name
+        self.id_bytes, self.shard_tokens = id_bytes_of(vocabulary), shard_tokens
+        self.shard, self.files = 0, None
+        self.old = []  # sections of closed shards, kept until the caller has saved a state that does not need them
+        self._begin()
+        if state:
+            self.shard = state["shard"]
+            for key in ("documents", "samples", "tokens", "counted", "longest", "table_crc"):
+                setattr(self, key, state[key])
+            if self.documents:
+                self._open("r+b")
+
+    def _begin(self):
+        self.documents = self.samples = self.tokens = self.counted = self.longest = self.table_crc = 0
+
+    def path(self, shard=None):
+        return os.path.join(self.folder, f"{self.stem}-{self.shard if shard is None else shard:05d}.bin")
+
+    def _sizes(self):
+        return {"table": self.documents * TABLE.itemsize, "ids": self.tokens * self.id_bytes, "counts": self.tokens}
+
+    def _open(self, mode):
+        self.files = {}
+        for section, size in self._sizes().items():
+            path = f"{self.path()}.{section}.tmp"
+            file = self.files[section] = open(path, mode, buffering=1 << 20)
+            if os.fstat(file.fileno()).st_size < size:
+                raise ShardError(f"{path}: is shorter than the {size} bytes that were recorded; --force begins anew")
+            file.truncate(size)
+            file.seek(size)
+
+    def add(self, ids, counts, table, documents_of_sample):
+        """Whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted
+        from ids[0], and for every sample its number of documents."""
+        ends = np.cumsum(documents_of_sample)  # one past each sample's last document
+        token_ends = (table["begin"] + table["tokens"])[ends - 1].astype(np.int64)
+        first = token = document = 0
+        while first < len(ends):
+            fitting = int(np.searchsorted(token_ends, token + self.shard_tokens - self.tokens, "right"))
+            if fitting <= first:
+                if self.tokens:
+                    self.close()
+                    continue
+                fitting = first + 1
+            last, until = int(ends[fitting - 1]), int(token_ends[fitting - 1])
+            self._append(ids[token:until], counts[token:until], table[document:last], token, documents_of_sample[first:fitting])
+            first, token, document = fitting, until, last
+
+    def _append(self, ids, counts, table, begin, documents_of_sample):
+        if self.files is None:
+            self._open("w+b")
+        table = table.copy()
+        table["begin"] = table["begin"].astype(np.int64) + (self.tokens - begin)
+        table["group"] = self.samples + np.repeat(np.arange(len(documents_of_sample), dtype=np.uint64), documents_of_sample)
+        raw = table.tobytes()
+        self.files["table"].write(raw)
+        self.files["ids"].write(np.ascontiguousarray(ids).data)
+        self.files["counts"].write(np.ascontiguousarray(counts).data)
+        self.table_crc = zlib.crc32(raw, self.table_crc)
+        self.documents += len(table)
+        self.samples += len(documents_of_sample)
+        self.tokens += len(ids)
+        self.counted += int(table["counted"].sum())
+        self.longest = max(self.longest, int(table["tokens"].max()))
+
+    def header(self):
+        table_at = HEADER_BYTES
+        ids_at = aligned(table_at + self.documents * TABLE.itemsize)
+        counts_at = aligned(ids_at + self.tokens * self.id_bytes)
+        fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, counts_at + self.tokens, self.documents, self.tokens, self.counted,
+                  self.longest, self.id_bytes, self.kind, self.vocabulary, self.tokenizer, table_at, ids_at, counts_at, 0,
+                  self.table_crc, 0, short_name(self.name)]
+        fields[-2] = zlib.crc32(HEADER.pack(*fields))
+        return HEADER.pack(*fields), {"table": table_at, "ids": ids_at, "counts": counts_at}
+
+    def close(self):
+        """Joins the sections to NAME.tmp, safely on the disk. Nothing is done for a shard without documents."""
+        if not self.documents:
+            return
+        header, at = self.header()
+        with open(self.path() + ".tmp", "wb") as whole:
+            whole.write(header)
+            for section in self.SECTIONS:
+                file = self.files[section]
+                whole.write(b"\0" * (at[section] - whole.tell()))
+                file.flush()
+                file.seek(0)
+                shutil.copyfileobj(file, whole, 1 << 20)
+                file.close()
+                self.old.append(file.name)
+            whole.flush()
+            os.fsync(whole.fileno())
+        self.files = None
+        self.shard += 1
+        self._begin()
+
+    def state(self):
+        """What a new writer needs to go on from here; the sections are on the disk when this returns."""
+        for file in (self.files or {}).values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {"shard": self.shard, "documents": self.documents, "samples": self.samples, "tokens": self.tokens,
+                "counted": self.counted, "longest": self.longest, "table_crc": self.table_crc}
+
+    def forget_old(self):
+        """The last state() has been saved: sections of shards closed before it are not needed again."""
+        for path in self.old:
+            os.remove(path)
+        self.old = []
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------------
+class Shard:
+    """A shard's header, and its table, ids and counts as maps of the file. What is out of place is a ShardError."""
+
+    def __init__(self, path):
+        self.path = path
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            raw = file.read(HEADER_BYTES)
+        if len(raw) >= 8 and struct.unpack("<i", raw[:4])[0] in LLM_C:
+            raise ShardError(f"{path}: is one of llm.c's shards, which have no checksums; train reads it as it is")
+        if raw[:8] != MAGIC:
+            raise ShardError(f"{path}: is not a token shard: it does not begin with {MAGIC.decode()}")
+        if len(raw) < HEADER_BYTES:
+            raise ShardError(f"{path}: ends after {size} bytes, within its header; make it again")
+        values = dict(zip(FIELDS, HEADER.unpack(raw)))
+        self.__dict__.update(values)
+        self.name = values["name"].split(b"\0")[0].decode("utf-8", "replace")
+        if self.version != VERSION:
+            raise ShardError(f"{path}: has version {self.version}; this program knows version {VERSION}")
+        blank = raw[:HEADER_CRC_AT] + b"\0" * 4 + raw[HEADER_CRC_AT + 4:]
+        if zlib.crc32(blank) != self.header_crc:
+            raise ShardError(f"{path}: its header is damaged (checksum); make it again")
+        if self.file_bytes != size:
+            raise ShardError(f"{path}: has {size} bytes, its header says {self.file_bytes}; make it again")
+        self._check_layout()
+        self.table = self._map(TABLE, self.table_at, self.documents)
+        self.ids = self._map(np.dtype("<u2" if self.id_bytes == 2 else "<u4"), self.ids_at, self.tokens)
+        self.counts = self._map(np.dtype("u1"), self.counts_at, self.tokens)
+
+    def _map(self, dtype, at, length):
+        return np.memmap(self.path, dtype, "r", at, (length,))
+
+    def _check_layout(self):
+        table_end = HEADER_BYTES + self.documents * TABLE.itemsize
+        ids_end = self.ids_at + self.tokens * self.id_bytes
+        wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind >= len(KINDS)
+                 else "byte order" if self.byte_order != BYTE_ORDER
+                 else "values, which this program does not know," if self.values_at
+                 else "number of documents" if not self.documents
+                 else "vocabulary" if self.id_bytes == 2 and self.vocabulary > 1 << 16
+                 else "layout" if (self.header_bytes, self.table_at, self.ids_at, self.counts_at, self.file_bytes)
+                 != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end), self.counts_at + self.tokens)
+                 else None)
+        if wrong:
+            raise ShardError(f"{self.path}: its header's {wrong} cannot be right; make it again")
+
+    def verify(self):
+        """Every checksum and every rule of the format."""
+        table, path = self.table, self.path
+        if zlib.crc32(table.data) != self.table_crc:
+            raise ShardError(f"{path}: its document table is damaged (checksum); make it again")
+        begins = np.concatenate([[0], np.cumsum(table["tokens"].astype(np.int64))])
+        if not np.array_equal(begins[:-1], table["begin"]) or begins[-1] != self.tokens:
+            raise ShardError(f"{path}: its documents do not lie one behind the other; make it again")
+        if table["counted"].sum() != self.counted or table["tokens"].max() != self.longest:
+            raise ShardError(f"{path}: its header's sums are not those of its documents; make it again")
+        group = table["group"].astype(np.int64)
+        steps = np.diff(group)
+        if self.kind == DOCUMENTS:
+            grouped = np.array_equal(group, np.arange(self.documents))
+        elif self.kind == PAIRS:
+            grouped = self.documents % 2 == 0 and np.array_equal(group, np.arange(self.documents) // 2)
+        else:
+            grouped = group[0] == 0 and bool(((steps == 0) | (steps == 1)).all())
+        if not grouped:
+            raise ShardError(f"{path}: its groups are not numbered in order; make it again")
+        for number, entry in enumerate(table):
+            self._verify_document(number, entry, int(begins[number]))
+        self._verify_padding()
+
+    def _verify_document(self, number, entry, begin):
+        tokens, counted, crc, largest = int(entry["tokens"]), 0, 0, 0
+        if tokens < 2 or int(entry["counted"]) < 1 or int(entry["prompt"]) > tokens:
+            raise ShardError(f"{self.path}: document {number} has {tokens} tokens, {entry['counted']} that count, a prompt of "
+                             f"{entry['prompt']}: that cannot be; make it again")
+        for at in range(begin, begin + tokens, STRETCH):
+            ids = self.ids[at:min(at + STRETCH, begin + tokens)]
+            largest, crc = max(largest, int(ids.max())), zlib.crc32(ids.data, crc)
+        for at in range(begin, begin + tokens, STRETCH):
+            counts = self.counts[at:min(at + STRETCH, begin + tokens)]
+            counted, crc = counted + int(counts.sum()), zlib.crc32(counts.data, crc)
+            if counts.max() > 1 or (at == begin and counts[0]):
+                raise ShardError(f"{self.path}: document {number} has counts that cannot be; make it again")
+        if crc != int(entry["crc"]):
+            raise ShardError(f"{self.path}: document {number} (tokens {begin} to {begin + tokens - 1}) is damaged (checksum); "
+                             "make it again")
+        if largest >= self.vocabulary:
+            raise ShardError(f"{self.path}: document {number} has id {largest}, the vocabulary is {self.vocabulary}; make it again")
+        if counted != int(entry["counted"]):
+            raise ShardError(f"{self.path}: document {number} says {entry['counted']} targets that count, and marks {counted}")
+
+    def _verify_padding(self):
+        gaps = ((HEADER_BYTES + self.documents * TABLE.itemsize, self.ids_at),
+                (self.ids_at + self.tokens * self.id_bytes, self.counts_at))
+        with open(self.path, "rb") as file:
+            for begin, end in gaps:
+                file.seek(begin)
+                if any(file.read(end - begin)):
+                    raise ShardError(f"{self.path}: bytes {begin} to {end} are not zero; make it again")

@@ -1,0 +1,164 @@
+"""Where the turns of a conversation lie in its rendered text: [begin, end) in characters for every turn that is trained on.
+
+Three ways, of which the first that applies is taken:
+
+  generation   the template has {% generation %} blocks, and the assistant's turns are wanted: the blocks say it
+  prefixes     the messages before a turn, rendered with the generation prompt, are a prefix of the messages up to that turn, and
+               these of the whole text; the turn is what lies between
+  differences  templates that rewrite history (leave out old reasoning, move the system message) have no such prefixes. The
+               texts of one message after the other are replaced by a placeholder; where the rendering differs from the whole
+               text, that message lies. An assistant's turn begins behind the generation prompt before it and ends with the
+               special token behind it that ends a turn.
+
+What none of them can place is a TemplateFailure; nothing is guessed.
+"""
+
+import re
+
+from templates import TemplateFailure
+
+PLACEHOLDERS = ("\u241e\u2420\u241e", "\u241f\u2421\u241f", "\u2422\u2424\u2422")  # pictures of control characters
+
+
+# ---- where two texts begin and end to differ --------------------------------------------------------------------------------
+def common_prefix(a, b):
+    """Characters that a and b begin with alike; by bisection, so that comparing is done by the library."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_suffix(a, b):
+    return common_prefix(a[::-1], b[::-1])
+
+
+def replaced(value, placeholder):
+    """Every text in a message's content, reasoning and tool calls is the placeholder; keys and `type` stay."""
+    if isinstance(value, str):
+        return placeholder
+    if isinstance(value, list):
+        return [replaced(item, placeholder) for item in value]
+    if isinstance(value, dict):
+        return {k: v if k in ("role", "type") else replaced(v, placeholder) for k, v in value.items()}
+    return value
+
+
+class Canonical:
+    """What a template puts around a turn, learned from a conversation of two placeholders."""
+
+    def __init__(self, template, special_pattern, more):
+        user, assistant = ({"role": "user", "content": PLACEHOLDERS[0]}, {"role": "assistant", "content": PLACEHOLDERS[1]})
+        asked = template.render([user], True, **more)
+        closed = template.render([user], False, **more)
+        whole = template.render([user, assistant], False, **more)
+        self.prompt = asked[len(closed):] if asked.startswith(closed) else ""  # what asks for an assistant's turn
+        at = whole.find(PLACEHOLDERS[1])
+        if at < 0 or not asked.strip():
+            raise TemplateFailure("the template leaves out what an assistant says")
+        self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # between that and the content
+        end = special_pattern.search(whole, at + len(PLACEHOLDERS[1])) if special_pattern else None
+        self.end = end.group() if end else None  # the special token that ends a turn
+
+
+class Turns:
+    """Finds turns in the renderings of one template. `special_tokens`: texts that are one token each."""
+
+    def __init__(self, template, special_tokens):
+        self.template = template
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        self.special_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def find(self, messages, wanted, tools=None, **more):
+        """(text, [(message number, begin, end)]) for the messages whose numbers are in `wanted`."""
+        text = self.template.render(messages, False, tools, **more)
+        spans = None
+        if all(messages[i]["role"] == "assistant" for i in wanted):
+            spans = self.by_prefixes(text, messages, wanted, tools, more)
+        if spans is None:
+            spans = self.by_differences(text, messages, wanted, tools, more)
+        return text, spans
+
+    def find_generation(self, messages, wanted, tools=None, **more):
+        """The same by {% generation %} blocks. Which blocks belong to which message is asked only where not all of the
+        assistant's are wanted."""
+        text, blocks = self.template.render_generation(messages, tools, **more)
+        assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if assistant == list(wanted):
+            return text, [(None, begin, end) for begin, end in blocks]
+        _, turns = self.find(messages, wanted, tools, **more)
+        return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
+
+    def by_prefixes(self, text, messages, wanted, tools, more):
+        """None where renderings of prefixes are not prefixes."""
+        spans = []
+        try:
+            for i in wanted:
+                before = self.template.render(messages[:i], True, tools, **more)
+                after = text if i + 1 == len(messages) else self.template.render(messages[:i + 1], False, tools, **more)
+                if not (after.startswith(before) and text.startswith(after)):
+                    return None
+                spans.append((i, len(before), len(after)))
+        except TemplateFailure:  # a template may refuse to begin or end with some role
+            return None
+        return spans
+
+    def by_differences(self, text, messages, wanted, tools, more):
+        canonical = Canonical(self.template, self.special_pattern, more)
+        places = [self.place(text, messages, i, tools, more) for i in range(len(messages))]
+        spans, reached = [], 0
+        for i in wanted:
+            if places[i] is None:  # left out by the template
+                continue
+            begin, end = places[i]
+            others = [place for j, place in enumerate(places) if place and j != i]
+            if begin < reached or any(b < end and e > begin for b, e in others):
+                raise TemplateFailure(f"the template puts message {i + 1} into others, or not behind those before it")
+            behind = max((e for _, e in others if e <= begin), default=0)
+            following = min((b for b, _ in others if b >= end), default=len(text))
+            if messages[i]["role"] == "assistant":
+                begin = self.begin_of_turn(text, canonical, behind, begin, i)
+            reached = self.end_of_turn(text, canonical, end, following, i, messages[i]["role"])
+            spans.append((i, begin, reached))
+        return spans
+
+    def place(self, text, messages, i, tools, more):
+        """[begin, end) of what depends on the texts of message i; None where nothing does."""
+        placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
+        if placeholder is None:
+            raise TemplateFailure(f"the text holds all of {' '.join(p[0] for p in PLACEHOLDERS)}, with which turns are found")
+        other = [*messages[:i], replaced(messages[i], placeholder), *messages[i + 1:]]
+        other = self.template.render(other, False, tools, **more)
+        if other == text:
+            return None
+        begin = common_prefix(text, other)
+        return begin, len(text) - min(common_suffix(text, other), len(text) - begin)
+
+    def begin_of_turn(self, text, canonical, behind, begin, i):
+        window = text[behind:begin]
+        prompt, before = canonical.prompt, canonical.before
+        if not prompt:  # such as Mistral's: nothing asks for an assistant's turn
+            return begin - len(before) if window.endswith(before) else begin
+        at = window.rfind(prompt)
+        if at >= 0:
+            return behind + at + len(prompt)
+        # A prompt that already opens the reasoning, which an old turn has lost: its beginning, through a special token.
+        marks = list(self.special_pattern.finditer(prompt)) if self.special_pattern else []
+        for length in range(len(prompt) - 1, marks[0].end() - 1 if marks else len(prompt), -1):
+            if window.endswith(prompt[:length]):
+                return begin
+        raise TemplateFailure(f"the template rewrites what came before, and the beginning of message {i + 1} is not found; use a "
+                              "template with {% generation %} blocks")
+
+    def end_of_turn(self, text, canonical, end, following, i, role):
+        mark = self.special_pattern.search(text, end) if self.special_pattern else None
+        if mark and canonical.end == mark.group() and mark.end() <= following:
+            return mark.end()
+        if role != "assistant":
+            return end
+        raise TemplateFailure(f"the template rewrites what came before, and the end of message {i + 1} is not found; use a template "
+                              "with {% generation %} blocks")

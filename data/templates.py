@@ -1,0 +1,217 @@
+"""Chat templates of Hugging Face tokenizers: found in a tokenizer's folder, and rendered to the character as transformers does.
+
+A template is a Jinja program that comes with a model, so it runs in a sandbox that cannot change what it is given. Beside plain
+text a rendering can say which of its characters lie in {% generation %} blocks. Needs jinja2 and nothing else.
+
+    load_chat_template(folder)                               -> the template's text, or None
+    load_special_tokens(folder)                              -> {"bos_token": "<s>", ...}, what templates get as variables
+    render(template, messages, add_generation_prompt, **special)  -> text
+"""
+
+import datetime
+import functools
+import json
+import os
+import re
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+import jinja2.utils
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names that a message's reasoning goes by
+MARKS = ("\ufdd0", "\ufdd1")  # noncharacters of Unicode: no text for interchange has them
+
+
+class TemplateFailure(Exception):
+    """The template refused these messages, or rendered something that cannot be trusted."""
+
+
+# ---- files of a tokenizer's folder -------------------------------------------------------------------------------------------
+def folder_of(path):
+    """A tokenizer is named by its folder or by the tokenizer.json in it."""
+    return path if os.path.isdir(path) else os.path.dirname(path) or "."
+
+
+def read_json(path):
+    """The object in a file, {} where there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: is not a JSON object")
+    return found
+
+
+def load_chat_template(path):
+    """chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named ones of which `default`
+    is taken. None where there is none."""
+    folder = folder_of(path)
+    alone = os.path.join(folder, "chat_template.jinja")
+    if os.path.exists(alone):
+        with open(alone, encoding="utf-8") as file:
+            return file.read()
+    name = os.path.join(folder, "tokenizer_config.json")
+    template = read_json(name).get("chat_template")
+    if isinstance(template, list):
+        try:
+            template = {entry["name"]: entry["template"] for entry in template}
+        except (TypeError, KeyError):
+            raise ValueError(f"{name}: chat_template is a list of something else than named templates") from None
+    if isinstance(template, dict):
+        if "default" not in template:
+            raise ValueError(f"{name}: has chat templates {', '.join(sorted(template))}, and none is `default`; "
+                             "give --chat-template FILE")
+        template = template["default"]
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"{name}: chat_template is neither a text nor a list of named ones")
+    return template
+
+
+def load_special_tokens(path):
+    """Texts of the special tokens by name. special_tokens_map.json counts only beside a tokenizer_config.json without
+    added_tokens_decoder, as in transformers."""
+    folder = folder_of(path)
+    config = read_json(os.path.join(folder, "tokenizer_config.json"))
+    if "added_tokens_decoder" not in config:
+        config = {**config, **read_json(os.path.join(folder, "special_tokens_map.json"))}
+    special = {}
+    for name in SPECIAL_TOKENS:
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            special[name] = token
+    return special
+
+
+# ---- the environment templates run in ---------------------------------------------------------------------------------------
+class Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}: what the model writes. Its text stays; asked to, it is put between MARKS."""
+
+    tags = {"generation"}
+
+    def __init__(self, environment):
+        super().__init__(environment)
+        environment.extend(mark_generation=False)
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_block"), [], [], body).set_lineno(line)
+
+    def _block(self, caller):
+        text = caller()
+        return MARKS[0] + text + MARKS[1] if self.environment.mark_generation else text
+
+
+class Namespace(jinja2.utils.Namespace):
+    """namespace() for templates, without names that begin with an underscore."""
+
+    def __init__(*arguments, **named):  # `self` stays free as the name of an attribute
+        self, *rest = arguments
+        attributes = dict(*rest, **named)
+        for name in attributes:
+            Namespace._allow(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name, value):
+        Namespace._allow(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _allow(name):
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
+
+
+def refuse(message):
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    """Jinja's own filter escapes <, > and & for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def with_reasoning(message):
+    """Templates read a message's reasoning under one name or another: it is given under both common ones."""
+    for name in REASONING:
+        if message.get(name) is not None:
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens it is given. `now` is the time strftime_now tells: one for a whole run, so
+    that the run can be repeated."""
+
+    def __init__(self, text, special=None, now=None):
+        self.text = text
+        self.special = dict(special or {})
+        self.has_generation = re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
+        self.tells_time = "strftime_now" in text
+        now = now or datetime.datetime.now()
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+        environment.filters["tojson"] = to_json
+        environment.globals.update(raise_exception=refuse, strftime_now=now.strftime, namespace=Namespace)
+        self.environment = environment
+        try:
+            self.compiled = environment.from_string(text)
+        except jinja2.exceptions.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from None
+
+    def render(self, messages, add_generation_prompt=False, tools=None, marked=False, **more):
+        """The text of these messages. Keys that are None are left out, as if they were not there."""
+        messages = [with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages]
+        self.environment.mark_generation = marked
+        try:
+            return self.compiled.render(messages=messages, tools=tools, documents=None,
+                                        add_generation_prompt=add_generation_prompt, **{**self.special, **more})
+        except jinja2.exceptions.TemplateError as error:
+            raise TemplateFailure(str(error) or type(error).__name__) from None
+        except RecursionError:
+            raise TemplateFailure("the template recurses without end") from None
+        except Exception as error:  # a template is a program: it can divide by zero, or index what is not there
+            raise TemplateFailure(f"{type(error).__name__}: {error}") from None
+        finally:
+            self.environment.mark_generation = False
+
+    def render_generation(self, messages, tools=None, **more):
+        """The text, and [begin, end) of every stretch of it that {% generation %} blocks made."""
+        text = self.render(messages, tools=tools, **more)
+        if any(mark in text for mark in MARKS):
+            raise TemplateFailure("the text holds U+FDD0 or U+FDD1, which mark {% generation %} blocks here")
+        marked = self.render(messages, tools=tools, marked=True, **more)
+        spans, begin, removed = [], None, 0
+        for found in re.finditer("[" + "".join(MARKS) + "]", marked):
+            at = found.start() - removed
+            removed += 1
+            if (found.group() == MARKS[0]) != (begin is None):
+                raise TemplateFailure("{% generation %} blocks lie in one another")
+            if begin is None:
+                begin = at
+            else:
+                spans.append((begin, at))
+                begin = None
+        if marked.translate({ord(mark): None for mark in MARKS}) != text or begin is not None:
+            raise TemplateFailure("the template changes what its {% generation %} blocks give it")
+        return text, spans
+
+
+@functools.lru_cache(maxsize=8)
+def compiled(text):
+    return ChatTemplate(text)
+
+
+def render(template, messages, add_generation_prompt=False, **special):
+    """The text of `messages` by a template that load_chat_template gave; special tokens by name."""
+    return compiled(template).render(messages, add_generation_prompt, **special)

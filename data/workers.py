@@ -1,0 +1,176 @@
+"""Batches of input become tokens in several processes, and come back in their order. What is under way is bounded, in number and in
+bytes. A worker that dies, or a parent that does, ends the whole.
+"""
+
+import collections
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import encode
+import records
+import shards
+
+MOST_BYTES = 16 << 20  # of input that is under way beside the batch that is waited for
+encoder = None  # made before the workers are forked, so that they share its memory
+
+
+class WorkerFailure(Exception):
+    """A worker is gone, or something failed that is no fault of a single sample: one line."""
+
+
+@dataclass
+class Result:
+    """Samples of a batch in order: those that were taken, as a shard has them, and those that were not."""
+
+    ids: np.ndarray
+    counts: np.ndarray
+    table: np.ndarray  # begin counted from ids[0]
+    rows: list  # of taken samples: their row in the batch
+    kinds: list  # and their kind
+    documents: list  # and how many documents they are
+    rejected: list = field(default_factory=list)  # (row in the batch, reason, detail)
+    notes: dict = field(default_factory=dict)
+    fatal: str = None
+
+
+def parsed(row):
+    return records.parse_line(row) if isinstance(row, bytes) else row
+
+
+def process(encoder, file, rows, checked):
+    """The Result of (number, line or object) rows; the first `checked` of them have their masks checked."""
+    id_type = np.dtype("<u2" if shards.id_bytes_of(encoder.vocabulary) == 2 else "<u4")
+    result = Result(None, None, None, [], [], [])
+    ids, counts, tables, notes, begin = [], [], [], collections.Counter(), 0
+    for i, (number, row) in enumerate(rows):
+        try:
+            kind, documents = encoder.encode(parsed(row))
+            if i < checked:
+                for document in documents:
+                    encoder.check(document)
+        except records.Rejected as rejected:
+            result.rejected.append((i, rejected.reason, rejected.detail))
+            continue
+        except encode.MaskFailure as failure:
+            result.fatal = f"{file}:{number}: the loss mask does not lie where it should: {failure}; use another chat template"
+            break
+        except encode.SetupFailure as failure:
+            result.fatal = f"{file}:{number}: {failure}"
+            break
+        own_ids, own_counts, table = encode.pack(documents, id_type)
+        table["begin"] += np.uint64(begin)
+        begin += sum(map(len, own_ids))
+        ids += own_ids
+        counts += own_counts
+        tables.append(table)
+        result.rows.append(i)
+        result.kinds.append(kind)
+        result.documents.append(len(documents))
+        notes["straddles"] += sum(document.straddles > 0 for document in documents)
+        notes["truncated"] += sum(document.truncated for document in documents)
+        notes["long"] += sum(0 < encoder.options.max_tokens < len(document.ids) for document in documents)
+    result.ids = np.concatenate(ids) if ids else np.zeros(0, id_type)
+    result.counts = np.concatenate(counts) if counts else np.zeros(0, np.uint8)
+    result.table = np.concatenate(tables) if tables else np.zeros(0, shards.TABLE)
+    result.notes = {name: int(count) for name, count in notes.items()}
+    return result
+
+
+def work(connection, close, make_encoder):
+    """A worker's life. `close`: what it inherited and must not hold open, so that ends of files are seen."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for descriptor in close:
+        os.close(descriptor)
+    global encoder
+    encoder = encoder or make_encoder()
+    try:
+        while True:
+            connection.send(process(encoder, *connection.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except Exception as error:  # a fault of this program: the parent says it
+        try:
+            connection.send(WorkerFailure(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        except OSError:
+            pass
+
+
+class Pool:
+    """`make_encoder` is called here, and again in workers where processes cannot be forked."""
+
+    def __init__(self, count, make_encoder, close=()):
+        global encoder
+        encoder = make_encoder()
+        self.workers = []  # (process, connection)
+        if count == 1:
+            return
+        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        context = multiprocessing.get_context(method)
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            inherited = [*close, ours.fileno(), *(c.fileno() for _, c in self.workers)] if method == "fork" else []
+            process_ = context.Process(target=work, args=(theirs, inherited, make_encoder), daemon=True)
+            process_.start()
+            theirs.close()
+            self.workers.append((process_, ours))
+
+    def results(self, batches, check):
+        """(batch, Result) in the order of the batches; of the first `check` samples masks are checked."""
+        if not self.workers:
+            for batch in batches:
+                result = process(encoder, batch.file, batch.rows, check)
+                check -= len(batch.rows)
+                batch.rows = [number for number, _ in batch.rows]
+                yield batch, result
+            return
+        batches, sent, wanted, waiting, done = iter(batches), 0, 0, {}, {}
+        idle, busy, size = [c for _, c in self.workers], {}, 0
+        exhausted = False
+        while True:
+            while idle and not exhausted and sent - wanted < 4 * len(self.workers) and (size < MOST_BYTES or not busy):
+                batch = next(batches, None)
+                if batch is None:
+                    exhausted = True
+                    break
+                connection = idle.pop()
+                connection.send((batch.file, batch.rows, check))
+                check -= len(batch.rows)
+                batch.rows = [number for number, _ in batch.rows]  # all that is needed of them here
+                busy[connection], waiting[sent] = sent, batch
+                size, sent = size + batch.size, sent + 1
+            if wanted in done:
+                batch = waiting.pop(wanted)
+                size -= batch.size
+                yield batch, done.pop(wanted)
+                wanted += 1
+            elif busy:
+                for connection in multiprocessing.connection.wait(list(busy)):
+                    done[busy.pop(connection)] = self.receive(connection)
+                    idle.append(connection)
+            else:
+                return
+
+    def receive(self, connection):
+        try:
+            result = connection.recv()
+        except (EOFError, ConnectionResetError):
+            process_ = next(p for p, c in self.workers if c is connection)
+            process_.join(5)
+            raise WorkerFailure(f"a worker has ended with status {process_.exitcode}, perhaps for want of memory; try fewer --workers, "
+                                "the same command goes on") from None
+        if isinstance(result, WorkerFailure):
+            raise result
+        return result
+
+    def close(self):
+        for process_, connection in self.workers:
+            connection.close()
+            process_.terminate()
+        for process_, _ in self.workers:
+            process_.join()
+        self.workers = []

@@ -1,0 +1,164 @@
+"""Tokenizers, chat templates and conversations for the tests of data/: made here, in the manner of those that models come with."""
+
+import json
+import os
+import random
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+           "<bos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>"]
+LINES = ["hello world, how are you doing today?", "the weather is nice and the sun shines", "two and two is four: 2 + 2 = 4",
+         "def add(a, b):\n    return a + b\n", "user assistant system tool model think", "  spaces   between    words  "]
+
+CHATML = """{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+LLAMA3 = """{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}"""
+
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must take turns') }}{% endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+
+# No generation prompt; the system message is put into the last user message, so that prefixes are none.
+MISTRAL = """{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- set rest = messages[1:] if system else messages %}
+{{- bos_token }}
+{%- for message in rest %}
+    {%- if message.role == 'user' %}
+        {{- '[INST] ' + (system + '\n\n' if system and loop.last or system and loop.index0 == rest | length - 2 else '') }}
+        {{- message.content + ' [/INST]' }}
+    {%- elif message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}
+    {%- else %}{{ raise_exception('only user and assistant') }}
+    {%- endif %}
+{%- endfor %}"""
+
+# Reasoning stays in the last turn only, where it stands in a block of its own, empty or not.
+THINKING = """{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- set reasoning = message.reasoning_content or '' %}
+    {%- if message.role == 'assistant' and '</think>' in content %}
+        {%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}
+        {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {%- if message.role == 'assistant' and loop.index0 > ns.last %}
+        {{- '<think>\n' + reasoning + '\n</think>\n\n' }}
+    {%- endif %}
+    {{- content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\n<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+# The generation prompt opens the reasoning, which old turns do not have any more.
+assert "{{ '<|im_start|>assistant\n' }}" in THINKING
+OPENING = THINKING.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}")
+
+GENERATION = """{% for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
+{%- else %}{{ message.content + '<|im_end|>\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+# A template that is wrong: what it calls generated is the user's.
+WRONG = GENERATION.replace("== 'assistant'", "== 'user'")
+
+# Everything templates may use, in one.
+FEATURES = """{%- set ns = namespace(found=false, count=0) %}
+{% for message in messages if message.role != 'tool' %}
+    {% if loop.index > 3 %}{% break %}{% endif %}
+    {% if message.role == 'system' %}{% continue %}{% endif %}
+    {% set ns.count = ns.count + 1 %}
+    <{{ message.role }} {{ ns.count }}> {{ message.content | trim | replace('a', 'b') }} {{ message['missing'] }}
+    {{ message | tojson }} {{ message.reasoning_content }}
+{% endfor %}
+{% macro shout(text) %}{{ text | upper }}!{% endmacro %}
+{{ shout(eos_token) }}{{ tools | tojson(indent=2) if tools else 'no tools' }} {{ bos_token is defined }} {{ pad_token is defined }}
+{{ strftime_now('%Y') }} {{ dict(a=1) }} {{ documents is none }} {{ enable_thinking | default('unset') }}
+{#- gone -#}
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "thinking": THINKING, "opening": OPENING,
+             "generation": GENERATION, "features": FEATURES}
+TOKENS = {  # (bos, eos) that go with them
+    "chatml": (None, "<|im_end|>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>"), "gemma": ("<bos>", "<end_of_turn>"),
+    "mistral": ("<s>", "</s>"), "thinking": (None, "<|im_end|>"), "opening": (None, "<|im_end|>"), "generation": (None, "<|im_end|>"),
+    "features": (None, "<|im_end|>"), "wrong": (None, "<|im_end|>")}
+
+
+def byte_level(vocabulary=400):
+    """As GPT-2, Llama 3 and Qwen have it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(LINES * 3, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False,
+                                                                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return tokenizer
+
+
+def sentence_piece():
+    """As Llama 2 and Mistral have it: words begin with a visible space, unknown characters become bytes, BOS comes first."""
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
+    characters = sorted(set("".join(LINES)) - {" "})
+    vocabulary = {piece: i for i, piece in enumerate([*pieces, "\u2581", *characters])}
+    merges = []
+    for pair in ("\u2581 h", "e l", "l o", "\u2581h el", "\u2581hel lo", "\u2581 w", "\u2581 \u2581"):
+        left, right = pair.split(" ")
+        if left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+        merges.append((left, right))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def tokenizer_folder(path, tokenizer, template=None, bos=None, eos=None, **config):
+    os.makedirs(path, exist_ok=True)
+    tokenizer.save(os.path.join(path, "tokenizer.json"))
+    config.update({key: value for key, value in (("chat_template", template), ("bos_token", bos), ("eos_token", eos)) if value})
+    with open(os.path.join(path, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", **config}, file)
+    return path
+
+
+def words(rng, most):
+    return " ".join(rng.choice("hello world the weather is nice today two and four \u00e9t\u00e9 \U0001f600 42 \u4f60\u597d".split())
+                    for _ in range(rng.randint(1, most)))
+
+
+def conversations(count, seed=0, most=40):
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield {"messages": [{"role": role, "content": words(rng, most)} for _ in range(rng.randint(1, 4)) for role in ("user", "assistant")]}
+
+
+def write_lines(path, records):
+    with open(path, "w", encoding="utf-8") as file:
+        for record in records:
+            file.write((record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n")
+    return path
