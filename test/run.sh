@@ -115,7 +115,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
 }
 build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
-    libraries="-lcmocka -lcjson -lm"
+    libraries="-lcmocka -lcjson -lm -pthread"
     case $3 in cuda | cudnn) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -189,7 +189,7 @@ done <"$output.rows"
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
 if selected cli || selected train; then
     flags=$(flags_of fp32 onednn)
-    libraries="-lcjson -lm"
+    libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of fp32 onednn)
     TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
