@@ -155,15 +155,18 @@ static inline void documents_check_tokenizers(const Documents *d) {
 }
 
 static inline void documents_tell(const Documents *d) {
+    const char *path = d->shard[0].header.path, *others = d->shards > 1 ? " and others" : "";
     const size_t T = d->settings.T;
     if (d->long_documents && d->settings.long_documents == LONG_SPLIT)
-        note("%zu of %zu documents are longer than --seq-len %zu and were split; %zu pieces in all (--long truncate or "
+        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are split; %zu pieces in all (--long "
+             "truncate or "
              "refuse)",
-             d->long_documents, d->documents, T, d->pieces);
+             path, others, d->long_documents, d->documents, T, d->pieces);
     if (d->long_documents && d->settings.long_documents == LONG_TRUNCATE)
-        note("%zu of %zu documents are longer than --seq-len %zu and were truncated, by %llu tokens in all",
-             d->long_documents, d->documents, T, (unsigned long long)d->positions_cut);
-    if (d->left_out) note("%zu pieces of documents are left out, no target in them counts", d->left_out);
+        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are truncated, by %llu tokens in all", path,
+             others, d->long_documents, d->documents, T, (unsigned long long)d->positions_cut);
+    if (d->left_out)
+        note("%s%s: %zu pieces of documents are left out, no target in them counts", path, others, d->left_out);
 }
 
 static inline void documents_find_pieces(Documents *d) {

@@ -17,10 +17,10 @@ typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
     double tokens, seconds; // of this step
-    double data_seconds;    // of these, waiting for data
     double flops;           // executed in this step
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
+    double data_seconds; // of these seconds, waiting for data
 } StepReport;
 
 typedef struct {
@@ -138,9 +138,10 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
     fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
             steps, r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate, rate_text));
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
-    if (r->data_seconds > 0.01 * r->seconds)
+    fprintf(out, " | %s", human_bytes(r->memory_bytes));
+    if (r->seconds > 0 && r->data_seconds > 0.01 * r->seconds)
         fprintf(out, " | %.0f %% waiting for data", 100 * r->data_seconds / r->seconds);
-    fprintf(out, " | %s\n", human_bytes(r->memory_bytes));
+    fputc('\n', out);
 }
 
 static inline void runlog_step(RunLog *log, const StepReport *r) {

@@ -402,8 +402,6 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--save-every needs --out, the folder to save in");
     if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
         options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
-    if (o->verb == VERB_EVAL && o->curve_tokens && !o->curve)
-        options_refuse(o->verb, "--curve-tokens needs --curve, the loss by position");
     if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
     if (o->verb == VERB_SAMPLE && !prompts)
         options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");

@@ -33,6 +33,7 @@ static inline int verb_eval(const Options *options) {
     DataLoader loader;
     Prefetch data;
     Curve curve;
+    int with_curve = options->curve || options->curve_tokens;
     double tokens, loss, begin;
     size_t steps;
     run_open_model(&run, options, NULL);
@@ -48,11 +49,11 @@ static inline int verb_eval(const Options *options) {
     report_header(&run);
     report_data(&run, &loader, dataloader_bound(&loader));
     begin = seconds_now();
-    loss = evaluate(&run.stream, &data, steps, options->curve ? &curve : NULL, &tokens);
+    loss = evaluate(&run.stream, &data, steps, with_curve ? &curve : NULL, &tokens);
     if (!isfinite(loss)) die("the loss is %f: NaN or Inf in the forward pass", loss);
     if (!options->quiet || !options->json)
         fprintf(run.text, "loss %.6f   perplexity %.4f   %.0f tokens\n", loss, exp(loss), tokens);
-    if (options->curve && (!options->quiet || !options->json)) curve_report(run.text, &curve);
+    if (with_curve && (!options->quiet || !options->json)) curve_report(run.text, &curve);
     if (options->json) {
         JsonOut json = json_open(stdout);
         json_object(&json, NULL);
@@ -60,7 +61,7 @@ static inline int verb_eval(const Options *options) {
         json_number(&json, "perplexity", exp(loss));
         json_number(&json, "tokens", tokens);
         json_number(&json, "seconds", seconds_now() - begin);
-        if (options->curve) curve_json(&json, &curve);
+        if (with_curve) curve_json(&json, &curve);
         json_object_end(&json);
         json_finish(&json);
     }

@@ -238,10 +238,11 @@ TEST(values_that_look_like_options) {
 
 TEST(defaults) {
     Options o = parse("bp --init gpt2");
+    size_t i;
     assert_true(!strcmp(o.method, "stream") && !strcmp(o.objective, "sft"));
     assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
     assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
-    assert_true(o.given == (uint64_t)1 << option_find("init"));
+    for (i = 0; i < OPTION_ROWS; i++) assert_int_equal(option_row_given(&o, i), i == (size_t)option_find("init"));
 }
 
 // ---- verbs -----------------------------------------------------------------------------------------------------------------
