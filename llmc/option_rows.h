@@ -194,7 +194,7 @@ static const OptionRow option_rows[] = {
     {"curve", OPTION_FLAG, AT(curve), NULL, NO_RANGE, ON(EVAL), NULL,
      "also the loss by position in the document: how far context still helps"},
     {"curve-tokens", OPTION_SIZE, AT(curve_tokens), "powers", 1, MOST_TOKENS, ON(EVAL), "N",
-     "the curve with so many positions in a bucket; powers: 0, 1, 2-3, 4-7, ..."},
+     "the curve with so many positions in a bucket; powers: 0, 1, 2-3, 4-7 and so on"},
     {"sample-every", OPTION_SIZE, AT(sample_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from sample to sample"},
     {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},

@@ -562,7 +562,7 @@ TEST(echo_and_json) {
     Options plan = parse("plan --init gpt2 --data d.bin --batch 2 --lr 1"); // what plays no part in a plan is left out
     assert_string_equal(printed(options_echo, &info), "train info --model m\n");
     assert_string_equal(printed(options_echo, &dashes), "train info --model=--help --seed 42\n");
-    assert_string_equal(printed(options_echo, &plan), "train plan --init gpt2 --batch 2\n");
+    assert_string_equal(printed(options_echo, &plan), "train plan --init gpt2 --data d.bin --batch 2\n");
     assert_string_equal(printed(print_json, &info), "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"dtype\": "
                                                     "\"build\", \"seed\": 42, \"json\": false, \"quiet\": false}\n");
     assert_string_equal(printed(options_echo, &sample),
