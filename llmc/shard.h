@@ -130,14 +130,14 @@ static inline void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;
         uint64_t begins, expected;
-    } section[] = {{"document table", s->table, TOKEN_SHARD_HEADER},
-                   {"ids", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
-                   {"counts", s->counts, shard_align(s->ids + s->tokens * s->id_bytes)},
-                   {"end", s->bytes, s->counts + s->tokens}};
+    } section[] = {{"document table is", s->table, TOKEN_SHARD_HEADER},
+                   {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
+                   {"counts are", s->counts, shard_align(s->ids + s->tokens * s->id_bytes)},
+                   {"end is", s->bytes, s->counts + s->tokens}};
     size_t i;
     for (i = 0; i < 4; i++)
         if (section[i].begins != section[i].expected)
-            die("%s: its %s is at byte %llu, with %llu documents and %llu tokens it has to be at %llu; write it again",
+            die("%s: its %s at byte %llu, with %llu documents and %llu tokens it should be %llu; write it again",
                 s->path, section[i].name, (unsigned long long)section[i].begins, (unsigned long long)s->documents,
                 (unsigned long long)s->tokens, (unsigned long long)section[i].expected);
 }

@@ -50,6 +50,9 @@ rows="
     options       fp32        onednn
     schedule      fp32        onednn
     dataloader    fp32        onednn
+    documents     fp32        onednn
+    packing       fp32        onednn
+    prefetch      fp32        onednn
     log           fp32        onednn
     file          fp32        onednn
     weights       fp32        onednn
