@@ -157,11 +157,14 @@ static inline DataLoader dataloader_open(const char *const *paths, size_t count,
 
 // Training and validation data of one run: of one kind, made with one tokenizer.
 static inline void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
-    const TokenShard *a = &data->documents.shard->header, *b = &validation->documents.shard->header;
+    const TokenShard *a, *b;
     if (data->of_documents != validation->of_documents)
-        die("--data and --val-data: one names shards of documents (%s), the other llm.c's; prepare both alike",
-            data->of_documents ? a->path : b->path);
-    if (data->of_documents && a->tokenizer != b->tokenizer)
+        die("--data and --val-data: %s is a shard of documents, %s one of llm.c's; prepare both alike",
+            data->of_documents ? data->documents.shard[0].header.path : validation->documents.shard[0].header.path,
+            data->of_documents ? validation->shard[0].path : data->shard[0].path);
+    if (!data->of_documents) return;
+    a = &data->documents.shard[0].header, b = &validation->documents.shard[0].header;
+    if (a->tokenizer != b->tokenizer)
         die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own", a->path,
             a->tokenizer_name, b->path, b->tokenizer_name);
 }
