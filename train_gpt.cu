@@ -219,7 +219,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     DType gradient_type = t->run.settings.gradient_type;
     const Parameter *bad = NULL;
     double begin = seconds_now(), waited = t->train_batches.waited;
-    const MicroBatch *micro = NULL;
+    uint64_t after = t->state.next_batch;
     StepReport report;
     AdamW adamw;
     size_t i;
@@ -227,10 +227,11 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.step = step;
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
     for (i = 0; i < o->grad_accum; i++) {
-        micro = prefetch_take(&t->train_batches);
+        const MicroBatch *micro = prefetch_take(&t->train_batches);
         report.loss += forward_backward(stream, &micro->batch, micro->step_counted);
         report.tokens += (double)micro->batch.N;
         report.flops += flops_of(&t->run.flop_count, &micro->batch);
+        after = micro->after;
     }
     if (!isfinite(report.loss)) {
         trainer_check_weights(t, step - 1);
@@ -255,7 +256,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.peak_flops = t->peak_flops;
     report.memory_bytes = (double)(ops_device->memory_peak() - t->run.memory_at_start);
     t->state.step = step;
-    t->state.next_batch = micro->after;
+    t->state.next_batch = after;
     t->state.tokens += (size_t)report.tokens;
     t->state.seconds += report.seconds;
     return report;
