@@ -402,12 +402,12 @@ static inline void documents_check_whole(Documents *d, size_t document, const Do
 typedef struct {
     int found;
     size_t place;
-    uint32_t id;
-} BadId; // the first id outside of the vocabulary
+    uint32_t value;
+} Misfit; // the first id outside of the vocabulary, the first count that is none
 
 // The n + 1 ids from token `first` of the document on, into the n positions behind `at`; returns their checksum.
 static inline uint32_t documents_read_ids(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
-                                          Batch *batch, size_t at, BadId *bad) {
+                                          Batch *batch, size_t at, Misfit *bad) {
     const TokenShard *s = document->shard;
     size_t done, part, i;
     uint32_t crc = 0;
@@ -420,7 +420,7 @@ static inline uint32_t documents_read_ids(Documents *d, const DocumentAt *docume
         for (i = 0; i < part; i++) {
             const unsigned char *bytes = d->buffer + i * s->id_bytes;
             uint32_t id = s->id_bytes == 2 ? shard_uint16(bytes) : shard_uint32(bytes);
-            if (id >= s->vocabulary && !bad->found) bad->found = 1, bad->place = done + i, bad->id = id;
+            if (id >= s->vocabulary && !bad->found) bad->found = 1, bad->place = done + i, bad->value = id;
             if (done + i < n) batch->tokens[at + done + i] = (int32_t)id;
             if (done + i > 0) batch->targets[at + done + i - 1] = (int32_t)id;
         }
@@ -430,14 +430,17 @@ static inline uint32_t documents_read_ids(Documents *d, const DocumentAt *docume
 
 // Masks the targets that do not count; returns how many do.
 static inline size_t documents_read_counts(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
-                                           Batch *batch, size_t at, uint32_t *crc) {
+                                           Batch *batch, size_t at, uint32_t *crc, Misfit *bad) {
     size_t done, part, i, counted = 0;
+    memset(bad, 0, sizeof(*bad));
     for (done = 0; done <= n; done += part) {
         part = min_size(n + 1 - done, DOCUMENTS_BUFFER_BYTES);
         input_read(document->file, document->shard->counts + document->entry.first + first + done, d->buffer, part);
         *crc = crc32_of(*crc, d->buffer, part);
         for (i = 0; i < part; i++) {
             int counts = d->buffer[i] != 0;
+            if (d->buffer[i] > (first + done + i > 0) && !bad->found)
+                bad->found = 1, bad->place = done + i, bad->value = d->buffer[i];
             if (done + i == 0) continue; // the first token is nobody's target here
             batch->loss_weight[at + done + i - 1] = (float)counts;
             if (!counts) batch->targets[at + done + i - 1] = -1;
@@ -452,7 +455,7 @@ static inline void documents_read_piece(Documents *d, const Piece *piece, Batch 
     const uint64_t first = (uint64_t)piece->part * d->settings.T;
     const size_t n = piece->positions;
     const int whole = first == 0 && document.entry.tokens == (uint64_t)n + 1;
-    BadId bad;
+    Misfit bad_id, bad_count;
     size_t counted;
     uint32_t crc;
     if (first + n + 1 > document.entry.tokens || (!whole && !d->checked))
@@ -460,15 +463,19 @@ static inline void documents_read_piece(Documents *d, const Piece *piece, Batch 
             "reads it",
             document.shard->path, (unsigned long long)document.number);
     if (!whole) documents_check_whole(d, piece->document, &document);
-    crc = documents_read_ids(d, &document, first, n, batch, at, &bad);
-    counted = documents_read_counts(d, &document, first, n, batch, at, &crc);
+    crc = documents_read_ids(d, &document, first, n, batch, at, &bad_id);
+    counted = documents_read_counts(d, &document, first, n, batch, at, &crc, &bad_count);
     if (whole) documents_check_crc(&document, crc);
-    if (bad.found)
+    if (bad_id.found)
         die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; "
-            "write it "
+            "write it again",
+            document.shard->path, (unsigned long long)document.number, (unsigned long long)(first + bad_id.place),
+            bad_id.value, (unsigned long long)document.shard->vocabulary);
+    if (bad_count.found)
+        die("%s: document %llu, token %llu has the count %u, which is 0 or 1, and 0 for the first token; write it "
             "again",
-            document.shard->path, (unsigned long long)document.number, (unsigned long long)(first + bad.place), bad.id,
-            (unsigned long long)document.shard->vocabulary);
+            document.shard->path, (unsigned long long)document.number, (unsigned long long)(first + bad_count.place),
+            bad_count.value);
     if (counted != piece->counted)
         die("%s: document %llu has %zu counted targets where its table says %u; write it again", document.shard->path,
             (unsigned long long)document.number, counted, piece->counted);

@@ -28,7 +28,7 @@ static inline int verb_plan(const Options *options) {
         data = run_open_data(&run, &options->data, run_shuffle(options));
         bound = dataloader_bound(&data);
     }
-    if (options->val_data.count) {
+    if (options->val_data.count && strcmp(options->plan_for, "bp") != 0) {
         DataLoader validation = run_open_data(&run, &options->val_data, SHUFFLE_OFF);
         if (options->data.count) dataloader_check_pair(&data, &validation);
         bound = larger_bound(bound, dataloader_bound(&validation));

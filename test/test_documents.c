@@ -349,6 +349,7 @@ TEST(every_field_of_the_header) {
         {104, 8, 1 << 20, "its counts are at byte 1048576"},
         {112, 8, 640, "holds values for each token, which need an objective"},
         {120, 4, 1, "the checksum of its document table is wrong"}};
+    ShardImage whole;
     size_t i, k;
     for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         ShardImage image = small_image();
@@ -358,13 +359,10 @@ TEST(every_field_of_the_header) {
         put(image.bytes + 124, crc32_of(0, image.bytes, TOKEN_SHARD_HEADER), 4);
         refused(read_all, write_image(&image), fields[i].words);
     }
-    for (k = 0; k < 64; k++) { // a name without an end
-        ShardImage image = small_image();
-        memset(image.bytes + 128, 'n', 64);
-        shard_image_seal(&image, 4);
-        refused(read_all, write_image(&image), "the name of its tokenizer has no end");
-        break;
-    }
+    whole = small_image();
+    memset(whole.bytes + 128, 'n', 64);
+    shard_image_seal(&whole, 4);
+    refused(read_all, write_image(&whole), "the name of its tokenizer has no end");
     for (k = 8; k < 256;
          k += 1 + k % 3) { // a bit of the header that is wrong, whichever: never read as if it were right
         ShardImage image = small_image();
@@ -438,6 +436,11 @@ TEST(counts_that_the_table_does_not_know) { // with a right checksum: a faulty w
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids + 20, 36), counts, 9), 4);
     shard_image_seal(&image, 4);
     refused(read_all, write_image(&image), "counted targets where its table says");
+    image = small_image(), entry = image.bytes + image.table, counts = image.bytes + image.counts;
+    counts[4] = 2; // of the last token
+    put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids, 20), counts, 5), 4);
+    shard_image_seal(&image, 4);
+    refused(read_all, write_image(&image), "document 0, token 4 has the count 2, which is 0 or 1");
 }
 
 static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
