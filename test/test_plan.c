@@ -242,8 +242,8 @@ static RunSettings stream_settings(const Model *model, size_t method, size_t chu
 // A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into that.
 TEST(shorter_streams_need_no_more) {
     static const char *const wide[] = {"qwen3-0.6b,num_hidden_layers=2", "gpt2,num_hidden_layers=1",
-                                       "llama,hidden_size=128,intermediate_size=352,num_hidden_layers=2,num_attention_"
-                                       "heads=16,num_key_value_heads=1,head_dim=16,vocab_size=300"};
+                                       ("llama,hidden_size=128,intermediate_size=352,num_hidden_layers=2,num_attention_"
+                                        "heads=16,num_key_value_heads=1,head_dim=16,vocab_size=300")};
     static const size_t longest[] = {300, 1024, 1023, 6000}, chunks[] = {0, 64, 100, 513};
     size_t m, method, c, l, N, plans = 0;
     for (m = 0; m < MODELS + 3; m++) {
