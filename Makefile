@@ -53,9 +53,9 @@ WARNINGS := -Wall -Wextra -Werror $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
 DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g
-LDLIBS   := $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lm
+LDLIBS   := $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
-DRIVER_FLAGS = -std=c11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
+DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program ------------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ TOOLKIT := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 # cuDNN's attention is bf16's.
 WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
 NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(WITH_CUDNN) -Xcompiler '-Wall -Wextra -Werror $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CUDA_FLAGS)
-NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm $(if $(WITH_CUDNN),-ldl)
+NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm -Xcompiler -pthread $(if $(WITH_CUDNN),-ldl)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@

@@ -9,7 +9,8 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/model.h"        // the parameter table
 #include "llmc/weights.h"      // reading and writing models and gradients; random initialisation
 #include "llmc/batch.h"        // a packed stream of documents
-#include "llmc/dataloader.h"   // token shards
+#include "llmc/dataloader.h"   // token shards; packing of documents
+#include "llmc/prefetch.h"     // the next micro-batch, read while this one is trained on
 #include "llmc/ops.h"          // what can be done to tensors
 #include "llmc/arena.h"        // the one allocation
 #include "streambp.h"          // steps and methods: the algorithm
@@ -32,10 +33,10 @@ tensors goes through struct Ops; nothing here looks inside one.
 typedef struct {
     Run run;
     DataLoader data, validation;
-    Batch micro;    // the micro-batch at hand
+    Prefetch train_batches, validation_batches;
     RunState state; // where the run stands
-    RunSetting settings[16];
-    char setting_text[16][1024];
+    RunSetting settings[24];
+    char setting_text[24][1024];
     int has_folder;
     CheckpointFolder folder;
     RunLog log;
@@ -65,6 +66,10 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "model", 0, "%s", config);
     add_setting(t, "--seq-len", 0, "%zu", o->seq_len);
     add_setting(t, "--batch", 0, "%zu", o->batch);
+    if (t->data.of_documents || dataloader_shuffled(&t->data)) { // else what llm.c's shards say is the whole of it
+        add_setting(t, "--shuffle", 0, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
+        add_setting(t, "--long", 0, "%s", o->long_documents);
+    }
     add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
     add_setting(t, "--grad-accum", 0, "%zu", o->grad_accum);
     add_setting(t, "--seed", 0, "%zu", o->seed);
@@ -124,7 +129,7 @@ static void trainer_save(Trainer *t) {
 // Data, plan, memory, weights (or the last checkpoint): everything before the first step.
 static void trainer_begin(Trainer *t, const Options *o) {
     char last[PATH_MAX] = "", path[PATH_MAX] = "";
-    size_t V;
+    StreamBound bound;
     memset(t, 0, sizeof(*t));
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
@@ -140,18 +145,22 @@ static void trainer_begin(Trainer *t, const Options *o) {
         }
     }
     run_open_model(&t->run, o, o->model ? NULL : path);
-    V = t->run.model.config.vocab_size;
     check_positions(&t->run, o->seq_len, "--seq-len");
-    t->data = dataloader_open(o->data.path, o->data.count, o->batch, o->seq_len, V);
-    if (o->val_data.count)
-        t->validation = dataloader_open(o->val_data.path, o->val_data.count, o->batch, o->seq_len, V);
+    t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
+    bound = dataloader_bound(&t->data);
+    if (o->val_data.count) {
+        t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
+        dataloader_check_pair(&t->data, &t->validation);
+        bound = larger_bound(bound, dataloader_bound(&t->validation));
+    }
     t->run.settings = settings_from_options(&t->run);
     if (o->sample_every) {
         t->prompt = prompt_from_options(o, &t->run.model);
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
-    run_allocate(&t->run, o->batch, o->seq_len);
-    t->micro = batch_allocate(o->batch * o->seq_len, o->batch);
+    run_allocate(&t->run, bound);
+    prefetch_allocate(&t->train_batches, &t->data, o->grad_accum);
+    if (o->val_data.count) prefetch_allocate(&t->validation_batches, &t->validation, 1);
     if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
@@ -160,6 +169,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     trainer_schedule(t);
     trainer_settings(t);
     report_header(&t->run);
+    report_data(&t->run, &t->data, bound);
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
     if (*last) {
         Trained trained = trainer_trained(t);
@@ -179,6 +189,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     }
     t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
     runlog_options(&t->log, t->state.step, o);
+    if (t->state.step < t->state.schedule.steps) prefetch_start(&t->train_batches, t->state.next_batch);
 }
 
 static void trainer_validate(Trainer *t, size_t step) {
@@ -187,7 +198,7 @@ static void trainer_validate(Trainer *t, size_t step) {
     double tokens;
     if (o->val_steps) steps = min_size(steps, o->val_steps);
     progress_clear(&t->log.progress);
-    t->validation_loss = evaluate(&t->run.stream, &t->validation, &t->micro, steps, &tokens);
+    t->validation_loss = evaluate(&t->run.stream, &t->validation_batches, steps, NULL, &tokens);
     if (!isfinite(t->validation_loss))
         die("step %zu: the validation loss is %f; %s", step, t->validation_loss, last_good(t));
     runlog_validation(&t->log, step, t->validation_loss, tokens);
@@ -207,22 +218,20 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     StreamBP *stream = &t->run.stream;
     DType gradient_type = t->run.settings.gradient_type;
     const Parameter *bad = NULL;
-    double begin = seconds_now(), Z = 0;
+    double begin = seconds_now(), waited = t->train_batches.waited;
+    uint64_t after = t->state.next_batch;
     StepReport report;
     AdamW adamw;
     size_t i;
     memset(&report, 0, sizeof(report));
     report.step = step;
-    dataloader_seek(&t->data, t->state.next_batch);
-    for (i = 0; i < o->grad_accum; i++) {
-        dataloader_next(&t->data, &t->micro);
-        Z += batch_counted(&t->micro);
-    }
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
-    if (o->grad_accum > 1) dataloader_seek(&t->data, t->state.next_batch); // Z is of all: they are read twice
     for (i = 0; i < o->grad_accum; i++) {
-        if (o->grad_accum > 1) dataloader_next(&t->data, &t->micro);
-        report.loss += forward_backward(stream, &t->micro, Z);
+        const MicroBatch *micro = prefetch_take(&t->train_batches);
+        report.loss += forward_backward(stream, &micro->batch, micro->step_counted);
+        report.tokens += (double)micro->batch.N;
+        report.flops += flops_of(&t->run.flop_count, &micro->batch);
+        after = micro->after;
     }
     if (!isfinite(report.loss)) {
         trainer_check_weights(t, step - 1);
@@ -240,16 +249,15 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     optimizer_step(&t->run.model, ops_device, stream->memory.weights, stream->memory.gradients, gradient_type,
                    &t->run.optimizer, t->run.settings.moment_type, &adamw);
     ops_device->finish();
-    report.tokens = (double)(o->grad_accum * o->batch * o->seq_len);
     report.seconds = seconds_now() - begin;
-    report.flops = (double)o->grad_accum * t->run.plan.flops;
+    report.data_seconds = t->train_batches.waited - waited;
     if (t->peak_flops > 0 && report.flops > t->peak_flops * report.seconds) // other programs were in the way before
         t->peak_flops = fmax(run_peak_flops(&t->run), report.flops / report.seconds);
     report.peak_flops = t->peak_flops;
     report.memory_bytes = (double)(ops_device->memory_peak() - t->run.memory_at_start);
     t->state.step = step;
-    t->state.next_batch = dataloader_place(&t->data);
-    t->state.tokens += o->grad_accum * o->batch * o->seq_len;
+    t->state.next_batch = after;
+    t->state.tokens += (size_t)report.tokens;
     t->state.seconds += report.seconds;
     return report;
 }
@@ -292,7 +300,7 @@ static int verb_train(const Options *options) {
     runlog_close(&t->log);
     if (options->json) train_json(t, &report);
     if (t->has_folder) checkpoint_close(&t->folder);
-    batch_free(&t->micro);
+    prefetch_free(&t->train_batches), prefetch_free(&t->validation_batches);
     dataloader_close(&t->data);
     if (options->val_data.count) dataloader_close(&t->validation);
     if (options->sample_every) sampler_free(&t->sampler), free(t->prompt.id);

@@ -1,19 +1,18 @@
 /*
-Reads llm.c's token shards as they are: 256 int32 of header (magic, version, number of tokens, zeros), then the ids.
+The data of a run, micro-batch by micro-batch: from shards of documents (documents.h), or from llm.c's token shards as they are,
+256 int32 of header (magic, version, number of tokens, zeros), then the ids.
 
     magic 20240520, version 1   uint16 ids (llm.c's GPT-2 data, and what data/pack_bytes.c writes)
     magic 20240801, version 7   uint32 ids (its Llama 3 data)
 
-A micro-batch is B documents of T tokens: document b is tokens [bT, bT+T) of B*T+1 read, its targets one further on; an
+Of llm.c's a micro-batch is B documents of T tokens: document b is tokens [bT, bT+T) of B*T+1 read, its targets one further on; an
 end-of-text token does not split it. The next micro-batch starts B*T tokens later. None crosses from one shard to the next.
-Micro-batches are numbered for ever, epoch after epoch in the same order, so a place in the data is one 64-bit number, and
-going there takes no reading. Every header is checked at opening, every id when it is read.
+Micro-batches are numbered for ever, epoch after epoch in the same order, or, shuffled, permuted in each. Either way a place in the
+data is one 64-bit number, and going there takes no reading. Every header is checked at opening, every id when it is read.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
-#include "batch.h"
-#include "file.h"
-#include <glob.h>
+#include "documents.h"
 
 #define SHARD_HEADER_INTS  256
 #define SHARD_HEADER_BYTES (SHARD_HEADER_INTS * sizeof(uint32_t))
@@ -36,61 +35,24 @@ typedef struct {
 } Shard;
 
 typedef struct {
+    int of_documents; // then only these two count
+    Documents documents;
+    DataSettings settings;
+
     size_t B, T, vocab_size;
     Shard *shard; // [shards], sorted by path
     size_t shards;
-    size_t batches; // micro-batches of an epoch
-    size_t skipped; // tokens of an epoch that are in none
-    uint64_t next;  // number of the next micro-batch
+    size_t batches;  // micro-batches of an epoch
+    size_t skipped;  // tokens of an epoch that are in none
+    uint64_t next;   // number of the next micro-batch
+    uint32_t *order; // [batches] of epoch `order_epoch`; NULL: not shuffled
+    uint64_t order_epoch;
     size_t open_shard;
     InputFile file;        // shard[open_shard]; fd is -1 before the first read
     unsigned char *buffer; // [SHARD_BUFFER_BYTES]
 } DataLoader;
 
-// ---- finding the shards --------------------------------------------------------------------------------------------------
-static inline void shard_add(DataLoader *loader, const char *path) {
-    Shard *grown = (Shard *)checked_calloc(loader->shards + 1, sizeof(Shard), "the list of shards");
-    if (loader->shards) memcpy(grown, loader->shard, loader->shards * sizeof(Shard));
-    free(loader->shard);
-    loader->shard = grown;
-    loader->shard[loader->shards++].path = checked_strdup(path);
-}
-
-static inline int shard_compare(const void *a, const void *b) {
-    return strcmp(((const Shard *)a)->path, ((const Shard *)b)->path);
-}
-
-// Each path is a file or, where no such file exists, a glob.
-static inline void shards_find(DataLoader *loader, const char *const *paths, size_t count) {
-    size_t i, j;
-    for (i = 0; i < count; i++) {
-        glob_t found;
-        int failed;
-        if (path_exists(paths[i]) || !strpbrk(paths[i], "*?[")) {
-            shard_add(loader, paths[i]);
-            continue;
-        }
-        failed = glob(paths[i], 0, NULL, &found);
-        if (failed == GLOB_NOMATCH) die("no file matches '%s'; check the folder and the pattern", paths[i]);
-        if (failed) die("cannot search for '%s': %s", paths[i], strerror(errno));
-        for (j = 0; j < found.gl_pathc; j++) shard_add(loader, found.gl_pathv[j]);
-        globfree(&found);
-    }
-    if (!loader->shards) die("no shards were given; name token files (.bin) or a quoted pattern");
-    qsort(loader->shard, loader->shards, sizeof(Shard), shard_compare);
-    for (i = 1; i < loader->shards; i++)
-        if (!strcmp(loader->shard[i - 1].path, loader->shard[i].path))
-            die("%s is named twice in the data; name it once", loader->shard[i].path);
-}
-
 // ---- one file ------------------------------------------------------------------------------------------------------------
-// Ids are little-endian in files, whatever wrote them.
-static inline uint32_t shard_uint32(const unsigned char *bytes) {
-    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
-}
-
-static inline uint32_t shard_uint16(const unsigned char *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
-
 // Fills in id_bytes and tokens from the header.
 static inline void shard_examine(Shard *shard) {
     unsigned char header[SHARD_HEADER_BYTES];
@@ -98,7 +60,6 @@ static inline void shard_examine(Shard *shard) {
     size_t bytes, expected, i;
     uint32_t magic, version;
     InputFile file;
-    if (path_is_directory(path)) die("%s: is a folder; name its shards, for example '%s/*.bin' (quoted)", path, path);
     file = input_open(path);
     bytes = (size_t)file.bytes;
     if (bytes < SHARD_HEADER_BYTES)
@@ -147,48 +108,111 @@ static inline void dataloader_refuse_short(const DataLoader *loader) {
         loader->T, loader->B * loader->T + 1, advice);
 }
 
-static inline DataLoader dataloader_open(const char *const *paths, size_t count, size_t B, size_t T,
-                                         size_t vocab_size) {
-    DataLoader loader;
-    size_t i, tokens = 0;
-    memset(&loader, 0, sizeof(loader));
-    loader.B = B, loader.T = T, loader.vocab_size = vocab_size;
-    loader.file.fd = -1;
-    shards_find(&loader, paths, count);
-    for (i = 0; i < loader.shards; i++) {
-        Shard *shard = &loader.shard[i];
+// llm.c's shards. paths: taken over
+static inline void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
+    size_t i, tokens = 0, B = loader->B, T = loader->T;
+    loader->file.fd = -1;
+    loader->shards = paths->count;
+    loader->shard = (Shard *)checked_calloc(loader->shards, sizeof(Shard), "the list of shards");
+    for (i = 0; i < loader->shards; i++) {
+        Shard *shard = &loader->shard[i];
+        shard->path = checked_strdup(paths->path[i]);
         shard_examine(shard);
         shard->batches = shard->tokens ? (shard->tokens - 1) / (B * T) : 0; // the last target is one token further on
-        shard->batches_before = loader.batches;
-        loader.batches += shard->batches;
+        shard->batches_before = loader->batches;
+        loader->batches += shard->batches;
         tokens += shard->tokens;
-        loader.skipped += shard->tokens - shard->batches * B * T - (shard->batches > 0);
+        loader->skipped += shard->tokens - shard->batches * B * T - (shard->batches > 0);
     }
-    if (!loader.batches) dataloader_refuse_short(&loader);
-    if (loader.skipped)
+    shard_paths_free(paths);
+    if (!loader->batches) dataloader_refuse_short(loader);
+    if (loader->skipped)
         note("%s%s: %zu of %zu tokens are skipped, at the end of a shard they fill no micro-batch of %zu x %zu",
-             loader.shard[0].path, loader.shards > 1 ? " and others" : "", loader.skipped, tokens, B, T);
-    loader.buffer = (unsigned char *)checked_malloc(SHARD_BUFFER_BYTES, "the buffer of the data loader");
+             loader->shard[0].path, loader->shards > 1 ? " and others" : "", loader->skipped, tokens, B, T);
+    loader->buffer = (unsigned char *)checked_malloc(SHARD_BUFFER_BYTES, "the buffer of the data loader");
+    if (loader->settings.shuffle != SHUFFLE_ON) return;
+    if (loader->batches >= UINT32_MAX) die("%zu micro-batches are more than can be shuffled", loader->batches);
+    loader->order = (uint32_t *)checked_calloc(loader->batches, sizeof(uint32_t), "the order of the micro-batches");
+    loader->order_epoch = PACKING_NO_EPOCH;
+}
+
+static inline DataLoader dataloader_open(const char *const *paths, size_t count, const DataSettings *settings) {
+    ShardPaths found = shard_paths_find(paths, count);
+    DataLoader loader;
+    size_t i;
+    memset(&loader, 0, sizeof(loader));
+    loader.settings = *settings;
+    loader.B = settings->B, loader.T = settings->T, loader.vocab_size = settings->vocab_size;
+    loader.of_documents = is_token_shard(found.path[0]);
+    for (i = 1; i < found.count; i++)
+        if (is_token_shard(found.path[i]) != loader.of_documents)
+            die("%s is a shard of documents, %s is not; a run reads one kind, name them apart",
+                found.path[loader.of_documents ? 0 : i], found.path[loader.of_documents ? i : 0]);
+    if (loader.of_documents)
+        loader.documents = documents_open(&found, settings);
+    else
+        dataloader_open_llmc(&loader, &found);
     return loader;
+}
+
+// Training and validation data of one run: of one kind, made with one tokenizer.
+static inline void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
+    const TokenShard *a, *b;
+    if (data->of_documents != validation->of_documents)
+        die("--data and --val-data: %s is a shard of documents, %s one of llm.c's; prepare both alike",
+            data->of_documents ? data->documents.shard[0].header.path : validation->documents.shard[0].header.path,
+            data->of_documents ? validation->shard[0].path : data->shard[0].path);
+    if (!data->of_documents) return;
+    a = &data->documents.shard[0].header, b = &validation->documents.shard[0].header;
+    if (a->tokenizer != b->tokenizer)
+        die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own", a->path,
+            a->tokenizer_name, b->path, b->tokenizer_name);
 }
 
 static inline void dataloader_close(DataLoader *loader) {
     size_t i;
-    if (loader->file.fd >= 0) close(loader->file.fd);
+    if (loader->of_documents) documents_close(&loader->documents);
+    if (!loader->of_documents && loader->file.fd >= 0) close(loader->file.fd);
     for (i = 0; i < loader->shards; i++) free(loader->shard[i].path);
-    free(loader->shard);
-    free(loader->buffer);
+    free(loader->shard), free(loader->buffer), free(loader->order);
     memset(loader, 0, sizeof(*loader));
     loader->file.fd = -1;
 }
 
 // ---- place ---------------------------------------------------------------------------------------------------------------
-// The state is the number of the next micro-batch; a resumed run seeks to it.
-static inline uint64_t dataloader_place(const DataLoader *loader) { return loader->next; }
-static inline void dataloader_seek(DataLoader *loader, uint64_t batch) { loader->next = batch; }
+// The state is the place of the next micro-batch; a resumed run seeks to it.
+static inline uint64_t dataloader_place(const DataLoader *loader) {
+    return loader->of_documents ? loader->documents.next : loader->next;
+}
 
-// Micro-batches of one epoch.
-static inline size_t dataloader_batches(const DataLoader *loader) { return loader->batches; }
+static inline void dataloader_seek(DataLoader *loader, uint64_t place) {
+    *(loader->of_documents ? &loader->documents.next : &loader->next) = place;
+}
+
+// Micro-batches of one epoch: of the first one, where they differ.
+static inline size_t dataloader_batches(const DataLoader *loader) {
+    return loader->of_documents ? loader->documents.first_epoch_streams : loader->batches;
+}
+
+static inline int dataloader_shuffled(const DataLoader *loader) {
+    return loader->of_documents ? loader->documents.packing.shuffle : loader->order != NULL;
+}
+
+static inline StreamBound dataloader_bound(const DataLoader *loader) {
+    StreamBound bound = {loader->B * loader->T, loader->B, loader->T};
+    return loader->of_documents ? loader->documents.bound : bound;
+}
+
+// Targets that count in the `count` micro-batches from a place on, without reading them.
+static inline double dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
+    double sum = 0;
+    if (!loader->of_documents) return (double)count * (double)(loader->B * loader->T);
+    for (; count > 0; count--) {
+        sum += documents_counted(&loader->documents, place);
+        if (count > 1) place = documents_after(&loader->documents, place);
+    }
+    return sum;
+}
 
 // Mixes bytes of the file into a hash, eight at a time; what is behind its end counts as zeros.
 static inline uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t offset, size_t bytes) {
@@ -199,11 +223,13 @@ static inline uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t
     return mixed;
 }
 
-// Changes when the shards do, by their lengths, their first and their last bytes, or their order, or when B and T do: the same
-// place would be other tokens.
+// Changes when the shards do (llm.c's, that have no checksum: by their lengths, their first and their last bytes), or their order,
+// or when B and T do, or what shuffles them: the same place would be other tokens.
 static inline uint64_t dataloader_fingerprint(const DataLoader *loader) {
     uint64_t mixed = random_mix(random_mix(loader->B) ^ loader->T);
     size_t i;
+    if (loader->of_documents) return documents_fingerprint(&loader->documents);
+    if (loader->order) mixed = random_mix(random_mix(mixed ^ RANDOM_STREAM_STREAMS) ^ loader->settings.seed);
     for (i = 0; i < loader->shards; i++) {
         InputFile file = input_open(loader->shard[i].path);
         size_t sample = (size_t)(file.bytes < SHARD_SAMPLE_BYTES ? file.bytes : SHARD_SAMPLE_BYTES);
@@ -234,9 +260,21 @@ static inline void batch_set_id(Batch *batch, size_t i, uint32_t id) {
     if (i > 0) batch->targets[i - 1] = (int32_t)id;
 }
 
+// Which micro-batch of its epoch comes at a place.
+static inline size_t dataloader_index(DataLoader *loader, uint64_t place) {
+    const uint64_t epoch = place / loader->batches;
+    const size_t index = (size_t)(place % loader->batches);
+    if (!loader->order) return index;
+    if (loader->order_epoch != epoch)
+        random_permutation(loader->order, loader->batches, loader->settings.seed,
+                           packing_random_stream(RANDOM_STREAM_STREAMS, epoch));
+    loader->order_epoch = epoch;
+    return loader->order[index];
+}
+
 // Fills a batch of B documents and B*T tokens with the next micro-batch.
-static inline void dataloader_next(DataLoader *loader, Batch *batch) {
-    size_t index = (size_t)(loader->next % loader->batches), low = 0, high = loader->shards;
+static inline void dataloader_next_llmc(DataLoader *loader, Batch *batch) {
+    size_t index = dataloader_index(loader, loader->next), low = 0, high = loader->shards;
     size_t ids = loader->B * loader->T + 1, first, done, i, count;
     const Shard *shard;
     while (high - low > 1) { // the last shard with batches_before <= index
@@ -264,6 +302,14 @@ static inline void dataloader_next(DataLoader *loader, Batch *batch) {
         }
     }
     loader->next++;
+}
+
+// Fills a batch that was allocated for the loader's bound with the next micro-batch.
+static inline void dataloader_next(DataLoader *loader, Batch *batch) {
+    if (loader->of_documents)
+        documents_next(&loader->documents, batch);
+    else
+        dataloader_next_llmc(loader, batch);
 }
 
 #endif

@@ -20,6 +20,7 @@ typedef struct {
     double flops;           // executed in this step
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
+    double data_seconds; // of these seconds, waiting for data
 } StepReport;
 
 typedef struct {
@@ -137,7 +138,10 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
     fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
             steps, r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate, rate_text));
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
-    fprintf(out, " | %s\n", human_bytes(r->memory_bytes));
+    fprintf(out, " | %s", human_bytes(r->memory_bytes));
+    if (r->seconds > 0 && r->data_seconds > 0.01 * r->seconds)
+        fprintf(out, " | %.0f %% waiting for data", 100 * r->data_seconds / r->seconds);
+    fputc('\n', out);
 }
 
 static inline void runlog_step(RunLog *log, const StepReport *r) {
@@ -154,6 +158,7 @@ static inline void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "lr", r->learning_rate);
         json_number(&json, "tokens", r->tokens);
         json_number(&json, "seconds", r->seconds);
+        json_number(&json, "data_seconds", r->data_seconds);
         json_number(&json, "tokens_per_second", r->tokens * per_second);
         json_number(&json, "flops_per_second", r->flops * per_second);
         json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);

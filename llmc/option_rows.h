@@ -42,12 +42,14 @@ typedef struct {
 // Unset text is NULL; choices are the word itself.
 typedef struct {
     Verb verb;
-    uint64_t given; // bit i: row i stood on the command line
+    uint64_t given[2]; // bit i % 64 of word i / 64: row i stood on the command line
     // model
     const char *model, *init, *dtype;
     // data
     PathList data, val_data;
     size_t seq_len, batch, grad_accum;
+    const char *shuffle, *long_documents;
+    int any_tokenizer;
     // backward pass and its memory
     const char *method;
     size_t chunk, logits_chunk;
@@ -67,6 +69,8 @@ typedef struct {
     size_t max_shard_size;
     int resume;
     size_t save_every, keep, val_every, val_steps, sample_every, repeat;
+    int curve;
+    size_t curve_tokens;
     // sampling
     const char *prompt, *prompt_file;
     IdList prompt_ids;
@@ -127,12 +131,24 @@ static const OptionRow option_rows[] = {
     {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
      "element type of weights and activations; other than the build's own only for plan and convert"},
     SECTION("Data"),
-    {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, ON(TRAIN) | ON(BP) | ON(EVAL), "PATH...",
-     "token shards of llm.c, one or more, or a quoted pattern; bp draws random tokens without it"},
-    {"val-data", OPTION_PATHS, AT(val_data), NULL, NO_RANGE, ON(TRAIN), "PATH...", "shards for validation"},
-    {"seq-len", OPTION_SIZE, AT(seq_len), "1024", 1, MOST_TOKENS, PASSES | ON(EVAL), "T", "tokens of a document"},
-    {"batch", OPTION_SIZE, AT(batch), "1", 1, 1048576, PASSES | ON(EVAL), "B", "documents of a micro-batch"},
+    {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, PASSES | ON(EVAL), "PATH...",
+     "token shards, of data/prepare.py or llm.c, one or more, or a quoted pattern; bp draws random tokens without it, "
+     "a plan is of B x T"},
+    {"val-data", OPTION_PATHS, AT(val_data), NULL, NO_RANGE, ON(TRAIN) | ON(PLAN), "PATH...", "shards for validation"},
+    {"seq-len", OPTION_SIZE, AT(seq_len), "1024", 1, MOST_TOKENS, PASSES | ON(EVAL), "T",
+     "tokens of a document, at most"},
+    {"batch", OPTION_SIZE, AT(batch), "1", 1, 1048576, PASSES | ON(EVAL), "B",
+     "documents of a micro-batch; of shards of documents, a stream of B x T tokens is packed from whole ones"},
     {"grad-accum", OPTION_SIZE, AT(grad_accum), "1", 1, 1048576, PASSES, "N", "micro-batches of a step"},
+    {"shuffle", OPTION_CHOICE, AT(shuffle), "auto", NO_RANGE, ON(TRAIN) | ON(PLAN), "auto|on|off",
+     "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's micro-batches; "
+     "auto: of "
+     "documents only"},
+    {"long", OPTION_CHOICE, AT(long_documents), "split", NO_RANGE, PASSES | ON(EVAL), "split|truncate|refuse",
+     "what becomes of documents of more than T tokens: pieces of T that do not see each other, the first T, or an "
+     "error"},
+    {"any-tokenizer", OPTION_FLAG, AT(any_tokenizer), NULL, NO_RANGE, PASSES | ON(EVAL), NULL,
+     "take shards that were made with another tokenizer than the model's tokenizer.json"},
     SECTION("Backward pass and memory"),
     {"method", OPTION_CHOICE, AT(method), "stream", NO_RANGE, PASSES, "stream|checkpoint|full",
      "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
@@ -185,11 +201,15 @@ static const OptionRow option_rows[] = {
      "steps from validation to validation"},
     {"val-steps", OPTION_SIZE, AT(val_steps), "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
      "micro-batches of an evaluation; all: once through its data"},
+    {"curve", OPTION_FLAG, AT(curve), NULL, NO_RANGE, ON(EVAL), NULL,
+     "also the loss by position in the document: how far context still helps"},
+    {"curve-tokens", OPTION_SIZE, AT(curve_tokens), "powers", 1, MOST_TOKENS, ON(EVAL), "N",
+     "the curve with so many positions in a bucket; powers: 0, 1, 2-3, 4-7 and so on"},
     {"sample-every", OPTION_SIZE, AT(sample_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from sample to sample"},
     {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},
     {"seed", OPTION_SIZE, AT(seed), "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
-     "of --init, random tokens, sampling and stochastic rounding"},
+     "of --init, the order of the data, random tokens, sampling and stochastic rounding"},
     {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS | ON(PLAN), "N",
      "CPU threads, each with scratch memory of its own; auto: one per core"},
     SECTION("Sampling"),
@@ -218,7 +238,7 @@ static const OptionRow option_rows[] = {
     {"version", OPTION_FLAG, AT(version), NULL, NO_RANGE, EVERYWHERE, NULL, "the version"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
-static_assert(OPTION_ROWS <= 64, "Options.given has a bit for every row");
+static_assert(OPTION_ROWS <= 128, "Options.given has a bit for every row");
 
 // Words that exist in the literature, and are refused by name until they exist here.
 static const struct {

@@ -29,10 +29,14 @@ static inline int option_find(const char *name) {
     return -1;
 }
 
+static inline int option_row_given(const Options *options, size_t row) {
+    return (int)(options->given[row / 64] >> row % 64 & 1u);
+}
+
 static inline int option_given(const Options *options, const char *name) {
     int index = option_find(name);
     if (index < 0) die("internal: no option is called '%s'", name);
-    return (int)((options->given >> index) & 1u);
+    return option_row_given(options, (size_t)index);
 }
 
 static inline int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
@@ -362,8 +366,8 @@ static inline int options_parse_one(Options *options, int argc, char **argv, int
     const char *value = NULL;
     int index = options_row_of(argv[i], verb, &value), joined = value != NULL;
     const OptionRow *row = &option_rows[index];
-    if (options->given >> index & 1u) options_refuse(verb, "--%s is given twice", row->name);
-    options->given |= (uint64_t)1 << index;
+    if (option_row_given(options, (size_t)index)) options_refuse(verb, "--%s is given twice", row->name);
+    options->given[index / 64] |= (uint64_t)1 << index % 64;
     if (row->kind == OPTION_FLAG) {
         if (joined) options_refuse(verb, "--%s takes no value, '%s' was given", row->name, value);
         option_set(row, options, "");
@@ -513,7 +517,7 @@ static inline void options_echo(FILE *out, const Options *options) {
         const PathList *paths = (const PathList *)field;
         const IdList *ids = (const IdList *)field;
         char buffer[64];
-        if (!option_echoed(row, options->verb) || !((options->given >> i) & 1u)) continue;
+        if (!option_echoed(row, options->verb) || !option_row_given(options, i)) continue;
         if (row->kind == OPTION_FLAG) {
             if (*(const int *)field) echo_option(out, row, NULL, &column);
         } else if (row->kind == OPTION_PATHS) {

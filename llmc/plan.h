@@ -124,6 +124,36 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     return plan;
 }
 
+// FLOPs of any stream of a run, by the walk that makes its plan. Nothing is allocated after the beginning.
+typedef struct {
+    Ops ops;
+    Arena arena;
+    StreamBP stream;
+    OptimizerState optimizer;
+    int backward;
+} FlopCount;
+
+// The count keeps pointers into itself: it must stay where it is.
+static inline void flop_count_begin(FlopCount *count, const RunSettings *settings, const Batch *largest) {
+    memset(count, 0, sizeof(*count));
+    arena_plan(&count->arena);
+    count->backward = settings->backward;
+    count->ops = ops_dry(settings->model->dtype, &count->arena);
+    run_begin(&count->stream, &count->optimizer, settings, &count->ops, &count->arena, largest);
+}
+
+// Executed by one pass over this stream, as Plan.flops.
+static inline double flops_of(FlopCount *count, const Batch *batch) {
+    count->ops = ops_dry(count->stream.model->dtype, &count->arena);
+    if (count->backward)
+        forward_backward(&count->stream, batch, 1);
+    else
+        forward_only(&count->stream, batch, 1);
+    return dry.flops;
+}
+
+static inline void flop_count_end(FlopCount *count) { run_end(&count->stream); }
+
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
 

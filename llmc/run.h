@@ -4,6 +4,7 @@ held against the memory there is, one allocation follows, and weights are filled
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
+#include "dataloader.h"
 #include "plan.h"
 #include "model_path.h"
 #include "options.h"
@@ -25,6 +26,8 @@ typedef struct {
     Arena arena;
     StreamBP stream;
     OptimizerState optimizer;
+    FlopCount flop_count;
+    char tokenizer_path[PATH_MAX]; // of the model, where that is a folder with one
 } Run;
 
 static inline DType dtype_from_name(const char *name, DType otherwise) {
@@ -46,7 +49,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     if (!options->init && !model) model = model_path_find(options->model, found, options->quiet);
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);
-    } else if (options->verb == VERB_PLAN && path_is_directory(model)) {
+    } else if (options->verb == VERB_PLAN && model && path_is_directory(model)) {
         config = hf_directory_config(model, remark, sizeof(remark)); // a plan needs no weights
     } else {
         run->source = weights_open(model);
@@ -92,15 +95,52 @@ static inline RunSettings settings_from_options(const Run *run) {
     return settings;
 }
 
-// A batch with B documents of T tokens but without its tokens: all that a plan needs. B = 0: there is none, only generation
-static inline Batch batch_shape(size_t B, size_t T) {
-    Batch batch;
-    size_t b;
-    memset(&batch, 0, sizeof(batch));
+// What --data and --val-data are opened with.
+static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
+    const Options *o = run->options;
+    DataSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
+    settings.shuffle = shuffle, settings.seed = o->seed;
+    if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
+    if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
+    if (o->model && path_is_directory(o->model) && !o->any_tokenizer) {
+        path_join(run->tokenizer_path, o->model, "tokenizer.json");
+        if (path_exists(run->tokenizer_path)) settings.tokenizer_path = run->tokenizer_path;
+    }
+    return dataloader_open(paths->path, paths->count, &settings);
+}
+
+// As --shuffle says; a pass and an evaluation read in the order of the files.
+static inline Shuffle run_shuffle(const Options *o) {
+    int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
+    if (!trains || !strcmp(o->shuffle, "off")) return SHUFFLE_OFF;
+    return !strcmp(o->shuffle, "on") ? SHUFFLE_ON : SHUFFLE_AUTO;
+}
+
+// B documents of T tokens. B = 0: there is no stream, only generation
+static inline StreamBound regular_bound(size_t B, size_t T) {
+    StreamBound bound;
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
-    batch.N = B * T, batch.documents = B;
-    batch.document_start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
-    for (b = 0; b <= B; b++) batch.document_start[b] = b * T;
+    bound.N = B * T, bound.documents = B, bound.longest = T;
+    return bound;
+}
+
+static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
+    a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
+    a.longest = max_size(a.longest, b.longest);
+    return a;
+}
+
+// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones empty.
+static inline Batch batch_shape(StreamBound bound) {
+    Batch batch;
+    size_t d;
+    memset(&batch, 0, sizeof(batch));
+    batch.N = bound.N, batch.documents = bound.documents;
+    if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
+    batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
+    for (d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
     return batch;
 }
 
@@ -122,20 +162,20 @@ static inline void check_memory(const Run *run, size_t B) {
 }
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
-// Streams are B documents of T tokens; B = 0: there is only generation.
-static inline void run_allocate(Run *run, size_t B, size_t T) {
-    Batch shape = batch_shape(B, T);
+static inline void run_allocate(Run *run, StreamBound bound) {
+    Batch shape = batch_shape(bound);
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    check_memory(run, B);
+    check_memory(run, bound.N ? run->options->batch : 0);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
             human_bytes((double)run->plan.total_bytes));
     arena_init(&run->arena, run->memory, run->plan.total_bytes);
     run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
+    if (shape.N) flop_count_begin(&run->flop_count, &run->settings, &shape);
     free(shape.document_start);
 }
 
@@ -156,6 +196,7 @@ static inline void run_load_weights(Run *run) {
 
 static inline void run_close(Run *run) {
     run_end(&run->stream);
+    flop_count_end(&run->flop_count);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     run_close_source(run);
     model_free(&run->model);
@@ -236,14 +277,22 @@ static inline void report_header(const Run *run) {
     fflush(run->text);
 }
 
+// Of shards of documents: what was made of them, and the stream that was planned for.
+static inline void report_data(const Run *run, const DataLoader *data, StreamBound bound) {
+    if (run->options->quiet || !data->of_documents) return;
+    documents_report(run->text, &data->documents);
+    fprintf(run->text, "longest  the plan is for a stream of %zu positions, of at most %zu documents\n", bound.N,
+            bound.documents);
+    fflush(run->text);
+}
+
 // What one step computes, and how, into an open object.
-static inline void report_work_json(JsonOut *json, const Run *run) {
-    double passes = (double)run->options->grad_accum;
+static inline void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
     json_text(json, "method", run->options->method);
     json_size(json, "chunk", run->plan.chunk);
     json_size(json, "logits_chunk", run->plan.logits_chunk);
-    json_number(json, "flops", passes * run->plan.flops);
-    json_number(json, "model_flops", passes * run->plan.model_flops);
+    json_number(json, "flops", flops);
+    json_number(json, "model_flops", model_flops);
     json_text(json, "dtype", dtype_name(run->model.dtype));
 }
 

@@ -16,6 +16,7 @@ strict number parsing, UTF-8, sizes for people, time. Exit codes: 2 usage, 1 bad
 
 #define EXIT_RUNTIME 1
 #define EXIT_USAGE   2
+#define DIE_MESSAGE  9216 // bytes: two paths and what is wrong with them
 
 #ifndef PROGRAM_NAME
 #define PROGRAM_NAME "train"
@@ -24,8 +25,18 @@ strict number parsing, UTF-8, sizes for people, time. Exit codes: 2 usage, 1 bad
 // Called before a line goes to stderr: who draws there (the progress bar) makes room.
 static void (*before_message)(void);
 
+// Of a thread beside the main one: who takes its errors there, since only the main thread ends the program. Does not return.
+static __thread void (*die_caught)(int code, const char *message);
+
 __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
     va_list args;
+    if (die_caught) {
+        char message[DIE_MESSAGE];
+        va_start(args, format);
+        vsnprintf(message, sizeof(message), format, args);
+        va_end(args);
+        die_caught(code, message);
+    }
     fflush(stdout);
     if (before_message) before_message();
     fputs(PROGRAM_NAME ": ", stderr);

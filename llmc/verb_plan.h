@@ -9,7 +9,10 @@ The verb `plan`: memory and FLOPs of a run, before anything is allocated; and th
 
 static inline int verb_plan(const Options *options) {
     Run run;
+    StreamBound bound;
     Batch shape;
+    DataLoader data;
+    double passes = (double)options->grad_accum;
     size_t longest = 0;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
@@ -19,10 +22,23 @@ static inline int verb_plan(const Options *options) {
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
         free(prompt.id);
     }
-    shape = batch_shape(options->batch, options->seq_len);
+    bound = regular_bound(options->batch, options->seq_len);
+    memset(&data, 0, sizeof(data));
+    if (options->data.count) {
+        data = run_open_data(&run, &options->data, run_shuffle(options));
+        bound = dataloader_bound(&data);
+    }
+    if (options->val_data.count && strcmp(options->plan_for, "bp") != 0) {
+        DataLoader validation = run_open_data(&run, &options->val_data, SHUFFLE_OFF);
+        if (options->data.count) dataloader_check_pair(&data, &validation);
+        bound = larger_bound(bound, dataloader_bound(&validation));
+        dataloader_close(&validation);
+    }
+    shape = batch_shape(bound);
     run.plan = plan_make(&run.settings, &shape);
     if (options->memory_limit) longest = plan_longest(&run.settings, options->batch, options->memory_limit);
     report_header(&run);
+    report_data(&run, &data, bound);
     if (options->memory_limit && !options->quiet)
         fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest,
                 human_bytes((double)options->memory_limit),
@@ -32,11 +48,12 @@ static inline int verb_plan(const Options *options) {
         json_object(&json, NULL);
         report_plan_json(&json, &run.plan.arena);
         if (options->memory_limit) json_size(&json, "max_seq_len", longest);
-        report_work_json(&json, &run);
+        report_work_json(&json, &run, passes * run.plan.flops, passes * run.plan.model_flops);
         json_object_end(&json);
         json_finish(&json);
     }
     free(shape.document_start);
+    if (options->data.count) dataloader_close(&data);
     run_close(&run);
     return 0;
 }

@@ -19,7 +19,7 @@ static inline int verb_sample(const Options *options) {
     run.settings = settings_from_options(&run);
     run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
     check_positions(&run, run.settings.cache_tokens, "the prompt and --max-new-tokens together,");
-    run_allocate(&run, 0, 0);
+    run_allocate(&run, regular_bound(0, 0));
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
     run_load_weights(&run);
     ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");

@@ -2,7 +2,8 @@
 # The tests on a GPU: test/gpu.sh [--build] [PART ...], all of them without a PART; make test-gpu does the same.
 #
 #   ops, methods, ...   the programs of the first table below, with op set "cuda" as nvcc built it for ./train, in bf16 and fp32
-#   --train             the program as a user runs it: a pass with cuDNN's attention and with ours, test_train.sh, test_cli.sh
+#   --train             the program as a user runs it: a pass with cuDNN's attention and with ours, test_train.sh,
+#                       test_train_documents.sh, test_cli.sh
 #   --sanitizer         a few of them under compute-sanitizer
 #   --build             compiles and links them and runs nothing, for which nvcc is enough
 #
@@ -33,6 +34,8 @@ user_rows="
     bp          bf16
     train       fp32
     train       bf16
+    train_documents fp32
+    train_documents bf16
     cli         fp32
 " # cli: refusals of an fp32 build
 tiny=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96
@@ -88,7 +91,7 @@ build_only= parts=' '
 for part; do
     case $part in
     --build) build_only=yes ;;
-    --train) parts="${parts}bp train cli " ;;
+    --train) parts="${parts}bp train train_documents cli " ;;
     --sanitizer) parts="${parts}sanitizer " ;;
     *)
         printf '%s\n' "$rows" "$user_rows" | awk '{ print $1 }' | grep -qx -- "$part" ||

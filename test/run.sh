@@ -50,6 +50,9 @@ rows="
     options       fp32        onednn
     schedule      fp32        onednn
     dataloader    fp32        onednn
+    documents     fp32        onednn
+    packing       fp32        onednn
+    prefetch      fp32        onednn
     log           fp32        onednn
     file          fp32        onednn
     weights       fp32        onednn
@@ -117,7 +120,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
 }
 build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
-    libraries="-lcmocka -lcjson -lm"
+    libraries="-lcmocka -lcjson -lm -pthread"
     case $3 in cuda | cudnn) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -189,9 +192,9 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train || selected convert || selected transformers; then
+if selected cli || selected train || selected train_documents || selected convert || selected transformers; then
     flags=$(flags_of fp32 onednn)
-    libraries="-lcjson -lm"
+    libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of fp32 onednn)
     TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
@@ -203,7 +206,7 @@ if selected cli || selected train || selected convert || selected transformers; 
         total_failed=$((total_failed + 1))
     fi
 fi
-for script in cxx cli train convert prepare transformers; do
+for script in cxx cli train train_documents convert prepare transformers; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue
     $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null

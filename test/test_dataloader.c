@@ -44,8 +44,16 @@ static const char *make_shard(const char *name, Made made) {
     return path;
 }
 
+static DataSettings settings_of(size_t B, size_t T, size_t vocab_size) {
+    DataSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.B = B, settings.T = T, settings.vocab_size = vocab_size;
+    return settings;
+}
+
 static DataLoader open_one(const char *path, size_t B, size_t T, size_t vocab_size) {
-    return dataloader_open(&path, 1, B, T, vocab_size);
+    DataSettings settings = settings_of(B, T, vocab_size);
+    return dataloader_open(&path, 1, &settings);
 }
 
 // The batch must be ids [first, first + B*T + 1) of the shard, as B documents of T.
@@ -106,6 +114,7 @@ TEST(shards_follow_each_other_by_name) {
     static const char *const names[] = {"a.bin", "b.bin", "c.bin", "d.bin"};
     const char *paths[3];
     Made made[4];
+    DataSettings settings = settings_of(2, 10, 200000);
     Batch batch = dirty_batch(2, 10);
     size_t s, k, form, epoch;
     for (s = 0; s < 4; s++) {
@@ -117,7 +126,7 @@ TEST(shards_follow_each_other_by_name) {
         DataLoader loader;
         paths[0] = form ? scratch_path("d.bin") : scratch_path("[a-d].bin");
         paths[1] = scratch_path("[bc].bin"), paths[2] = scratch_path("a.bin");
-        loader = dataloader_open(paths, form ? 3 : 1, 2, 10, 200000);
+        loader = dataloader_open(paths, form ? 3 : 1, &settings);
         assert_int_equal(loader.shards, 4);
         assert_int_equal(dataloader_batches(&loader), 8);
         assert_int_equal(loader.skipped, 0 + 18 + 20 + 9);
@@ -349,10 +358,11 @@ static void removed_while_reading(const void *context) {
 }
 
 static void opened_twice(const void *context) {
+    DataSettings settings = settings_of(1, 16, 50000);
     const char *paths[2];
     paths[0] = (const char *)context;
     paths[1] = scratch_path("[t]wice.bin");
-    dataloader_open(paths, 2, 1, 16, 50000);
+    dataloader_open(paths, 2, &settings);
 }
 
 TEST(files_that_change_and_files_named_twice) {

@@ -91,7 +91,7 @@ TEST(json_nesting) {
 
 // ---- log.jsonl ---------------------------------------------------------------------------------------------------------------
 static StepReport report_of(size_t step) {
-    StepReport r = {step, 10.0 / (double)step, 1.5, 3e-4, 8192, 0.5, 1e12, 4e12, 3e9};
+    StepReport r = {step, 10.0 / (double)step, 1.5, 3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0.001};
     return r;
 }
 
@@ -116,15 +116,16 @@ TEST(records_are_complete_lines) {
     runlog_close(&log);
     text = read_whole(log.path, NULL);
     assert_string_equal(
-        text,
-        "{\"step\": 3, \"loss\": 3.3333333333333335, \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, "
-        "\"seconds\": 0.5, \"tokens_per_second\": 16384, \"flops_per_second\": 2000000000000, \"peak_share\": 0.5, "
-        "\"memory_bytes\": 3000000000}\n"
-        "{\"step\": 3, \"val_loss\": 2.5, \"val_tokens\": 1000}\n"
-        "{\"step\": 4, \"loss\": 2.5, \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, "
-        "\"seconds\": 0.5, \"tokens_per_second\": 16384, \"flops_per_second\": 2000000000000, \"peak_share\": 0.5, "
-        "\"memory_bytes\": 3000000000}\n"
-        "{\"step\": 4, \"sample\": \"tw\xc3\xb6 \\\"lines\\\"\\n\\ufffd\"}\n");
+        text, "{\"step\": 3, \"loss\": 3.3333333333333335, \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, "
+              "\"seconds\": 0.5, \"data_seconds\": 0.001, \"tokens_per_second\": 16384, \"flops_per_second\": "
+              "2000000000000, \"peak_share\": 0.5, "
+              "\"memory_bytes\": 3000000000}\n"
+              "{\"step\": 3, \"val_loss\": 2.5, \"val_tokens\": 1000}\n"
+              "{\"step\": 4, \"loss\": 2.5, \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, "
+              "\"seconds\": 0.5, \"data_seconds\": 0.001, \"tokens_per_second\": 16384, \"flops_per_second\": "
+              "2000000000000, \"peak_share\": 0.5, "
+              "\"memory_bytes\": 3000000000}\n"
+              "{\"step\": 4, \"sample\": \"tw\xc3\xb6 \\\"lines\\\"\\n\\ufffd\"}\n");
 }
 
 // Cut the log anywhere, resume from any step whose record is there: the finished file is as if nothing had happened.
@@ -258,8 +259,8 @@ static char *line_of(const StepReport *r, size_t steps) {
 }
 
 TEST(step_lines_are_aligned) {
-    StepReport a = report_of(7), b = {1234, 0.0123456, 1234.5678, 0, 1e7, 1, 3.2e15, 4e15, 123},
-               c = {10000, 12.75, 1e-5, 0.25, 1, 100, 1e9, 4e12, 5e11};
+    StepReport a = report_of(7), b = {1234, 0.0123456, 1234.5678, 0, 1e7, 1, 3.2e15, 4e15, 123, 0.01},
+               c = {10000, 12.75, 1e-5, 0.25, 1, 100, 1e9, 4e12, 5e11, 0};
     char *first, *second, *third;
     size_t i, bars = 0;
     assert_string_equal(
@@ -273,6 +274,8 @@ TEST(step_lines_are_aligned) {
         bars++;
     }
     assert_int_equal(bars, 6);
+    a.data_seconds = 0.1; // of 0.5
+    assert_non_null(strstr(line_of(&a, 10), " | 2.79 GiB | 20 % waiting for data\n"));
     a.peak_flops = 0;
     assert_null(strstr(line_of(&a, 10), "peak")); // not known
     a.seconds = 0;

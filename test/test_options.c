@@ -238,10 +238,11 @@ TEST(values_that_look_like_options) {
 
 TEST(defaults) {
     Options o = parse("bp --init gpt2");
+    size_t i;
     assert_true(!strcmp(o.method, "stream") && !strcmp(o.objective, "sft"));
     assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
     assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
-    assert_true(o.given == (uint64_t)1 << option_find("init"));
+    for (i = 0; i < OPTION_ROWS; i++) assert_int_equal(option_row_given(&o, i), i == (size_t)option_find("init"));
 }
 
 // ---- verbs -----------------------------------------------------------------------------------------------------------------
@@ -561,7 +562,7 @@ TEST(echo_and_json) {
     Options plan = parse("plan --init gpt2 --data d.bin --batch 2 --lr 1"); // what plays no part in a plan is left out
     assert_string_equal(printed(options_echo, &info), "train info --model m\n");
     assert_string_equal(printed(options_echo, &dashes), "train info --model=--help --seed 42\n");
-    assert_string_equal(printed(options_echo, &plan), "train plan --init gpt2 --batch 2\n");
+    assert_string_equal(printed(options_echo, &plan), "train plan --init gpt2 --data d.bin --batch 2\n");
     assert_string_equal(printed(print_json, &info), "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"dtype\": "
                                                     "\"build\", \"seed\": 42, \"json\": false, \"quiet\": false}\n");
     assert_string_equal(printed(options_echo, &sample),

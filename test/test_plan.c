@@ -231,6 +231,81 @@ static int dies(const char *name) {
     return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUNTIME;
 }
 
+static RunSettings stream_settings(const Model *model, size_t method, size_t chunk, int backward) {
+    RunSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = model, settings.method = (Method)method;
+    settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0;
+    settings.backward = backward, settings.gradient_type = model->dtype;
+    return settings;
+}
+
+// A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into that.
+TEST(shorter_streams_need_no_more) {
+    static const char *const wide[] = {"qwen3-0.6b,num_hidden_layers=2", "gpt2,num_hidden_layers=1",
+                                       ("llama,hidden_size=128,intermediate_size=352,num_hidden_layers=2,num_attention_"
+                                        "heads=16,num_key_value_heads=1,head_dim=16,vocab_size=300")};
+    static const size_t longest[] = {300, 1024, 1023, 6000}, chunks[] = {0, 64, 100, 513};
+    size_t m, method, c, l, N, plans = 0;
+    for (m = 0; m < MODELS + 3; m++) {
+        Model model = planned_model(m < MODELS ? models[m] : wide[m - MODELS], m % 2 ? DTYPE_BF16 : DTYPE_FP32);
+        for (method = 0; method < 3; method++) {
+            for (c = 0; c < (method == METHOD_STREAM ? 4u : 1u); c++) {
+                for (l = 0; l < 4; l++) {
+                    RunSettings settings = stream_settings(&model, method, chunks[c], l != 2);
+                    size_t whole = longest[l], most;
+                    Batch batch = shape_of(&whole, 1);
+                    most = plan_make(&settings, &batch).total_bytes;
+                    free(batch.document_start);
+                    test_case("model %zu, method %zu, chunk %zu, up to %zu", m, method, chunks[c], whole);
+                    for (N = whole; N > 0; N -= 1 + (whole > 1100) * min_size(test_random_below(20), N - 1)) {
+                        size_t length[2], bytes;
+                        length[0] = 1 + test_random_below(N), length[1] = N - length[0];
+                        batch = shape_of(length, 2);
+                        bytes = plan_make(&settings, &batch).total_bytes;
+                        if (bytes > most) test_fail("%zu positions need %zu bytes, the longest %zu", N, bytes, most);
+                        free(batch.document_start);
+                        plans++;
+                    }
+                }
+            }
+        }
+        model_free(&model);
+    }
+    printf("             %zu plans\n", plans);
+}
+
+TEST(flops_are_those_of_the_stream) {
+    static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
+    size_t m, method, i, k;
+    for (m = 0; m < MODELS; m++) {
+        Model model = planned_model(models[m], DTYPE_FP32);
+        for (method = 0; method < 3; method++) {
+            for (k = 0; k < 2; k++) {
+                RunSettings settings = stream_settings(&model, method, 64, (int)k);
+                Batch largest = shape_of(lengths[0], 5);
+                FlopCount count;
+                flop_count_begin(&count, &settings, &largest);
+                allocation_guard = 1;
+                for (i = 0; i < 4; i++) {
+                    double found;
+                    Batch batch;
+                    allocation_guard = 0;
+                    batch = shape_of(lengths[i], 5);
+                    allocation_guard = 1;
+                    found = flops_of(&count, &batch);
+                    allocation_guard = 0;
+                    if (found != plan_make(&settings, &batch).flops) test_fail("stream %zu: %.17g", i, found);
+                    free(batch.document_start);
+                }
+                flop_count_end(&count);
+                free(largest.document_start);
+            }
+        }
+        model_free(&model);
+    }
+}
+
 TEST(ranges_are_checked) {
     if (dies("nothing")) test_fail("what fits was refused");
     if (!dies("one row too many")) test_fail("a tensor that ends in the next region was not noticed");
@@ -239,8 +314,14 @@ TEST(ranges_are_checked) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(abbreviation_counts_the_same), LISTED(shares_add_up),           LISTED(slope_per_token),
-        LISTED(longer_than_the_paper),        LISTED(longest_is_the_boundary), LISTED(answers_at_once),
+        LISTED(abbreviation_counts_the_same),
+        LISTED(shares_add_up),
+        LISTED(slope_per_token),
+        LISTED(longer_than_the_paper),
+        LISTED(longest_is_the_boundary),
+        LISTED(answers_at_once),
+        LISTED(shorter_streams_need_no_more),
+        LISTED(flops_are_those_of_the_stream),
         LISTED(ranges_are_checked),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);

@@ -1,0 +1,283 @@
+/*
+Token shards. Here: which files a run reads, and the format that data/prepare.py writes (data/README.md), one file of whole documents:
+a header of 256 bytes, a table of documents, their ids, and for each token whether it is a target that counts. Little-endian.
+
+A shard is checked when it is opened: every field of the header against the others and against the size of the file, and the whole
+table, by its checksum and entry by entry. A document's own checksum is checked when it is read (documents.h). llm.c's shards, which
+have neither documents nor masks, are dataloader.h's.
+*/
+#ifndef LLMC_SHARD_H
+#define LLMC_SHARD_H
+#include "crc32.h"
+#include "file.h"
+#include <glob.h>
+
+#define TOKEN_SHARD_MAGIC   "SBPTOKEN"
+#define TOKEN_SHARD_VERSION 1
+#define TOKEN_SHARD_HEADER  256
+#define TOKEN_SHARD_ENTRY   48
+#define TOKEN_SHARD_ALIGN   64
+#define TABLE_ENTRIES       4096 // of the table, that are read at a time
+
+// ---- which files -----------------------------------------------------------------------------------------------------------
+typedef struct {
+    char **path; // [count], sorted
+    size_t count;
+} ShardPaths;
+
+static inline void shard_paths_add(ShardPaths *list, const char *path) {
+    char **grown = (char **)checked_calloc(list->count + 1, sizeof(char *), "the list of shards");
+    if (list->count) memcpy(grown, list->path, list->count * sizeof(char *));
+    free(list->path);
+    list->path = grown;
+    list->path[list->count++] = checked_strdup(path);
+}
+
+static inline int shard_paths_compare(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static inline void shard_paths_free(ShardPaths *list) {
+    size_t i;
+    for (i = 0; i < list->count; i++) free(list->path[i]);
+    free(list->path);
+    memset(list, 0, sizeof(*list));
+}
+
+// Each path is a file or, where no such file exists, a glob.
+static inline ShardPaths shard_paths_find(const char *const *paths, size_t count) {
+    ShardPaths list = {NULL, 0};
+    size_t i, j;
+    for (i = 0; i < count; i++) {
+        glob_t found;
+        int failed;
+        if (path_exists(paths[i]) || !strpbrk(paths[i], "*?[")) {
+            shard_paths_add(&list, paths[i]);
+            continue;
+        }
+        failed = glob(paths[i], 0, NULL, &found);
+        if (failed == GLOB_NOMATCH) die("no file matches '%s'; check the folder and the pattern", paths[i]);
+        if (failed) die("cannot search for '%s': %s", paths[i], strerror(errno));
+        for (j = 0; j < found.gl_pathc; j++) shard_paths_add(&list, found.gl_pathv[j]);
+        globfree(&found);
+    }
+    if (!list.count) die("no shards were given; name token files (.bin) or a quoted pattern");
+    qsort(list.path, list.count, sizeof(char *), shard_paths_compare);
+    for (i = 1; i < list.count; i++)
+        if (!strcmp(list.path[i - 1], list.path[i])) die("%s is named twice in the data; name it once", list.path[i]);
+    return list;
+}
+
+// Whether the file begins as a shard of documents; the first look at any shard.
+static inline int is_token_shard(const char *path) {
+    char magic[8] = "";
+    InputFile file;
+    if (path_is_directory(path))
+        die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
+    file = input_open(path);
+    if (file.bytes >= sizeof(magic)) input_read(&file, 0, magic, sizeof(magic));
+    input_close(&file);
+    return !memcmp(magic, TOKEN_SHARD_MAGIC, sizeof(magic));
+}
+
+// ---- little-endian -----------------------------------------------------------------------------------------------------------
+static inline uint32_t shard_uint16(const unsigned char *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
+
+static inline uint32_t shard_uint32(const unsigned char *bytes) {
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+}
+
+static inline uint64_t shard_uint64(const unsigned char *bytes) {
+    return (uint64_t)shard_uint32(bytes) | (uint64_t)shard_uint32(bytes + 4) << 32;
+}
+
+// ---- the header ----------------------------------------------------------------------------------------------------------------
+typedef struct {
+    char *path;
+    uint64_t bytes; // of the file
+    uint64_t documents, tokens, counted, longest;
+    size_t id_bytes;
+    uint64_t vocabulary;         // of its tokenizer
+    uint64_t tokenizer;          // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
+    char tokenizer_name[65];     // printable
+    uint64_t table, ids, counts; // where they begin
+    uint32_t table_crc, header_crc;
+} TokenShard;
+
+// One entry of the table.
+typedef struct {
+    uint64_t first, tokens, counted, prompt;
+    uint32_t crc;
+} ShardDocument;
+
+static inline uint64_t shard_align(uint64_t offset) {
+    return (offset + TOKEN_SHARD_ALIGN - 1) / TOKEN_SHARD_ALIGN * TOKEN_SHARD_ALIGN;
+}
+
+static inline void shard_check_kind(const char *path, uint32_t kind, uint64_t values) {
+    static const char *const kinds[] = {"documents", "preference pairs", "groups of completions with rewards"};
+    if (kind == 1 || kind == 2)
+        die("%s: holds %s (kind %u), which need an objective that is not in this version; prepare documents (kind 0)",
+            path, kinds[kind], kind);
+    if (kind > 2) die("%s: kind %u of a token shard is not known; kinds are 0, 1 and 2", path, kind);
+    if (values)
+        die("%s: holds values for each token, which need an objective that is not in this version; prepare it without",
+            path);
+}
+
+// Sections in their order, each at the next multiple of 64, the last one up to the file's end.
+static inline void shard_check_sections(const TokenShard *s) {
+    const struct {
+        const char *name;
+        uint64_t begins, expected;
+    } section[] = {{"document table is", s->table, TOKEN_SHARD_HEADER},
+                   {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
+                   {"counts are", s->counts, shard_align(s->ids + s->tokens * s->id_bytes)},
+                   {"end is", s->bytes, s->counts + s->tokens}};
+    size_t i;
+    for (i = 0; i < 4; i++)
+        if (section[i].begins != section[i].expected)
+            die("%s: its %s at byte %llu, with %llu documents and %llu tokens it should be %llu; write it again",
+                s->path, section[i].name, (unsigned long long)section[i].begins, (unsigned long long)s->documents,
+                (unsigned long long)s->tokens, (unsigned long long)section[i].expected);
+}
+
+static inline void shard_read_name(TokenShard *s, const unsigned char name[64]) {
+    size_t i;
+    if (!memchr(name, 0, 64)) die("%s: the name of its tokenizer has no end; write it again", s->path);
+    memcpy(s->tokenizer_name, name, 64);
+    for (i = 0; s->tokenizer_name[i]; i++) // it goes into messages of one line
+        if ((unsigned char)s->tokenizer_name[i] < 0x20 || s->tokenizer_name[i] == 0x7f) s->tokenizer_name[i] = '?';
+    if (!s->tokenizer_name[0]) memcpy(s->tokenizer_name, "unnamed", 8);
+}
+
+static inline void shard_check_header(const char *path, const unsigned char header[TOKEN_SHARD_HEADER],
+                                      uint64_t bytes) {
+    unsigned char copy[TOKEN_SHARD_HEADER];
+    if (shard_uint32(header + 12) == 0x04030201u)
+        die("%s: was written on a big-endian machine; swap its bytes or write it again", path);
+    if (shard_uint32(header + 8) != TOKEN_SHARD_VERSION)
+        die("%s: version %u of a token shard is not known, expected %d", path, shard_uint32(header + 8),
+            TOKEN_SHARD_VERSION);
+    memcpy(copy, header, sizeof(copy));
+    memset(copy + 124, 0, 4);
+    if (crc32_of(0, copy, sizeof(copy)) != shard_uint32(header + 124))
+        die("%s: the checksum of its header is wrong, the file is damaged; copy or write it again", path);
+    if (shard_uint32(header + 12) != 0x01020304u)
+        die("%s: its byte order mark is %08x, expected 01020304", path, shard_uint32(header + 12));
+    if (shard_uint64(header + 16) != TOKEN_SHARD_HEADER)
+        die("%s: its header says that it has %llu bytes, expected %d", path,
+            (unsigned long long)shard_uint64(header + 16), TOKEN_SHARD_HEADER);
+    if (shard_uint64(header + 24) != bytes)
+        die("%s: its header says %llu bytes, but the file has %llu; it is %s", path,
+            (unsigned long long)shard_uint64(header + 24), (unsigned long long)bytes,
+            bytes < shard_uint64(header + 24) ? "truncated" : "not what its header says");
+}
+
+// Everything the header says, held against itself and the file.
+static inline TokenShard shard_read_header(const InputFile *file, const char *path) {
+    unsigned char header[TOKEN_SHARD_HEADER];
+    TokenShard s;
+    memset(&s, 0, sizeof(s));
+    if (file->bytes < TOKEN_SHARD_HEADER)
+        die("%s: its %llu bytes are less than the header of a token shard (%d); it is truncated", path,
+            (unsigned long long)file->bytes, TOKEN_SHARD_HEADER);
+    input_read(file, 0, header, sizeof(header));
+    shard_check_header(path, header, file->bytes);
+    s.path = checked_strdup(path);
+    s.bytes = file->bytes;
+    s.documents = shard_uint64(header + 32), s.tokens = shard_uint64(header + 40);
+    s.counted = shard_uint64(header + 48), s.longest = shard_uint64(header + 56);
+    s.id_bytes = shard_uint32(header + 64);
+    s.vocabulary = shard_uint64(header + 72), s.tokenizer = shard_uint64(header + 80);
+    s.table = shard_uint64(header + 88), s.ids = shard_uint64(header + 96), s.counts = shard_uint64(header + 104);
+    s.table_crc = shard_uint32(header + 120), s.header_crc = shard_uint32(header + 124);
+    shard_check_kind(path, shard_uint32(header + 68), shard_uint64(header + 112));
+    if (s.id_bytes != 2 && s.id_bytes != 4) die("%s: has ids of %zu bytes, expected 2 or 4", path, s.id_bytes);
+    if (s.vocabulary < 1 || s.vocabulary > (s.id_bytes == 2 ? 65536u : 2147483648u))
+        die("%s: a vocabulary of %llu does not go with ids of %zu bytes", path, (unsigned long long)s.vocabulary,
+            s.id_bytes);
+    if (s.documents > s.bytes / TOKEN_SHARD_ENTRY || s.tokens > s.bytes)
+        die("%s: %llu documents and %llu tokens cannot lie in %llu bytes", path, (unsigned long long)s.documents,
+            (unsigned long long)s.tokens, (unsigned long long)s.bytes);
+    shard_check_sections(&s);
+    shard_read_name(&s, header + 128);
+    return s;
+}
+
+// ---- the table -----------------------------------------------------------------------------------------------------------------
+static inline ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]) {
+    ShardDocument d;
+    d.first = shard_uint64(entry), d.tokens = shard_uint64(entry + 8);
+    d.counted = shard_uint64(entry + 16), d.prompt = shard_uint64(entry + 32);
+    d.crc = shard_uint32(entry + 44);
+    return d;
+}
+
+// Entries [first, first + count) of the table, count <= TABLE_ENTRIES, into buffer[TABLE_ENTRIES * TOKEN_SHARD_ENTRY].
+static inline void shard_read_entries(const TokenShard *s, const InputFile *file, uint64_t first, size_t count,
+                                      unsigned char *buffer) {
+    input_read(file, s->table + first * TOKEN_SHARD_ENTRY, buffer, count * TOKEN_SHARD_ENTRY);
+}
+
+static inline void shard_check_document(const TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t begin) {
+    const char *fault = d->first != begin               ? "does not begin where the one before it ends"
+                        : d->tokens < 2                 ? "has fewer than 2 tokens"
+                        : d->tokens > s->tokens - begin ? "goes beyond the last token"
+                        : d->counted < 1                ? "has no target that counts"
+                        : d->counted > d->tokens - 1    ? "counts more targets than it has"
+                        : d->prompt > d->tokens         ? "has a prompt that is longer than itself"
+                                                        : NULL;
+    if (fault) die("%s: document %llu %s; write the shard again", s->path, (unsigned long long)number, fault);
+}
+
+// The whole table, once. buffer as above.
+static inline void shard_check_table(const TokenShard *s, const InputFile *file, unsigned char *buffer) {
+    uint64_t first, tokens = 0, counted = 0, longest = 0;
+    uint32_t crc = 0;
+    size_t count, i;
+    for (first = 0; first < s->documents;
+         first += count) { // the checksum first: it says what is wrong with all the rest
+        count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
+        shard_read_entries(s, file, first, count, buffer);
+        crc = crc32_of(crc, buffer, count * TOKEN_SHARD_ENTRY);
+    }
+    if (crc != s->table_crc)
+        die("%s: the checksum of its document table is wrong, the file is damaged; copy or write it again", s->path);
+    for (first = 0; first < s->documents; first += count) {
+        count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
+        shard_read_entries(s, file, first, count, buffer);
+        for (i = 0; i < count; i++) {
+            ShardDocument d = shard_document(buffer + i * TOKEN_SHARD_ENTRY);
+            shard_check_document(s, first + i, &d, tokens);
+            tokens += d.tokens, counted += d.counted;
+            if (d.tokens > longest) longest = d.tokens;
+        }
+    }
+    if (tokens != s->tokens || counted != s->counted || longest != s->longest)
+        die("%s: its documents have %llu tokens, %llu counted targets and %llu tokens at most, its header says %llu, "
+            "%llu and %llu",
+            s->path, (unsigned long long)tokens, (unsigned long long)counted, (unsigned long long)longest,
+            (unsigned long long)s->tokens, (unsigned long long)s->counted, (unsigned long long)s->longest);
+}
+
+// ---- the tokenizer -------------------------------------------------------------------------------------------------------------
+// As a shard records the tokenizer.json it was made with.
+static inline uint64_t tokenizer_fingerprint(const char *path) {
+    unsigned char buffer[16384];
+    InputFile file = input_open(path);
+    uint64_t offset, fingerprint;
+    uint32_t crc = 0;
+    size_t bytes;
+    crc32_prepare();
+    for (offset = 0; offset < file.bytes; offset += bytes) {
+        bytes = (size_t)(file.bytes - offset < sizeof(buffer) ? file.bytes - offset : sizeof(buffer));
+        input_read(&file, offset, buffer, bytes);
+        crc = crc32_of(crc, buffer, bytes);
+    }
+    fingerprint = file.bytes << 32 | crc;
+    input_close(&file);
+    return fingerprint;
+}
+
+#endif

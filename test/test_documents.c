@@ -1,0 +1,600 @@
+// Shards of documents: what becomes of every token, places and epochs, what is planned for; every field, section and checksum
+// damaged in turn, each refused in one line.
+#include "document_files.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+// ---- what becomes of every token ---------------------------------------------------------------------------------------------
+typedef struct {
+    const MadeDocument *document;
+    size_t documents, T;
+    unsigned char *trained; // [documents * DOCUMENT_IDS] a target that was seen
+} Expected;
+
+// One document of a stream must be a whole piece of one document of the file.
+static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t end) {
+    size_t number = (size_t)batch->tokens[begin] / DOCUMENT_IDS, first = (size_t)batch->tokens[begin] % DOCUMENT_IDS, t;
+    const MadeDocument *made = &x->document[number];
+    if (number >= x->documents || first % x->T) test_fail("a document begins with token %zu of %zu", first, number);
+    if (end - begin != min_size(x->T, made->tokens - 1 - first))
+        test_fail("%zu positions of document %zu from %zu on", end - begin, number, first);
+    for (t = begin; t < end; t++) {
+        size_t token = first + t - begin;
+        int counts = made->counts[token + 1];
+        if ((uint32_t)batch->tokens[t] != made->id[token]) test_fail("token %zu is %d", t, batch->tokens[t]);
+        if (batch->targets[t] != (counts ? (int32_t)made->id[token + 1] : -1))
+            test_fail("target %zu: %d", t, batch->targets[t]);
+        if (batch->loss_weight[t] != (float)counts) test_fail("weight %zu: %g", t, (double)batch->loss_weight[t]);
+        if (batch->position[t] != (int32_t)(t - begin)) test_fail("position %zu: %d", t, batch->position[t]);
+        if (counts && x->trained[number * DOCUMENT_IDS + token + 1]++)
+            test_fail("target %zu of %zu again", token + 1, number);
+    }
+}
+
+// One epoch from where the loader stands; returns the positions.
+static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
+    const uint64_t epoch = dataloader_place(loader) / loader->documents.pieces;
+    const StreamBound bound = dataloader_bound(loader);
+    size_t positions = 0, d;
+    memset(x->trained, 0, x->documents * DOCUMENT_IDS);
+    while (dataloader_place(loader) / loader->documents.pieces == epoch) {
+        double counted = dataloader_counted(loader, dataloader_place(loader), 1);
+        dataloader_next(loader, batch);
+        assert_true(batch_counted(batch) == counted && counted > 0);
+        assert_true(batch->N >= 1 && batch->N <= bound.N && batch->documents <= bound.documents);
+        assert_int_equal(batch->document_start[0], 0);
+        assert_int_equal(batch->document_start[batch->documents], batch->N);
+        for (d = 0; d < batch->documents; d++)
+            check_piece(x, batch, batch->document_start[d], batch->document_start[d + 1]);
+        positions += batch->N;
+    }
+    return positions;
+}
+
+// Every target that counts was trained on, once; with truncation those up to T.
+static void check_all_trained(const Expected *x, LongDocuments treatment) {
+    size_t d, i;
+    for (d = 0; d < x->documents; d++)
+        for (i = 1; i < x->document[d].tokens; i++) {
+            int wanted = x->document[d].counts[i] && (treatment == LONG_SPLIT || i <= x->T);
+            if (x->trained[d * DOCUMENT_IDS + i] != wanted) test_fail("target %zu of document %zu", i, d);
+        }
+}
+
+TEST(every_target_once_in_an_epoch) {
+    static const struct {
+        size_t documents, most, B, T, mask;
+        LongDocuments treatment;
+        Shuffle shuffle;
+    } cases[] = {{300, 60, 1, 64, 0, LONG_SPLIT, SHUFFLE_AUTO},   {300, 60, 3, 64, 4, LONG_REFUSE, SHUFFLE_ON},
+                 {200, 900, 2, 50, 3, LONG_SPLIT, SHUFFLE_ON},    {200, 900, 1, 50, 7, LONG_SPLIT, SHUFFLE_OFF},
+                 {200, 900, 4, 33, 7, LONG_TRUNCATE, SHUFFLE_ON}, {1, 4000, 2, 64, 8, LONG_SPLIT, SHUFFLE_ON},
+                 {90, 4000, 1, 1, 2, LONG_SPLIT, SHUFFLE_OFF},    {40, 3, 5, 1000, 0, LONG_SPLIT, SHUFFLE_AUTO}};
+    size_t c;
+    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        DataSettings settings = data_settings(cases[c].B, cases[c].T);
+        MadeShard made = made_shard(4);
+        const char *paths[3];
+        Expected x;
+        DataLoader loader;
+        Batch batch;
+        size_t s, epoch, first = 0;
+        test_case("case %zu", c);
+        x.documents = cases[c].documents, x.T = cases[c].T;
+        x.document = made_documents(0, x.documents, cases[c].most, cases[c].mask);
+        x.trained = (unsigned char *)case_memory(x.documents * DOCUMENT_IDS);
+        for (s = 0; s < 3; s++) { // three shards, one of them with nothing
+            size_t end = s == 1 ? first : s == 0 ? x.documents / 3 : x.documents;
+            paths[s] = write_shard(s == 0   ? "a.bin"
+                                   : s == 1 ? "b.bin"
+                                            : "c.bin",
+                                   &made, x.document + first, end - first);
+            first = end;
+        }
+        settings.long_documents = cases[c].treatment, settings.shuffle = cases[c].shuffle;
+        loader = dataloader_open(paths, 3, &settings);
+        assert_int_equal(dataloader_shuffled(&loader), cases[c].shuffle != SHUFFLE_OFF);
+        batch = batch_for(&loader);
+        allocation_guard = 1;
+        for (epoch = 0; epoch < 3; epoch++) {
+            size_t positions = check_epoch(&x, &loader, &batch);
+            assert_int_equal(positions, loader.documents.packing.positions);
+            check_all_trained(&x, cases[c].treatment);
+            assert_int_equal(dataloader_place(&loader), (epoch + 1) * loader.documents.pieces);
+        }
+        allocation_guard = 0;
+        batch_free(&batch);
+        dataloader_close(&loader);
+    }
+}
+
+TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
+    DataSettings settings = data_settings(2, 40);
+    MadeShard made = made_shard(2);
+    size_t s, n = 0, tokens = 0;
+    unsigned char seen[100] = {0};
+    char name[32];
+    DataLoader loader;
+    Batch batch;
+    for (s = 0; s < 100; s++) { // one document each: s, s + 1, ... for 10 tokens
+        uint32_t id[10];
+        unsigned char counts[10] = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+        MadeDocument document = {10, id, counts};
+        for (n = 0; n < 10; n++) id[n] = (uint32_t)(600 * s + n);
+        snprintf(name, sizeof(name), "many-%zu.bin", s);
+        write_shard(name, &made, &document, 1);
+    }
+    settings.vocab_size = 65536;
+    loader = open_data(scratch_path("many-*.bin"), &settings);
+    batch = batch_for(&loader);
+    assert_int_equal(dataloader_batches(&loader), (100 + 7) / 8); // eight pieces of 9 in a stream of 80
+    for (s = 0; s < dataloader_batches(&loader); s++) {
+        dataloader_next(&loader, &batch);
+        for (n = 0; n < batch.N; n++) assert_int_equal(batch.targets[n], batch.tokens[n] + 1);
+        for (n = 0; n < batch.documents; n++) seen[batch.tokens[batch.document_start[n]] / 600]++;
+        tokens += batch.N;
+    }
+    assert_int_equal(tokens, 900);
+    for (s = 0; s < 100; s++) assert_int_equal(seen[s], 1);
+    batch_free(&batch);
+    dataloader_close(&loader);
+}
+
+TEST(documents_larger_than_the_buffer) {
+    size_t tokens = 600000, i;
+    uint32_t *id = (uint32_t *)case_memory(tokens * 4);
+    unsigned char *counts = (unsigned char *)case_memory(tokens);
+    MadeDocument document = {tokens, id, counts};
+    MadeShard made = made_shard(4);
+    size_t T;
+    const char *path;
+    for (i = 0; i < tokens; i++) id[i] = (uint32_t)i, counts[i] = i % 3 == 1;
+    path = write_shard("large.bin", &made, &document, 1);
+    for (T = tokens - 1; T > 100000; T /= 2) { // whole, then in pieces
+        DataSettings settings = data_settings(1, T);
+        DataLoader loader = open_data(path, &settings);
+        Batch batch = batch_for(&loader);
+        size_t s, counted = 0, t;
+        for (s = 0; s < dataloader_batches(&loader); s++) {
+            dataloader_next(&loader, &batch);
+            for (t = 0; t < batch.N; t++) {
+                int32_t token = batch.tokens[t];
+                if (batch.targets[t] != ((token + 1) % 3 == 1 ? token + 1 : -1))
+                    test_fail("%d -> %d", token, batch.targets[t]);
+            }
+            counted += (size_t)batch_counted(&batch);
+        }
+        assert_int_equal(counted, tokens / 3);
+        batch_free(&batch);
+        dataloader_close(&loader);
+    }
+}
+
+// ---- places ------------------------------------------------------------------------------------------------------------------
+TEST(a_place_of_documents_is_one_number) {
+    int shuffle;
+    for (shuffle = 0; shuffle < 2; shuffle++) {
+        DataSettings settings = data_settings(2, 30);
+        MadeShard made = made_shard(4);
+        const char *path = write_shard("places.bin", &made, made_documents(0, 150, 100, 2), 150);
+        DataLoader walking, jumping;
+        Batch one, other;
+        uint64_t place[400];
+        double counted[400], sum;
+        size_t k, n, i;
+        settings.shuffle = shuffle ? SHUFFLE_ON : SHUFFLE_OFF;
+        walking = open_data(path, &settings), jumping = open_data(path, &settings);
+        one = batch_for(&walking), other = batch_for(&jumping);
+        allocation_guard = 1;
+        for (k = 0; k < 400; k++) { // a few epochs
+            place[k] = dataloader_place(&walking);
+            assert_true(place[k] < (uint64_t)1 << 53 && (k == 0 || place[k] > place[k - 1]));
+            dataloader_next(&walking, &one);
+            counted[k] = batch_counted(&one);
+            if (k) dataloader_seek(&jumping, place[test_random_below(k)]), dataloader_next(&jumping, &other);
+            dataloader_seek(&jumping, place[k]);
+            dataloader_next(&jumping, &other);
+            expect_same_batch(&one, &other);
+            assert_int_equal(dataloader_place(&walking), dataloader_place(&jumping));
+        }
+        assert_true(place[399] / walking.documents.pieces >= 2);
+        for (k = 0; k < 300; k += 7) { // a step's targets, over the end of an epoch or of several
+            n = 1 + test_random_below(99);
+            for (sum = 0, i = k; i < k + n; i++) sum += counted[i];
+            assert_true(dataloader_counted(&jumping, place[k], n) == sum);
+        }
+        allocation_guard = 0;
+        dataloader_close(&walking), dataloader_close(&jumping);
+        batch_free(&one), batch_free(&other);
+    }
+}
+
+static void seek_nowhere(const void *context) {
+    DataSettings settings = data_settings(4, 100);
+    DataLoader loader = open_data((const char *)context, &settings);
+    Batch batch = batch_for(&loader);
+    dataloader_seek(&loader, loader.documents.pieces - 1); // of fewer streams
+    dataloader_next(&loader, &batch);
+}
+
+static uint64_t fingerprint_with(const char *path, DataSettings settings) {
+    DataLoader loader = open_data(path, &settings);
+    uint64_t fingerprint = dataloader_fingerprint(&loader);
+    dataloader_close(&loader);
+    return fingerprint;
+}
+
+TEST(fingerprint_covers_documents_and_order) {
+    MadeShard made = made_shard(4);
+    MadeDocument *document = made_documents(0, 50, 90, 2);
+    const char *path = write_shard("f.bin", &made, document, 50), *copy = write_shard("copy.bin", &made, document, 50);
+    DataSettings base = data_settings(2, 100), other = base;
+    uint64_t fingerprint = fingerprint_with(path, base);
+    expect_refused(seek_nowhere, path, EXIT_RUNTIME, "is not in this data, whose epoch 0 has");
+    assert_true(fingerprint_with(copy, base) == fingerprint);
+    other.seed = 12;
+    assert_true(fingerprint_with(path, other) != fingerprint);
+    other = base, other.shuffle = SHUFFLE_OFF;
+    assert_true(fingerprint_with(path, other) != fingerprint);
+    other.seed = 12; // plays no part then
+    assert_true(fingerprint_with(path, other) != fingerprint);
+    assert_true(fingerprint_with(path, other) == (other.seed = 13, fingerprint_with(path, other)));
+    other = base, other.long_documents = LONG_TRUNCATE;
+    assert_true(fingerprint_with(path, other) != fingerprint);
+    other = base, other.B = 1, other.T = 200;
+    assert_true(fingerprint_with(path, other) != fingerprint);
+    ((uint32_t *)(uintptr_t)document[49].id)[0]++;
+    assert_true(fingerprint_with(write_shard("g.bin", &made, document, 50), base) != fingerprint);
+    assert_true(fingerprint_with(write_shard("g.bin", &made, document, 49), base) != fingerprint);
+}
+
+// ---- what is planned for -----------------------------------------------------------------------------------------------------
+TEST(the_bound_is_that_of_the_data) {
+    static const size_t lengths[] = {41, 31, 21, 11, 6, 6, 6}; // 40 + 30 + 20 + 10 + 3 x 5 positions
+    MadeDocument document[7];
+    MadeShard made = made_shard(4);
+    DataSettings settings = data_settings(1, 50);
+    DataLoader loader;
+    const char *path;
+    size_t i;
+    for (i = 0; i < 7; i++) document[i] = made_document(i, lengths[i], 0);
+    path = write_shard("bound.bin", &made, document, 7);
+    loader = open_data(path, &settings);
+    assert_int_equal(dataloader_bound(&loader).N, 50);
+    assert_int_equal(dataloader_bound(&loader).documents, 5); // 3 x 5 + 10 + 20
+    assert_int_equal(dataloader_bound(&loader).longest, 40);
+    dataloader_close(&loader);
+    settings.B = 100;
+    loader = open_data(path, &settings);
+    assert_int_equal(dataloader_bound(&loader).N, 115); // all there is
+    assert_int_equal(dataloader_bound(&loader).documents, 7);
+    dataloader_close(&loader);
+    settings.B = 1, settings.shuffle = SHUFFLE_OFF; // 40 | 30 + 20 | 10 + 3 x 5
+    loader = open_data(path, &settings);
+    assert_int_equal(dataloader_batches(&loader), 3);
+    assert_int_equal(dataloader_bound(&loader).N, 50);
+    assert_int_equal(dataloader_bound(&loader).documents, 4);
+    dataloader_close(&loader);
+}
+
+// ---- refusals ----------------------------------------------------------------------------------------------------------------
+static DataSettings refusal_settings;
+
+// Opens the shard and reads all of it.
+static void read_all(const void *context) {
+    DataLoader loader = open_data((const char *)context, &refusal_settings);
+    Batch batch = batch_for(&loader);
+    size_t i;
+    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
+    batch_free(&batch);
+    dataloader_close(&loader);
+}
+
+// One line that says why, with exit code 1; notes before it are no refusals.
+static void refused(ChildBody body, const char *path, const char *words) {
+    const Child *child = run_child(body, path);
+    const char *line = strstr(child->err, "train: ");
+    if (child->code != EXIT_RUNTIME) test_fail("exit code %d: %s", child->code, child->err);
+    if (!line || count_lines(line) != 1) test_fail("not one line: %s", child->err);
+    if (!strstr(line, words)) test_fail("stderr is: %s(expected: %s)", line, words);
+}
+
+static ShardImage small_image(void) { // documents of 5, 9, 3 and 20 tokens
+    static const size_t lengths[] = {5, 9, 3, 20};
+    MadeDocument document[4];
+    MadeShard made = made_shard(4);
+    size_t i;
+    for (i = 0; i < 4; i++) document[i] = made_document(i, lengths[i], 2);
+    refusal_settings = data_settings(1, 16);
+    refusal_settings.shuffle = SHUFFLE_OFF;
+    return shard_image(&made, document, 4);
+}
+
+static const char *write_image(ShardImage *image) {
+    const char *path = scratch_path("bad.bin");
+    write_file(path, image->bytes, image->size);
+    free(image->bytes);
+    return path;
+}
+
+TEST(every_field_of_the_header) {
+    static const struct {
+        size_t at, bytes;
+        uint64_t value;
+        const char *words;
+    } fields[] = {
+        {0, 1, 'X', "bad.bin: its 677 bytes are less than the header of a token shard"},
+        {8, 4, 2, "bad.bin: version 2 of a token shard is not known, expected 1"},
+        {12, 4, 0x04030201, "bad.bin: was written on a big-endian machine"},
+        {12, 4, 7, "its byte order mark is 00000007, expected 01020304"},
+        {16, 8, 128, "its header says that it has 128 bytes, expected 256"},
+        {24, 8, 1000000, "its header says 1000000 bytes, but the file has"},
+        {24, 8, 300, "is not what its header says"},
+        {32, 8, 5, "its ids are at byte"},
+        {32, 8, (uint64_t)1 << 60, "documents and 37 tokens cannot lie in"},
+        {40, 8, 36, "its end is at byte"},
+        {40, 8, (uint64_t)1 << 62, "cannot lie in"},
+        {48, 8, 1, "its documents have 37 tokens"},
+        {56, 8, 21, "20 tokens at most, its header says 37"},
+        {64, 4, 3, "has ids of 3 bytes, expected 2 or 4"},
+        {64, 4, 2, "a vocabulary of 2147483648 does not go with ids of 2 bytes"},
+        {68, 4, 1, "holds preference pairs (kind 1), which need an objective that is not in this version"},
+        {68, 4, 2, "holds groups of completions with rewards (kind 2), which need an objective that is not in"},
+        {68, 4, 3, "kind 3 of a token shard is not known"},
+        {72, 8, 0, "a vocabulary of 0 does not go"},
+        {72, 8, (uint64_t)1 << 31 | 1, "a vocabulary of 2147483649 does not go"},
+        {72, 8, 4096, "document 1, token 0 is 4096, outside the vocabulary of 4096"},
+        {88, 8, 320, "its document table is at byte 320"},
+        {96, 8, 64, "its ids are at byte 64"},
+        {104, 8, 1 << 20, "its counts are at byte 1048576"},
+        {112, 8, 640, "holds values for each token, which need an objective"},
+        {120, 4, 1, "the checksum of its document table is wrong"}};
+    ShardImage whole;
+    size_t i, k;
+    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        ShardImage image = small_image();
+        test_case("byte %zu", fields[i].at);
+        put(image.bytes + fields[i].at, fields[i].value, fields[i].bytes);
+        put(image.bytes + 124, 0, 4);
+        put(image.bytes + 124, crc32_of(0, image.bytes, TOKEN_SHARD_HEADER), 4);
+        refused(read_all, write_image(&image), fields[i].words);
+    }
+    whole = small_image();
+    memset(whole.bytes + 128, 'n', 64);
+    shard_image_seal(&whole, 4);
+    refused(read_all, write_image(&whole), "the name of its tokenizer has no end");
+    for (k = 8; k < 256;
+         k += 1 + k % 3) { // a bit of the header that is wrong, whichever: never read as if it were right
+        ShardImage image = small_image();
+        test_case("byte %zu flipped", k);
+        image.bytes[k] ^= (unsigned char)(1u << test_random_below(8));
+        refused(read_all, write_image(&image), "bad.bin: ");
+    }
+}
+
+TEST(every_field_of_the_table) {
+    static const struct {
+        size_t document, at;
+        uint64_t value;
+        const char *words;
+    } fields[] = {{1, 0, 4, "document 1 does not begin where the one before it ends"},
+                  {0, 0, 1, "document 0 does not begin where"},
+                  {1, 8, 1, "document 1 has fewer than 2 tokens"},
+                  {3, 8, 21, "document 3 goes beyond the last token"},
+                  {3, 8, 19, "its documents have 36 tokens"},
+                  {2, 16, 0, "document 2 has no target that counts"},
+                  {2, 16, 3, "document 2 counts more targets than it has"},
+                  {2, 32, 4, "document 2 has a prompt that is longer than itself"},
+                  {2, 44, 1, "the checksum of document 2 is wrong"}};
+    size_t i;
+    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        ShardImage image = small_image();
+        test_case("%s", fields[i].words);
+        put(image.bytes + image.table + 48 * fields[i].document + fields[i].at, fields[i].value,
+            fields[i].at == 44 ? 4 : 8);
+        shard_image_seal(&image, 4);
+        refused(read_all, write_image(&image), fields[i].words);
+    }
+    for (i = 0; i < 4 * 48; i += 5) {
+        ShardImage image = small_image();
+        image.bytes[image.table + i] ^= 4;
+        refused(read_all, write_image(&image), "the checksum of its document table is wrong");
+    }
+}
+
+TEST(every_section_truncated_or_flipped) {
+    ShardImage whole = small_image();
+    size_t cuts[8], i;
+    cuts[0] = 8, cuts[1] = 255, cuts[2] = 256, cuts[3] = whole.table + 60, cuts[4] = whole.ids,
+    cuts[5] = whole.ids + 33;
+    cuts[6] = whole.counts, cuts[7] = whole.size - 1;
+    for (i = 0; i < 8; i++) {
+        ShardImage image = small_image();
+        test_case("cut at %zu", cuts[i]);
+        image.size = cuts[i];
+        refused(read_all, write_image(&image), "truncated");
+    }
+    for (i = whole.ids; i < whole.size; i++) { // the long document is read in parts, the others whole
+        ShardImage image = small_image();
+        size_t token = i < whole.counts ? (i - whole.ids) / 4 : i - whole.counts;
+        test_case("byte %zu flipped", i);
+        if ((i < whole.counts && token >= 37)) { // between two sections
+            free(image.bytes);
+            continue;
+        }
+        image.bytes[i] ^= 1;
+        refused(read_all, write_image(&image), "the checksum of document ");
+    }
+    free(whole.bytes);
+}
+
+TEST(counts_that_the_table_does_not_know) { // with a right checksum: a faulty writer
+    ShardImage image = small_image();
+    unsigned char *entry = image.bytes + image.table + 48, *counts = image.bytes + image.counts + 5;
+    put(entry + 16, shard_uint64(entry + 16) - 1, 8);
+    put(image.bytes + 48, shard_uint64(image.bytes + 48) - 1, 8);
+    put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids + 20, 36), counts, 9), 4);
+    shard_image_seal(&image, 4);
+    refused(read_all, write_image(&image), "counted targets where its table says");
+    image = small_image(), entry = image.bytes + image.table, counts = image.bytes + image.counts;
+    counts[4] = 2; // of the last token
+    put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids, 20), counts, 5), 4);
+    shard_image_seal(&image, 4);
+    refused(read_all, write_image(&image), "document 0, token 4 has the count 2, which is 0 or 1");
+}
+
+static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
+
+TEST(tokenizers_kinds_and_lengths) {
+    MadeShard made = made_shard(4), other = made_shard(4);
+    MadeDocument *document = made_documents(0, 4, 60, 0);
+    uint32_t llmc[256 + 50] = {20240520, 1, 100};
+    const char *paths[2], *tokenizer = scratch_path("tokenizer.json"),
+                          *path = write_shard("one.bin", &made, document, 4);
+    char words[600];
+    refusal_settings = data_settings(1, 100);
+    other.tokenizer = 77, other.name = "another";
+    paths[0] = path, paths[1] = write_shard("two.bin", &other, document, 4);
+    expect_refused(open_two, paths, EXIT_RUNTIME,
+                   "two.bin with another, another one; prepare both with the model's own");
+    write_file(scratch_path("z.bin"), llmc, 1024 + 200);
+    paths[1] = scratch_path("z.bin");
+    expect_refused(open_two, paths, EXIT_RUNTIME, "one.bin is a shard of documents, ");
+    paths[0] = paths[1], paths[1] = path;
+    expect_refused(open_two, paths, EXIT_RUNTIME, "z.bin is not; a run reads one kind");
+    snprintf(words, sizeof(words), "is a folder; name its shards, for example '%s/train-*.bin'", scratch_folder());
+    refused(read_all, scratch_folder(), words);
+    refusal_settings.vocab_size = 50000;
+    refused(read_all, path, "its tokenizer some tokenizer has 2147483648 ids, the model's vocabulary only 50000");
+    refusal_settings = data_settings(1, 100);
+    write_file(tokenizer, "{\"a\": 1}", 8);
+    refusal_settings.tokenizer_path = tokenizer;
+    refused(read_all, path, "--any-tokenizer");
+    made.tokenizer = (uint64_t)8 << 32 | crc32_of(0, "{\"a\": 1}", 8);
+    assert_int_equal(run_child(read_all, write_shard("right.bin", &made, document, 4))->code, 0);
+    refusal_settings = data_settings(1, 7), refusal_settings.long_documents = LONG_REFUSE;
+    document[0] = made_document(0, 8, 0), document[1] = made_document(1, 9, 0);
+    expect_refused(
+        read_all, write_shard("long.bin", &made, document, 2), EXIT_RUNTIME,
+        "long.bin: document 1 has 9 tokens, --seq-len 7 takes 8; take a longer --seq-len or --long split or");
+    assert_int_equal(run_child(read_all, write_shard("long.bin", &made, document, 1))->code, 0);
+    refused(read_all, write_shard("none.bin", &made, document, 0), "holds nothing that can be learnt");
+}
+
+TEST(what_was_done_is_said_once) {
+    MadeShard made = made_shard(4);
+    MadeDocument document[3];
+    const Child *child;
+    size_t i;
+    for (i = 0; i < 3; i++) document[i] = made_document(i, i ? 101 : 20, 0);
+    for (i = 1; i < 100; i++) ((unsigned char *)(uintptr_t)document[1].counts)[i] = 0; // only its last target counts
+    refusal_settings = data_settings(2, 40);
+    child = run_child(read_all, write_shard("note.bin", &made, document, 3));
+    assert_int_equal(child->code, 0);
+    assert_int_equal(count_lines(child->err), 2);
+    if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are split; 5 pieces in all"))
+        test_fail("%s", child->err);
+    if (!strstr(child->err, "2 pieces of documents are left out, no target in them counts"))
+        test_fail("%s", child->err);
+    refusal_settings.long_documents = LONG_TRUNCATE;
+    child = run_child(read_all, scratch_path("note.bin"));
+    if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are truncated, by 120 tokens in all"))
+        test_fail("%s", child->err);
+    refusal_settings = data_settings(2, 100);
+    assert_string_equal(run_child(read_all, scratch_path("note.bin"))->err, "");
+}
+
+static void changed_while_reading(const void *context) {
+    DataLoader loader = open_data((const char *)context, &refusal_settings);
+    Batch batch = batch_for(&loader);
+    if (truncate((const char *)context, 700)) return;
+    dataloader_next(&loader, &batch);
+}
+
+static void removed_while_reading(const void *context) {
+    DataLoader loader = open_data((const char *)context, &refusal_settings);
+    Batch batch = batch_for(&loader);
+    if (unlink((const char *)context)) return;
+    dataloader_next(&loader, &batch);
+}
+
+TEST(files_that_change) {
+    ShardImage image = small_image();
+    refused(changed_while_reading, write_image(&image), "has changed its size since it was opened");
+    image = small_image();
+    refused(removed_while_reading, write_image(&image), "cannot be opened any more");
+}
+
+// Any damage ends in all the data or in one line.
+TEST(random_damage_of_documents) {
+    size_t round, refusals = 0, i;
+    for (round = 0; round < 300; round++) {
+        ShardImage image = small_image();
+        const Child *child;
+        for (i = test_random_below(3); i > 0; i--)
+            image.bytes[test_random_below(image.size)] ^= (unsigned char)(1u << test_random_below(8));
+        if (test_random_below(2)) shard_image_seal(&image, 4); // as a writer with a fault would
+        if (!test_random_below(4)) image.size = test_random_below(image.size) + 1;
+        child = run_child(read_all, write_image(&image));
+        if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
+            refusals++;
+        else if (child->code != 0)
+            test_fail("round %zu: exit %d: %s", round, child->code, child->err);
+    }
+    printf("             %zu of 300 refused\n", refusals);
+    assert_true(refusals > 100 && refusals < 295);
+}
+
+// ---- llm.c's shards, shuffled -------------------------------------------------------------------------------------------------
+TEST(llmc_shards_are_shuffled_by_micro_batches) {
+    DataSettings settings = data_settings(1, 10);
+    uint32_t header[256] = {20240801, 7, 501};
+    uint32_t *image = (uint32_t *)case_memory(4 * (256 + 501));
+    const char *path = scratch_path("llmc.bin");
+    int32_t order[3][50];
+    DataLoader loader;
+    Batch batch;
+    size_t i, epoch, same = 0;
+    memcpy(image, header, sizeof(header));
+    for (i = 0; i < 501; i++) image[256 + i] = (uint32_t)i;
+    write_file(path, image, 4 * (256 + 501));
+    settings.shuffle = SHUFFLE_ON;
+    loader = open_data(path, &settings);
+    batch = batch_for(&loader);
+    allocation_guard = 1;
+    for (epoch = 0; epoch < 3; epoch++) {
+        unsigned char seen[50] = {0};
+        for (i = 0; i < 50; i++) {
+            if (epoch == 2) dataloader_seek(&loader, i); // back to the first
+            dataloader_next(&loader, &batch);
+            order[epoch][i] = batch.tokens[0] / 10;
+            assert_int_equal(batch.targets[9], batch.tokens[0] + 10);
+            assert_int_equal(seen[order[epoch][i]]++, 0);
+        }
+    }
+    allocation_guard = 0;
+    assert_memory_equal(order[0], order[2], sizeof(order[0]));
+    for (i = 0; i < 50; i++) same += order[0][i] == order[1][i];
+    assert_true(same < 10);
+    batch_free(&batch);
+    dataloader_close(&loader);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {LISTED(every_target_once_in_an_epoch),
+                                       LISTED(ids_of_two_bytes_and_many_shards),
+                                       LISTED(documents_larger_than_the_buffer),
+                                       LISTED(a_place_of_documents_is_one_number),
+                                       LISTED(fingerprint_covers_documents_and_order),
+                                       LISTED(the_bound_is_that_of_the_data),
+                                       LISTED(every_field_of_the_header),
+                                       LISTED(every_field_of_the_table),
+                                       LISTED(every_section_truncated_or_flipped),
+                                       LISTED(counts_that_the_table_does_not_know),
+                                       LISTED(tokenizers_kinds_and_lengths),
+                                       LISTED(what_was_done_is_said_once),
+                                       LISTED(files_that_change),
+                                       LISTED(random_damage_of_documents),
+                                       LISTED(llmc_shards_are_shuffled_by_micro_batches)};
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}
