@@ -356,7 +356,7 @@ def end_ids(source, end_of_turn):
     more = source.generation.get("eos_token_id")
     ids += more if isinstance(more, list) else [more]
     ids.append(end_of_turn)
-    return list(dict.fromkeys(id for id in ids if id is not None))
+    return list(dict.fromkeys(id for id in ids if id is not None and source.tokenizer.id_to_token(id) is not None))
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------------------
@@ -367,8 +367,8 @@ def tokenizer_bytes(source):
     own = source.tokenizer.get_vocab(with_added_tokens=False)
     special = {token["id"] for token in source.state["added_tokens"] if token["special"]}
     decoded, exists = [b""] * (max(vocabulary.values()) + 1), bytearray(max(vocabulary.values()) + 1)
-    for spelling, id in vocabulary.items():
-        decoded[id] = decode(spelling)
+    for id in vocabulary.values():
+        decoded[id] = decode(source.tokenizer.id_to_token(id))  # of a normalized added token the normal form
         exists[id] = ID_EXISTS | ID_SPECIAL * (id in special)
     sections["text_offsets"], sections["text"] = pack_table(decoded)
     sections["id_flags"] = bytes(exists)
