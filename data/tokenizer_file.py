@@ -356,7 +356,7 @@ def end_ids(source, end_of_turn):
     more = source.generation.get("eos_token_id")
     ids += more if isinstance(more, list) else [more]
     ids.append(end_of_turn)
-    return list(dict.fromkeys(id for id in ids if id is not None and source.tokenizer.id_to_token(id) is not None))
+    return list(dict.fromkeys(id for id in ids if isinstance(id, int) and source.tokenizer.id_to_token(id) is not None))
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------------------

@@ -65,6 +65,11 @@ def texts():
     return list(dict.fromkeys(PROSE + SHORT + made))
 
 
+def corpus():
+    """What the vocabularies are made of: without one of the special tokens, which no merge shall make."""
+    return PROSE * 3 + [text for text in texts() if "|end" not in text]
+
+
 # ---- the styles ----------------------------------------------------------------------------------------------------------------
 LLAMA3, QWEN2 = tokenizer_file.LLAMA3, tokenizer_file.QWEN2
 CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -85,7 +90,7 @@ def trained_bytes(size, pre_tokenizer, normalizer=None, **model):
     if normalizer:
         tokenizer.normalizer = normalizer
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator(texts() + PROSE * 3, trainer)
+    tokenizer.train_from_iterator(corpus(), trainer)
     return tokenizer
 
 
@@ -96,7 +101,7 @@ def trained_pieces(size, normalizer, pre_tokenizer, strip):
     tokenizer.normalizer = normalizer or normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=named, limit_alphabet=120, show_progress=False)
-    tokenizer.train_from_iterator(PROSE * 3 + texts(), trainer)
+    tokenizer.train_from_iterator(corpus(), trainer)
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
     state["pre_tokenizer"] = json.loads(pre_tokenizer.__getstate__()) if pre_tokenizer else None
@@ -161,7 +166,7 @@ def save_style(name, folder):
     tokenizer, config = STYLES[name]()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("<|end|>"), 2]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("<|end|>"), tokenizer.token_to_id("</s>")]}))
     return tokenizer
 
 
