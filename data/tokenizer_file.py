@@ -18,7 +18,7 @@ The file, little-endian throughout (llmc/tokenizer_file.h reads it):
     40  uint32   ids of the model's own vocabulary: added tokens may lie above
     44  uint32   how text is cut into words, see WORDS
     48  uint32   the id of unknown characters, 0xffffffff: none
-    52  uint32   sections, 26
+    52  uint32   sections, 25
     56  uint64   0
     64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
 
@@ -56,7 +56,7 @@ WORDS = {name: number for number, name in enumerate((
 SECTIONS = (
     "text_offsets", "text", "spelling_offsets", "spelling", "id_flags", "merges", "added", "added_text", "end_ids", "prefix_ids",
     "suffix_ids", "classes", "decompositions", "combining", "pairs", "reason", "chat_reason", "first_before", "first_after",
-    "system_before", "system_between", "system_after", "next_before", "next_after", "name", "spare",
+    "system_before", "system_between", "system_after", "next_before", "next_after", "name",
 )
 ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
 ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
@@ -137,11 +137,7 @@ class Source:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def around(self):
-        """The ids before and after a plain text, as transformers adds them."""
-        if "add_bos_token" in self.config or "add_eos_token" in self.config or not self.state.get("post_processor"):
-            ids = [self.id_of(token_text(self.config.get(name))) if self.config.get("add_" + name) else None
-                   for name in ("bos_token", "eos_token")]
-            return tuple([] if id is None else [id] for id in ids)
+        """The ids that the post-processor puts before and after a plain text; with a tokenizer.json transformers goes by it alone."""
         for text in ("a", "."):
             plain, whole = self.encode(text), self.tokenizer.encode(text).ids
             if not plain:

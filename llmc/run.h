@@ -44,7 +44,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     options_check_dtype(options, dtype_name(ops_device->stored));
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);
-    } else if (options->verb == VERB_PLAN && path_is_directory(options->model)) {
+    } else if (options->verb == VERB_PLAN && options->model && path_is_directory(options->model)) {
         config = hf_directory_config(options->model, remark, sizeof(remark)); // a plan needs no weights
     } else {
         run->source = weights_open(model ? model : options->model);

@@ -75,7 +75,6 @@ typedef enum {
     SECTION_NEXT_BEFORE,
     SECTION_NEXT_AFTER,
     SECTION_NAME,
-    SECTION_SPARE,
     TOKENIZER_SECTIONS
 } TokenizerSection;
 

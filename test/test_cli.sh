@@ -202,8 +202,10 @@ greedy() { # arguments: the same model and length for all
 succeeds train --init $LARGE --data $SHARD --seq-len 64 --steps 1 --out "$WORK/base"
 cp $TOKENIZERS/qwen2.tok "$WORK/base/tokenizer.tok"
 model=$WORK/base/checkpoint-00000001/model.bin
+export STREAMBP_ALLOCATION_GUARD=1
 succeeds train --model "$model" --data $SHARD --seq-len 64 --steps 2 --out "$WORK/tuned" --sample-every 1 --max-new-tokens 8 \
     --prompt 'Hello' --chat
+unset STREAMBP_ALLOCATION_GUARD
 check 'the tokenizer goes with the run' cmp -s $TOKENIZERS/qwen2.tok "$WORK/tuned/tokenizer.tok"
 check 'a run samples text' grep -q '"sample": ' "$WORK/tuned/log.jsonl"
 model=$WORK/tuned/checkpoint-00000002/model.bin

@@ -110,6 +110,7 @@ def trained_pieces(size, normalizer, pre_tokenizer, strip):
     tokenizer = Tokenizer.from_str(json.dumps(state))
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()] + [decoders.Strip(" ", 1, 0)] * strip
     tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
 
@@ -121,7 +122,7 @@ def with_tokens(tokenizer, *tokens):
 
 def gpt2():
     tokenizer = with_tokens(trained_bytes(420, byte_level(None, use_regex=True)), AddedToken("<mask>", lstrip=True, special=True))
-    return tokenizer, {"eos_token": "<|end|>", "bos_token": "<|end|>", "add_bos_token": False}
+    return tokenizer, {"eos_token": "<|end|>", "bos_token": "<|end|>"}
 
 
 def llama3():
@@ -138,25 +139,24 @@ def llama3():
 
 def qwen2():
     tokenizer = with_tokens(trained_bytes(440, byte_level(QWEN2), normalizers.NFC()), AddedToken("<extra>", normalized=True))
-    return tokenizer, {"eos_token": "<|end|>", "add_bos_token": False, "chat_template": CHATML}
+    return tokenizer, {"eos_token": "<|end|>", "chat_template": CHATML}
 
 
 def gemma():
     tokenizer = trained_pieces(760, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), False)
     with_tokens(tokenizer, AddedToken("\n\n", normalized=False), AddedToken("▁▁", normalized=False), "<extra>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer, {"eos_token": "</s>", "bos_token": "<s>", "chat_template": TRIMMED}
 
 
 def llama2():
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer = with_tokens(trained_pieces(700, normalizer, None, True), AddedToken("<extra>", normalized=True))
-    return tokenizer, {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": True}
+    return tokenizer, {"eos_token": "</s>", "bos_token": "<s>"}
 
 
 def mistral():
     tokenizer = trained_pieces(700, None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False), True)
-    return with_tokens(tokenizer, AddedToken("<extra>", lstrip=True)), {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": True}
+    return with_tokens(tokenizer, AddedToken("<extra>", lstrip=True)), {"eos_token": "</s>", "bos_token": "<s>"}
 
 
 STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "gemma": gemma, "llama2": llama2, "mistral": mistral}
