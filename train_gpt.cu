@@ -43,7 +43,7 @@ typedef struct {
     Sampler sampler;
     Prompt prompt;
     int32_t *sampled;                   // [max_new_tokens]
-    char *sampled_text;                 // [TEXT_BYTES_PER_TOKEN * max_new_tokens]
+    char *sampled_text;                 // [prompt_token_bytes * max_new_tokens]
     double validation_loss, peak_flops; // NAN, 0: not known
 } Trainer;
 
@@ -155,7 +155,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     }
     t->run.settings = settings_from_options(&t->run);
     if (o->sample_every) {
-        t->prompt = prompt_from_options(o, &t->run.model);
+        t->prompt = prompt_from_options(&t->run);
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
     run_allocate(&t->run, bound);
@@ -164,7 +164,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
-        t->sampled_text = (char *)checked_calloc(o->max_new_tokens, TEXT_BYTES_PER_TOKEN, "the sampled text");
+        t->sampled_text = (char *)checked_calloc(o->max_new_tokens, prompt_token_bytes(&t->prompt), "the sampled text");
     }
     trainer_schedule(t);
     trainer_settings(t);
@@ -185,6 +185,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     }
     if (t->has_folder) {
         Trained trained = trainer_trained(t);
+        tokenizer_keep(&t->run, o->out);
         checkpoint_check_space(&t->folder, &trained, o->out);
     }
     t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
@@ -207,9 +208,8 @@ static void trainer_validate(Trainer *t, size_t step) {
 static void trainer_sample(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     SamplingSettings settings = sampling_from_options(o);
-    generate(&t->sampler, &t->run.stream, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
-    runlog_sample(&t->log, step, t->sampled_text,
-                  prompt_text(&t->prompt, t->sampled, o->max_new_tokens, t->sampled_text));
+    size_t drawn = generate(&t->sampler, &t->run.stream, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
+    runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
 // Forward, backward and optimizer over the micro-batches of one step.
@@ -303,7 +303,7 @@ static int verb_train(const Options *options) {
     prefetch_free(&t->train_batches), prefetch_free(&t->validation_batches);
     dataloader_close(&t->data);
     if (options->val_data.count) dataloader_close(&t->validation);
-    if (options->sample_every) sampler_free(&t->sampler), free(t->prompt.id);
+    if (options->sample_every) sampler_free(&t->sampler), prompt_free(&t->prompt);
     free(t->sampled), free(t->sampled_text);
     run_close(&t->run);
     return 0;

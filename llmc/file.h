@@ -111,6 +111,25 @@ static inline char *input_read_text(const char *path, size_t limit, size_t *leng
     return text;
 }
 
+// What is still to come from a stream, of at most `limit` bytes, with a zero behind it; the caller frees it.
+static inline char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
+    size_t capacity = 65536, got;
+    char *text = (char *)checked_malloc(capacity, name), *grown;
+    *length = 0;
+    while ((got = fread(text + *length, 1, capacity - *length - 1, stream)) > 0) {
+        *length += got;
+        if (*length > limit) die("%s: has more than %zu bytes", name, limit);
+        if (capacity - *length > 1) continue;
+        grown = (char *)checked_malloc(2 * capacity, name);
+        memcpy(grown, text, *length);
+        free(text);
+        text = grown, capacity *= 2;
+    }
+    if (ferror(stream)) die("%s: reading failed: %s", name, strerror(errno));
+    text[*length] = 0;
+    return text;
+}
+
 // ---- what is half written when the program ends -------------------------------------------------------------------------
 typedef struct {
     int fd;

@@ -42,7 +42,7 @@ typedef struct {
 // Unset text is NULL; choices are the word itself.
 typedef struct {
     Verb verb;
-    uint64_t given[2]; // bit i % 64 of word i / 64: row i stood on the command line
+    unsigned char given[96]; // [i]: row i stood on the command line
     // model
     const char *model, *init, *dtype;
     // data
@@ -78,7 +78,9 @@ typedef struct {
     double temperature;
     size_t top_k;
     double top_p;
-    const char *tokenizer;
+    const char *tokenizer, *system;
+    int chat, ignore_eos, show_special;
+    size_t max_context;
     // output
     int json, quiet;
     const char *grads_out;
@@ -215,7 +217,7 @@ static const OptionRow option_rows[] = {
     SECTION("Sampling"),
     {"prompt", OPTION_STRING, AT(prompt), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "TEXT", "text to continue"},
     {"prompt-file", OPTION_STRING, AT(prompt_file), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "FILE",
-     "the same from a file"},
+     "the same from a file, or from standard input (-)"},
     {"prompt-ids", OPTION_IDS, AT(prompt_ids), NULL, 0, 2147483647, ON(SAMPLE) | ON(TRAIN), "ID,ID,...",
      "token ids to continue"},
     {"max-new-tokens", OPTION_SIZE, AT(max_new_tokens), "256", 1, MOST_TOKENS, ON(SAMPLE) | ON(TRAIN), "N",
@@ -226,8 +228,22 @@ static const OptionRow option_rows[] = {
      "only among the K likeliest tokens"},
     {"top-p", OPTION_DOUBLE, AT(top_p), "1", 0, 1, ON(SAMPLE) | ON(TRAIN), "P",
      "only among the likeliest tokens that together have probability P"},
-    {"tokenizer", OPTION_CHOICE, AT(tokenizer), "auto", NO_RANGE, ON(SAMPLE) | ON(TRAIN), "auto|bytes|none",
-     "bytes: ids are bytes; none: print ids; auto: bytes where the vocabulary has 256 tokens"},
+    {"tokenizer", OPTION_STRING, AT(tokenizer), "auto", NO_RANGE, ON(SAMPLE) | ON(TRAIN), "auto|bytes|none|FILE",
+     "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
+     "folder "
+     "or the one above it, or else bytes where the vocabulary has 256 tokens"},
+    {"chat", OPTION_FLAG, AT(chat), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), NULL,
+     "the prompt is a user's message, put into the tokenizer's chat template; sample without a prompt reads messages "
+     "from "
+     "standard input, a line each"},
+    {"system", OPTION_STRING, AT(system), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "TEXT",
+     "what the system says before a chat; implies --chat"},
+    {"max-context", OPTION_SIZE, AT(max_context), "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
+     "tokens of a chat from standard input, all turns together; auto: those of the model, 8192 at most"},
+    {"ignore-eos", OPTION_FLAG, AT(ignore_eos), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), NULL,
+     "go on where the tokenizer says that the text ends"},
+    {"show-special", OPTION_FLAG, AT(show_special), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), NULL,
+     "print special tokens, too"},
     SECTION("Output"),
     {"json", OPTION_FLAG, AT(json), NULL, NO_RANGE, EVERYWHERE, NULL,
      "one JSON object on stdout; text for people then goes to stderr"},
@@ -238,7 +254,7 @@ static const OptionRow option_rows[] = {
     {"version", OPTION_FLAG, AT(version), NULL, NO_RANGE, EVERYWHERE, NULL, "the version"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
-static_assert(OPTION_ROWS <= 128, "Options.given has a bit for every row");
+static_assert(OPTION_ROWS <= 96, "Options.given has a place for every row");
 
 // Words that exist in the literature, and are refused by name until they exist here.
 static const struct {

@@ -29,14 +29,10 @@ static inline int option_find(const char *name) {
     return -1;
 }
 
-static inline int option_row_given(const Options *options, size_t row) {
-    return (int)(options->given[row / 64] >> row % 64 & 1u);
-}
-
 static inline int option_given(const Options *options, const char *name) {
     int index = option_find(name);
     if (index < 0) die("internal: no option is called '%s'", name);
-    return option_row_given(options, (size_t)index);
+    return options->given[index];
 }
 
 static inline int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
@@ -366,8 +362,8 @@ static inline int options_parse_one(Options *options, int argc, char **argv, int
     const char *value = NULL;
     int index = options_row_of(argv[i], verb, &value), joined = value != NULL;
     const OptionRow *row = &option_rows[index];
-    if (option_row_given(options, (size_t)index)) options_refuse(verb, "--%s is given twice", row->name);
-    options->given[index / 64] |= (uint64_t)1 << index % 64;
+    if (options->given[index]) options_refuse(verb, "--%s is given twice", row->name);
+    options->given[index] = 1;
     if (row->kind == OPTION_FLAG) {
         if (joined) options_refuse(verb, "--%s takes no value, '%s' was given", row->name, value);
         option_set(row, options, "");
@@ -403,8 +399,12 @@ static inline void options_check(const Options *o) {
     if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
         options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
     if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
-    if (o->verb == VERB_SAMPLE && !prompts)
+    if (o->verb == VERB_SAMPLE && !prompts && !o->chat && !o->system)
         options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");
+    if (o->verb == VERB_SAMPLE && !prompts && o->json)
+        options_refuse(o->verb, "--json gives one answer, so --chat needs a prompt with it");
+    if ((o->chat || o->system) && o->prompt_ids.count)
+        options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
 }
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
@@ -517,7 +517,7 @@ static inline void options_echo(FILE *out, const Options *options) {
         const PathList *paths = (const PathList *)field;
         const IdList *ids = (const IdList *)field;
         char buffer[64];
-        if (!option_echoed(row, options->verb) || !option_row_given(options, i)) continue;
+        if (!option_echoed(row, options->verb) || !options->given[i]) continue;
         if (row->kind == OPTION_FLAG) {
             if (*(const int *)field) echo_option(out, row, NULL, &column);
         } else if (row->kind == OPTION_PATHS) {

@@ -180,6 +180,9 @@ static inline void sampler_catch_up(Sampler *sampler) {
     if (drawn >= 0) sampler_append(sampler, &drawn, 1);
 }
 
+// The last token drawn is not to be a part of the text.
+static inline void sampler_forget(Sampler *sampler) { sampler->drawn = -1; }
+
 // The text goes on with ids[count] (host).
 static inline void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     sampler_catch_up(sampler);

@@ -18,9 +18,9 @@ static inline int verb_plan(const Options *options) {
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
     if (options->sample_every) {
-        Prompt prompt = prompt_from_options(options, &run.model);
+        Prompt prompt = prompt_from_options(&run);
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
-        free(prompt.id);
+        prompt_free(&prompt);
     }
     bound = regular_bound(options->batch, options->seq_len);
     memset(&data, 0, sizeof(data));

@@ -73,6 +73,7 @@ rows="
     checkpoint_kill fp32      onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
+    tokenizer     fp32        onednn
 "
 
 total_passed=0 total_failed=0 total_skipped=0

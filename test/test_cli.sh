@@ -46,6 +46,9 @@ refuses 2 '--resume needs --out' train --init gpt2 --data $SHARD --resume
 refuses 2 'dtype' bp --init gpt2 --dtype fp16
 refuses 2 'not bytes' sample --init $TINY --prompt hello
 refuses 2 'outside the vocabulary' sample --init $TINY --prompt-ids 5,96
+refuses 2 '--chat and --prompt-ids exclude each other' sample --init $TINY --chat --prompt-ids 1
+refuses 2 '--json gives one answer' sample --init $TINY --chat --json
+refuses 2 '--chat needs the model.s tokenizer file' sample --init $TINY --chat --prompt hello
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
 
 # ---- models -----------------------------------------------------------------------------------------------------------------
@@ -102,6 +105,21 @@ head -c 3000 $SHARD >"$WORK/short.bin"
 refuses 1 'truncated' train --init $TINY --data "$WORK/short.bin"
 refuses 1 '4097 tokens.*would fit' train --init $TINY --data $SHARD --seq-len 4097
 refuses 1 'outside the model.s vocabulary of 20' train --init ${TINY%96}20 --data $SHARD --seq-len 64 --steps 5
+
+# ---- tokenizers -----------------------------------------------------------------------------------------------------------------
+TOKENIZERS=$GOLDEN/tokenizers
+LARGE=${TINY%96}800
+refuses 1 'no_file.tok: cannot be opened' sample --init $LARGE --tokenizer "$WORK/no_file.tok" --prompt x
+refuses 1 'noise.bin: is not a tokenizer file' sample --init $LARGE --tokenizer "$WORK/noise.bin" --prompt x
+head -c 9000 $TOKENIZERS/qwen2.tok >"$WORK/short.tok"
+refuses 1 'short.tok: is truncated: 9000 of' sample --init $LARGE --tokenizer "$WORK/short.tok" --prompt x
+refuses 1 'qwen2.tok: this tokenizer has a vocabulary of 440, the model one of 439' \
+    sample --init ${TINY%96}439 --tokenizer $TOKENIZERS/qwen2.tok --prompt x
+refuses 2 'outside the vocabulary of 441' sample --init ${TINY%96}441 --tokenizer $TOKENIZERS/qwen2.tok --prompt 'x<|end|>'
+printf 'a\377' >"$WORK/latin1"
+refuses 1 'not UTF-8: see its byte 1, 0xff' sample --init $LARGE --tokenizer $TOKENIZERS/gpt2.tok --prompt-file "$WORK/latin1"
+refuses 2 'gpt2.tok: there is no chat template' sample --init $LARGE --tokenizer $TOKENIZERS/gpt2.tok --chat --prompt x
+refuses 2 '--system: .*gemma.tok: no system text' sample --init $LARGE --tokenizer $TOKENIZERS/gemma.tok --system x --prompt x
 
 # ---- memory and disks ---------------------------------------------------------------------------------------------------------
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --memory-limit 4MiB
@@ -177,4 +195,49 @@ if [ $TEST_DEVICE = cpu ]; then
         [ $fewer = OMP_DYNAMIC=true ] || check "$fewer: noted" grep -q 'note: --threads 2: .* grants .* 1$' "$WORK/err"
     done
 fi
+# Text in and out: a run's folder gets the tokenizer that lies beside its model, and every way to it gives the same tokens.
+greedy() { # arguments: the same model and length for all
+    succeeds sample --max-new-tokens 24 --temperature 0 --json "$@"
+}
+succeeds train --init $LARGE --data $SHARD --seq-len 64 --steps 1 --out "$WORK/base"
+cp $TOKENIZERS/qwen2.tok "$WORK/base/tokenizer.tok"
+model=$WORK/base/checkpoint-00000001/model.bin
+export STREAMBP_ALLOCATION_GUARD=1
+succeeds train --model "$model" --data $SHARD --seq-len 64 --steps 2 --out "$WORK/tuned" --sample-every 1 --max-new-tokens 8 \
+    --prompt 'Hello' --chat
+unset STREAMBP_ALLOCATION_GUARD
+check 'the tokenizer goes with the run' cmp -s $TOKENIZERS/qwen2.tok "$WORK/tuned/tokenizer.tok"
+check 'a run samples text' grep -q '"sample": ' "$WORK/tuned/log.jsonl"
+model=$WORK/tuned/checkpoint-00000002/model.bin
+printf 'Hello w\303\266rld' >"$WORK/prompt"
+greedy --model "$model" --prompt "$(cat "$WORK/prompt")"
+ids=$(sed 's/.*"prompt_ids": \[\([0-9, ]*\)\].*/\1/; s/ //g' "$WORK/out")
+cp "$WORK/out" "$WORK/first"
+check 'a prompt is several tokens' [ "$(echo "$ids" | tr ',' '\n' | wc -l)" -gt 3 ]
+for prompt in "--prompt-file $WORK/prompt" "--prompt-ids $ids" "--tokenizer $TOKENIZERS/qwen2.tok --prompt-ids $ids"; do
+    greedy --model "$model" $prompt
+    check "the same from $prompt" cmp -s "$WORK/first" "$WORK/out"
+done
+"$TRAIN" sample --max-new-tokens 24 --temperature 0 --json --model "$model" --prompt-file - <"$WORK/prompt" >"$WORK/out" 2>"$WORK/err"
+check 'the same from standard input' cmp -s "$WORK/first" "$WORK/out"
+greedy --model "$model" --prompt-ids "$ids" --tokenizer none
+check 'without a tokenizer there are ids and no text' grep -q '"ids": .*, "stop": "length"' "$WORK/out"
+check 'and that is all' [ "$(grep -c '"text"' "$WORK/out")" = 0 ]
+greedy --model "$model" --prompt 'Hello' --chat
+check "a chat's prompt is the template's" grep -q '"prompt_ids": \[440, 82, 88, ' "$WORK/out"
+printf 'Hello\n\nAnd then?\n' | "$TRAIN" sample --max-new-tokens 4 --temperature 0 --tokenizer auto --model "$model" --chat --show-special \
+    >"$WORK/out" 2>"$WORK/err"
+check 'two turns, two answers' [ $? = 0 -a "$(grep -c '' "$WORK/out")" -ge 2 ]
+printf 'Hello\nAnd then?\n' | "$TRAIN" sample --max-new-tokens 4 --model "$model" --chat --max-context 45 >"$WORK/out" 2>"$WORK/err"
+check 'a chat ends where its tokens do' grep -q 'note: the chat has reached its 45 tokens' "$WORK/err"
+# Generation ends at an end id: of 442 likely tokens one is drawn soon enough.
+small=${TINY%96}442
+succeeds sample --init $small --tokenizer $TOKENIZERS/qwen2.tok --prompt x --max-new-tokens 2000 --json --seed 3
+check 'an end id ends the text' [ "$(json stop)" = eos ]
+check 'it is the last id' grep -q ', 441\], "text"' "$WORK/out"
+check 'its text is not shown' [ "$(grep -c '<|end|>' "$WORK/out")" = 0 ]
+succeeds sample --init $small --tokenizer $TOKENIZERS/qwen2.tok --prompt x --max-new-tokens 2000 --json --seed 3 --show-special
+check 'but where special tokens are' grep -q '<|end|>", "stop": "eos"' "$WORK/out"
+succeeds sample --init $small --tokenizer $TOKENIZERS/qwen2.tok --prompt x --max-new-tokens 2000 --json --seed 3 --ignore-eos
+check '--ignore-eos goes on' [ "$(json stop)" = length ]
 finish

@@ -242,7 +242,7 @@ TEST(defaults) {
     assert_true(!strcmp(o.method, "stream") && !strcmp(o.objective, "sft"));
     assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
     assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
-    for (i = 0; i < OPTION_ROWS; i++) assert_int_equal(option_row_given(&o, i), i == (size_t)option_find("init"));
+    for (i = 0; i < OPTION_ROWS; i++) assert_int_equal(o.given[i], (int)i == option_find("init"));
 }
 
 // ---- verbs -----------------------------------------------------------------------------------------------------------------
@@ -473,6 +473,9 @@ TEST(options_that_need_or_exclude_each_other) {
     refused("train --model m --data d --val-every 3", "--val-every needs --val-data");
     refused("sample --model m", "no prompt");
     refused("sample --model m --prompt a --prompt-ids 1", "exclude each other");
+    refused("sample --model m --chat --prompt-ids 1", "--chat and --prompt-ids exclude each other");
+    refused("sample --model m --system s --prompt-ids 1", "--chat and --prompt-ids exclude each other");
+    refused("sample --model m --chat --json", "--json gives one answer");
 }
 
 static void check_dtype(const void *context) {

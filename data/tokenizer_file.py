@@ -1,0 +1,448 @@
+#!/usr/bin/env python3
+r"""Turns a Hugging Face tokenizer into the one binary file that `train sample` reads text with.
+
+    python data/tokenizer_file.py --tokenizer Qwen3-0.6B --out Qwen3-0.6B/tokenizer.tok
+
+It takes a folder with tokenizer.json (and, where they are there, tokenizer_config.json, generation_config.json and the chat
+template), or a tokenizer.json alone. Needs the `tokenizers` library and jinja2.
+
+The file, little-endian throughout (llmc/tokenizer_file.h reads it):
+
+    0   8 bytes  "SBPTOKEN"
+    8   uint32   version, 1
+    12  uint32   CRC-32 (zlib's) of all bytes from 16 to the end
+    16  uint64   bytes of the file
+    24  uint64   fingerprint: bytes of tokenizer.json << 32 | CRC-32 of tokenizer.json
+    32  uint32   flags, see FLAGS
+    36  uint32   ids: the largest id + 1
+    40  uint32   ids of the model's own vocabulary: added tokens may lie above
+    44  uint32   how text is cut into words, see WORDS
+    48  uint32   the id of unknown characters, 0xffffffff: none
+    52  uint32   sections, 25
+    56  uint64   0
+    64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
+
+An id's `text` is what it stands for in a text: its bytes. Its `spelling` is what the vocabulary calls it, where that is another
+("▁the" stands for " the"); both are one run of bytes and ids + 1 offsets into it. `merges` are (left, right, result), the first rank
+first. `added` tokens are (id, flags, offset and bytes of what is looked for in the text), those looked for in normalized text
+last, each kind in the order of its bytes. `classes` and the composition tables are unicode_tables.py's. The others are ids, or
+text. Chat is text around what a user writes: it is what the template renders, found with placeholders and held against
+renderings of other texts; what could not be confirmed is left out and `chat_reason` says why.
+
+A tokenizer that C cannot encode with is written for decoding alone, without the flag ENCODES, and `reason` says why.
+"""
+
+import argparse
+import json
+import os
+import struct
+import sys
+import zlib
+
+from tokenizers import AddedToken, Tokenizer
+
+import templates
+import tokenizer_chat
+import unicode_tables
+
+MAGIC, VERSION, NONE = b"SBPTOKEN", 1, 0xFFFFFFFF
+FLAGS = {name: 1 << bit for bit, name in enumerate((
+    "ENCODES", "BYTE_LEVEL", "IGNORE_MERGES", "BYTE_FALLBACK", "FUSE_UNKNOWN", "COMPOSE", "REPLACE_SPACES", "PREPEND",
+    "PREFIX_SPACE", "SPLIT_WORDS", "STRIP_FIRST", "TRIM_USER", "TRIM_SYSTEM", "CHAT", "CHAT_SYSTEM", "CHAT_NEXT",
+))}
+WORDS = {name: number for number, name in enumerate((
+    "WHOLE", "GPT2", "LLAMA3", "QWEN2", "QWEN2_MARKS", "METASPACE_ALWAYS", "METASPACE_FIRST", "METASPACE_NEVER",
+))}
+SECTIONS = (
+    "text_offsets", "text", "spelling_offsets", "spelling", "id_flags", "merges", "added", "added_text", "end_ids", "prefix_ids",
+    "suffix_ids", "classes", "decompositions", "combining", "pairs", "reason", "chat_reason", "first_before", "first_after",
+    "system_before", "system_between", "system_after", "next_before", "next_after", "name",
+)
+ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
+ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN2_MARKS = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
+PATTERNS = {GPT2: "GPT2", LLAMA3: "LLAMA3", CL100K: "LLAMA3", QWEN2: "QWEN2", QWEN2_MARKS: "QWEN2_MARKS"}
+
+
+class TokenizerError(Exception):
+    """A tokenizer that cannot be written at all."""
+
+
+class CannotEncode(Exception):
+    """Why C cannot encode text with this tokenizer."""
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------------
+def read_json(path):
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise TokenizerError(f"{path}: is not valid JSON: {error}") from None
+
+
+def token_text(token):
+    """A token of tokenizer_config.json: text, or an object with `content`, or nothing."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+class Source:
+    """tokenizer.json and what lies beside it, with the tokens that transformers adds when it loads them."""
+
+    def __init__(self, where):
+        self.folder = where if os.path.isdir(where) else os.path.dirname(where) or "."
+        path = os.path.join(where, "tokenizer.json") if os.path.isdir(where) else where
+        if not os.path.exists(path):
+            raise TokenizerError(f"{path}: there is no such file; a tokenizer is a folder with tokenizer.json, or that file")
+        with open(path, "rb") as file:
+            content = file.read()
+        self.fingerprint = len(content) << 32 | zlib.crc32(content)
+        self.name = os.path.basename(os.path.abspath(where))
+        self.config = read_json(os.path.join(self.folder, "tokenizer_config.json"))
+        self.generation = read_json(os.path.join(self.folder, "generation_config.json"))
+        try:
+            self.tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library has no class of its own for it
+            raise TokenizerError(f"{path}: is no tokenizer that the tokenizers library reads: {error}") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.add_tokens()
+        self.state = json.loads(self.tokenizer.to_str())
+
+    def add_tokens(self):
+        added = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
+        wanted = sorted(self.config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+        tokens = [
+            AddedToken(t["content"], **{key: t.get(key, False) for key in ("single_word", "lstrip", "rstrip", "special")},
+                       normalized=t.get("normalized", not t.get("special", False)))
+            for _, t in wanted
+        ]
+        tokens += [AddedToken(text, special=True, normalized=False) for text in templates.load_special_tokens(self.folder).values()]
+        for token in tokens:
+            if token.content and token.content not in added:
+                added.add(token.content)
+                (self.tokenizer.add_special_tokens if token.special else self.tokenizer.add_tokens)([token])
+
+    def id_of(self, text):
+        return None if text is None else self.tokenizer.token_to_id(text)
+
+    def encode(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def around(self):
+        """The ids that the post-processor puts before and after a plain text; with a tokenizer.json transformers goes by it alone."""
+        for text in ("a", "."):
+            plain, whole = self.encode(text), self.tokenizer.encode(text).ids
+            if not plain:
+                continue
+            for begin in range(len(whole) - len(plain) + 1):
+                if whole[begin:begin + len(plain)] == plain:
+                    return whole[:begin], whole[begin + len(plain):]
+            raise TokenizerError("the post-processor changes the ids of a text, which is not supported")
+        return [], []
+
+
+def flatten(part, members):
+    """The parts of a normalizer, pre-tokenizer or decoder that may be a sequence of others."""
+    if not part:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [leaf for member in part[members] for leaf in flatten(member, members)]
+
+
+# ---- ids to bytes -------------------------------------------------------------------------------------------------------------
+def byte_alphabet():
+    """Byte-level vocabularies spell each byte as a character: printable ones as themselves, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+ALPHABET = byte_alphabet()
+
+
+def bytes_of_spelling(spelling):
+    """None where it is not of the byte alphabet."""
+    return bytes(ALPHABET[c] for c in spelling) if all(c in ALPHABET for c in spelling) else None
+
+
+def byte_of_token(spelling):
+    """65 of "<0x41>"."""
+    if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
+        try:
+            return int(spelling[3:5], 16)
+        except ValueError:
+            pass
+    return None
+
+
+def decoder_of(state):
+    """(spelling -> bytes, whether a first space is taken away)"""
+    parts = flatten(state.get("decoder"), "decoders")
+    kinds = [part["type"] for part in parts]
+    if kinds == ["ByteLevel"]:
+        return lambda spelling: bytes_of_spelling(spelling) or spelling.encode(), False
+    if kinds == ["Metaspace"] and parts[0].get("replacement", "▁") == "▁":
+        return lambda spelling: spelling.replace("▁", " ").encode(), parts[0].get("prepend_scheme") != "never"
+    if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        fallback, strip = "ByteFallback" in kinds, "Strip" in kinds
+        replaced = [part for part in parts if part["type"] == "Replace"]
+        stripped = [part for part in parts if part["type"] == "Strip"]
+        if all((p["pattern"], p["content"]) == ({"String": "▁"}, " ") for p in replaced) and \
+                all((p["content"], p["start"], p["stop"]) == (" ", 1, 0) for p in stripped):
+            def decode(spelling):
+                byte = byte_of_token(spelling) if fallback else None
+                return bytes([byte]) if byte is not None else (spelling.replace("▁", " ") if replaced else spelling).encode()
+            return decode, strip
+    raise TokenizerError(f"its decoder ({', '.join(kinds) or 'none'}) is not supported: byte-level and SentencePiece-like ones are")
+
+
+# ---- text to ids --------------------------------------------------------------------------------------------------------------
+def check_model(model):
+    if model["type"] != "BPE":
+        raise CannotEncode(f"its model is {model['type']}, and only BPE is encoded here")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(key):
+            raise CannotEncode(f"its BPE has {key} {model[key]!r}")
+    if model.get("byte_fallback") and any(f"<0x{byte:02X}>" not in model["vocab"] for byte in range(256)):
+        raise CannotEncode("it falls back to bytes but lacks some of the 256 byte tokens")
+
+
+def normalizer_flags(state):
+    names = []
+    for part in flatten(state.get("normalizer"), "normalizers"):
+        if part["type"] == "NFC" and not names:
+            names.append("COMPOSE")
+        elif part["type"] == "Prepend" and part["prepend"] == "▁" and "PREPEND" not in names:
+            names.append("PREPEND")
+        elif part["type"] == "Replace" and (part["pattern"], part["content"]) == ({"String": " "}, "▁"):
+            names.append("REPLACE_SPACES")
+        else:
+            raise CannotEncode(f"its normalizer {json.dumps(part, ensure_ascii=False)} is not supported")
+    return names
+
+
+def split_pattern(part):
+    """The regular expression of a Split that leaves its matches as they are, or None."""
+    inverted = bool(part.get("invert"))
+    if part["type"] != "Split" or (part["behavior"], inverted) not in (("Isolated", False), ("Removed", True)):
+        return None
+    return part["pattern"].get("Regex")
+
+
+def words_of(state, flags):
+    """(how text is cut into words, flags)"""
+    parts = flatten(state.get("pre_tokenizer"), "pretokenizers")
+    kinds = [part["type"] for part in parts]
+    if not parts:
+        return "WHOLE", []
+    if kinds == ["ByteLevel"] and parts[0].get("use_regex", True):
+        return "GPT2", ["BYTE_LEVEL"] + ["PREFIX_SPACE"] * parts[0]["add_prefix_space"]
+    if kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True) and not parts[1]["add_prefix_space"]:
+        pattern = split_pattern(parts[0])
+        if pattern in PATTERNS:
+            return PATTERNS[pattern], ["BYTE_LEVEL"]
+        raise CannotEncode(f"its pre-tokenizer's regular expression is not one that is known here: {pattern}")
+    if kinds == ["Metaspace"] and parts[0]["replacement"] == "▁":
+        return f"METASPACE_{parts[0].get('prepend_scheme', 'always').upper()}", ["SPLIT_WORDS"] * parts[0].get("split", True)
+    if kinds == ["Split"] and parts[0]["pattern"] == {"String": " "} and "REPLACE_SPACES" in flags:
+        return "WHOLE", []  # there is no space left to split at
+    raise CannotEncode(f"its pre-tokenizer ({', '.join(kinds)}) is not one that is known here")
+
+
+def added_tokens(source):
+    """[(normalized, bytes looked for, id, flags)] in order."""
+    normalizer = source.tokenizer.normalizer
+    tokens = {}
+    for token in source.state["added_tokens"]:
+        flags = ADDED_LEFT * token["lstrip"] | ADDED_RIGHT * token["rstrip"] | ADDED_SPECIAL * token["special"]
+        text = token["content"]
+        if token["single_word"]:
+            raise CannotEncode(f"its added token {text!r} is to match single words only")
+        if token["normalized"]:
+            flags |= ADDED_NORMALIZED
+            text = normalizer.normalize_str(text) if normalizer else text
+        if text:
+            tokens.setdefault((token["normalized"], text.encode()), (token["id"], flags))
+    if any(flags & ADDED_RIGHT for _, flags in tokens.values()) and any(text[:1].isspace() for _, text in tokens):
+        raise CannotEncode("an added token takes the space behind it, and another one begins with space")
+    return [(*key, *value) for key, value in sorted(tokens.items())]
+
+
+def pack(values):
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def pack_table(texts):
+    offsets = [0]
+    for text in texts:
+        offsets.append(offsets[-1] + len(text))
+    return pack(offsets), b"".join(texts)
+
+
+def encoder_sections(source, decoded, sections):
+    """Fills what encoding needs; returns (flags, how words are cut). Raises CannotEncode."""
+    state, model = source.state, source.state["model"]
+    check_model(model)
+    flags = normalizer_flags(state)
+    words, more = words_of(state, flags)
+    flags += more + ["ENCODES"]
+    flags += [flag for flag, key in (("BYTE_FALLBACK", "byte_fallback"), ("IGNORE_MERGES", "ignore_merges"), ("FUSE_UNKNOWN", "fuse_unk"))
+              if model.get(key)]
+    byte_level = "BYTE_LEVEL" in flags
+    if byte_level and "BYTE_FALLBACK" in flags:
+        raise CannotEncode("it is byte-level and falls back to bytes")
+    vocabulary, id_flags, spelled = model["vocab"], bytearray(sections["id_flags"]), [b""] * len(decoded)
+    for text, id in vocabulary.items():
+        spelling = bytes_of_spelling(text) if byte_level else text.encode()
+        if spelling:  # what is not of the byte alphabet, a byte-level text cannot hold
+            id_flags[id] |= ID_IN_VOCABULARY
+            spelled[id] = spelling
+    ranks = {}
+    for merge in model["merges"]:
+        left, right = merge if isinstance(merge, list) else merge.split(" ")
+        ranks.pop((left, right), None)  # of two the later one counts
+        ranks[left, right] = None
+    if any(flag & ID_IN_VOCABULARY and spelling != text for flag, spelling, text in zip(id_flags, spelled, decoded)):
+        sections["spelling_offsets"], sections["spelling"] = pack_table(spelled)
+    sections["id_flags"] = bytes(id_flags)
+    sections["merges"] = pack([number for left, right in ranks
+                               for number in (vocabulary[left], vocabulary[right], vocabulary[left + right])])
+    added = added_tokens(source)
+    offsets, sections["added_text"] = pack_table([text for _, text, _, _ in added])
+    begins = struct.unpack(f"<{len(added) + 1}I", offsets)
+    sections["added"] = pack([number for (_, text, id, flag), begin in zip(added, begins) for number in (id, flag, begin, len(text))])
+    if words in PATTERNS.values() or any(flag & (ADDED_LEFT | ADDED_RIGHT) for *_, flag in added):
+        sections["classes"] = pack([number for entry in unicode_tables.classes() for number in entry])
+    if "COMPOSE" in flags:
+        decompositions, combining, pairs = unicode_tables.composition()
+        sections["decompositions"] = pack([number for point, parts in decompositions
+                                           for number in (point, len(parts), *parts, *[0] * (4 - len(parts)))])
+        sections["combining"] = pack([number for entry in combining for number in entry])
+        sections["pairs"] = pack([number for entry in pairs for number in entry])
+    return flags, words
+
+
+# ---- chat -----------------------------------------------------------------------------------------------------------------------
+def chat_sections(source, sections):
+    """Fills the texts around a user's; returns (flags, the id that ends an assistant's turn or None)."""
+    try:
+        chat = tokenizer_chat.find_chat(source.folder, source.encode)
+    except tokenizer_chat.NoChat as reason:
+        sections["chat_reason"] = str(reason).encode()
+        return [], None
+    for name, text in chat.texts.items():
+        sections[name] = text.encode()
+    sections["chat_reason"] = chat.reason.encode()
+    special = {token["id"] for token in source.state["added_tokens"]}
+    ends = source.encode(chat.end)[:1] if chat.end else []
+    return chat.flags, ends[0] if ends and ends[0] in special else None
+
+
+def end_ids(source, end_of_turn):
+    ids = [source.id_of(token_text(source.config.get("eos_token")))]
+    more = source.generation.get("eos_token_id")
+    ids += more if isinstance(more, list) else [more]
+    ids.append(end_of_turn)
+    return list(dict.fromkeys(id for id in ids if isinstance(id, int) and source.tokenizer.id_to_token(id) is not None))
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------------------
+def tokenizer_bytes(source):
+    sections = dict.fromkeys(SECTIONS, b"")
+    decode, strip = decoder_of(source.state)
+    vocabulary = source.tokenizer.get_vocab(with_added_tokens=True)
+    own = source.tokenizer.get_vocab(with_added_tokens=False)
+    special = {token["id"] for token in source.state["added_tokens"] if token["special"]}
+    decoded, exists = [b""] * (max(vocabulary.values()) + 1), bytearray(max(vocabulary.values()) + 1)
+    for id in vocabulary.values():
+        decoded[id] = decode(source.tokenizer.id_to_token(id))  # of a normalized added token the normal form
+        exists[id] = ID_EXISTS | ID_SPECIAL * (id in special)
+    sections["text_offsets"], sections["text"] = pack_table(decoded)
+    sections["id_flags"] = bytes(exists)
+    flags, words = [], "WHOLE"
+    try:
+        flags, words = encoder_sections(source, decoded, sections)
+    except CannotEncode as reason:
+        sections["reason"] = str(reason).encode()
+    flags += ["STRIP_FIRST"] * strip
+    chat_flags, end_of_turn = chat_sections(source, sections)
+    prefix, suffix = source.around()
+    sections["prefix_ids"], sections["suffix_ids"] = pack(prefix), pack(suffix)
+    sections["end_ids"] = pack(end_ids(source, end_of_turn))
+    sections["name"] = source.name.encode()
+    unknown = source.state["model"].get("unk_token") if flags and "ENCODES" in flags else None
+    unknown = own.get(unknown, NONE) if unknown else NONE
+    offset, table, body = 64 + 16 * len(SECTIONS), b"", b""
+    for name in SECTIONS:
+        table += struct.pack("<QQ", offset + len(body), len(sections[name]))
+        body += sections[name] + bytes(-len(sections[name]) % 8)
+    bits = sum(FLAGS[name] for name in set(flags + chat_flags))
+    rest = struct.pack("<QQ6IQ", offset + len(body), source.fingerprint, bits, len(decoded), max(own.values(), default=-1) + 1,
+                       WORDS[words], unknown, len(SECTIONS), 0) + table + body
+    return MAGIC + struct.pack("<II", VERSION, zlib.crc32(rest)) + rest
+
+
+def write_tokenizer_file(path, tokenizer):
+    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`: complete or not at all. Returns what there is to say
+    about it, a line each."""
+    source = Source(tokenizer)
+    try:
+        content = tokenizer_bytes(source)
+    except TokenizerError as error:
+        raise TokenizerError(f"{tokenizer}: {error}") from None
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return remarks(content)
+
+
+def section_of(content, name):
+    offset, length = struct.unpack_from("<QQ", content, 64 + 16 * SECTIONS.index(name))
+    return content[offset:offset + length]
+
+
+def remarks(content):
+    (flags,) = struct.unpack_from("<I", content, 32)
+    reason, chat_reason = (section_of(content, name).decode() for name in ("reason", "chat_reason"))
+    lines = []
+    if not flags & FLAGS["ENCODES"]:
+        lines.append(f"text cannot be encoded with it in C: {reason}; prompts have to be ids")
+    if chat_reason:
+        lines.append(f"chat: {chat_reason}")
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Writes a Hugging Face tokenizer as one file for `train sample`.")
+    parser.add_argument("--tokenizer", required=True, metavar="DIR", help="a folder with tokenizer.json, or that file")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where to write it; beside the model, as tokenizer.tok, it is found")
+    arguments = parser.parse_args()
+    try:
+        lines = write_tokenizer_file(arguments.out, arguments.tokenizer)
+    except (TokenizerError, OSError) as error:
+        print(f"tokenizer_file.py: {error}", file=sys.stderr)
+        return 1
+    for line in lines:
+        print(f"note: {line}", file=sys.stderr)
+    print(f"{arguments.out}: {os.path.getsize(arguments.out)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Tables of Unicode for tokenizers in C: classes of characters, and canonical composition.
+
+They are asked of the `tokenizers` library itself, not of Python's unicodedata: its regular expressions and its NFC have a Unicode
+version of their own, and a tokenizer must agree with them to the character. classes() takes a few seconds, composition() one.
+"""
+
+import functools
+import unicodedata
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+LETTER, MARK, NUMBER, SPACE = 1, 2, 4, 8
+HANGUL = range(0xAC00, 0xD7A4)  # these syllables are composed by rule, not by table
+
+
+def every_character():
+    return [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+
+
+def code_point(position):
+    """Of the character at a position of every_character()."""
+    return position if position < 0xD800 else position + 0x800
+
+
+@functools.cache
+def classes():
+    """[(first, last, class)] in order; classes exclude each other, and characters of none are left out."""
+    text = "".join(every_character())
+    ranges = []
+    for pattern, kind in ((r"\p{L}+", LETTER), (r"\p{M}+", MARK), (r"\p{N}+", NUMBER), (r"\s+", SPACE)):
+        splitter = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+        for _, (begin, end) in splitter.pre_tokenize_str(text):
+            ranges.append((code_point(begin), code_point(end - 1), kind))
+    ranges.sort()
+    assert all(a[1] < b[0] for a, b in zip(ranges, ranges[1:])), "classes of characters overlap"
+    return ranges
+
+
+def normalize_each(normalizer, texts):
+    """The normal form of each text; none holds a line feed, which keeps them apart."""
+    return normalizer.normalize_str("\n".join(texts)).split("\n")
+
+
+def combining_classes(characters):
+    """[(code point, class)] of those that are reordered. Found by what changes places with a character of a known class."""
+    nfd = normalizers.NFD()
+    pairs = ["\u0345" + c for c in characters]  # U+0345 has the largest class there is, 240
+    moved = [c for c, pair, result in zip(characters, pairs, normalize_each(nfd, pairs)) if pair != result]
+    known = {}
+    for c in map(chr, range(0x300, 0x110000)):
+        if unicodedata.combining(c) and (c in moved or c == "\u0345"):
+            known.setdefault(unicodedata.combining(c), c)
+    found = {"\u0345": 240}
+    for value, other in known.items():
+        before = normalize_each(nfd, [other + c for c in moved])
+        behind = normalize_each(nfd, [c + other for c in moved])
+        for c, a, b in zip(moved, before, behind):
+            if a == other + c and b == c + other:
+                found[c] = value
+    missing = [c for c in moved if c not in found]
+    assert not missing, f"no combining class found for {missing}"
+    return sorted((ord(c), value) for c, value in found.items())
+
+
+@functools.cache
+def composition():
+    """(decompositions, combining classes, pairs): [(code point, [full canonical decomposition])], [(code point, class)],
+    [(first, second, composite)], each in order; Hangul syllables are left out."""
+    characters = [c for c in every_character() if c != "\n" and ord(c) not in HANGUL]
+    decomposed = normalize_each(normalizers.NFD(), characters)
+    composed = normalize_each(normalizers.NFC(), characters)
+    decompositions = [(ord(c), [ord(x) for x in d]) for c, d in zip(characters, decomposed) if c != d]
+    primary = [d for c, d, n in zip(characters, decomposed, composed) if c != d and c == n]
+    starts = normalize_each(normalizers.NFC(), [d[:-1] for d in primary])
+    wholes = normalize_each(normalizers.NFC(), primary)
+    pairs = []
+    for start, d, whole in zip(starts, primary, wholes):
+        assert len(start) == 1 and len(whole) == 1, f"{whole!r} is not composed of two"
+        pairs.append((ord(start), ord(d[-1]), ord(whole)))
+    combining = combining_classes([c for c, d in zip(characters, decomposed) if c == d])
+    return decompositions, combining, sorted(pairs)

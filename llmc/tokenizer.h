@@ -1,0 +1,339 @@
+/*
+Text to ids and back, as Hugging Face's tokenizers library does it, from the file of tokenizer_file.h:
+
+    tokenizer_encode   a text's ids, appended: added tokens first, then normalization, words (tokenizer_words.h), merges
+    tokenizer_prompt   the same for a plain prompt, with what the tokenizer puts around one
+    tokenizer_decode   the bytes that an id stands for; of one text after another they may be a part of a character
+
+Merging a word of n bytes takes n log n steps, so that a text of many megabytes without a space is no trouble. A text must be
+UTF-8: one that is not ends the program with one line, since what the library would see in its place (U+FFFD) is not what was meant.
+*/
+#ifndef LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_H
+#include "tokenizer_words.h"
+
+#define META_SPACE "\xe2\x96\x81" // U+2581
+
+typedef struct {
+    int32_t *id; // [count]
+    size_t count, capacity;
+} TokenIds;
+
+static inline void token_ids_add(TokenIds *ids, uint32_t id) {
+    if (ids->count == ids->capacity) {
+        size_t capacity = max_size(2 * ids->capacity, 64);
+        int32_t *grown = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "the ids of a text");
+        if (ids->count) memcpy(grown, ids->id, ids->count * sizeof(int32_t));
+        free(ids->id);
+        ids->id = grown, ids->capacity = capacity;
+    }
+    ids->id[ids->count++] = (int32_t)id;
+}
+
+// ---- merging -------------------------------------------------------------------------------------------------------------------------
+typedef struct {
+    uint32_t id;
+    int32_t before, next; // neighbours that are still there; -1: none
+    int32_t merged;       // into the one before it
+} Symbol;
+
+// The symbols of a word, and a heap of merges that may be done: rank << 32 | place, the least on top.
+typedef struct {
+    Tokenizer *t;
+    Symbol *symbol;
+    size_t count;
+    uint64_t *heap;
+    size_t waiting;
+} Merging;
+
+static inline void merging_push(Merging *m, size_t place) {
+    const Symbol *symbol = &m->symbol[place];
+    size_t child = m->waiting, parent;
+    uint64_t key;
+    uint32_t rank;
+    if (symbol->next < 0) return;
+    rank = tokenizer_rank(m->t, symbol->id, m->symbol[symbol->next].id);
+    if (rank == NO_TOKEN) return;
+    key = (uint64_t)rank << 32 | place;
+    m->t->heap.count = m->waiting * sizeof(key);
+    m->heap = (uint64_t *)tokenizer_scratch(&m->t->heap, (m->waiting + 1) * sizeof(key));
+    for (m->waiting++; child; child = parent) {
+        parent = (child - 1) / 2;
+        if (m->heap[parent] <= key) break;
+        m->heap[child] = m->heap[parent];
+    }
+    m->heap[child] = key;
+}
+
+static inline uint64_t merging_pop(Merging *m) {
+    uint64_t top = m->heap[0], last = m->heap[--m->waiting];
+    size_t place = 0, child;
+    while ((child = 2 * place + 1) < m->waiting) {
+        if (child + 1 < m->waiting && m->heap[child + 1] < m->heap[child]) child++;
+        if (last <= m->heap[child]) break;
+        m->heap[place] = m->heap[child];
+        place = child;
+    }
+    m->heap[place] = last;
+    return top;
+}
+
+// Whatever waits in the heap may have been overtaken by another merge: it counts where its result is still that of the neighbours.
+static inline void merging_run(Merging *m) {
+    size_t i;
+    for (i = 0; i + 1 < m->count; i++) merging_push(m, i);
+    while (m->waiting) {
+        uint64_t key = merging_pop(m);
+        size_t place = (size_t)(key & 0xffffffffu);
+        uint32_t result = m->t->merges[key >> 32].result, rank;
+        Symbol *left = &m->symbol[place], *right;
+        if (left->merged || left->next < 0) continue;
+        right = &m->symbol[left->next];
+        rank = tokenizer_rank(m->t, left->id, right->id);
+        if (rank == NO_TOKEN || m->t->merges[rank].result != result) continue;
+        left->id = result;
+        left->next = right->next, right->merged = 1;
+        if (left->next >= 0) m->symbol[left->next].before = (int32_t)place;
+        if (left->before >= 0) merging_push(m, (size_t)left->before);
+        merging_push(m, place);
+    }
+}
+
+static inline void merging_add(Merging *m, uint32_t id) {
+    Symbol *symbol = &m->symbol[m->count];
+    symbol->id = id;
+    symbol->before = (int32_t)m->count - 1, symbol->next = -1, symbol->merged = 0;
+    if (m->count) symbol[-1].next = (int32_t)m->count;
+    m->count++;
+}
+
+// A word's bytes, or its characters, as they are before any merge. What the vocabulary does not have is the unknown token, or nothing.
+static inline void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
+    const Tokenizer *t = m->t;
+    int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
+    size_t i, j, length;
+    for (i = 0; i < bytes; i += length) {
+        uint32_t id;
+        character_at(word, bytes, i, &length);
+        if (byte_level) length = 1;
+        id = byte_level ? t->byte_id[word[i]] : tokenizer_find(t, word + i, length);
+        if (id != NO_TOKEN) {
+            if (unknown) merging_add(m, t->unknown);
+            unknown = 0;
+            merging_add(m, id);
+        } else if (t->flags & TOKENIZER_BYTE_FALLBACK) {
+            for (j = 0; j < length; j++) merging_add(m, t->byte_id[word[i + j]]);
+        } else if (t->unknown != NO_TOKEN) {
+            if (unknown && !(t->flags & TOKENIZER_FUSE_UNKNOWN)) merging_add(m, t->unknown);
+            unknown = 1;
+        }
+    }
+    if (unknown) merging_add(m, t->unknown);
+}
+
+static inline void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, TokenIds *ids) {
+    Merging m = {t, NULL, 0, NULL, 0};
+    size_t i;
+    if (t->flags & TOKENIZER_IGNORE_MERGES) {
+        uint32_t id = tokenizer_find(t, word, bytes);
+        if (id != NO_TOKEN) {
+            token_ids_add(ids, id);
+            return;
+        }
+    }
+    m.symbol = (Symbol *)tokenizer_scratch(&t->symbols, (bytes + 1) * sizeof(Symbol));
+    merging_fill(&m, word, bytes);
+    merging_run(&m);
+    for (i = 0; i < m.count; i++)
+        if (!m.symbol[i].merged) token_ids_add(ids, m.symbol[i].id);
+}
+
+// ---- stretches of text between added tokens --------------------------------------------------------------------------------------------
+// text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the text's.
+static inline void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes,
+                                int replace) {
+    size_t i, spaces = 0;
+    for (i = 0; replace && i < bytes; i++) spaces += text[i] == ' ';
+    out->count = 0;
+    tokenizer_scratch(out, strlen(before) + bytes + 2 * spaces);
+    memcpy(out->at, before, strlen(before));
+    out->count = strlen(before);
+    for (i = 0; i < bytes; i++) {
+        if (replace && text[i] == ' ') {
+            memcpy(out->at + out->count, META_SPACE, 3);
+            out->count += 3;
+        } else {
+            out->at[out->count++] = text[i];
+        }
+    }
+}
+
+static inline int begins_with_meta_space(const unsigned char *text, size_t bytes) {
+    return bytes && (text[0] == ' ' || (bytes >= 3 && !memcmp(text, META_SPACE, 3)));
+}
+
+// A stretch without added tokens; `first`: the text begins with it.
+static inline void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
+    int meta = t->words >= WORDS_METASPACE_ALWAYS;
+    size_t i, end;
+    Stretch s;
+    if (meta) {
+        int wanted = t->words == WORDS_METASPACE_ALWAYS || (t->words == WORDS_METASPACE_FIRST && first);
+        text_respace(&t->words_text, wanted && !begins_with_meta_space(text, bytes) ? META_SPACE : "", text, bytes, 1);
+    } else if (t->flags & TOKENIZER_PREFIX_SPACE && text[0] != ' ') {
+        text_respace(&t->words_text, " ", text, bytes, 0);
+        meta = 1;
+    }
+    s.t = t;
+    s.text = meta ? t->words_text.at : text, s.bytes = meta ? t->words_text.count : bytes;
+    for (i = 0; i < s.bytes; i = end) {
+        end = word_end(&s, i);
+        encode_word(t, s.text + i, end - i, ids);
+    }
+}
+
+// The longest of added[first..last) that stands at text[i]; NULL: none. They are in the order of their bytes.
+static inline const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last, const unsigned char *text,
+                                         size_t bytes, size_t i) {
+    const unsigned char *all = t->section[SECTION_ADDED_TEXT];
+    const AddedToken *found = NULL;
+    size_t depth;
+    for (depth = 0; first < last; depth++) { // added[first..last) begin with text[i..i + depth)
+        size_t low = first, high = last, middle;
+        if (t->added[first].bytes == depth) found = &t->added[first++];
+        if (i + depth >= bytes) break;
+        low = first, high = last;
+        while (low < high) {
+            middle = low + (high - low) / 2;
+            if (all[t->added[middle].offset + depth] < text[i + depth])
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        first = low, high = last;
+        while (low < high) {
+            middle = low + (high - low) / 2;
+            if (all[t->added[middle].offset + depth] <= text[i + depth])
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        last = low;
+    }
+    return found && found->bytes ? found : NULL;
+}
+
+static inline size_t spaces_before(const Tokenizer *t, const unsigned char *text, size_t least, size_t i) {
+    while (i > least) {
+        size_t begin = i - 1, length;
+        while (begin > least && (text[begin] & 0xc0) == 0x80) begin--;
+        if (!(t->class_of[character_at(text, i, begin, &length)] & CLASS_SPACE)) break;
+        i = begin;
+    }
+    return i;
+}
+
+static inline size_t spaces_behind(const Tokenizer *t, const unsigned char *text, size_t bytes, size_t i) {
+    size_t length;
+    while (i < bytes && t->class_of[character_at(text, bytes, i, &length)] & CLASS_SPACE) i += length;
+    return i;
+}
+
+static inline void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
+                                  int allow_special, TokenIds *ids);
+
+// Cuts text at the added tokens that are looked for in raw text, or in normalized text.
+static inline void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
+                                int allow_special, TokenIds *ids) {
+    size_t from = raw ? 0 : t->added_raw, to = raw ? t->added_raw : t->added_count, done = 0, i = 0;
+    while (i < bytes && from < to) {
+        const AddedToken *token = added_at(t, from, to, text, bytes, i);
+        size_t begin = i, end;
+        if (!token) {
+            i++;
+            continue;
+        }
+        end = i += token->bytes;
+        if (token->flags & ADDED_SPECIAL && !allow_special) continue;
+        if (token->flags & ADDED_LEFT) begin = spaces_before(t, text, done, begin);
+        if (token->flags & ADDED_RIGHT) end = spaces_behind(t, text, bytes, end);
+        if (begin > done) encode_between(t, text + done, begin - done, raw, first && !done, allow_special, ids);
+        token_ids_add(ids, token->id);
+        done = end, i = max_size(i, end);
+    }
+    if (done < bytes) encode_between(t, text + done, bytes - done, raw, first && !done, allow_special, ids);
+}
+
+static inline void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
+                                  int allow_special, TokenIds *ids) {
+    if (!raw) {
+        encode_words(t, text, bytes, first, ids);
+    } else if (t->flags & TOKENIZER_COMPOSE) {
+        text_compose(t, text, bytes);
+        encode_added(t, t->normal.at, t->normal.count, 0, first, allow_special, ids);
+    } else if (t->flags & (TOKENIZER_PREPEND | TOKENIZER_REPLACE_SPACES)) {
+        text_respace(&t->normal, t->flags & TOKENIZER_PREPEND ? META_SPACE : "", text, bytes,
+                     (t->flags & TOKENIZER_REPLACE_SPACES) != 0);
+        encode_added(t, t->normal.at, t->normal.count, 0, first, allow_special, ids);
+    } else {
+        encode_added(t, text, bytes, 0, first, allow_special, ids);
+    }
+}
+
+// ---- what callers use --------------------------------------------------------------------------------------------------------------------
+// `text` from the file for a message: one line, nothing that moves the cursor.
+static inline const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
+    static char text[400];
+    size_t bytes = min_size(t->section_bytes[section], sizeof(text) - 1), i;
+    for (i = 0; i < bytes; i++) {
+        unsigned char c = t->section[section][i];
+        text[i] = c < 0x20 || c == 0x7f ? '?' : (char)c;
+    }
+    text[bytes] = 0;
+    return text;
+}
+
+// Appends the ids of text[bytes]. Special tokens that stand in it as text are tokens where `allow_special`, else text.
+static inline void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int allow_special, TokenIds *ids) {
+    const unsigned char *bytes_of = (const unsigned char *)text;
+    size_t i, length;
+    if (!(t->flags & TOKENIZER_ENCODES))
+        die_usage("%s decodes only, %s; give the prompt with --prompt-ids ID,ID,...", t->path,
+                  tokenizer_message(t, SECTION_REASON));
+    if (bytes > INT32_MAX / 4) die("a text of %zu bytes is too long to be encoded at once", bytes);
+    for (i = 0; i < bytes; i += length) {
+        length = utf8_length(bytes_of + i, bytes - i);
+        if (!length) die("the text to be encoded is not UTF-8: see its byte %zu, 0x%02x", i, bytes_of[i]);
+    }
+    encode_added(t, bytes_of, bytes, 1, 1, allow_special, ids);
+}
+
+// The ids of a plain prompt.
+static inline void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, TokenIds *ids) {
+    size_t i;
+    for (i = 0; i < t->prefix_count; i++) token_ids_add(ids, t->prefix_ids[i]);
+    tokenizer_encode(t, text, bytes, 1, ids);
+    for (i = 0; i < t->suffix_count; i++) token_ids_add(ids, t->suffix_ids[i]);
+}
+
+// The bytes of an id; none for ids that the tokenizer does not have.
+static inline const char *tokenizer_decode(const Tokenizer *t, int32_t id, size_t *bytes) {
+    *bytes = 0;
+    if (id < 0 || (uint32_t)id >= t->ids) return "";
+    *bytes = t->text_offsets[id + 1] - t->text_offsets[id];
+    return (const char *)t->text + t->text_offsets[id];
+}
+
+static inline int tokenizer_is_special(const Tokenizer *t, int32_t id) {
+    return id >= 0 && (uint32_t)id < t->ids && (t->id_flags[id] & ID_SPECIAL);
+}
+
+// Whether a text ends with this id.
+static inline int tokenizer_is_end(const Tokenizer *t, int32_t id) {
+    size_t i;
+    for (i = 0; i < t->end_count; i++)
+        if (t->end_ids[i] == (uint32_t)id) return 1;
+    return 0;
+}
+
+#endif
