@@ -6,6 +6,7 @@ that fails ends the program with one line. Little-endian, as every file here.
 */
 #ifndef LLMC_TOKENIZER_FILE_H
 #define LLMC_TOKENIZER_FILE_H
+#include "crc32.h"
 #include "file.h"
 
 #define TOKENIZER_MAGIC   "SBPTOKEN"
@@ -131,21 +132,6 @@ typedef struct {
 } Tokenizer;
 
 // ---- small things ----------------------------------------------------------------------------------------------------------------
-// zlib's CRC-32.
-static inline uint32_t crc32_of(const unsigned char *data, size_t bytes) {
-    static uint32_t table[256];
-    uint32_t crc = 0xffffffffu, i, j;
-    if (!table[1]) {
-        for (i = 0; i < 256; i++) {
-            uint32_t value = i;
-            for (j = 0; j < 8; j++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0);
-            table[i] = value;
-        }
-    }
-    while (bytes--) crc = (crc >> 8) ^ table[(crc ^ *data++) & 0xff];
-    return ~crc;
-}
-
 static inline void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     if (bytes > scratch->capacity) {
         size_t capacity = max_size(bytes + bytes / 2, 4096);
@@ -215,7 +201,8 @@ static inline void tokenizer_check_header(Tokenizer *t) {
         die("%s: is truncated: %llu of %llu bytes are there; copy it again", t->path, (unsigned long long)t->bytes,
             (unsigned long long)bytes);
     if (bytes != t->bytes) tokenizer_damaged(t, "bytes follow its end");
-    if (crc32_of(t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
+    crc32_prepare();
+    if (crc32_of(0, t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
     t->flags = word[8], t->ids = word[9], t->vocabulary_ids = word[10], t->unknown = word[12];
     if (t->flags & ~(uint32_t)TOKENIZER_FLAGS) tokenizer_damaged(t, "unknown flags");
     if (!t->ids || t->ids > INT32_MAX || t->vocabulary_ids > t->ids) tokenizer_damaged(t, "its number of ids");

@@ -41,8 +41,8 @@ asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#define __global__      static
-#define __device__      static
+#define __global__ static
+#define __device__ static
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)

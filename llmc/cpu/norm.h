@@ -120,8 +120,7 @@ static void add_parts(floatS *dw, const floatS *scratch, size_t parts, size_t st
 }
 
 static void norm_backward(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x, const floatX *w,
-                          size_t n, size_t C, double eps, floatS offset, int centred, int accumulate,
-                          floatS *scratch) {
+                          size_t n, size_t C, double eps, floatS offset, int centred, int accumulate, floatS *scratch) {
     size_t parts = norm_parts(n), p;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
     for (p = 0; p < parts; p++) {
