@@ -7,6 +7,7 @@ it does not count: what is left of it there is no token of its own. The first to
 import functools
 import json
 import os
+import re
 import zlib
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ import shards
 import spans
 import templates
 from records import Rejected
+
+
+PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
 
 
 class MaskFailure(Exception):
@@ -44,6 +48,12 @@ class Options:
     max_tokens: int = 0  # 0: any length
     long: str = "keep"
     now: str = None  # what strftime_now tells templates
+
+
+@dataclass
+class Encoding:
+    ids: np.ndarray  # [tokens] uint32
+    offsets: np.ndarray  # [tokens, 2] int64: the characters [begin, end) of each
 
 
 @dataclass
@@ -78,6 +88,37 @@ def library_version():
     return f"tokenizers {tokenizers.__version__}"
 
 
+class Cuts:
+    """Where a text may be cut without changing its tokens: before a special token that is found in the text as it is, takes nothing of
+    what is before it, and into which no other added token reaches. By added tokens the library cuts a text itself, first of all."""
+
+    def __init__(self, added):
+        raw = [token for token in added if not token.normalized and token.content]
+        self.known = {token.content: token.lstrip for token in raw}
+        self.lengths = sorted({len(content) for content in self.known})
+        marks = [re.escape(token.content) for token in raw if token.special and not token.lstrip]
+        whole_words = any(token.single_word for token in raw)  # whether such a token is one depends on its neighbours
+        self.pattern = re.compile("|".join(marks)) if marks and not whole_words else None
+
+    def may_cut(self, text, at):
+        if any(self.known.get(text[at:at + n]) for n in self.lengths):
+            return False
+        return not any(text[at - before:at - before + n] in self.known for n in self.lengths for before in range(1, min(n, at + 1)))
+
+    def pieces(self, text):
+        """[begin, end) of pieces of PIECE characters or more."""
+        begin = at = 0
+        while self.pattern and len(text) - begin > 2 * PIECE:
+            found = self.pattern.search(text, max(at, begin + PIECE))
+            if not found:
+                break
+            at = found.start() + 1
+            if self.may_cut(text, found.start()):
+                yield begin, found.start()
+                begin = found.start()
+        yield begin, len(text)
+
+
 class Encoder:
     """A tokenizer with its chat template and the options of a run."""
 
@@ -97,15 +138,18 @@ class Encoder:
         self._take_post_processor(path)
         self.eos = self._eos()
         added = self.tokenizer.get_added_tokens_decoder()
+        self.cuts = Cuts(added.values())
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
         self.template = self._template(now)
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
         self.train_on = self._train_on()
         try:
-            self.template_arguments = records.want(json.loads(options.template_arguments), dict, "it")
-        except (ValueError, Rejected):
+            self.template_arguments = records.template_arguments(json.loads(options.template_arguments), "--template-arguments")
+        except (ValueError, RecursionError):
             raise SetupFailure("--template-arguments is not a JSON object") from None
+        except Rejected as rejected:
+            raise SetupFailure(rejected.detail) from None
 
     def _take_post_processor(self, path):
         """What it puts around every text, which is then added here: post-processors also shift offsets of tokens that begin with
@@ -171,11 +215,21 @@ class Encoder:
 
     def document(self, source, record):
         if source.prompt is None:
-            ids, _ = self.surrounded(self.tokenizer.encode(source.body, add_special_tokens=False).ids)
+            ids, _ = self.surrounded(self.encoding(source.body).ids)
             return self.finished(Document(ids, np.ones(len(ids), np.uint8)))
         if isinstance(source.body, str):
             return self.finished(self.completion(source.prompt, source.body))
         return self.finished(self.conversation(source, record))
+
+    def encoding(self, text):
+        """What the library makes of the text. It needs some 700 bytes for a token of what it is given at a time, so a long text goes
+        to it in pieces."""
+        ids, offsets = [], []
+        for begin, end in self.cuts.pieces(text):
+            encoding = self.tokenizer.encode(text[begin:end], add_special_tokens=False)
+            ids.append(np.array(encoding.ids, np.uint32))
+            offsets.append(np.array(encoding.offsets, np.int64).reshape(-1, 2) + begin)
+        return Encoding(np.concatenate(ids), np.concatenate(offsets))
 
     @staticmethod
     def finished(document):
@@ -198,21 +252,20 @@ class Encoder:
     def surrounded(self, ids):
         """(ids, how many stand before these) with what the post-processor adds, and an end-of-text token; nothing that the text
         already has is added twice."""
-        lead = 0 if ids[:len(self.before)] == self.before else len(self.before)
-        ids = self.before[:lead] + ids
-        if self.behind and ids[-len(self.behind):] != self.behind:
-            ids = ids + self.behind
+        lead = 0 if ids[:len(self.before)].tolist() == self.before else len(self.before)
+        behind = [] if not self.behind or ids[-len(self.behind):].tolist() == self.behind else self.behind
+        ids = np.concatenate([np.array(self.before[:lead], np.uint32), ids, np.array(behind, np.uint32)])
         if self.options.eos == "yes":
             if self.eos is None:
                 raise SetupFailure(f"{self.options.tokenizer}: no end-of-text token is known (tokenizer_config.json has no eos_token); "
                                    "give --eos-token TOKEN or --eos no")
-            if ids[-1:] != [self.eos]:
-                ids = ids + [self.eos]
-        return np.array(ids, np.uint32), lead
+            if ids[-1:].tolist() != [self.eos]:
+                ids = np.append(ids, np.uint32(self.eos))
+        return ids, lead
 
     def completion(self, prompt, body):
         """Prompt and completion are one text, as they will be for the model; what is added behind them counts."""
-        encoding = self.tokenizer.encode(prompt + body, add_special_tokens=False)
+        encoding = self.encoding(prompt + body)
         inner, straddles = self.mask(encoding, [(len(prompt), len(prompt) + len(body))])
         ids, lead = self.surrounded(encoding.ids)
         begin = lead + (int(np.argmax(inner)) if inner.any() else len(inner))
@@ -224,13 +277,9 @@ class Encoder:
         return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
 
     @staticmethod
-    def begins(encoding):
-        return np.array(encoding.offsets, np.int64).reshape(-1, 2)
-
-    def mask(self, encoding, stretches):
+    def mask(encoding, stretches):
         """(counts, how many stretches begin within a token)"""
-        offsets = self.begins(encoding)
-        begin, end = offsets[:, 0], offsets[:, 1]
+        begin, end = encoding.offsets[:, 0], encoding.offsets[:, 1]
         counts = np.zeros(len(begin), np.uint8)
         ordered = bool((np.diff(begin) >= 0).all())
         straddles = 0
@@ -262,17 +311,18 @@ class Encoder:
             text, stretches = self.template.render(messages, False, record.tools, **more), []
         else:
             text, stretches = self.stretches(messages, wanted, record.tools, more)
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        ids = np.array(encoding.ids, np.uint32)
+        encoding = self.encoding(text)
+        ids = encoding.ids
         counts, straddles = self.mask(encoding, [stretch[1:] for stretch in stretches])
         if self.train_on != "all" and not self.template.has_generation:
-            self.cut_space_behind_turns(encoding, ids, counts)
+            self.cut_space_behind_turns(ids, counts)
         prompt = int(np.argmax(counts)) if first and counts.any() else 0
         if first and self.train_on == "all":
             before = self.template.render(source.prompt, True, record.tools, **more)
-            prompt = int(np.searchsorted(self.begins(encoding)[:, 0], len(before))) if text.startswith(before) else 0
+            prompt = int(np.searchsorted(encoding.offsets[:, 0], len(before))) if text.startswith(before) else 0
+        chosen = set(wanted)
         return Document(ids, counts, prompt, straddles=straddles, texts=tuple(messages[i] for i in wanted),
-                        others=tuple(m for i, m in enumerate(messages) if i not in set(wanted)))
+                        others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
     def stretches(self, messages, wanted, tools, more):
         """Where {% generation %} blocks are, they speak for the assistant; for the other roles the turns are found."""
@@ -280,12 +330,12 @@ class Encoder:
             return self.turns.find(messages, wanted, tools, **more)
         own = [i for i in wanted if messages[i]["role"] == "assistant"]
         text, stretches = self.turns.find_generation(messages, own, tools, **more)
-        rest = [i for i in wanted if i not in own]
+        rest = [i for i in wanted if messages[i]["role"] != "assistant"]
         if rest:
             stretches = stretches + self.turns.find(messages, rest, tools, **more)[1]
         return text, sorted(stretches, key=lambda stretch: stretch[1])
 
-    def cut_space_behind_turns(self, encoding, ids, counts):
+    def cut_space_behind_turns(self, ids, counts):
         """A turn ends with its last special token: white space that the template puts behind that is not the model's to write."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]])))
         special = np.isin(ids, self.special_ids)
@@ -320,7 +370,7 @@ class Encoder:
 
     def letters_of(self, text):
         """The text as this tokenizer returns it (normalised, say), without white space."""
-        return self.letters(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.letters(self.encoding(text).ids)
 
     def content_letters(self, message):
         return self.letters_of(message if isinstance(message, str) else message["content"])

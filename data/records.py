@@ -19,6 +19,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "tools",
            "chat_template_kwargs")
+TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
@@ -76,6 +77,14 @@ def want(value, kind, what):
     return value
 
 
+def template_arguments(value, what):
+    """Variables for a template, whose names are not those of what it gets anyway."""
+    taken = next((name for name in TAKEN if name in want(value, dict, what)), None)
+    if taken:
+        raise Rejected(WRONG_TYPE, f"{what} has {taken}, which a template gets from elsewhere; rename it")
+    return value
+
+
 # ---- which format -------------------------------------------------------------------------------------------------------------
 def detect(record):
     has = {key for key in COLUMNS if record.get(key) is not None}
@@ -104,11 +113,11 @@ def understand(record, name="auto", more_roles=()):
         if isinstance(tools, str):
             try:
                 tools = json.loads(tools)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise Rejected(WRONG_TYPE, "tools is a text that is not JSON") from None
         result.tools = want(tools, list, "tools") or None
     if record.get("chat_template_kwargs") is not None:
-        result.template_arguments = want(record["chat_template_kwargs"], dict, "chat_template_kwargs")
+        result.template_arguments = template_arguments(record["chat_template_kwargs"], "chat_template_kwargs")
     return result
 
 

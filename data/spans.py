@@ -11,12 +11,20 @@ Three ways, of which the first that applies is taken:
                special token behind it that ends a turn.
 
 What none of them can place is a TemplateFailure; nothing is guessed.
+
+In long conversations one rendering for each message would take time that grows with the square of their number. There places come
+from two renderings (layout.py) wherever these prove enough; and of turns that follow alike upon a message alike, with the same
+text of the template between, the first, second, fourth, eighth ... and the last are compared with true prefixes, and those between
+lie as these do.
 """
 
+import itertools
 import re
 
+from layout import find_layout
 from templates import TemplateFailure
 
+LONG = 32  # turns of a conversation from which on not every one is rendered by itself
 PLACEHOLDERS = ("\u241e\u2420\u241e", "\u241f\u2421\u241f", "\u2422\u2424\u2422")  # pictures of control characters
 
 
@@ -76,12 +84,23 @@ class Turns:
     def find(self, messages, wanted, tools=None, **more):
         """(text, [(message number, begin, end)]) for the messages whose numbers are in `wanted`."""
         text = self.template.render(messages, False, tools, **more)
-        spans = None
+        layout, spans = self.layout(text, messages, tools, more) if len(messages) >= LONG else None, None
         if all(messages[i]["role"] == "assistant" for i in wanted):
-            spans = self.by_prefixes(text, messages, wanted, tools, more)
+            if layout and None not in layout.places:
+                spans = self.by_some_prefixes(text, messages, wanted, layout, tools, more)
+            else:
+                spans = self.by_prefixes(text, messages, wanted, tools, more)
         if spans is None:
-            spans = self.by_differences(text, messages, wanted, tools, more)
+            spans = self.by_differences(text, messages, wanted, layout, tools, more)
         return text, spans
+
+    def layout(self, text, messages, tools, more):
+        placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
+        try:
+            return placeholder and find_layout(text, messages, placeholder[0],
+                                               lambda marked: self.template.render(marked, False, tools, **more))
+        except TemplateFailure:
+            return None
 
     def find_generation(self, messages, wanted, tools=None, **more):
         """The same by {% generation %} blocks. Which blocks belong to which message is asked only where not all of the
@@ -93,33 +112,73 @@ class Turns:
         _, turns = self.find(messages, wanted, tools, **more)
         return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
 
+    def prefix(self, text, messages, i, tools, more):
+        """(begin, end) of turn i by true prefixes; None where these are none."""
+        before = self.template.render(messages[:i], True, tools, **more)
+        after = text if i + 1 == len(messages) else self.template.render(messages[:i + 1], False, tools, **more)
+        return (len(before), len(after)) if after.startswith(before) and text.startswith(after) else None
+
     def by_prefixes(self, text, messages, wanted, tools, more):
         """None where renderings of prefixes are not prefixes."""
         spans = []
         try:
             for i in wanted:
-                before = self.template.render(messages[:i], True, tools, **more)
-                after = text if i + 1 == len(messages) else self.template.render(messages[:i + 1], False, tools, **more)
-                if not (after.startswith(before) and text.startswith(after)):
+                place = self.prefix(text, messages, i, tools, more)
+                if place is None:
                     return None
-                spans.append((i, len(before), len(after)))
+                spans.append((i, *place))
         except TemplateFailure:  # a template may refuse to begin or end with some role
             return None
         return spans
 
-    def by_differences(self, text, messages, wanted, tools, more):
+    def by_some_prefixes(self, text, messages, wanted, layout, tools, more):
+        """The same, where it is known where all messages lie. A turn's neighbourhood is what the messages around it are like and
+        what the template writes between them; turns of one neighbourhood lie alike in it."""
+        last = len(messages) - 1
+        ends = [0, *(end for _, end in layout.places)]  # [i]: of the message before i
+        begins = [*(begin for begin, _ in layout.places), len(text)]  # [i + 1]: of the message behind i
+        found, spans = {}, []  # neighbourhood: [how often, begin behind ends[i], end behind ends[i + 1]]
+
+        def true_place(i):
+            place = self.prefix(text, messages, i, tools, more)
+            return place and (place[0] - ends[i], place[1] - ends[i + 1])
+
+        try:
+            for i in wanted:
+                if not ends[i] <= begins[i] <= ends[i + 1] <= begins[i + 1]:
+                    return self.by_prefixes(text, messages, wanted, tools, more)
+                key = (i == last, *layout.shapes[max(i - 1, 0):i + 2], text[ends[i]:begins[i]], text[ends[i + 1]:begins[i + 1]])
+                seen = found.setdefault(key, [0, None])
+                seen[0] += 1
+                if not seen[0] & (seen[0] - 1) or i == wanted[-1]:
+                    place = true_place(i)
+                    if place is None:
+                        return None
+                    if seen[1] not in (None, place) or place[0] < 0 or place[1] < 0:  # alike and yet not: every turn is asked
+                        return self.by_prefixes(text, messages, wanted, tools, more)
+                    seen[1] = place
+                spans.append((i, ends[i] + seen[1][0], ends[i + 1] + seen[1][1]))
+        except TemplateFailure:
+            return None
+        return spans
+
+    def by_differences(self, text, messages, wanted, layout, tools, more):
         canonical = Canonical(self.template, self.special_pattern, more)
-        places = [self.place(text, messages, i, tools, more) for i in range(len(messages))]
+        places = [layout.places[i] if layout and layout.sure[i] else self.place(text, messages, i, tools, more)
+                  for i in range(len(messages))]
+        ordered = sorted((place, i) for i, place in enumerate(places) if place)
+        order = {i: k for k, (_, i) in enumerate(ordered)}
+        reach = list(itertools.accumulate((place[1] for place, _ in ordered), max))
         spans, reached = [], 0
         for i in wanted:
             if places[i] is None:  # left out by the template
                 continue
             begin, end = places[i]
-            others = [place for j, place in enumerate(places) if place and j != i]
-            if begin < reached or any(b < end and e > begin for b, e in others):
+            k = order[i]
+            behind = reach[k - 1] if k else 0
+            following = ordered[k + 1][0][0] if k + 1 < len(ordered) else len(text)
+            if begin < reached or behind > begin or following < end:
                 raise TemplateFailure(f"the template puts message {i + 1} into others, or not behind those before it")
-            behind = max((e for _, e in others if e <= begin), default=0)
-            following = min((b for b, _ in others if b >= end), default=len(text))
             if messages[i]["role"] == "assistant":
                 begin = self.begin_of_turn(text, canonical, behind, begin, i)
             reached = self.end_of_turn(text, canonical, end, following, i, messages[i]["role"])

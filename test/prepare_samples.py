@@ -157,6 +157,23 @@ def conversations(count, seed=0, most=40):
         yield {"messages": [{"role": role, "content": words(rng, most)} for _ in range(rng.randint(1, 4)) for role in ("user", "assistant")]}
 
 
+def long_conversation(rng, turns, variant):
+    """Bits of `variant`: empty contents, reasoning, tool calls, space around contents."""
+    messages = []
+    for _ in range(turns):
+        user, assistant = ({"role": role, "content": words(rng, 6)} for role in ("user", "assistant"))
+        if variant & 1 and rng.random() < .2:
+            assistant["content"] = ""
+        if variant & 2 and rng.random() < .3:
+            assistant["reasoning_content"] = words(rng, 4)
+        if variant & 4 and rng.random() < .3:
+            assistant["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {"a": 'x"\n' + words(rng, 2), "n": 3}}}]
+        if variant & 8 and rng.random() < .5:
+            user["content"], assistant["content"] = user["content"] + " \n", "\n" + assistant["content"] + " "
+        messages += [user, assistant]
+    return messages
+
+
 def write_lines(path, records):
     with open(path, "w", encoding="utf-8") as file:
         for record in records:

@@ -9,11 +9,14 @@ Closes with `N passed, N failed, N skipped`.
 import importlib.util
 import json
 import os
+import random
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import numpy as np
+from tokenizers import AddedToken
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(os.path.dirname(HERE), "data"), HERE]
@@ -22,6 +25,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import encode
 import prepare_samples as samples
 import records
+import spans
 import templates
 from prepare_runs import *  # the tests of whole runs
 
@@ -282,8 +286,74 @@ class Masks(WithTokenizers):
                 text = encoder.template.render(messages)
                 wanted = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
                 prefixes = encoder.turns.by_prefixes(text, messages, wanted, None, {})
-                differences = encoder.turns.by_differences(text, messages, wanted, None, {})
+                differences = encoder.turns.by_differences(text, messages, wanted, None, None, {})
                 self.assertEqual([(i, b, text[b:e].rstrip()) for i, b, e in prefixes], [(i, b, text[b:e]) for i, b, e in differences])
+
+    def test_long_conversations_are_as_if_every_turn_were_rendered(self):
+        """Spans from two renderings and a few prefixes are those from renderings for every message."""
+        self.addCleanup(setattr, spans, "LONG", spans.LONG)
+        rng, renderings = random.Random(5), {}
+        for name in ("chatml", "llama3", "gemma", "mistral", "thinking", "opening"):
+            turns = self.encoder(name).turns
+            for variant in range(16):
+                messages = samples.long_conversation(rng, rng.randint(1, 30), variant)
+                for wanted in ([i for i, m in enumerate(messages) if m["role"] == "assistant"],
+                               [i for i, m in enumerate(messages) if m["role"] == "user"], range(len(messages))):
+                    found = []
+                    for spans.LONG in (1, 1 << 40):
+                        try:
+                            found.append(turns.find(messages, list(wanted)))
+                        except templates.TemplateFailure as failure:
+                            found.append(str(failure))
+                    self.assertEqual(*found, (name, variant))
+            messages, render = samples.long_conversation(rng, 300, 0), turns.template.render
+
+            def counted(*arguments, **more):
+                renderings[name] = renderings.get(name, 0) + 1
+                return render(*arguments, **more)
+            spans.LONG = 32
+            with unittest.mock.patch.object(turns.template, "render", counted):
+                turns.find(messages, [i for i, m in enumerate(messages) if m["role"] == "assistant"])
+        self.assertLess(max(renderings.values()), 40, renderings)
+
+    def test_turns_that_look_alike_and_are_not(self):
+        """The generation prompt of one turn in the middle is another: no rule of its neighbours may speak for it."""
+        template = """{% for m in messages %}[{{ m.role }}{{ '!' if m.role == 'assistant' }}]{{ m.content }}<|im_end|>{% endfor %}
+{%- if add_generation_prompt %}[assistant{{ '!' if messages | length != 33 }}]{% endif %}"""
+        turns = spans.Turns(templates.ChatTemplate(template), samples.SPECIAL)
+        messages = chat(*(["Hi", "Hello"] * 40))
+        self.addCleanup(setattr, spans, "LONG", spans.LONG)
+        found = []
+        for spans.LONG in (1, 1 << 40):
+            try:
+                found.append([(i, text[b:e]) for text, places in [turns.find(messages, list(range(1, 80, 2)))] for i, b, e in places])
+            except templates.TemplateFailure as failure:
+                found.append(str(failure))
+        self.assertEqual(*found)
+
+    def test_pieces_have_the_tokens_of_the_whole(self):
+        self.addCleanup(setattr, encode, "PIECE", encode.PIECE)
+        for name in ("chatml", "sentencepiece"):
+            folder = self.folders[name]
+            for more in ({}, {"content": "<|im_end|>\n", "normalized": False}, {"content": " <s>", "lstrip": True, "special": True},
+                         {"content": "o<|im_", "normalized": False}, {"content": "<|im_end|>", "rstrip": True, "special": True},
+                         {"content": "</s>", "lstrip": True, "rstrip": True, "special": True, "normalized": False}):
+                encoder = encode.Encoder(encode.Options(tokenizer=folder))
+                if more:
+                    encoder.tokenizer.add_tokens([AddedToken(**more)])
+                encoder.cuts = encode.Cuts(encoder.tokenizer.get_added_tokens_decoder().values())
+                rng, cuts = random.Random(1), 0
+                parts = ["hello", " ", "  ", "\n", "\u00e9", "\U0001f600", "<s>", "</s>", " <s>", "<|im_end|>", "<|im_start|>", "<|im_", "o", "\u2581"]
+                for _ in range(300):
+                    text = "".join(rng.choice(parts) for _ in range(rng.randint(0, 40)))
+                    encode.PIECE = 1 << 16
+                    whole = encoder.encoding(text)
+                    for encode.PIECE in (1, 7):
+                        cuts += len(list(encoder.cuts.pieces(text))) - 1
+                        found = encoder.encoding(text)
+                        self.assertEqual(found.ids.tolist(), whole.ids.tolist(), (name, more, text))
+                        self.assertEqual(found.offsets.tolist(), whole.offsets.tolist(), (name, more, text))
+                self.assertGreater(cuts, 300, (name, more))
 
 
 class Templates(WithTokenizers):
@@ -416,6 +486,13 @@ class Shapes(WithTokenizers):
         self.rejected("gemma", {"messages": chat("Hi", "Hello", system="x")}, records.TEMPLATE, "no system role")
         self.rejected("chatml", {"text": "a"}, records.UNKNOWN_FORMAT, "has no prompt", format="completion")
 
+    def test_variables_that_are_taken(self):
+        for name in ("messages", "self", "tools", "marked", "wanted", "add_generation_prompt"):
+            self.rejected("chatml", {"messages": chat("Hi", "Hello"), "chat_template_kwargs": {name: []}}, records.WRONG_TYPE, name)
+            with self.assertRaisesRegex(encode.SetupFailure, name):
+                encode.Encoder(encode.Options(tokenizer=self.folders["chatml"], template_arguments=json.dumps({name: 1})))
+        self.rejected("chatml", {"messages": chat("Hi", "Hello"), "tools": "[" * 200000}, records.WRONG_TYPE, "not JSON")
+
     def test_lines_that_are_rejected(self):
         for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list"), (b"3", "is a number"),
                              (b"[", "jq"), (b'{"text": "\xff"}', "UTF-8"), (b'{"a": ' + b"[" * 100000, "not JSON"), (b'{"a": ' + b"9" * 5000 + b"}", "not JSON")):
@@ -440,7 +517,7 @@ class Shapes(WithTokenizers):
             self.encoder("bare").encode({"text": "a"})
         with self.assertRaisesRegex(encode.SetupFailure, "has no end-of-text token 'nope'"):
             self.encoder("bare", eos_token="nope")
-        with self.assertRaisesRegex(encode.SetupFailure, "not a JSON object"):
+        with self.assertRaisesRegex(encode.SetupFailure, "a list, not an object"):
             self.encoder("bare", template_arguments="[1]")
         with open(os.path.join(nothing, "tokenizer.json"), "w", encoding="utf-8") as file:
             file.write("{}")

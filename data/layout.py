@@ -1,0 +1,95 @@
+"""Where the texts of a conversation's messages lie in its rendering, from one more rendering instead of one for each message.
+
+Every text (content, reasoning, what is in tool calls) is replaced by a placeholder of its own. The rendering of that says what the
+template itself writes and where each text goes. It is believed only if putting the texts back gives the true rendering, to the
+character; a template that looks into its texts fails this, and is asked message by message (spans.py).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+
+@dataclass
+class Layout:
+    places: list  # of every message [begin, end) in the text, None where nothing of it is there
+    sure: list  # of every message whether all its texts were replaced: else it may begin before that or end behind it
+    shapes: list  # of every message role and keys: what a template may treat alike
+
+
+def numbered(value, mark, texts, blank):
+    """The value with every text replaced by the mark, its number among `texts` and the mark; keys, roles and `type` stay, and, as
+    templates ask whether there is anything, without `blank` texts of white space."""
+    if isinstance(value, str):
+        if not blank and not value.strip():
+            return value
+        texts.append(value)
+        return f"{mark}{len(texts) - 1}{mark}"
+    if isinstance(value, list):
+        return [numbered(item, mark, texts, blank) for item in value]
+    if isinstance(value, dict):
+        return {k: v if k in ("role", "type") else numbered(v, mark, texts, blank) for k, v in value.items()}
+    return value
+
+
+def shape(value):
+    """What is left of a message without its texts: keys, whether texts are empty, and what is no text."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    if isinstance(value, list):
+        return tuple(map(shape, value))
+    if isinstance(value, dict):
+        return tuple((k, v if k in ("role", "type") else shape(v)) for k, v in value.items())
+    return repr(value)
+
+
+def spellings(text):
+    """As templates write a text: as it is, without the white space around it, and within JSON."""
+    return dict.fromkeys((text, text.strip(), json.dumps(text, ensure_ascii=False)[1:-1]))
+
+
+def find_layout(text, messages, mark, render):
+    """The Layout of `text`, which render(messages) gave; `mark` is a character that is not in it. None: this cannot tell."""
+    shapes = [shape(message) for message in messages]
+    for blank in (True, False):
+        texts, owner, marked = [], [], []
+        for i, message in enumerate(messages):
+            marked.append(numbered(message, mark, texts, blank))
+            owner += [i] * (len(texts) - len(owner))
+        found = put_back(text, re.split(f"{mark}([0-9]+){mark}", render(marked)), texts)
+        if found is None:
+            continue
+        places, sure = [None] * len(messages), [True] * len(messages)
+        for number, begin, end in found:
+            i = owner[number]
+            places[i] = (places[i][0] if places[i] else begin, end)
+        if not blank:
+            sure = [not has_blank(message) for message in messages]
+        return Layout(places, sure, shapes)
+    return None
+
+
+def put_back(text, parts, texts):
+    """[(number, begin, end)] of the texts in `text`, whose parts are, in turn, what the template wrote and numbers; None if that is
+    not this text."""
+    if not text.startswith(parts[0]):
+        return None
+    at, found = len(parts[0]), []
+    for number, literal in zip(map(int, parts[1::2]), parts[2::2]):
+        if number >= len(texts):
+            return None
+        end = next((at + len(s) for s in spellings(texts[number])
+                    if text.startswith(s, at) and text.startswith(literal, at + len(s))), None)
+        if end is None:
+            return None
+        found.append((number, at, end))
+        at = end + len(literal)
+    return found if at == len(text) else None
+
+
+def has_blank(value):
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, list):
+        return any(map(has_blank, value))
+    return isinstance(value, dict) and any(has_blank(v) for k, v in value.items() if k not in ("role", "type"))
