@@ -134,6 +134,12 @@ static void trainer_begin(Trainer *t, const Options *o) {
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
     if (t->has_folder) {
+        path_join(path, o->out, "config.json");
+        if (path_exists(path))
+            die("--out %s: is the folder of a model, which would hide the run's checkpoints from --model; choose "
+                "another",
+                o->out);
+        *path = 0;
         checkpoint_open(&t->folder, o->out, o->keep, o->resume);
         if (t->folder.last != CHECKPOINT_NONE) {
             checkpoint_path(last, t->folder.path, t->folder.last, "");

@@ -7,6 +7,7 @@ it, and lines or rows, for messages.
 
 import gzip
 import os
+import stat
 import zlib
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ def identity(path):
     """What tells whether a file is still the same."""
     try:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise InputFailure(f"{path}: is not a regular file, in which one can go back and go on; write it into one")
         with open(path, "rb") as file:
             head = zlib.crc32(file.read(1 << 16))
     except OSError as error:

@@ -48,7 +48,7 @@ def in_validation(ordinals, seed, fraction):
 def save(path, value):
     """A JSON file, complete or not at all."""
     with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
+        json.dump(value, file, indent=1)  # ASCII: names of files need not be text
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

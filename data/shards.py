@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, BYTE_ORDER = b"SBPTOKEN", 1, 0x01020304
+MAGIC, VERSION, BYTE_ORDER = b"SBPSHARD", 1, 0x01020304
 HEADER_BYTES, ALIGNMENT, NAME_BYTES = 256, 64, 64
 HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64s64x")
 FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "documents", "tokens", "counted", "longest", "id_bytes",

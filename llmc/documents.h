@@ -331,6 +331,7 @@ static inline double documents_counted(Documents *d, uint64_t place) {
 static inline const InputFile *documents_file(Documents *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     InputFile *file = &d->file[slot];
+    unsigned char crc[4];
     struct stat status;
     if (file->fd >= 0 && d->file_shard[slot] == shard) return file;
     if (file->fd >= 0) close(file->fd);
@@ -339,6 +340,9 @@ static inline const InputFile *documents_file(Documents *d, size_t shard) {
     if (file->fd < 0) die("%s: cannot be opened any more: %s", file->path, strerror(errno));
     if (fstat(file->fd, &status) != 0 || (uint64_t)status.st_size != file->bytes)
         die("%s: has changed its size since it was opened; leave the data alone while a run reads it", file->path);
+    input_read(file, 124, crc, sizeof(crc)); // of the header, which holds the table's, which holds the documents'
+    if (shard_uint32(crc) != d->shard[shard].header.header_crc)
+        die("%s: is another file than when it was opened; leave the data alone while a run reads it", file->path);
     d->file_shard[slot] = shard;
     return file;
 }

@@ -33,6 +33,7 @@ typedef struct {
 // were published with it. A name that ends in "*" stands for all that begin so.
 static const char *const hf_kept_names[] = {
     "tokenizer.json",
+    "tokenizer.tok",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

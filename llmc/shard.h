@@ -12,7 +12,7 @@ have neither documents nor masks, are dataloader.h's.
 #include "file.h"
 #include <glob.h>
 
-#define TOKEN_SHARD_MAGIC   "SBPTOKEN"
+#define TOKEN_SHARD_MAGIC   "SBPSHARD"
 #define TOKEN_SHARD_VERSION 1
 #define TOKEN_SHARD_HEADER  256
 #define TOKEN_SHARD_ENTRY   48
@@ -44,6 +44,35 @@ static inline void shard_paths_free(ShardPaths *list) {
     memset(list, 0, sizeof(*list));
 }
 
+typedef struct {
+    dev_t device;
+    ino_t inode;
+    const char *path;
+} ShardIdentity;
+
+static inline int shard_identity_compare(const void *a, const void *b) {
+    const ShardIdentity *x = (const ShardIdentity *)a, *y = (const ShardIdentity *)b;
+    if (x->device != y->device) return x->device < y->device ? -1 : 1;
+    return x->inode < y->inode ? -1 : x->inode > y->inode;
+}
+
+// One file by two names (a link, "./") would count twice.
+static inline void shard_paths_check_files(const ShardPaths *list) {
+    ShardIdentity *file = (ShardIdentity *)checked_calloc(list->count, sizeof(ShardIdentity), "the list of shards");
+    struct stat status;
+    size_t i, known = 0;
+    for (i = 0; i < list->count; i++) {
+        if (stat(list->path[i], &status) != 0) continue; // opening it says why
+        file[known].device = status.st_dev, file[known].inode = status.st_ino;
+        file[known++].path = list->path[i];
+    }
+    qsort(file, known, sizeof(ShardIdentity), shard_identity_compare);
+    for (i = 1; i < known; i++)
+        if (!shard_identity_compare(&file[i - 1], &file[i]))
+            die("%s and %s are the same file, which would count twice; name it once", file[i - 1].path, file[i].path);
+    free(file);
+}
+
 // Each path is a file or, where no such file exists, a glob.
 static inline ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     ShardPaths list = {NULL, 0};
@@ -65,6 +94,7 @@ static inline ShardPaths shard_paths_find(const char *const *paths, size_t count
     qsort(list.path, list.count, sizeof(char *), shard_paths_compare);
     for (i = 1; i < list.count; i++)
         if (!strcmp(list.path[i - 1], list.path[i])) die("%s is named twice in the data; name it once", list.path[i]);
+    shard_paths_check_files(&list);
     return list;
 }
 

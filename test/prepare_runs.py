@@ -96,7 +96,7 @@ class Format(WithCommand):
         with open(os.path.join(self.tokenizer, "tokenizer.json"), "rb") as file:
             tokenizer = file.read()
         self.assertEqual((fields["magic"], fields["version"], fields["order"], fields["header"], fields["file"]),
-                         (b"SBPTOKEN", 1, 0x01020304, 256, len(raw)))
+                         (b"SBPSHARD", 1, 0x01020304, 256, len(raw)))
         self.assertEqual((fields["tokenizer"], fields["name"], fields["id_bytes"], fields["kind"], fields["values"], fields["table"]),
                          (len(tokenizer) << 32 | zlib.crc32(tokenizer), "tokenizer", 2, 0, 0, 256))
         self.assertEqual(fields["header_crc"], zlib.crc32(raw[:124] + bytes(4) + raw[128:256]))
@@ -274,6 +274,8 @@ class Refusals(WithCommand):
     def test_files_that_are_not_there_or_not_what_they_say(self):
         data, out = self.write("a.jsonl", [self.GOOD]), self.path("out")
         self.refused(1, "none.jsonl: cannot be read: No such file", self.command(out, self.path("none.jsonl")))
+        os.mkfifo(self.path("pipe"))
+        self.refused(1, "pipe: is not a regular file", self.command(out, self.path("pipe")))
         os.makedirs(self.path("nothing"))
         self.refused(1, "nothing/tokenizer.json: does not exist", self.command(out, data, tokenizer=self.path("nothing")))
         self.refused(1, "none.jinja: No such file", self.command(out, data, "--chat-template", self.path("none.jinja")))

@@ -230,6 +230,10 @@ printf 'Hello\n\nAnd then?\n' | "$TRAIN" sample --max-new-tokens 4 --temperature
 check 'two turns, two answers' [ $? = 0 -a "$(grep -c '' "$WORK/out")" -ge 2 ]
 printf 'Hello\nAnd then?\n' | "$TRAIN" sample --max-new-tokens 4 --model "$model" --chat --max-context 45 >"$WORK/out" 2>"$WORK/err"
 check 'a chat ends where its tokens do' grep -q 'note: the chat has reached its 45 tokens' "$WORK/err"
+printf 'Hello\nAnd then?\n' >"$WORK/turns"
+"$TRAIN" sample --max-new-tokens 100 --ignore-eos --model "$model" --chat --max-context 45 <"$WORK/turns" >"$WORK/out" 2>"$WORK/err"
+check 'and so does one that an answer has filled' [ $? = 0 ]
+check 'which is said' grep -q 'note: the chat has reached its 45 tokens' "$WORK/err"
 # Generation ends at an end id: of 442 likely tokens one is drawn soon enough.
 small=${TINY%96}442
 succeeds sample --init $small --tokenizer $TOKENIZERS/qwen2.tok --prompt x --max-new-tokens 2000 --json --seed 3

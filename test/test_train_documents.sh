@@ -124,7 +124,11 @@ refuses 1 'its tokenizer made for tests has 96 ids, the model.s vocabulary only 
 refuses 1 'document 0 has 40 tokens, --seq-len 30 takes 31' train --init $TINY --data "$WORK/seven.bin" --seq-len 30 --long refuse
 refuses 1 'is a shard of documents' train --init $TINY --data "$WORK/seven.bin" $SHARD --seq-len 30
 refuses 1 'prepare both alike' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30
+ln -s seven.bin "$WORK/link.bin"
+refuses 1 'link.bin and .*seven.bin are the same file' train --init $TINY --data "$WORK/seven.bin" "$WORK/link.bin" --seq-len 30
 cp -r $GOLDEN/llama "$WORK/model"
+refuses 1 "model: is the folder of a model" train --model "$WORK/model" --data "$WORK/seven.bin" --seq-len 30 --steps 1 --out "$WORK/model"
+check 'nothing is put into that' [ ! -e "$WORK/model/lock" ]
 make_documents "$WORK/small.bin" 40 40,50,60
 printf '{"not": "the one"}' >"$WORK/model/tokenizer.json"
 refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.json .*--any-tokenizer' \
