@@ -337,7 +337,9 @@ static inline const InputFile *documents_file(Documents *d, size_t shard) {
     if (file->fd >= 0) close(file->fd);
     file->path = d->shard[shard].header.path, file->bytes = d->shard[shard].header.bytes;
     file->fd = open(file->path, O_RDONLY | O_CLOEXEC);
-    if (file->fd < 0) die("%s: cannot be opened any more: %s", file->path, strerror(errno));
+    if (file->fd < 0)
+        die("%s: cannot be opened any more: %s%s", file->path, strerror(errno),
+            errno == EMFILE ? "; raise the limit with ulimit -n" : "");
     if (fstat(file->fd, &status) != 0 || (uint64_t)status.st_size != file->bytes)
         die("%s: has changed its size since it was opened; leave the data alone while a run reads it", file->path);
     input_read(file, 124, crc, sizeof(crc)); // of the header, which holds the table's, which holds the documents'
