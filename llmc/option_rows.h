@@ -129,7 +129,7 @@ static const OptionRow option_rows[] = {
      "whose last complete checkpoint is taken"},
     {"init", OPTION_STRING, AT(init), NULL, NO_RANGE, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
-     "qwen2, qwen3), its config.json keys overridden"},
+     "mistral, qwen2, qwen3, gemma3), its config.json keys overridden"},
     {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
      "element type of weights and activations; other than the build's own only for plan and convert"},
     SECTION("Data"),
