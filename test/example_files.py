@@ -1,8 +1,9 @@
 """What the worked example of README begins with, small: the tokenizer of a chat model, and conversations.
 
-    example_files.py FOLDER CONVERSATIONS     tokenizer files into FOLDER, a JSONL; prints the size of the vocabulary
+    example_files.py FOLDER CONVERSATIONS OTHER     tokenizer files into FOLDER, two JSONLs; prints the size of the vocabulary
 
 The conversations ask a few questions over and over, in ever other orders, and each has one answer, so that a small model learns it.
+OTHER is one that no such model expects.
 """
 import json
 import os
@@ -24,13 +25,14 @@ def conversation(rng):
                          for role, text in (("user", question), ("assistant", ANSWERS[question]))]}
 
 
-def main(folder, path):
+def main(folder, path, other):
     tokenizer = samples.byte_level()
     samples.tokenizer_folder(folder, tokenizer, samples.CHATML, None, "<|im_end|>", pad_token="<|endoftext|>")
     with open(os.path.join(folder, "generation_config.json"), "w", encoding="utf-8") as file:
         json.dump({"eos_token_id": tokenizer.token_to_id("<|im_end|>"), "pad_token_id": tokenizer.token_to_id("<|endoftext|>")}, file)
     rng = random.Random(1)
     samples.write_lines(path, (conversation(rng) for _ in range(CONVERSATIONS)))
+    samples.write_lines(other, samples.conversations(1, seed=3))
     print(tokenizer.get_vocab_size())
 
 
