@@ -16,7 +16,7 @@ import prepare_samples as samples
 
 ANSWERS = {"How are you doing today?": "The sun shines and I am nice.", "What is two and two?": "Two and two is four: 2 + 2 = 4.",
            "And what is the weather?": "The weather is nice: hello \u4f60\u597d \U0001f600.", "Add a and b.": "def add(a, b):\n    return a + b"}
-ROUNDS, CONVERSATIONS = 6, 36
+ROUNDS, CONVERSATIONS = 3, 40
 
 
 def conversation(rng):

@@ -39,14 +39,14 @@ here() { # a command line as a user types it in that place
 sed -n '/^### Fine-tune a chat model/,/^### Other/p' README.md >"$WORK/section"
 # A line of the section that begins so, for a model that has everything to learn.
 readme() {
-    grep "^    $1" "$WORK/section" | sed 's/^ *//; s/--seq-len 32768/--seq-len 1024/; s/--lr 1e-5/--lr 1e-2 --warmup 10 --steps 80/'
+    grep "^    $1" "$WORK/section" | sed 's/^ *//; s/--seq-len 32768/--seq-len 512/; s/--lr 1e-5/--lr 1e-2 --warmup 10 --steps 80/'
 }
 check 'README has the four commands' [ "$(grep -cE '^    (python data/prepare.py|\./train --model|\./train convert|\./train sample) ' "$WORK/section")" = 4 ]
 check 'one to a line' [ "$(grep -c '^    [^ ]' "$WORK/section")" = 4 ]
 
 # ---- the three commands ---------------------------------------------------------------------------------------------------------------
 here "$(readme 'python data/prepare.py')"
-check 'prepare.py prints the command that comes next' grep -qF "$(readme './train --model' | sed 's/--lr 1e-2 --warmup 10 --steps 80/--lr 1e-5/')" "$WORK/out"
+check 'prepare.py prints the command that comes next' grep -qF "$(readme './train --model' | sed 's/--lr 1e-2 --warmup 10 --steps 80/--lr 1e-5/; s/--seq-len 512/--seq-len 1024/')" "$WORK/out"
 check 'shards of both kinds' [ -f "$HERE/shards/train-00000.bin" -a -f "$HERE/shards/val-00000.bin" ]
 here "$(readme './train --model')"
 loss_of() { grep '"loss"' "$HERE/run/log.jsonl" | sed -n "$1s/.*\"loss\": \([0-9.eE+-]*\).*/\1/p"; }
