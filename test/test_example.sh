@@ -47,6 +47,11 @@ check 'one to a line' [ "$(grep -c '^    [^ ]' "$WORK/section")" = 4 ]
 # ---- the three commands ---------------------------------------------------------------------------------------------------------------
 here "$(readme 'python data/prepare.py')"
 check 'prepare.py prints the command that comes next' grep -qF "$(readme './train --model' | sed 's/--lr 1e-2 --warmup 10 --steps 80/--lr 1e-5/; s/--seq-len 512/--seq-len 1024/')" "$WORK/out"
+mkdir "$HERE/short"
+cp "$MODEL"/*.json "$HERE/short"
+sed 's/"max_position_embeddings": 4096/"max_position_embeddings": 300/' "$MODEL/config.json" >"$HERE/short/config.json"
+here 'python data/prepare.py --tokenizer short --out short/shards conversations.jsonl'
+check 'with no more tokens than the model has positions' grep -q -- '--seq-len 300 ' "$WORK/out"
 check 'shards of both kinds' [ -f "$HERE/shards/train-00000.bin" -a -f "$HERE/shards/val-00000.bin" ]
 here "$(readme './train --model')"
 loss_of() { grep '"loss"' "$HERE/run/log.jsonl" | sed -n "$1s/.*\"loss\": \([0-9.eE+-]*\).*/\1/p"; }
