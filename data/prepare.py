@@ -11,6 +11,7 @@ Needs tokenizers, jinja2 and numpy; pyarrow for Parquet. data/README.md has the 
 import argparse
 import errno
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -165,10 +166,27 @@ def report(work, arguments):
               "Where prompts end with a space, move it to the completions")
     folder = templates.folder_of(arguments.tokenizer)
     model = folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
-    longest = max(part.longest for part in work.parts.values())
     validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
+    longest, positions = max(part.longest for part in work.parts.values()), model_positions(folder)
+    length = max(1024, -(-(longest - 1) // 1024) * 1024)
+    if positions and longest - 1 > positions:
+        length = positions
+        print(f"the longest document has {longest:,} tokens, the model was made for {positions:,}: --long of the trainer says what "
+              "becomes of what is longer")
     print(f"next: ./train --model {shlex.quote(model)} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}{validation} "
-          f"--seq-len {max(1024, -(-longest // 1024) * 1024)}")
+          f"--seq-len {length} --lr 1e-5 --save-every 100 --out run")
+
+
+def model_positions(folder):
+    """max_position_embeddings of the model in the tokenizer's folder; 0: not known."""
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        config = config.get("text_config", config)
+        positions = config.get("max_position_embeddings", config.get("n_positions", 0))
+        return positions if type(positions) is int and positions > 0 else 0
+    except (OSError, ValueError, AttributeError):
+        return 0
 
 
 # ---- --show --------------------------------------------------------------------------------------------------------------------

@@ -11,17 +11,19 @@ so writing is one pass from the first byte to the last and memory is that of the
 #include "output_folder.h"
 #include "progress.h"
 #include "safetensors_write.h"
+#include "tokenizer_place.h"
 #include "weights.h"
 
 typedef struct {
     const WeightSource *source;
-    const char *kept;      // folder from which config.json and the small files come, or NULL
-    int retype;            // config.json gets the type that is written
-    size_t max_shard_size; // bytes of tensors in a file
-    DType *types;          // [parameter_count] what is written
-    DType type;            // that all of them have, or one that holds them all
-    size_t *shard;         // [parameter_count] file of each
-    size_t *order;         // [parameter_count] the parameters, file by file, as they lie there
+    const char *kept;         // folder from which config.json and the small files come, or NULL
+    char tokenizer[PATH_MAX]; // the tokenizer file of the run that is written, where that folder has none; else ""
+    int retype;               // config.json gets the type that is written
+    size_t max_shard_size;    // bytes of tensors in a file
+    DType *types;             // [parameter_count] what is written
+    DType type;               // that all of them have, or one that holds them all
+    size_t *shard;            // [parameter_count] file of each
+    size_t *order;            // [parameter_count] the parameters, file by file, as they lie there
     size_t shards;
     uint64_t bytes; // of all tensors
 } HfWrite;
@@ -42,6 +44,7 @@ static const char *const hf_kept_names[] = {
     "vocab.txt",
     "tokenizer.model*",
     "tekken.json",
+    TOKENIZER_NAME,
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
@@ -100,13 +103,11 @@ static inline HfKeptFiles hf_find_kept(const char *folder) {
     return kept;
 }
 
-static inline void hf_copy_file(OutputFolder *folder, const char *from, const char *name) {
-    char path[PATH_MAX];
+static inline void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
     struct stat status;
     OutputFile output;
     InputFile input;
     uint64_t at, n;
-    path_join(path, from, name);
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
         folder_open_file(folder, &output, name, 0); // input_open takes an empty file for a fault
         output_commit(&output);
@@ -121,6 +122,21 @@ static inline void hf_copy_file(OutputFolder *folder, const char *from, const ch
     }
     input_close(&input);
     output_commit(&output);
+}
+
+// A run has the tokenizer file that belongs to the folder's tokenizer.json, where the folder itself may have none.
+static inline void hf_find_tokenizer(HfWrite *write) {
+    char path[PATH_MAX];
+    if (!write->kept) return;
+    path_join(path, write->kept, TOKENIZER_NAME);
+    if (path_exists(path) || !tokenizer_beside(write->source->path, write->tokenizer)) {
+        *write->tokenizer = 0;
+        return;
+    }
+    path_join(path, write->kept, "tokenizer.json");
+    if (path_exists(path) && tokenizer_is_of(write->tokenizer, path)) return;
+    note("%s is not copied: it was not made of a tokenizer.json in %s", write->tokenizer, write->kept);
+    *write->tokenizer = 0;
 }
 
 // ---- what goes where -----------------------------------------------------------------------------------------------------
@@ -174,6 +190,7 @@ static inline HfWrite hf_write_prepare(const WeightSource *source, const DType *
         hf_check_same_model(&source->config, source->path, &like, kept);
     }
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
+    hf_find_tokenizer(&write);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : source->dtype;
     write.types = (DType *)checked_calloc(count, sizeof(DType), "the types to be written");
@@ -293,10 +310,15 @@ static inline void hf_write(HfWrite *write, const char *path) {
     Progress progress;
     OutputFolder folder;
     double done = 0;
-    folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 2,
+    folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 3,
                 hf_is_written_name);
     hf_write_config(write, &folder);
-    for (i = 0; i < kept.count; i++) hf_copy_file(&folder, write->kept, kept.names[i]);
+    for (i = 0; i < kept.count; i++) {
+        char from[PATH_MAX];
+        path_join(from, write->kept, kept.names[i]);
+        hf_copy_file(&folder, from, kept.names[i]);
+    }
+    if (*write->tokenizer) hf_copy_file(&folder, write->tokenizer, TOKENIZER_NAME);
     free(kept.names);
     progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
     for (begin = 0; begin < count; begin = end) {

@@ -129,7 +129,7 @@ static const OptionRow option_rows[] = {
      "whose last complete checkpoint is taken"},
     {"init", OPTION_STRING, AT(init), NULL, NO_RANGE, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
-     "qwen2, qwen3), its config.json keys overridden"},
+     "mistral, qwen2, qwen3, gemma3), its config.json keys overridden"},
     {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
      "element type of weights and activations; other than the build's own only for plan and convert"},
     SECTION("Data"),
@@ -230,8 +230,7 @@ static const OptionRow option_rows[] = {
      "only among the likeliest tokens that together have probability P"},
     {"tokenizer", OPTION_STRING, AT(tokenizer), "auto", NO_RANGE, ON(SAMPLE) | ON(TRAIN), "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
-     "folder "
-     "or the one above it, or else bytes where the vocabulary has 256 tokens"},
+     "folder or the one above it (train: or beside --data), or else bytes where the vocabulary has 256 tokens"},
     {"chat", OPTION_FLAG, AT(chat), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), NULL,
      "the prompt is a user's message, put into the tokenizer's chat template; sample without a prompt reads messages "
      "from "

@@ -8,9 +8,9 @@ Prompts from the command line, and text generated from them. Text becomes ids, a
 #include "run.h"
 #include "sampler.h"
 #include "text_out.h"
+#include "tokenizer_place.h"
 
-#define PROMPT_MAX     ((size_t)1 << 30) // bytes: as many as there can be positions
-#define TOKENIZER_NAME "tokenizer.tok"   // what is looked for beside a model
+#define PROMPT_MAX ((size_t)1 << 30) // bytes: as many as there can be positions
 
 typedef struct {
     int32_t *id; // [count]
@@ -23,27 +23,18 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------------------------
-// tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
-static inline int tokenizer_beside(const char *model, char path[PATH_MAX]) {
-    char folder[PATH_MAX];
-    const char *slash = strrchr(model, '/');
-    size_t up;
-    if (path_is_directory(model))
-        snprintf(folder, sizeof(folder), "%s", model);
-    else
-        snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - model) : 1, slash ? model : ".");
-    if (!*folder) snprintf(folder, sizeof(folder), "/");
-    for (up = 0; up < 2; up++) {
-        path_join(path, folder, up ? "../" TOKENIZER_NAME : TOKENIZER_NAME);
-        if (path_exists(path)) return 1;
-        if (path_is_directory(model)) break;
-    }
-    return 0;
+// Beside the model; where that has none, training finds the one that data/prepare.py wrote beside the shards.
+static inline int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
+    const Options *o = run->options;
+    const char *model = run->source ? run->source->path : o->model;
+    if (model && tokenizer_beside(model, path)) return 1;
+    if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return 0;
+    return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path);
 }
 
 // Sets prompt->tokenizer or prompt->bytes, as --tokenizer says.
 static inline void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
-    const char *word = run->options->tokenizer, *model = run->source ? run->source->path : run->options->model;
+    const char *word = run->options->tokenizer;
     size_t V = run->model.config.vocab_size;
     char path[PATH_MAX];
     if (!strcmp(word, "none")) return;
@@ -53,7 +44,7 @@ static inline void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
         return;
     }
     if (!strcmp(word, "auto")) {
-        if (!model || !tokenizer_beside(model, path)) {
+        if (!tokenizer_of_run(run, path)) {
             prompt->bytes = V == 256;
             return;
         }
@@ -68,13 +59,13 @@ static inline void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
 
 // A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it.
 static inline void tokenizer_keep(const Run *run, const char *folder) {
-    const char *word = run->options->tokenizer, *model = run->source ? run->source->path : run->options->model;
+    const char *word = run->options->tokenizer;
     char path[PATH_MAX], copy[PATH_MAX], *content;
     OutputFile file;
     size_t bytes;
     if (!strcmp(word, "none") || !strcmp(word, "bytes")) return;
     if (!strcmp(word, "auto")) {
-        if (!model || !tokenizer_beside(model, path)) return;
+        if (!tokenizer_of_run(run, path)) return;
         word = path;
     }
     path_join(copy, folder, TOKENIZER_NAME);

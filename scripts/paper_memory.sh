@@ -1,6 +1,6 @@
 #!/bin/sh
 # Memory of one backpropagation against the sequence length, as `plan` has it, beside what the StreamBP paper measured
-# (arXiv 2506.03077): its Figure 3 for Qwen3-8B and 14B, its longest sequences, and the Llama row of its Table 9.
+# (arXiv 2506.03077): its Figure 3 for Qwen3-8B and 14B, its longest sequences, and its Table 9 (Llama 3.1 8B, Gemma 3 1B).
 #
 #     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper
 #
@@ -38,6 +38,7 @@ title() {
     qwen3-8b) echo "Qwen3-8B" ;;
     qwen3-14b) echo "Qwen3-14B" ;;
     llama3.1-8b) echo "Llama 3.1 8B" ;;
+    gemma3-1b) echo "Gemma 3 1B" ;;
     esac
 }
 
@@ -56,8 +57,8 @@ done
 for model in qwen3-8b qwen3-14b; do
     awk -F, -v model=$model -v title="$(title $model)" '$1 == model { printf "%s,%s,paper,%d,%.0f\n", title, $2, $3, $4 * 2^30 }' $FIG3
 done >>"$csv"
-table9() { awk -F, '$1 == "table9_bp_gb" && $2 == "llama3.1-8b" { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $TABLES; }
-table9 | while read -r T full checkpoint stream; do
+table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $TABLES; }
+table9 llama3.1-8b | while read -r T full checkpoint stream; do
     [ "$full" = - ] || echo "full $T $full"
     echo "checkpoint $T $checkpoint"
     echo "stream $T $stream"
@@ -107,14 +108,16 @@ for model in qwen3-8b qwen3-14b; do
 done | awk '{ printf "%-13s %-11s %8.1f %8.1f %8s %12.2f\n", $1, $2, $3 / 1000, $4 / 1000, $5, $4 / 1000 / $5 }'
 
 echo
-echo "Table 9: Llama 3.1 8B, peak memory"
+echo "Table 9: peak memory"
 printf '%-13s %-11s %8s %10s %10s %8s %12s\n' model method T "ours, GB" "ours, GiB" paper ours/paper
-table9 | while read -r T full checkpoint stream; do
-    echo "full $T $(total llama3.1-8b full "$T") $full"
-    echo "checkpoint $T $(total llama3.1-8b checkpoint "$T") $checkpoint"
-    echo "stream $T $(total llama3.1-8b stream "$T") $stream"
-done | awk '{ ratio = $4 == "-" ? "-" : sprintf("%.2f", $3 / 2^30 / $4)
-              printf "%-13s %-11s %8d %10.1f %10.1f %8s %12s\n", "Llama 3.1 8B", $1, $2, $3 / 1e9, $3 / 2^30, $4, ratio }'
+for model in llama3.1-8b gemma3-1b; do
+    table9 $model | while read -r T full checkpoint stream; do
+        echo "$(title $model),full,$T,$(total $model full "$T"),$full"
+        echo "$(title $model),checkpoint,$T,$(total $model checkpoint "$T"),$checkpoint"
+        echo "$(title $model),stream,$T,$(total $model stream "$T"),$stream"
+    done
+done | awk -F, '{ ratio = $5 == "-" ? "-" : sprintf("%.2f", $4 / 2^30 / $5)
+                  printf "%-13s %-11s %8d %10.1f %10.1f %8s %12s\n", $1, $2, $3, $4 / 1e9, $4 / 2^30, $5, ratio }'
 weights=$(plan llama3.1-8b stream 1024 | json_number weights)
 awk -v w="$weights" 'BEGIN {
     printf "The paper heads Table 9 with GB. Its weights and gradients alone take 2 x %.2f = %.1f GB (10^9 bytes), more than the\n", w / 1e9, 2 * w / 1e9

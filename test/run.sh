@@ -193,7 +193,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train || selected train_documents || selected convert || selected transformers; then
+if selected cli || selected train || selected train_documents || selected convert || selected transformers || selected example; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -207,7 +207,7 @@ if selected cli || selected train || selected train_documents || selected conver
         total_failed=$((total_failed + 1))
     fi
 fi
-for script in cxx cli train train_documents convert prepare transformers; do
+for script in cxx cli train train_documents convert prepare transformers example; do
     selected $script || continue
     [ -f "test/test_$script.sh" ] || continue
     $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null

@@ -70,8 +70,8 @@ mutated llama-sharded 's/"rope_scaling": null/"rope_scaling": {"rope_type": "lla
 refuses 1 'llama3' bp --model "$WORK/model"
 mutated llama 's/"rope_type": "default"/"rope_type": "yarn"/'
 refuses 1 'yarn' bp --model "$WORK/model"
-mutated qwen2-fp16 's/"use_sliding_window": false/"use_sliding_window": true/; s/"max_window_layers": [0-9]*/"max_window_layers": 0/'
-refuses 1 'sliding' bp --model "$WORK/model"
+mutated qwen2-fp16 's/"hidden_act": "silu"/"hidden_act": "gelu"/'
+refuses 1 'hidden_act is gelu' bp --model "$WORK/model"
 mutated llama 's/"silu"/"relu"/'
 refuses 1 'relu' bp --model "$WORK/model"
 mutated llama 's/"hidden_size": 40/"hidden_size": -40/'

@@ -100,7 +100,7 @@ TEST(linear) {
 static void norm_case(int layernorm, size_t n, size_t C, int accumulate) {
     Guarded *x, *w, *b, *out, *dout, *dx, *dw, *db, *scratch;
     void *x2, *w2, *b2, *out2, *dout2, *dx2, *dw2, *db2, *scratch2;
-    const double eps = 1e-6;
+    const double eps = 1e-6, offset = n % 2 ? 1.0 : 0.0; // as Gemma has it
     test_case("%s n=%zu C=%zu", layernorm ? "layernorm" : "rmsnorm", n, C);
     x = input("x", n * C), w = input("w", C), b = layernorm ? input("b", C) : NULL, out = output("out", n * C);
     dout = input("dout", n * C), dw = sums("dw", C), db = layernorm ? sums("db", C) : NULL;
@@ -116,11 +116,11 @@ static void norm_case(int layernorm, size_t n, size_t C, int accumulate) {
         cpu->layernorm_forward(out2, x2, w2, b2, n, C, eps);
         cpu->layernorm_backward(dx2, dw2, db2, dout2, x2, w2, n, C, eps, accumulate, scratch2);
     } else {
-        CALL((gpu->rmsnorm_forward(out->data, x->data, w->data, n, C, eps),
-              gpu->rmsnorm_backward(dx->data, dw->data, dout->data, x->data, w->data, n, C, eps, accumulate,
+        CALL((gpu->rmsnorm_forward(out->data, x->data, w->data, dout->data, n, C, eps, offset),
+              gpu->rmsnorm_backward(dx->data, dw->data, dout->data, x->data, w->data, n, C, eps, offset, accumulate,
                                     scratch->data)));
-        cpu->rmsnorm_forward(out2, x2, w2, n, C, eps);
-        cpu->rmsnorm_backward(dx2, dw2, dout2, x2, w2, n, C, eps, accumulate, scratch2);
+        cpu->rmsnorm_forward(out2, x2, w2, dout2, n, C, eps, offset);
+        cpu->rmsnorm_backward(dx2, dw2, dout2, x2, w2, n, C, eps, offset, accumulate, scratch2);
     }
     expect_twin(out, out2, 0.0);
     expect_twin(dx, dx2, 1.0);
@@ -175,10 +175,10 @@ static void embedding_case(size_t n, size_t rows, size_t C) {
     scratch = scratch_of(gpu->embedding_backward_scratch(n, rows, C));
     scratch2 = case_memory((cpu->embedding_backward_scratch(n, rows, C) + 1) * dtype_size(cpu->summed));
     wte2 = twin(wte), out2 = twin(out), dx2 = twin(dx), dw2 = twin(dw);
-    CALL((gpu->embedding_forward(out->data, tokens->data, NULL, wte->data, NULL, n, C),
-          gpu->embedding_backward(dw->data, gpu->summed, dx->data, tokens->data, n, rows, C, scratch->data)));
-    cpu->embedding_forward(out2, index, NULL, wte2, NULL, n, C);
-    cpu->embedding_backward(dw2, cpu->summed, dx2, index, n, rows, C, scratch2);
+    CALL((gpu->embedding_forward(out->data, tokens->data, NULL, wte->data, NULL, n, C, 33.5),
+          gpu->embedding_backward(dw->data, gpu->summed, dx->data, tokens->data, n, rows, C, 33.5, scratch->data)));
+    cpu->embedding_forward(out2, index, NULL, wte2, NULL, n, C, 33.5);
+    cpu->embedding_backward(dw2, cpu->summed, dx2, index, n, rows, C, 33.5, scratch2);
     expect_twin(out, out2, 0.0);
     expect_twin(dw, dw2, 1.0);
 }
@@ -195,23 +195,31 @@ TEST(activations) {
     size_t s;
     for (s = 0; s < 2; s++) {
         size_t n = shapes[s][0], FF = shapes[s][1];
-        Guarded *gate_up, *dout, *swiglu, *dgate_up, *gelu, *dx;
-        void *gate_up2, *dout2, *swiglu2, *dgate_up2, *gelu2, *dx2;
+        Guarded *gate_up, *dout, *swiglu, *dgate_up, *geglu, *dgeglu, *gelu, *dx;
+        void *gate_up2, *dout2, *swiglu2, *dgate_up2, *geglu2, *dgeglu2, *gelu2, *dx2;
         test_case("n=%zu FF=%zu", n, FF);
         gate_up = input("gate_up", n * 2 * FF), dout = input("dout", n * FF), swiglu = output("swiglu", n * FF);
         dgate_up = output("dgate_up", n * 2 * FF), gelu = output("gelu", n * FF), dx = output("dx", n * FF);
         gate_up2 = twin(gate_up), dout2 = twin(dout), swiglu2 = twin(swiglu), dgate_up2 = twin(dgate_up);
         gelu2 = twin(gelu), dx2 = twin(dx);
+        geglu = output("geglu", n * FF), dgeglu = output("dgeglu", n * 2 * FF);
+        geglu2 = twin(geglu), dgeglu2 = twin(dgeglu);
         CALL((gpu->swiglu_forward(swiglu->data, gate_up->data, n, FF),
               gpu->swiglu_backward(dgate_up->data, dout->data, gate_up->data, n, FF),
+              gpu->geglu_forward(geglu->data, gate_up->data, n, FF),
+              gpu->geglu_backward(dgeglu->data, dout->data, gate_up->data, n, FF),
               gpu->gelu_forward(gelu->data, gate_up->data, n * FF),
               gpu->gelu_backward(dx->data, dout->data, gate_up->data, n * FF)));
         cpu->swiglu_forward(swiglu2, gate_up2, n, FF);
         cpu->swiglu_backward(dgate_up2, dout2, gate_up2, n, FF);
+        cpu->geglu_forward(geglu2, gate_up2, n, FF);
+        cpu->geglu_backward(dgeglu2, dout2, gate_up2, n, FF);
         cpu->gelu_forward(gelu2, gate_up2, n * FF);
         cpu->gelu_backward(dx2, dout2, gate_up2, n * FF);
         expect_twin(swiglu, swiglu2, 0.0);
         expect_twin(dgate_up, dgate_up2, 0.0);
+        expect_twin(geglu, geglu2, 0.0);
+        expect_twin(dgeglu, dgeglu2, 0.0);
         expect_twin(gelu, gelu2, 0.0);
         expect_twin(dx, dx2, 0.0);
     }
@@ -284,6 +292,8 @@ enum { UNALIGNED, ALIGNED }; // as cuDNN wants all tensors
 
 static size_t cudnn_calls(int backward) { return cudnn_attention_calls ? cudnn_attention_calls(backward) : 0; }
 
+static size_t case_window; // 0: none
+
 static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV, size_t HD, int aligned) {
     const size_t t0 = span[0].begin, n = span[count - 1].end - t0, N = t0 + n + 100, rows = n * NH, most = rows * HD;
     const size_t forward = cudnn_calls(0), backward = cudnn_calls(1);
@@ -292,9 +302,9 @@ static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV
     Guarded *q, *k, *v, *dout, *out, *lse, *dq, *dk, *dv, *scratch, *given_out, *given_lse;
     void *q2, *k2, *v2, *dout2, *out2, *lse2, *dq2, *dk2, *dv2, *scratch2;
     memset(&spans, 0, sizeof(spans));
-    spans.span = span, spans.count = count;
-    test_case("%zu queries from %zu on of %zu tokens, %zu spans, NH=%zu NKV=%zu HD=%zu%s", n, t0, N, count, NH, NKV, HD,
-              aligned ? "" : ", unaligned");
+    spans.span = span, spans.count = count, spans.window = case_window;
+    test_case("%zu queries from %zu on of %zu tokens, %zu spans, NH=%zu NKV=%zu HD=%zu, window %zu%s", n, t0, N, count,
+              NH, NKV, HD, case_window, aligned ? "" : ", unaligned");
     testing.aligned = aligned;
     q = input("q", most), k = input("k", N * NKV * HD), v = input("v", N * NKV * HD), dout = input("dout", most);
     out = output("out", most), lse = guarded_poison(CHANGED, "lse", gpu->summed, rows);
@@ -332,6 +342,21 @@ static void expect_cudnn(void) {
     if (cudaDeviceGetAttribute) cudaDeviceGetAttribute(&architecture, 75, 0); // compute capability, major
     if (!cudnn_calls(0)) test_fail("cuDNN took no call forward; STREAMBP_CUDNN=0 allows that");
     if (architecture >= 9 && !cudnn_calls(1)) test_fail("cuDNN took no call backward; STREAMBP_CUDNN=0 allows that");
+}
+
+// As Mistral and Gemma 3 have them, and odd ones.
+TEST(attention_windows_large) {
+    static const Span end = {0, 7168, 8192};
+    static const Span documents[] = {{0, 3000, 3095}, {3095, 3095, 3096}, {3096, 3096, 5619}, {5619, 5619, 6500}};
+    static const size_t windows[] = {4096, 1024, 512, 333, 1};
+    size_t w;
+    for (w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
+        case_window = windows[w];
+        attention_case(&end, 1, 8, 2, 128, ALIGNED);
+        attention_case(&end, 1, 4, 1, 256, ALIGNED);
+        attention_case(documents, 4, 4, 2, 96, UNALIGNED);
+    }
+    case_window = 0;
 }
 
 TEST(attention_large) {
@@ -409,8 +434,8 @@ TEST(beyond_2_to_the_31) {
     expect_tail("gelu", out, count, expected);
 
     w = repeated(pattern, PATTERN, size);
-    gpu->rmsnorm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, rows, TAIL, 1e-6);
-    cpu->rmsnorm_forward((Stored *)expected, (const Stored *)row, (const Stored *)pattern, 1, TAIL, 1e-6);
+    gpu->rmsnorm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, rows, TAIL, 1e-6, 0.0);
+    cpu->rmsnorm_forward((Stored *)expected, (const Stored *)row, (const Stored *)pattern, NULL, 1, TAIL, 1e-6, 0.0);
     expect_tail("rmsnorm", out, count, expected);
     gpu->release(w, PATTERN * size);
     gpu->release(out, count * size);
@@ -442,9 +467,16 @@ static int both_op_sets(void **state) {
 
 int main(int argc, char **argv) {
     static const struct CMUnitTest tests[] = {
-        LISTED(linear),    LISTED(norms),           LISTED(rope),
-        LISTED(embedding), LISTED(activations),     LISTED(optimizer),
-        LISTED(logprob),   LISTED(attention_large), LISTED(beyond_2_to_the_31),
+        LISTED(linear),
+        LISTED(norms),
+        LISTED(rope),
+        LISTED(embedding),
+        LISTED(activations),
+        LISTED(optimizer),
+        LISTED(logprob),
+        LISTED(attention_large),
+        LISTED(attention_windows_large),
+        LISTED(beyond_2_to_the_31),
     };
     RUN_TESTS(argc, argv, tests, both_op_sets, NULL);
 }

@@ -32,7 +32,7 @@ struct Attention {
         spans[span_count++] = Span{s.cut, std::max(s.begin, s.cut), s.end};
     }
     size_t document(size_t t) const { return t < shape.cut ? 0 : shape.cut; }
-    Spans all() const { return Spans{spans, span_count, 0}; }
+    Spans all() const { return Spans{spans, span_count, 0, 0}; }
     double work() const {
         double pairs = 0;
         for (size_t t = shape.begin; t < shape.end; t++) pairs += (double)(t + 1 - document(t));

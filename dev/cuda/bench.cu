@@ -37,7 +37,7 @@ struct Tensors {
     Tensor<int32_t> tokens, position;   // [T], as frequent as words
     Tensor<float> frequency, weights;   // [HD / 2] of RoPE; [n] of the loss
     Span span = {0, T - n, T};
-    Spans spans() const { return Spans{&span, 1, PAIRS}; }
+    Spans spans() const { return Spans{&span, 1, 0, PAIRS}; }
     Tensors();
 };
 
@@ -125,21 +125,21 @@ static void bench_elements(const Bench &b) {
             [&] { ops->copy(t.x.data, t.y.data, n * C * sizeof(floatX)); });
     b.bytes("zero", "a layer's sums", 1, LAYER, LAYER * SUMMED, [&] { ops->zero(t.sums.data, LAYER * sizeof(float)); });
     b.bytes("embedding_forward", "", n, C, 2.0 * n * C * STORED, [&] {
-        ops->embedding_forward(t.x.stored(), t.tokens.data, t.position.data, t.weight.stored(), NULL, n, C);
+        ops->embedding_forward(t.x.stored(), t.tokens.data, t.position.data, t.weight.stored(), NULL, n, C, 1.0);
     });
     b.bytes("rmsnorm_forward", "hidden", n, C, 2.0 * n * C * STORED,
-            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), n, C, 1e-6); });
+            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, n, C, 1e-6, 0.0); });
     b.bytes("rmsnorm_forward", "query heads", heads, HD, 2.0 * heads * HD * STORED,
-            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), heads, HD, 1e-6); });
+            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, heads, HD, 1e-6, 0.0); });
     for (int accumulate = 0; accumulate < 2; accumulate++)
         b.bytes("rmsnorm_backward", accumulate ? "hidden, accumulating" : "hidden", n, C,
                 (3.0 + accumulate) * n * C * STORED, [&] {
                     ops->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(),
-                                          n, C, 1e-6, accumulate, t.scratch.summed());
+                                          n, C, 1e-6, 0.0, accumulate, t.scratch.summed());
                 });
     b.bytes("rmsnorm_backward", "query heads", heads, HD, 3.0 * heads * HD * STORED, [&] {
         ops->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(), heads, HD,
-                              1e-6, 0, t.scratch.summed());
+                              1e-6, 0.0, 0, t.scratch.summed());
     });
     b.bytes("layernorm_forward", "hidden", n, C, 2.0 * n * C * STORED,
             [&] { ops->layernorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), t.z.stored(), n, C, 1e-5); });
@@ -218,7 +218,8 @@ static void bench_layer(const Bench &b) {
     });
     // after AdamW: what it adds to sums may be negative, which second moments never are
     b.bytes("embedding_backward", "the stream, into fp32", T, C, (double)T * C * STORED, [&] {
-        ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, t.scratch.summed());
+        ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, 1.0,
+                                t.scratch.summed());
     });
 }
 

@@ -28,7 +28,7 @@ template <int W> __global__ void bias_parts_kernel(float *parts, const floatX *d
     }
 }
 
-__global__ void bias_add_kernel(float *dbias, const float *parts, size_t count, size_t OC) {
+__global__ void parts_add_kernel(float *dbias, const float *parts, size_t count, size_t OC) {
     FOR_EACH_PACK(c, OC) {
         float sum = 0.0f;
         for (size_t i = 0; i < count; i++) sum += parts[i * OC + c];
@@ -63,7 +63,7 @@ static void in_parts(Bias &c) {
     LAUNCH((bias_parts_kernel<W>), dim3((unsigned)blocks_for(c.shape.OC, LANES * W), (unsigned)parts),
            dim3(LANES, PART_WARPS), 0)
     (c.parts.data, c.dout.data, c.shape.n, c.shape.OC);
-    LAUNCH((bias_add_kernel), loop_grid(c.shape.OC), LOOP_THREADS, 0)(c.dbias.data, c.parts.data, parts, c.shape.OC);
+    LAUNCH((parts_add_kernel), loop_grid(c.shape.OC), LOOP_THREADS, 0)(c.dbias.data, c.parts.data, parts, c.shape.OC);
 }
 
 int main(int argc, char **argv) {

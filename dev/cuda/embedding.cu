@@ -92,7 +92,7 @@ struct Scatter {
 };
 
 static void real(Scatter &c) {
-    embedding_backward(c.dw.data, DTYPE_FP32, c.dx.stored(), c.index.data, c.shape.N, c.shape.rows, c.shape.C,
+    embedding_backward(c.dw.data, DTYPE_FP32, c.dx.stored(), c.index.data, c.shape.N, c.shape.rows, c.shape.C, 1.0,
                        c.scratch.summed());
 }
 

@@ -108,7 +108,7 @@ struct Norm {
 };
 
 static void forward_real(Norm &c) {
-    rmsnorm_forward(c.out.stored(), c.x.stored(), c.w.stored(), c.shape.n, c.shape.C, EPSILON);
+    rmsnorm_forward(c.out.stored(), c.x.stored(), c.w.stored(), NULL, c.shape.n, c.shape.C, EPSILON, 0.0);
 }
 
 template <int P> static void forward_kept(Norm &c, unsigned threads_of_row) {
@@ -150,7 +150,7 @@ struct NormBackward : Norm {
 
 static void backward_real(NormBackward &c) {
     rmsnorm_backward(c.out.stored(), c.dw.summed(), c.dout.stored(), c.x.stored(), c.w.stored(), c.shape.n, c.shape.C,
-                     EPSILON, 0, c.lines.summed());
+                     EPSILON, 0.0, 0, c.lines.summed());
 }
 
 static void backward_kept(NormBackward &c) {

@@ -1,0 +1,93 @@
+#!/bin/sh
+# README's worked example as one command: a Hugging Face chat model, fine-tuned on conversations, becomes a folder that transformers
+# loads. It runs three commands and prints each before it does, so that they can be given by hand.
+#
+#     scripts/finetune_chat.sh MODEL_DIR CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]
+#
+# Shards and checkpoints go to OUT_DIR.work, and stay there. The same command goes on where it was interrupted. Variables:
+#     SEQ_LEN         tokens of a conversation, at most; by default as the longest needs, but no more than MAX_SEQ_LEN (32768)
+#     VAL_FRACTION    share of the conversations that validate (0.05; 0: none)
+#     PYTHON, TRAIN   what runs data/prepare.py (python3), and the program (./train of this checkout)
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+PYTHON=${PYTHON:-python3} TRAIN=${TRAIN:-$root/train}
+MAX_SEQ_LEN=${MAX_SEQ_LEN:-32768} VAL_FRACTION=${VAL_FRACTION:-0.05}
+
+stop() { # status, message
+    echo "finetune_chat.sh: $2" >&2
+    exit "$1"
+}
+# The command as it could be typed; a word with other characters than these is quoted.
+print_command() {
+    for word in "$@"; do
+        case $word in
+        *[!-A-Za-z0-9_./,:=+%@]* | '') printf "'%s' " "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
+        *) printf '%s ' "$word" ;;
+        esac
+    done
+    echo
+}
+announce() {
+    printf '\n== '
+    print_command "$@"
+}
+failed() { stop 1 "the command above ended with status $1; mend what it says and give this command again, which goes on from there"; }
+
+[ $# -ge 3 ] || stop 2 "usage: finetune_chat.sh MODEL_DIR CONVERSATIONS.jsonl OUT_DIR [options of ./train ...]"
+model=${1%/} conversations=$2 out=${3%/}
+shift 3
+case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL_DIR, CONVERSATIONS.jsonl and OUT_DIR come before the options of ./train" ;; esac
+[ -f "$model/config.json" ] || stop 1 "$model: has no config.json; name the folder of a model from Hugging Face"
+[ -f "$conversations" ] || stop 1 "$conversations: is no file; name a JSONL of conversations"
+[ -x "$TRAIN" ] || stop 1 "$TRAIN: is not there; run make, or TRAIN=... names it"
+[ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: is there already; remove it or name another OUT_DIR"
+work=$out.work
+
+# ---- defaults that the options may replace: each may stand on the command line once -------------------------------------------------
+given() { # name, options...
+    name=$1
+    shift
+    for option in "$@"; do
+        case $option in "--$name" | "--$name="*) return 0 ;; esac
+    done
+    return 1
+}
+for name in model data val-data out resume; do
+    ! given $name "$@" || stop 2 "--$name is what this script chooses; give the three commands by hand (README) to choose it"
+done
+given lr "$@" || set -- --lr 1e-5 "$@"
+given save-every "$@" || set -- --save-every 100 "$@"
+
+# ---- 1: shards ------------------------------------------------------------------------------------------------------------------------
+mkdir -p "$work" || stop 1 "$work: cannot be made"
+prepare() {
+    announce "$@"
+    "$@" >"$work/prepare.txt"
+    status=$?
+    cat "$work/prepare.txt"
+    [ $status = 0 ] || failed $status
+}
+prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shards" --val-fraction "$VAL_FRACTION" "$conversations"
+
+# ---- 2: training ----------------------------------------------------------------------------------------------------------------------
+[ -z "${SEQ_LEN:-}" ] || given seq-len "$@" || set -- --seq-len "$SEQ_LEN" "$@"
+if ! given seq-len "$@"; then # prepare.py's last line names the length that the longest needs and the model has positions for
+    needed=$(sed -n 's/^next: .* --seq-len \([0-9]*\).*/\1/p' "$work/prepare.txt")
+    [ -n "$needed" ] || stop 1 "$work/prepare.txt: names no --seq-len; set SEQ_LEN"
+    [ "$needed" -le "$MAX_SEQ_LEN" ] || echo "the longest conversation needs --seq-len $needed, $MAX_SEQ_LEN is taken: what is longer is split (--long)"
+    [ "$needed" -le "$MAX_SEQ_LEN" ] || needed=$MAX_SEQ_LEN
+    set -- --seq-len "$needed" "$@"
+fi
+ls "$work"/shards/val-*.bin >/dev/null 2>&1 && set -- --val-data "$work/shards/val-*.bin" "$@"
+[ ! -d "$work/run" ] || set -- "$@" --resume
+set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run"
+announce "$@"
+"$@" || failed $?
+
+# ---- 3: the folder --------------------------------------------------------------------------------------------------------------------
+set -- "$TRAIN" convert --model "$work/run" --like "$model" --out "$out"
+announce "$@"
+"$@" || failed $?
+
+printf '\n%s is what transformers loads. A first answer:\n    ' "$out"
+print_command "$TRAIN" sample --model "$out" --chat --prompt 'Hello' --temperature 0

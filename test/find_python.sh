@@ -1,0 +1,25 @@
+# Sourced by the tests that need Python: find_python sets $python to one that has modules, or to nothing. $PYTHON goes first.
+
+# Of data/: what prepare.py needs. A jinja2 before 3.1.6 is refused by it.
+DATA_MODULES='tokenizers, numpy, jinja2'
+
+has_modules() { # python, modules
+    "$1" -c "import $2
+import sys
+jinja2 = sys.modules.get('jinja2')
+assert not jinja2 or tuple(map(int, jinja2.__version__.split('.')[:3])) >= (3, 1, 6)" 2>/dev/null
+}
+find_python() { # modules
+    for python in "${PYTHON:-python3}" build/python/bin/python; do
+        has_modules "$python" "$1" && return
+    done
+    python=
+}
+# As find_python of what data/ needs, but makes a virtual environment below build/ with pip where there is none (DEPS=skip refuses).
+find_or_make_python() {
+    find_python "$DATA_MODULES"
+    [ -n "$python" ] || [ "${DEPS:-}" = skip ] && return
+    echo "making build/python with tokenizers, jinja2, numpy and pyarrow, for the tests of data/" >&2
+    { python3 -m venv build/python && build/python/bin/pip install -q tokenizers 'jinja2>=3.1.6' numpy pyarrow; } >&2 2>&1
+    find_python "$DATA_MODULES"
+}
