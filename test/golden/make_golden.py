@@ -498,6 +498,8 @@ def make_all():
         model = random_model(case)
         save_model(case, model, folder)
         write_reference(case, folder)
+        for path in folder.iterdir():
+            path.chmod(0o644)  # safetensors writes for its owner alone
         if case.name == "gpt2":
             write_llmc_model(folder / "gpt2_llmc_fp32.bin", model, torch.float32)
             write_llmc_model(folder / "gpt2_llmc_bf16.bin", model, torch.bfloat16)
