@@ -279,6 +279,9 @@ static inline void config_settle_rope(Config *config, const char *where, int cod
 static inline void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_settle_layer_types(config, where, code);
+    if (!strcmp(family->name, "mistral") && strchr(config->layer_types, 'f'))
+        die_with(code, "%s: layer_types=%.64s, but the sliding_window of mistral is in every layer or in none", where,
+                 config->layer_types);
     config_settle_rope(config, where, code);
     if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
         config->num_key_value_heads = config->num_attention_heads;

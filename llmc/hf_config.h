@@ -243,7 +243,7 @@ static inline void hf_read_rope(Config *config, const cJSON *root, const char *p
     if (scaling) hf_read_rope_type(config, scaling, "rope_scaling", path);
     if (theta) hf_set(config, &config_keys[config_key_find("rope_theta")], "rope_theta", theta, path);
     original = json_get(root, "original_max_position_embeddings");
-    if (original && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
+    if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, &config_keys[config_key_find("original_max_position_embeddings")],
                "original_max_position_embeddings", original, path);
 }

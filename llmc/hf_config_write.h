@@ -131,7 +131,7 @@ static inline int hf_not_given(const char *key, const char *value) {
 // The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of transformers 5 has
 // rope_theta, too.
 static inline void hf_put_keys(HfText *text, const Config *config, HfConfigPlace rope, const char *indent) {
-    char form[8192], *cursor, *key, *value, json[64];
+    char form[4096], *cursor, *key, *value, json[64];
     const char *family = config->family->name;
     size_t i;
     config_to_text(config, form, sizeof(form));
@@ -285,6 +285,8 @@ static inline void hf_check_same_model(const Config *config, const char *source,
             die("%s/config.json: is of another model: its %s is %s, that of %s is %s", folder, key, other, source,
                 value);
     }
+    if (hf_next_pair(&b, &other_key, &other))
+        die("%s/config.json: is of another model: its %s is %s, %s has none", folder, other_key, other, source);
 }
 
 #endif

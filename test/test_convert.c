@@ -378,6 +378,13 @@ TEST(like_must_be_the_same_model) {
     }
     c.like = GOLDEN "qwen3";
     expect_refused(convert_body, &c, 1, "qwen3/config.json: is of another model: its model_type is qwen3, that of ");
+    convert_flat(GOLDEN "qwen2-fp16", flat); // its window is turned off
+    c.like = copy = copy_golden("qwen2-fp16");
+    path_join(path, copy, "config.json");
+    edit_file(path, "\"use_sliding_window\": false", "\"use_sliding_window\": true");
+    edit_file(path, "\"max_window_layers\": 28", "\"max_window_layers\": 0");
+    expect_refused(convert_body, &c, 1, "model/config.json: is of another model: its sliding_window is 8, ");
+    convert_flat(GOLDEN "llama", flat);
     c.like = scratch_path("nowhere");
     expect_refused(convert_body, &c, 1, "nowhere: holds no config.json");
     c.like = copy = copy_golden("llama"); // how its weights were initialised is no longer of interest
