@@ -60,7 +60,7 @@ static void add_setting(Trainer *t, const char *name, int may_change, const char
 // What has to be the same for a resumed run to give the same bits.
 static void trainer_settings(Trainer *t) {
     const Options *o = t->run.options;
-    char config[1024];
+    char config[4096];
     t->state.settings = t->settings;
     config_to_text(&t->run.model.config, config, sizeof(config));
     add_setting(t, "model", 0, "%s", config);

@@ -111,6 +111,7 @@ static inline int family_has_key(const Family *family, const char *name) {
         return !family->learned_positions && strcmp(family->name, "llama") != 0;
     if (!strcmp(name, "rope_local_base_freq") || !strcmp(name, "query_pre_attn_scalar"))
         return !strcmp(family->name, "gemma3");
+    if (!strcmp(name, "truncate") && !strcmp(family->name, "gemma3")) return 0; // transformers does not look at Gemma's
     if (config_keys[config_key_find(name)].scaling) return !family->learned_positions;
     return 1;
 }
@@ -268,6 +269,8 @@ static inline void config_settle_rope(Config *config, const char *where, int cod
     if (config->rope_type == ROPE_LLAMA3 && config->low_freq_factor >= config->high_freq_factor)
         die_with(code, "%s: low_freq_factor %g is not below high_freq_factor %g", where, config->low_freq_factor,
                  config->high_freq_factor);
+    if (config->rope_type == ROPE_YARN && config->rope_theta <= 1)
+        die_with(code, "%s: rope_type yarn needs a rope_theta above 1, not %g", where, config->rope_theta);
     if (!config->original_max_position_embeddings)
         config->original_max_position_embeddings = config->max_position_embeddings;
 }
@@ -276,6 +279,9 @@ static inline void config_settle_rope(Config *config, const char *where, int cod
 static inline void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_settle_layer_types(config, where, code);
+    if (!strcmp(family->name, "mistral") && strchr(config->layer_types, 'f'))
+        die_with(code, "%s: layer_types=%.64s, but the sliding_window of mistral is in every layer or in none", where,
+                 config->layer_types);
     config_settle_rope(config, where, code);
     if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
         config->num_key_value_heads = config->num_attention_heads;

@@ -123,7 +123,8 @@ typedef struct {
 #define MISTRAL "rms_norm_eps=1e-5,"
 #define GEMMA3  "head_dim=256,query_pre_attn_scalar=256,"
 #define GEMMA3L GEMMA3 "vocab_size=262208,sliding_window=1024,max_position_embeddings=131072,rope_type=linear,factor=8,"
-#define QWEN25 "rope_theta=1000000,max_position_embeddings=32768,"
+#define QWEN25  "rope_theta=1000000,max_position_embeddings=32768,"
+#define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
 static const Preset presets[] = {
     {"gpt2", "gpt2", ""},
@@ -159,16 +160,16 @@ static const Preset presets[] = {
      QWEN25 "hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
             "num_key_value_heads=2,tie_word_embeddings=true"},
     {"qwen2.5-7b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=3584,intermediate_size=18944,num_hidden_layers=28,num_attention_heads=28,"
+     QWEN25L "hidden_size=3584,intermediate_size=18944,num_hidden_layers=28,num_attention_heads=28,"
             "num_key_value_heads=4"},
     {"qwen2.5-14b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=5120,intermediate_size=13824,num_hidden_layers=48,num_attention_heads=40,"
+     QWEN25L "rms_norm_eps=1e-5,hidden_size=5120,intermediate_size=13824,num_hidden_layers=48,num_attention_heads=40,"
             "num_key_value_heads=8"},
     {"qwen2.5-32b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=5120,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=40,"
+     QWEN25L "rms_norm_eps=1e-5,hidden_size=5120,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=40,"
             "num_key_value_heads=8"},
     {"qwen2.5-72b", "qwen2",
-     QWEN25 "vocab_size=152064,hidden_size=8192,intermediate_size=29568,num_hidden_layers=80,num_attention_heads=64,"
+     QWEN25L "rms_norm_eps=1e-5,hidden_size=8192,intermediate_size=29568,num_hidden_layers=80,num_attention_heads=64,"
             "num_key_value_heads=8"},
     {"qwen3-0.6b", "qwen3",
      QWEN3 "hidden_size=1024,intermediate_size=3072,num_hidden_layers=28,num_attention_heads=16,"

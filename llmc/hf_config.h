@@ -184,6 +184,7 @@ static inline void hf_read_rope_type(Config *config, const cJSON *rope, const ch
     for (i = 0; i < CONFIG_KEYS; i++) {
         const ConfigKey *key = &config_keys[i];
         if (key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
+        if (!family_has_key(config->family, key->name)) continue;
         item = json_get(rope, key->name);
         if (!item) continue;
         hf_set(config, key, key->name, item, path);
@@ -242,7 +243,7 @@ static inline void hf_read_rope(Config *config, const cJSON *root, const char *p
     if (scaling) hf_read_rope_type(config, scaling, "rope_scaling", path);
     if (theta) hf_set(config, &config_keys[config_key_find("rope_theta")], "rope_theta", theta, path);
     original = json_get(root, "original_max_position_embeddings");
-    if (original && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
+    if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, &config_keys[config_key_find("original_max_position_embeddings")],
                "original_max_position_embeddings", original, path);
 }
@@ -290,7 +291,8 @@ static inline void hf_read_windows(Config *config, const cJSON *root, const char
     if (qwen && cJSON_IsTrue(json_get(root, "use_sliding_window")) && !window) config->sliding_window = 4096;
     if (has && cJSON_IsNull(window)) config->sliding_window = 0;
     if (qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"))) config->sliding_window = 0;
-    if (L > LAYER_TYPES_MAX && config->sliding_window) die("%s: windows in so many layers are not supported", path);
+    if (L > LAYER_TYPES_MAX && config->sliding_window && !everywhere)
+        die("%s: windows in so many layers are not supported", path);
     if (types) {
         hf_read_layer_types(config, types, path);
         if (everywhere && config->sliding_window && strchr(config->layer_types, 'f'))

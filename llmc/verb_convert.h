@@ -69,7 +69,7 @@ static inline int verb_convert(const Options *options) {
 
 static inline int verb_info(const Options *options) {
     Run run;
-    char text[1024];
+    char text[4096];
     size_t i;
     run_open_model(&run, options, NULL);
     config_to_text(&run.model.config, text, sizeof(text));

@@ -82,6 +82,11 @@ static const char *const models[] = {
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
     "dim=8,"
     "vocab_size=16",
+    // windows that the texts outgrow: keys and values slide
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=18,tie_word_embeddings=false,sliding_window=3,layer_types=sfs",
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=13,sliding_window=2",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 

@@ -22,6 +22,9 @@ refuses 2 'n_embd is given twice' bp --init gpt2,hidden_size=96,n_embd=96
 refuses 2 'rope_theta is not a key of gpt2, whose keys are' bp --init gpt2,rope_theta=7
 refuses 2 'mlp_bias is not a key of qwen3' plan --init qwen3-8b,mlp_bias=false
 refuses 2 'attention_bias is not a key of qwen2' plan --init qwen2,attention_bias=false
+refuses 2 'truncate is not a key of gemma3' plan --init gemma3,truncate=false
+refuses 2 'layer_types=sf, but the sliding_window of mistral is in every layer or in none' plan --init mistral,layer_types=sf
+refuses 2 'rope_type yarn needs a rope_theta above 1' plan --init llama,rope_type=yarn,factor=2,rope_theta=1
 refuses 2 'chnk.*--chunk' bp --init gpt2 --chnk 3
 refuses 2 'seq-len' bp --init gpt2 --seq-len 0
 refuses 2 'seq-len' bp --init gpt2 --seq-len -5

@@ -266,35 +266,91 @@ TEST(only_the_type_is_changed) {
     }
 }
 
-// What is written for a configuration is read as the same one, odd numbers included.
+// What is written for a configuration is read as the same one. Returns the text of config.json.
+static const char *expect_read_back(const char *of) {
+    static char json[HF_CONFIG_TEXT];
+    Config config = config_from_text(of, "test", EXIT_USAGE), back;
+    char remark[256], a[8192], b[8192];
+    test_case("%s", of);
+    write_file(scratch_path("config.json"), json, hf_config_write(&config, DTYPE_BF16, json));
+    back = hf_config_read(scratch_path("config.json"), remark, sizeof(remark));
+    config_to_text(&config, a, sizeof(a)), config_to_text(&back, b, sizeof(b));
+    assert_string_equal(a, b);
+    assert_string_equal(remark, ""); // no dropout
+    assert_non_null(strstr(json, "\"dtype\": \"bfloat16\""));
+    if (config.family->learned_positions) return json;
+    assert_non_null(strstr(json, "\n  \"rope_theta\": ")); // for classic readers
+    if (strcmp(config.family->name, "gemma3") != 0) assert_non_null(strstr(json, "\n    \"rope_theta\": "));
+    return json;
+}
+
 TEST(configurations_that_are_written) {
     static const char *const texts[] = {
-        "gpt2",
-        "gpt2-xl",
-        "llama3.1-70b",
-        "llama3.2-1b",
-        "qwen2.5-0.5b",
-        "qwen2.5-72b",
-        "qwen3-0.6b",
-        "qwen3-32b",
         "llama,rope_theta=123456.789,rms_norm_eps=3.3333333333333335e-7,attention_bias=true,mlp_bias=true,head_dim=6",
         "qwen3,rope_theta=1,initializer_range=0,attention_bias=true",
-        "gpt2,n_inner=17,layer_norm_epsilon=0"};
+        "gpt2,n_inner=17,layer_norm_epsilon=0",
+        "llama,rope_type=linear,factor=2.718281828459045",
+        "llama,rope_type=llama3,factor=1e6,low_freq_factor=1e-3,high_freq_factor=3.5",
+        "mistral,sliding_window=1,rope_type=yarn,factor=4,truncate=false",
+        "mistral,num_hidden_layers=4096,sliding_window=17",
+        "qwen2,rope_type=yarn,factor=4,original_max_position_embeddings=100,attention_factor=1.5,beta_fast=16,beta_"
+        "slow=0.1",
+        "qwen3,rope_type=yarn,factor=40,mscale=0.707,mscale_all_dim=0.1",
+        "qwen3,rope_type=yarn,factor=40,mscale_all_dim=0.1",
+        "qwen3,num_hidden_layers=1024,layer_types=f",
+        "qwen3,num_hidden_layers=4096",
+        "qwen2,num_hidden_layers=5,sliding_window=3,layer_types=ffsss",
+        "qwen2,num_hidden_layers=5,sliding_window=3,layer_types=s",
+        "qwen3,num_hidden_layers=7,sliding_window=3,layer_types=sfs",
+        "gemma3,num_hidden_layers=1024,layer_types=sf",
+        "gemma3,num_hidden_layers=3,layer_types=f",
+        "gemma3,num_hidden_layers=3,layer_types=fs,rope_local_base_freq=12.5,query_pre_attn_scalar=0.3",
+        "gemma3,rope_type=llama3,factor=3,low_freq_factor=1,high_freq_factor=2,attention_bias=true",
+        "gemma3,rope_type=yarn,factor=3,tie_word_embeddings=false"};
     size_t i;
-    for (i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        Config config = config_from_text(texts[i], "test", EXIT_USAGE), back;
-        char json[HF_CONFIG_TEXT], remark[256], a[4096], b[4096];
-        test_case("%s", texts[i]);
-        write_file(scratch_path("config.json"), json, hf_config_write(&config, DTYPE_BF16, json));
-        back = hf_config_read(scratch_path("config.json"), remark, sizeof(remark));
-        config_to_text(&config, a, sizeof(a)), config_to_text(&back, b, sizeof(b));
-        assert_string_equal(a, b);
-        assert_string_equal(remark, ""); // no dropout
-        assert_non_null(strstr(json, "\"dtype\": \"bfloat16\""));
-        if (config.family->learned_positions) continue;
-        assert_non_null(strstr(json, "\n  \"rope_theta\": ")); // for classic readers
-        assert_non_null(strstr(json, "\n    \"rope_theta\": "));
-    }
+    for (i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
+    for (i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
+    for (i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) expect_read_back(texts[i]);
+}
+
+// The form in which transformers wants what has more than one.
+TEST(how_windows_and_rope_are_written) {
+    static const struct {
+        const char *config, *words;
+    } cases[] = {
+        {"mistral", ",\n  \"sliding_window\": 4096,\n"},
+        {"mistral-7b-v0.3", ",\n  \"sliding_window\": null,\n"},
+        {"qwen2,num_hidden_layers=2",
+         "\"sliding_window\": null,\n  \"use_sliding_window\": false,\n  \"max_window_layers\": 2,\n"
+         "  \"layer_types\": [\n    \"full_attention\",\n    \"full_attention\"\n  ],\n"},
+        {"qwen3,num_hidden_layers=2,sliding_window=9,layer_types=fs",
+         "\"sliding_window\": 9,\n  \"use_sliding_window\": true,\n  \"max_window_layers\": 1,\n"
+         "  \"layer_types\": [\n    \"full_attention\",\n    \"sliding_attention\"\n  ],\n"},
+        {"gemma3-1b", "\"sliding_window_pattern\": 6,\n"},
+        {"gemma3-1b", "\"query_pre_attn_scalar\": 256,\n"},
+        {"gemma3-1b", "\"hidden_activation\": \"gelu_pytorch_tanh\""},
+        {"gemma3-1b", "\"model_type\": \"gemma3_text\""},
+        {"gemma3,layer_types=f", "\"sliding_window\": 4096,\n  \"layer_types\": [\n    \"full_attention\""},
+        {"gemma3-4b", "\"rope_scaling\": {\n    \"rope_type\": \"linear\",\n    \"factor\": 8.0\n  },\n"},
+        {"gemma3-4b", "\"rope_parameters\": {\n    \"full_attention\": {\n      \"rope_type\": \"linear\",\n"
+                      "      \"rope_theta\": 1000000.0,\n      \"factor\": 8.0\n    },\n"
+                      "    \"sliding_attention\": {\n      \"rope_type\": \"default\",\n"
+                      "      \"rope_theta\": 10000.0\n    }\n  }"},
+        {"llama3.2-1b", "\"rope_scaling\": {\n    \"rope_type\": \"llama3\",\n    \"factor\": 32.0,\n"
+                        "    \"original_max_position_embeddings\": 8192,\n    \"low_freq_factor\": 1.0,\n"
+                        "    \"high_freq_factor\": 4.0\n  }"},
+        {"llama,rope_type=yarn,factor=4,original_max_position_embeddings=512",
+         "\"rope_parameters\": {\n    \"rope_type\": \"yarn\",\n    \"rope_theta\": 10000.0,\n    \"factor\": 4.0,\n"
+         "    \"original_max_position_embeddings\": 512,\n    \"beta_fast\": 32.0,\n    \"beta_slow\": 1.0,\n"
+         "    \"truncate\": true\n  }"}, // and no factor that is not given
+    };
+    size_t i;
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        if (!strstr(expect_read_back(cases[i].config), cases[i].words)) test_fail("no %s", cases[i].words);
+    assert_null(strstr(expect_read_back("mistral"), "layer_types"));
+    assert_null(strstr(expect_read_back("gpt2"), "rope"));
+    assert_null(strstr(expect_read_back("llama"), "sliding"));
+    assert_null(strstr(expect_read_back("gemma3,layer_types=fs"), "sliding_window_pattern"));
 }
 
 TEST(like_must_be_the_same_model) {
@@ -322,6 +378,13 @@ TEST(like_must_be_the_same_model) {
     }
     c.like = GOLDEN "qwen3";
     expect_refused(convert_body, &c, 1, "qwen3/config.json: is of another model: its model_type is qwen3, that of ");
+    convert_flat(GOLDEN "qwen2-fp16", flat); // its window is turned off
+    c.like = copy = copy_golden("qwen2-fp16");
+    path_join(path, copy, "config.json");
+    edit_file(path, "\"use_sliding_window\": false", "\"use_sliding_window\": true");
+    edit_file(path, "\"max_window_layers\": 28", "\"max_window_layers\": 0");
+    expect_refused(convert_body, &c, 1, "model/config.json: is of another model: its sliding_window is 8, ");
+    convert_flat(GOLDEN "llama", flat);
     c.like = scratch_path("nowhere");
     expect_refused(convert_body, &c, 1, "nowhere: holds no config.json");
     c.like = copy = copy_golden("llama"); // how its weights were initialised is no longer of interest
@@ -406,6 +469,7 @@ int main(int argc, char **argv) {
         LISTED(shards),
         LISTED(only_the_type_is_changed),
         LISTED(configurations_that_are_written),
+        LISTED(how_windows_and_rope_are_written),
         LISTED(like_must_be_the_same_model),
         LISTED(small_files_come_along),
         LISTED(links_that_lead_nowhere),

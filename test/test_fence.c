@@ -123,6 +123,10 @@ static const char *const models[] = {
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
     "dim=8,"
     "vocab_size=43",
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=33,sliding_window=3,layer_types=sfs",
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=31,sliding_window=2",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 enum { TEXT = 12, PROMPT = 5 };

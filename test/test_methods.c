@@ -128,6 +128,69 @@ TEST(everything_masked) {
     }
 }
 
+// Of tensors whose gradient is zero but for rounding (queries that see one key), too: a hundredth of the whole gradient's length is
+// added to a tensor's own.
+static void expect_same_but_rounding(const Model *model, TinyResult found, TinyResult expected) {
+    double whole = 0;
+    size_t i, j;
+    if (!(fabs(found.loss - expected.loss) <= bound() * fabs(expected.loss)))
+        test_fail("loss %.17g, full gives %.17g", found.loss, expected.loss);
+    for (j = 0; j < model->elements; j++) whole += expected.gradient[j] * expected.gradient[j];
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        double difference = 0, size = 0, allowed;
+        for (j = p->offset; j < p->offset + parameter_elements(p); j++) {
+            difference += (found.gradient[j] - expected.gradient[j]) * (found.gradient[j] - expected.gradient[j]);
+            size += expected.gradient[j] * expected.gradient[j];
+        }
+        allowed = bound() * (sqrt(size) + 0.01 * sqrt(whole));
+        if (!(sqrt(difference) <= allowed))
+            test_fail("gradient of %s differs from full's by %.3g, allowed %.3g", p->name, sqrt(difference), allowed);
+        testing.worst = fmax(testing.worst, sqrt(difference) / allowed);
+    }
+}
+
+// Windows of every relation to chunks, documents and stream, in any of the layers; two streams of different length by one plan.
+TEST(windows_anywhere) {
+    static const char *const families_tried[] = {"qwen2", "qwen3", "gemma3"};
+    size_t i, d, part;
+    for (i = 0; i < (EMULATED ? 12u : 150u); i++) {
+        const size_t L = 1 + test_random_below(4), documents = 1 + test_random_below(5);
+        const size_t window = 1 + test_random_below(i % 3 ? 12 : 60), chunk = 1 + test_random_below(i % 2 ? 9 : 50);
+        char text[512], types[8] = "";
+        size_t length[5];
+        Batch batches[2];
+        RunSettings settings;
+        TinyResult full, found;
+        double *weights;
+        Model model;
+        for (d = 0; d < L; d++) types[d] = test_random_below(3) ? 's' : 'f';
+        snprintf(text, sizeof(text),
+                 "%s,hidden_size=12,intermediate_size=10,num_hidden_layers=%zu,num_attention_heads=2,num_key_value_"
+                 "heads=1,head_dim=6,vocab_size=19,layer_types=%s,sliding_window=%zu",
+                 families_tried[i % 3], L, types, window);
+        model = tiny_model(text);
+        weights = tiny_weights(&model, i);
+        for (part = 0; part < 2; part++) {
+            for (d = 0; d < documents; d++) length[d] = 1 + test_random_below(documents > 2 ? 12 : 30);
+            batches[part] = tiny_batch(length, documents, 19, 1, 2 * i + part);
+            batches[part].targets[0] = 3; // one at least counts
+        }
+        test_case("%s, %zu and %zu tokens in %zu documents, chunk %zu", text, batches[0].N, batches[1].N, documents,
+                  chunk);
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.gradient_type = dtype_of_sums(model.dtype);
+        settings.method = METHOD_FULL;
+        full = tiny_run_on(ops_device, settings, weights, batches, 2);
+        settings.method = METHOD_STREAM, settings.chunk = chunk, settings.logits_chunk = 1 + chunk / 2;
+        found = tiny_run_on(ops_device, settings, weights, batches, 2);
+        expect_same_but_rounding(&model, found, full);
+        free(full.gradient), free(found.gradient), free(weights);
+        batch_free(&batches[0]), batch_free(&batches[1]);
+        model_free(&model);
+    }
+}
+
 // A document's gradient does not depend on its neighbours in the stream.
 TEST(packed_equals_alone) {
     size_t length[] = {13, 8, 17}, i, d, t, j;
@@ -283,6 +346,7 @@ int main(int argc, char **argv) {
         LISTED(documents_around_boundaries),
         LISTED(masked_documents_and_chunks),
         LISTED(everything_masked),
+        LISTED(windows_anywhere),
         LISTED(packed_equals_alone),
         LISTED(full_is_the_gradient),
         LISTED(gradient_types),

@@ -28,6 +28,15 @@ static const char *const models[] = {
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
     "dim=8,"
     "vocab_size=43,tie_word_embeddings=true",
+    // with windows: in some layers, in all of them, of a single token, longer than the stream
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf",
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=31,sliding_window=20",
+    "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=1,head_"
+    "dim=6,vocab_size=23,sliding_window=1,layer_types=fs",
+    "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=1,vocab_"
+    "size=31,sliding_window=1000000000,layer_types=s",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 
@@ -306,6 +315,51 @@ TEST(flops_are_those_of_the_stream) {
     }
 }
 
+// What a further token takes between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
+typedef struct {
+    double kv, flops;
+} Growth;
+
+static Growth growth(const char *text, size_t near, size_t far) {
+    Model model = planned_model(text, DTYPE_BF16);
+    RunSettings settings = stream_settings(&model, METHOD_STREAM, 256, 1);
+    Batch first = shape_of(&near, 1), second = shape_of(&far, 1);
+    Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
+    const double tokens = (double)(far - near);
+    Growth g;
+    g.flops = (b.flops - a.flops) / tokens;
+    settings.backward = 0;
+    a = plan_make(&settings, &first), b = plan_make(&settings, &second);
+    g.kv = ((double)b.share[SHARE_KV] - (double)a.share[SHARE_KV]) / tokens;
+    free(first.document_start), free(second.document_start);
+    model_free(&model);
+    return g;
+}
+
+// What a window is for: keys and values of the stream's length are not there where every layer has one, and a token's attention
+// costs a window's pairs, not the stream's.
+TEST(windows_bound_memory_and_flops) {
+#define WIDE                                                                                                           \
+    ",hidden_size=128,intermediate_size=256,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,head_dim=" \
+    "32,vocab_size=128"
+    const double heads = 4 * 32, near = 65536, far = 131072, window = 512, pairs = (near + far + 1) / 2;
+    const double seen[] = {6 * pairs, 6 * window, 2 * window + 4 * pairs, 5 * window + pairs};
+    const Growth full = growth("qwen3" WIDE, 65536, 131072);
+    const Growth some[] = {full, growth("qwen3" WIDE ",sliding_window=512,layer_types=s", 65536, 131072),
+                           growth("qwen3" WIDE ",sliding_window=512,layer_types=sff", 65536, 131072),
+                           growth("qwen3" WIDE ",sliding_window=512,layer_types=sssssf", 65536, 131072)};
+    size_t i;
+    assert_true(full.kv == 2 * 2 * 32 * 2); // keys and values of one layer in bf16
+    for (i = 0; i < 4; i++) {
+        const double expected = full.flops - 18 * heads * (seen[0] - seen[i]); // 4 forward, 4 again, 10 backward
+        test_case("model %zu", i);
+        if (some[i].kv != (i == 1 ? 0 : full.kv)) test_fail("keys and values grow by %g bytes a token", some[i].kv);
+        if (!(fabs(some[i].flops - expected) <= 1e-9 * full.flops))
+            test_fail("%.17g FLOP a token, expected %.17g", some[i].flops, expected);
+    }
+#undef WIDE
+}
+
 TEST(ranges_are_checked) {
     if (dies("nothing")) test_fail("what fits was refused");
     if (!dies("one row too many")) test_fail("a tensor that ends in the next region was not noticed");
@@ -322,6 +376,7 @@ int main(int argc, char **argv) {
         LISTED(answers_at_once),
         LISTED(shorter_streams_need_no_more),
         LISTED(flops_are_those_of_the_stream),
+        LISTED(windows_bound_memory_and_flops),
         LISTED(ranges_are_checked),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);

@@ -23,7 +23,9 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # What a config.json that is written anew may say otherwise: how the model was trained and saved, and special tokens, which
 # weights know nothing of.
 FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-        "n_inner", "torch_dtype", "rope_theta", "max_window_layers", "_name_or_path", "pretraining_tp"}
+        "n_inner", "torch_dtype", "rope_theta", "max_window_layers", "_name_or_path", "pretraining_tp",
+        "sliding_window_pattern", "_sliding_window_pattern"}  # layer_types says it layer by layer
+YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # where nothing is said
 passed = failed = 0
 
 
@@ -67,6 +69,10 @@ def compare_configs(what, original, folder):
     a, b = (AutoConfig.from_pretrained(f).to_dict() for f in (original, folder))
     for c in (a, b):  # Qwen2's class does not have it, but its layers use it where it is
         c["head_dim"] = c.get("head_dim") or c.get("hidden_size", 0) // c.get("num_attention_heads", 1)
+        rope = c.get("rope_parameters") or {}
+        rope.pop("type", None)
+        if rope.get("rope_type") == "yarn":
+            c["rope_parameters"] = YARN | rope
     wrong = [k for k in a.keys() | b.keys() if k not in FREE and a.get(k) != b.get(k)]
     check(f"{what}: config.json", not wrong, ", ".join(f"{k} is {b.get(k)}, not {a.get(k)}" for k in sorted(wrong)))
 
@@ -112,6 +118,12 @@ SMALL = "hidden_size=32,intermediate_size=52,num_hidden_layers=2,num_attention_h
 random_model("gpt2", "gpt2,n_embd=36,n_layer=2,n_head=3,vocab_size=77,n_positions=50")
 for family in ("llama", "qwen2", "qwen3"):
     random_model(family, f"{family},{SMALL},num_key_value_heads=2,head_dim=16,tie_word_embeddings=true")
+random_model("mistral", f"mistral,{SMALL},num_key_value_heads=1,sliding_window=3")
+random_model("mistral-full", f"mistral,{SMALL},num_key_value_heads=1,sliding_window=0,rope_type=yarn,factor=2")
+random_model("qwen-windows", f"qwen2,{SMALL},num_key_value_heads=2,sliding_window=5,layer_types=sf")
+for pattern in ("s", "f", "fs", "sf"):
+    random_model(f"gemma3-{pattern}", f"gemma3,{SMALL},num_key_value_heads=2,head_dim=6,sliding_window=5,layer_types={pattern},"
+                 "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 print(f"{passed} passed, {failed} failed, 0 skipped")
 sys.exit(failed > 0)
