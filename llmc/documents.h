@@ -28,7 +28,7 @@ typedef struct {
     Shuffle shuffle; // auto: documents are, llm.c's shards are not
     LongDocuments long_documents;
     uint64_t seed;
-    const char *tokenizer_path; // the model's tokenizer.json, that shards must have been made with; NULL: not known
+    const char *tokenizer_path; // the model's tokenizer, that shards must have been made with; NULL: not known
 } DataSettings;
 
 // The largest stream there will be: all that a plan needs to know.

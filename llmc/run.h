@@ -9,6 +9,7 @@ held against the memory there is, one allocation follows, and weights are filled
 #include "model_path.h"
 #include "options.h"
 #include "report.h"
+#include "tokenizer_place.h"
 #include "weights.h"
 #ifdef _OPENMP
 #include <omp.h>
@@ -27,7 +28,7 @@ typedef struct {
     StreamBP stream;
     OptimizerState optimizer;
     FlopCount flop_count;
-    char tokenizer_path[PATH_MAX]; // of the model, where that is a folder with one
+    char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
 static inline DType dtype_from_name(const char *name, DType otherwise) {
@@ -95,6 +96,16 @@ static inline RunSettings settings_from_options(const Run *run) {
     return settings;
 }
 
+// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a run.
+static inline void run_find_tokenizer(Run *run) {
+    const char *model = run->options->model, *path = run->source ? run->source->path : model;
+    *run->tokenizer_path = 0;
+    if (!model) return;
+    if (path_is_directory(model)) path_join(run->tokenizer_path, model, "tokenizer.json");
+    if (*run->tokenizer_path && path_exists(run->tokenizer_path)) return;
+    if (!tokenizer_beside(path, run->tokenizer_path)) *run->tokenizer_path = 0;
+}
+
 // What --data and --val-data are opened with.
 static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
@@ -104,10 +115,8 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     settings.shuffle = shuffle, settings.seed = o->seed;
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
-    if (o->model && path_is_directory(o->model) && !o->any_tokenizer) {
-        path_join(run->tokenizer_path, o->model, "tokenizer.json");
-        if (path_exists(run->tokenizer_path)) settings.tokenizer_path = run->tokenizer_path;
-    }
+    run_find_tokenizer(run);
+    if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
     return dataloader_open(paths->path, paths->count, &settings);
 }
 

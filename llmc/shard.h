@@ -292,7 +292,12 @@ static inline void shard_check_table(const TokenShard *s, const InputFile *file,
 }
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------------------
-// As a shard records the tokenizer.json it was made with.
+static inline int path_is_tokenizer_file(const char *path) {
+    size_t length = strlen(path);
+    return length >= 4 && !strcmp(path + length - 4, ".tok");
+}
+
+// As a shard records the tokenizer.json it was made with. A tokenizer file (tokenizer_file.h) records it, too.
 static inline uint64_t tokenizer_fingerprint(const char *path) {
     unsigned char buffer[16384];
     InputFile file = input_open(path);
@@ -300,6 +305,11 @@ static inline uint64_t tokenizer_fingerprint(const char *path) {
     uint32_t crc = 0;
     size_t bytes;
     crc32_prepare();
+    if (path_is_tokenizer_file(path) && file.bytes >= 32) {
+        input_read(&file, 24, &fingerprint, sizeof(fingerprint));
+        input_close(&file);
+        return fingerprint;
+    }
     for (offset = 0; offset < file.bytes; offset += bytes) {
         bytes = (size_t)(file.bytes - offset < sizeof(buffer) ? file.bytes - offset : sizeof(buffer));
         input_read(&file, offset, buffer, bytes);

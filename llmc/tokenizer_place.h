@@ -37,11 +37,7 @@ static inline int tokenizer_beside_shard(const char *shard, char path[PATH_MAX])
 
 // Whether the file `path` was made of this tokenizer.json, by the fingerprint in its header.
 static inline int tokenizer_is_of(const char *path, const char *tokenizer_json) {
-    InputFile file = input_open(path);
-    uint64_t fingerprint = 0;
-    if (file.bytes >= 32) input_read(&file, 24, &fingerprint, sizeof(fingerprint));
-    input_close(&file);
-    return fingerprint == tokenizer_fingerprint(tokenizer_json);
+    return tokenizer_fingerprint(path) == tokenizer_fingerprint(tokenizer_json);
 }
 
 #endif

@@ -134,5 +134,9 @@ printf '{"not": "the one"}' >"$WORK/model/tokenizer.json"
 refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.json .*--any-tokenizer' \
     eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
 succeeds eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30 --any-tokenizer
+rm "$WORK/model/tokenizer.json"
+cp $GOLDEN/tokenizers/gpt2.tok "$WORK/model/tokenizer.tok" # as beside a run, which has no tokenizer.json
+refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.tok .*--any-tokenizer' \
+    eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' train --init $TINY --data "$WORK/train-00000.bin" --seq-len 2000 --memory-limit 1MiB
 finish
