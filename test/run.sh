@@ -207,13 +207,17 @@ if selected cli || selected train || selected train_documents || selected conver
         total_failed=$((total_failed + 1))
     fi
 fi
-for script in cxx cli train train_documents convert prepare transformers example; do
-    selected $script || continue
-    [ -f "test/test_$script.sh" ] || continue
-    $limit sh "test/test_$script.sh" >"$output" 2>&1 </dev/null
-    status=$?
+# The Python that some need is made first, once.
+scripts=$(for script in cxx cli train train_documents convert prepare transformers example; do selected $script && echo $script; done)
+case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
+rm -rf build/test-scripts
+mkdir -p build/test-scripts
+echo "$scripts" | xargs -r -I NAME -P "$JOBS" sh -c \
+    "$limit sh test/test_NAME.sh >build/test-scripts/NAME.log 2>&1 </dev/null; echo \$? >build/test-scripts/NAME.status"
+for script in $scripts; do
+    cp build/test-scripts/$script.log "$output"
     grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40
-    count "$script" $status
+    count "$script" "$(cat build/test-scripts/$script.status 2>/dev/null || echo 1)"
 done
 
 if [ -s "$skips" ]; then
