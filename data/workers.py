@@ -138,7 +138,7 @@ class Pool:
                     exhausted = True
                     break
                 connection = idle.pop()
-                connection.send((batch.file, batch.rows, check))
+                self.send(connection, (batch.file, batch.rows, check))
                 check -= len(batch.rows)
                 batch.rows = [number for number, _ in batch.rows]  # all that is needed of them here
                 busy[connection], waiting[sent] = sent, batch
@@ -155,17 +155,26 @@ class Pool:
             else:
                 return
 
+    def send(self, connection, work):
+        try:
+            connection.send(work)
+        except OSError:
+            self.refuse(connection)
+
     def receive(self, connection):
         try:
             result = connection.recv()
-        except (EOFError, ConnectionResetError):
-            process_ = next(p for p, c in self.workers if c is connection)
-            process_.join(5)
-            raise WorkerFailure(f"a worker has ended with status {process_.exitcode}, perhaps for want of memory; try fewer --workers, "
-                                "the same command goes on") from None
+        except (EOFError, OSError):  # OSError: it ended in the middle of a message
+            self.refuse(connection)
         if isinstance(result, WorkerFailure):
             raise result
         return result
+
+    def refuse(self, connection):
+        process_ = next(p for p, c in self.workers if c is connection)
+        process_.join(5)
+        raise WorkerFailure(f"a worker has ended with status {process_.exitcode}, perhaps for want of memory; try fewer --workers, "
+                            "the same command goes on") from None
 
     def close(self):
         for process_, connection in self.workers:
