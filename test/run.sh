@@ -207,8 +207,8 @@ if selected cli || selected train || selected train_documents || selected conver
         total_failed=$((total_failed + 1))
     fi
 fi
-# The Python that some need is made first, once.
-scripts=$(for script in cxx cli train train_documents convert prepare transformers example; do selected $script && echo $script; done)
+# The Python that some need is made first, once; the longest runs first.
+scripts=$(for script in prepare cxx cli train train_documents convert transformers example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts
