@@ -19,6 +19,9 @@ Why last to first: attention is causal, so dK[c], dV[c] receive from chunks >= c
 moment chunk c's own attention_backward is done; kv_backward follows at once and dx[c] is overwritten in place. K, V of a
 layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx (dx is x_L's storage).
 
+A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the chunks, forwards
+in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h, window_retreat below).
+
 Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set "dry" and
 an arena without memory (llmc/plan.h): it visits one layer and one chunk of each length, and multiplies. The steps never look
 inside a tensor.

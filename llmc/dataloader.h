@@ -73,8 +73,10 @@ static inline void shard_examine(Shard *shard) {
             die("%s: was written on a big-endian machine; swap its bytes or write it again", path);
     }
     if (i == SHARD_KINDS)
-        die("%s: is not a token shard, its magic number is %u, expected %u (uint16 ids) or %u (uint32 ids)", path,
-            magic, shard_kinds[0].magic, shard_kinds[1].magic);
+        die("%s: is not a token shard, its magic number is %u, expected %u (uint16 ids) or %u (uint32 ids), or one "
+            "that "
+            "data/prepare.py wrote",
+            path, magic, shard_kinds[0].magic, shard_kinds[1].magic);
     if (version != shard_kinds[i].version)
         die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
             shard_kinds[i].version);
@@ -274,17 +276,11 @@ static inline size_t dataloader_index(DataLoader *loader, uint64_t place) {
 
 // Fills a batch of B documents and B*T tokens with the next micro-batch.
 static inline void dataloader_next_llmc(DataLoader *loader, Batch *batch) {
-    size_t index = dataloader_index(loader, loader->next), low = 0, high = loader->shards;
+    size_t index = dataloader_index(loader, loader->next);
     size_t ids = loader->B * loader->T + 1, first, done, i, count;
     const Shard *shard;
-    while (high - low > 1) { // the last shard with batches_before <= index
-        size_t middle = low + (high - low) / 2;
-        if (loader->shard[middle].batches_before <= index)
-            low = middle;
-        else
-            high = middle;
-    }
-    shard = dataloader_open_shard(loader, low);
+    shard = dataloader_open_shard(
+        loader, last_at_most(&loader->shard[0].batches_before, sizeof(loader->shard[0]), loader->shards, index));
     batch_set_regular(batch, loader->B, loader->T);
     first = (index - shard->batches_before) * loader->B * loader->T;
     for (done = 0; done < ids; done += count) {

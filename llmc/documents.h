@@ -358,18 +358,11 @@ typedef struct {
 
 static inline DocumentAt documents_find(Documents *d, size_t document) {
     unsigned char entry[TOKEN_SHARD_ENTRY];
-    size_t low = 0, high = d->shards;
+    size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
     DocumentAt at;
-    while (high - low > 1) { // the last shard with documents_before <= document
-        size_t middle = low + (high - low) / 2;
-        if (d->shard[middle].documents_before <= document)
-            low = middle;
-        else
-            high = middle;
-    }
-    at.shard = &d->shard[low].header;
-    at.file = documents_file(d, low);
-    at.number = document - d->shard[low].documents_before;
+    at.shard = &d->shard[shard].header;
+    at.file = documents_file(d, shard);
+    at.number = document - d->shard[shard].documents_before;
     shard_read_entries(at.shard, at.file, at.number, 1, entry);
     at.entry = shard_document(entry);
     if (at.entry.first > at.shard->tokens || at.entry.tokens > at.shard->tokens - at.entry.first)

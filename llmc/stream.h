@@ -161,20 +161,13 @@ static inline size_t window_of_model(const Config *config) {
 // The documents' parts within [begin, begin + n).
 static inline Chunk chunk_of(StreamBP *s, size_t begin, size_t n) {
     const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config);
-    size_t low = 0, high = s->batch->documents, end = begin + n;
+    size_t document = last_at_most(start, sizeof(*start), max_size(s->batch->documents, 1), begin), end = begin + n;
     Spans spans = {s->span, 0, 0, 0};
     Chunk c = {begin, n, spans, 0};
-    while (high - low > 1) { // the last document that begins at or before `begin`
-        size_t middle = low + (high - low) / 2;
-        if (start[middle] <= begin)
-            low = middle;
-        else
-            high = middle;
-    }
-    for (; low < s->batch->documents && start[low] < end; low++) {
+    for (; document < s->batch->documents && start[document] < end; document++) {
         Span *span = &s->span[c.spans.count];
-        span->document = start[low];
-        span->begin = max_size(start[low], begin), span->end = min_size(start[low + 1], end);
+        span->document = start[document];
+        span->begin = max_size(start[document], begin), span->end = min_size(start[document + 1], end);
         if (span->begin == span->end) continue; // an empty document
         c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
         c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);

@@ -199,4 +199,18 @@ static inline double seconds_now(void) {
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
+// Of `count` > 0 ascending numbers, `stride` bytes apart (a field of an array of structs, say), the last that is at most `value`;
+// the first where none is.
+static inline size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
+    size_t low = 0, high = count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (*(const size_t *)(const void *)((const char *)numbers + middle * stride) <= value)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 #endif

@@ -17,18 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import shards
+from checks import check, close
 
 tuned, shard, sample, eval_loss = sys.argv[1:]
 QUESTION = "What is two and two?"
-failed = passed = 0
-
-
-def check(what, ok, why=""):
-    global passed, failed
-    passed, failed = passed + bool(ok), failed + (not ok)
-    if not ok:
-        print(f"FAILED: {what}: {why}")
-
 
 tokenizer = AutoTokenizer.from_pretrained(tuned)
 model = AutoModelForCausalLM.from_pretrained(tuned).eval()
@@ -53,5 +45,4 @@ with torch.no_grad():
 difference = abs(theirs - float(eval_loss)) / theirs
 print(f"loss of one conversation of {len(ids)} tokens: {eval_loss}, transformers {theirs:.9f}, relative difference {difference:.1e}")
 check("the loss", difference < 1e-5, f"{eval_loss}, transformers: {theirs}")
-print(f"{passed} passed, {failed} failed, 0 skipped")
-sys.exit(failed > 0)
+close()

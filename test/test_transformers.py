@@ -15,6 +15,8 @@ import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
+from checks import check, close  # noqa: E402
+
 logging.disable_progress_bar()
 
 GOLDEN = "test/golden"
@@ -26,14 +28,6 @@ FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", 
         "n_inner", "torch_dtype", "rope_theta", "max_window_layers", "_name_or_path", "pretraining_tp",
         "sliding_window_pattern", "_sliding_window_pattern"}  # layer_types says it layer by layer
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # where nothing is said
-passed = failed = 0
-
-
-def check(what, ok, why=""):
-    global passed, failed
-    passed, failed = passed + bool(ok), failed + (not ok)
-    if not ok:
-        print(f"FAILED: {what}{': ' if why else ''}{why}")
 
 
 def convert(*arguments):
@@ -125,5 +119,4 @@ for pattern in ("s", "f", "fs", "sf"):
     random_model(f"gemma3-{pattern}", f"gemma3,{SMALL},num_key_value_heads=2,head_dim=6,sliding_window=5,layer_types={pattern},"
                  "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
-print(f"{passed} passed, {failed} failed, 0 skipped")
-sys.exit(failed > 0)
+close()
