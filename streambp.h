@@ -392,7 +392,7 @@ static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
     if (N > s->host_tokens || batch->documents > s->host_documents)
         die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", N, batch->documents,
             s->host_tokens, s->host_documents);
-    objective_sft_weights(batch, Z, s->host_sums, summed);
+    objective_weights(&s->objective, batch, Z, 0, N, NULL, s->host_sums, summed);
     s->ops->copy_in(s->tokens, batch->tokens, N * sizeof(int32_t));
     s->ops->copy_in(s->targets, batch->targets, N * sizeof(int32_t));
     s->ops->copy_in(s->position, batch->position, N * sizeof(int32_t));
@@ -403,7 +403,7 @@ static inline double stream_loss(StreamBP *s, double Z) {
     DType summed = dtype_of_sums(s->model->dtype);
     if (s->dry) return 0;
     s->ops->copy_out(s->host_sums, s->logp, s->N * dtype_size(summed));
-    return objective_sft_loss(s->batch, Z, s->host_sums, summed);
+    return objective_loss(&s->objective, s->batch, Z, s->host_sums, NULL, summed, NULL);
 }
 
 // The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones.

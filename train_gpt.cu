@@ -4,30 +4,31 @@ train: fine-tunes and trains GPT/Llama-style models on very long sequences with 
 C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done to
 tensors goes through struct Ops; nothing here looks inside one.
 */
-#include "llmc/options.h"      // the command line: one table of options
-#include "llmc/config.h"       // configuration, families, presets
-#include "llmc/model.h"        // the parameter table
-#include "llmc/weights.h"      // reading and writing models and gradients; random initialisation
-#include "llmc/batch.h"        // a packed stream of documents
-#include "llmc/dataloader.h"   // token shards; packing of documents
-#include "llmc/prefetch.h"     // the next micro-batch, read while this one is trained on
-#include "llmc/ops.h"          // what can be done to tensors
-#include "llmc/arena.h"        // the one allocation
-#include "streambp.h"          // steps and methods: the algorithm
-#include "llmc/plan.h"         // what a run needs, before it is allocated
-#include "llmc/run.h"          // model, settings, plan, memory: what every verb begins with
-#include "llmc/sampler.h"      // generation with a key/value cache
-#include "llmc/prompt.h"       // prompts from the command line, text from the sampler
-#include "llmc/adamw.h"        // the optimizer over the parameter table
-#include "llmc/schedule.h"     // learning rate by step
-#include "llmc/checkpoint.h"   // complete or absent; resuming to the bit
-#include "llmc/log.h"          // step line, log.jsonl, progress bar
-#include "llmc/report.h"       // plans for people and as JSON
-#include "llmc/verb_bp.h"      // one pass, measured
-#include "llmc/verb_plan.h"    // memory and FLOPs before anything is allocated
-#include "llmc/verb_eval.h"    // the loss of a model on data
-#include "llmc/verb_sample.h"  // text from a model
-#include "llmc/verb_convert.h" // convert, info
+#include "llmc/options.h"       // the command line: one table of options
+#include "llmc/config.h"        // configuration, families, presets
+#include "llmc/model.h"         // the parameter table
+#include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
+#include "llmc/batch.h"         // a packed stream of documents
+#include "llmc/dataloader.h"    // token shards; packing of documents
+#include "llmc/prefetch.h"      // the next micro-batch, read while this one is trained on
+#include "llmc/ops.h"           // what can be done to tensors
+#include "llmc/arena.h"         // the one allocation
+#include "streambp.h"           // steps and methods: the algorithm
+#include "llmc/plan.h"          // what a run needs, before it is allocated
+#include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
+#include "llmc/sampler.h"       // generation with a key/value cache
+#include "llmc/prompt.h"        // prompts from the command line, text from the sampler
+#include "llmc/adamw.h"         // the optimizer over the parameter table
+#include "llmc/schedule.h"      // learning rate by step
+#include "llmc/checkpoint.h"    // complete or absent; resuming to the bit
+#include "llmc/log.h"           // step line, log.jsonl, progress bar
+#include "llmc/report.h"        // plans for people and as JSON
+#include "llmc/verb_bp.h"       // one pass, measured
+#include "llmc/verb_plan.h"     // memory and FLOPs before anything is allocated
+#include "llmc/verb_eval.h"     // the loss of a model on data
+#include "llmc/verb_logprobs.h" // log-probabilities of data, for objectives with a reference
+#include "llmc/verb_sample.h"   // text from a model
+#include "llmc/verb_convert.h"  // convert, info
 
 // ---- train ------------------------------------------------------------------------------------------------------------------------
 typedef struct {
@@ -317,8 +318,8 @@ static int verb_train(const Options *options) {
 
 // ---- main ---------------------------------------------------------------------------------------------------------------------------
 int main(int argc, char **argv) {
-    static int (*const verbs[VERBS])(const Options *) = {verb_train,  verb_bp,      verb_plan, verb_eval,
-                                                         verb_sample, verb_convert, verb_info};
+    static int (*const verbs[VERBS])(const Options *) = {verb_train,    verb_bp,     verb_plan,    verb_eval,
+                                                         verb_logprobs, verb_sample, verb_convert, verb_info};
     Options options;
     int status;
     signals_prepare();

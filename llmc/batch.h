@@ -18,10 +18,26 @@ typedef struct {
     int32_t *position;  // [N] within the document
     size_t documents;
     size_t *document_start; // [documents + 1], the last being N
+    // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each other.
+    size_t *group;   // [documents] 0, 0, 1, 1, ...: which pair or group of the stream a document is in, ascending; of a
+                     // pair the chosen one comes first
+    double *counted; // [documents] the sum of its loss weights, of targets that count (batch_count)
+    float *reward;   // [documents] as it was given
+    float *advantage;       // [N] of each target
+    float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
+                            // them; NULL: not known
 } Batch;
+
+// What losses are normalised by, over the whole accumulated batch.
+typedef struct {
+    double tokens;    // sum of the weights of the targets that count
+    double documents; // that have such targets
+    double groups;    // pairs, or groups of completions
+} Counts;
 
 static inline Batch batch_allocate(size_t N, size_t documents) {
     Batch batch;
+    memset(&batch, 0, sizeof(batch));
     batch.N = N;
     batch.documents = documents;
     batch.tokens = (int32_t *)checked_calloc(N, sizeof(int32_t), "the tokens of a batch");
@@ -32,12 +48,25 @@ static inline Batch batch_allocate(size_t N, size_t documents) {
     return batch;
 }
 
+// Room for what objectives over answers know of a batch that has been allocated; of the two kinds of log-probabilities only where
+// they are asked for.
+static inline void batch_allocate_answers(Batch *batch, int reference, int old) {
+    batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
+    batch->counted = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
+    batch->reward = (float *)checked_calloc(batch->documents, sizeof(float), "the rewards of a batch");
+    batch->advantage = (float *)checked_calloc(batch->N, sizeof(float), "the advantages of a batch");
+    if (reference) batch->reference = (float *)checked_calloc(batch->N, sizeof(float), "the reference of a batch");
+    if (old) batch->old = (float *)checked_calloc(batch->N, sizeof(float), "the old log-probabilities of a batch");
+}
+
 static inline void batch_free(Batch *batch) {
     free(batch->tokens);
     free(batch->targets);
     free(batch->loss_weight);
     free(batch->position);
     free(batch->document_start);
+    free(batch->group), free(batch->counted), free(batch->reward), free(batch->advantage);
+    free(batch->reference), free(batch->old);
     memset(batch, 0, sizeof(*batch));
 }
 
@@ -75,13 +104,27 @@ static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, 
     }
 }
 
-// Z of the loss: the sum of the weights of the targets that count.
-static inline double batch_counted(const Batch *batch) {
-    double sum = 0;
-    size_t t;
-    for (t = 0; t < batch->N; t++)
-        if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
-    return sum;
+// What a batch adds to the counts of its step. Fills in batch->counted where there is one.
+static inline Counts batch_count(const Batch *batch) {
+    Counts counts = {0, 0, 0};
+    size_t d, t;
+    for (d = 0; d < batch->documents; d++) {
+        double sum = 0;
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+            if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
+        if (batch->counted) batch->counted[d] = sum;
+        counts.tokens += sum, counts.documents += sum > 0;
+        counts.groups += batch->group && (d == 0 || batch->group[d] != batch->group[d - 1]);
+    }
+    return counts;
+}
+
+// The sum of the weights of the targets that count.
+static inline double batch_counted(const Batch *batch) { return batch_count(batch).tokens; }
+
+static inline Counts counts_add(Counts a, Counts b) {
+    a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
+    return a;
 }
 
 #endif

@@ -3,7 +3,8 @@ The table of options. Everything that depends on what options there are is gener
 refusals, --help of the program and of each verb, the echo of a run as a command line, and the JSON in the run log. To add
 an option, add a field to struct Options and a row to the table.
 
-A number whose default is a word ("auto", "off") accepts that word too: the field is then 0, and means what the help says.
+A number whose default is a word ("auto", "off") accepts that word too: the field is then 0, or NAN where it is a double, and means
+what the help says.
 */
 #ifndef LLMC_OPTION_ROWS_H
 #define LLMC_OPTION_ROWS_H
@@ -11,7 +12,17 @@ A number whose default is a word ("auto", "off") accepts that word too: the fiel
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum { VERB_TRAIN, VERB_BP, VERB_PLAN, VERB_EVAL, VERB_SAMPLE, VERB_CONVERT, VERB_INFO, VERBS } Verb;
+typedef enum {
+    VERB_TRAIN,
+    VERB_BP,
+    VERB_PLAN,
+    VERB_EVAL,
+    VERB_LOGPROBS,
+    VERB_SAMPLE,
+    VERB_CONVERT,
+    VERB_INFO,
+    VERBS
+} Verb;
 
 static const struct {
     const char *name, *purpose, *example;
@@ -23,6 +34,8 @@ static const struct {
     {"plan", "memory and FLOPs of a run, before anything is allocated",
      "--init qwen3-8b --seq-len 100000 --dtype bf16 --memory-limit 80GiB"},
     {"eval", "the loss of a model on data", "--model run/model.bin --data val.bin --seq-len 8192"},
+    {"logprobs", "log-probabilities of data under a model, for objectives that have a reference",
+     "--model Qwen3-0.6B --data 'pairs/*.bin' --seq-len 8192 --out pairs.logprobs"},
     {"sample", "text from a model", "--model run/model.bin --prompt 'Once upon a time' --max-new-tokens 200"},
     {"convert", "any model that can be read to a Hugging Face folder or a flat .bin",
      "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
@@ -42,7 +55,7 @@ typedef struct {
 // Unset text is NULL; choices are the word itself.
 typedef struct {
     Verb verb;
-    unsigned char given[96]; // [i]: row i stood on the command line
+    unsigned char given[160]; // [i]: row i stood on the command line
     // model
     const char *model, *init, *dtype;
     // data
@@ -53,9 +66,25 @@ typedef struct {
     // backward pass and its memory
     const char *method;
     size_t chunk, logits_chunk;
-    const char *objective, *grad_dtype, *moments, *master;
+    const char *grad_dtype, *moments, *master;
     size_t memory_limit;
     const char *plan_for;
+    // objective
+    const char *objective, *dpo_loss, *normalisation, *scale_rewards;
+    double beta, label_smoothing, gamma, clip_low, clip_high; // NAN: auto
+    size_t group_size;
+    const char *reference_logprobs, *old_logprobs;
+    // rollout
+    int rollout;
+    size_t updates;
+    const char *reward_command, *reward_failure;
+    double reward_timeout;
+    // LoRA
+    const char *adapter;
+    size_t lora_rank;
+    double lora_alpha, lora_dropout; // NAN: auto
+    const char *lora_targets;
+    int rslora, merge;
     // optimization
     size_t steps;
     double lr, final_lr_fraction;
@@ -112,7 +141,8 @@ typedef struct {
 
 #define ON(verb)         (1u << VERB_##verb)
 #define EVERYWHERE       ((1u << VERBS) - 1)
-#define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(SAMPLE))
+#define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE))
+#define READS            (PASSES | ON(EVAL) | ON(LOGPROBS)) // data
 #define PASSES           (ON(TRAIN) | ON(BP) | ON(PLAN))
 #define AT(field)        offsetof(Options, field)
 #define NO_RANGE         0, 0
@@ -133,32 +163,30 @@ static const OptionRow option_rows[] = {
     {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
      "element type of weights and activations; other than the build's own only for plan and convert"},
     SECTION("Data"),
-    {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, PASSES | ON(EVAL), "PATH...",
+    {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, READS, "PATH...",
      "token shards, of data/prepare.py or llm.c, one or more, or a quoted pattern; bp draws random tokens without it, "
      "a plan is of B x T"},
     {"val-data", OPTION_PATHS, AT(val_data), NULL, NO_RANGE, ON(TRAIN) | ON(PLAN), "PATH...", "shards for validation"},
-    {"seq-len", OPTION_SIZE, AT(seq_len), "1024", 1, MOST_TOKENS, PASSES | ON(EVAL), "T",
-     "tokens of a document, at most"},
-    {"batch", OPTION_SIZE, AT(batch), "1", 1, 1048576, PASSES | ON(EVAL), "B",
+    {"seq-len", OPTION_SIZE, AT(seq_len), "1024", 1, MOST_TOKENS, READS, "T", "tokens of a document, at most"},
+    {"batch", OPTION_SIZE, AT(batch), "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; of shards of documents, a stream of B x T tokens is packed from whole ones"},
     {"grad-accum", OPTION_SIZE, AT(grad_accum), "1", 1, 1048576, PASSES, "N", "micro-batches of a step"},
     {"shuffle", OPTION_CHOICE, AT(shuffle), "auto", NO_RANGE, ON(TRAIN) | ON(PLAN), "auto|on|off",
      "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's micro-batches; "
      "auto: of "
      "documents only"},
-    {"long", OPTION_CHOICE, AT(long_documents), "split", NO_RANGE, PASSES | ON(EVAL), "split|truncate|refuse",
+    {"long", OPTION_CHOICE, AT(long_documents), "split", NO_RANGE, READS, "split|truncate|refuse",
      "what becomes of documents of more than T tokens: pieces of T that do not see each other, the first T, or an "
      "error"},
-    {"any-tokenizer", OPTION_FLAG, AT(any_tokenizer), NULL, NO_RANGE, PASSES | ON(EVAL), NULL,
+    {"any-tokenizer", OPTION_FLAG, AT(any_tokenizer), NULL, NO_RANGE, READS, NULL,
      "take shards that were made with another tokenizer than the model's tokenizer.json"},
     SECTION("Backward pass and memory"),
     {"method", OPTION_CHOICE, AT(method), "stream", NO_RANGE, PASSES, "stream|checkpoint|full",
      "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
      "activation"},
-    {"chunk", OPTION_SIZE, AT(chunk), "auto", 1, OPTION_UNBOUNDED, PASSES | ON(EVAL), "N", "tokens of a chunk"},
-    {"logits-chunk", OPTION_SIZE, AT(logits_chunk), "auto", 1, OPTION_UNBOUNDED, PASSES | ON(EVAL), "N",
+    {"chunk", OPTION_SIZE, AT(chunk), "auto", 1, OPTION_UNBOUNDED, READS, "N", "tokens of a chunk"},
+    {"logits-chunk", OPTION_SIZE, AT(logits_chunk), "auto", 1, OPTION_UNBOUNDED, READS, "N",
      "tokens whose logits exist at one time"},
-    {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES, "sft", "sft: cross entropy of the next token"},
     {"grad-dtype", OPTION_CHOICE, AT(grad_dtype), "auto", NO_RANGE, PASSES, "auto|fp32|bf16",
      "of stored gradients; auto: the model's own, fp32 when accumulating micro-batches"},
     {"moments", OPTION_CHOICE, AT(moments), "fp32", NO_RANGE, ON(TRAIN) | ON(PLAN), "fp32|bf16", "of AdamW's moments"},
@@ -168,6 +196,70 @@ static const OptionRow option_rows[] = {
      "such as 80GiB; a plan finds the longest T within it, a run that needs more is refused before it starts"},
     {"for", OPTION_CHOICE, AT(plan_for), "train", NO_RANGE, ON(PLAN), "train|bp",
      "what to plan: a training run, or a pass without optimizer"},
+    SECTION("Objective"),
+    {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES | ON(EVAL), "sft|dpo|simpo|orpo|grpo|gspo|ppo",
+     "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
+     "completions with rewards; ppo: of tokens with advantages. Of pairs and groups --batch counts as many"},
+    {"dpo-loss", OPTION_CHOICE, AT(dpo_loss), "sigmoid", NO_RANGE, PASSES | ON(EVAL), "sigmoid|ipo|hinge",
+     "what dpo makes of a pair's margin"},
+    {"label-smoothing", OPTION_DOUBLE, AT(label_smoothing), "0", 0, 0.499999, PASSES | ON(EVAL), "P",
+     "dpo with sigmoid: the probability that a pair is labelled the wrong way round"},
+    {"beta", OPTION_DOUBLE, AT(beta), "auto", 0, 1e6, PASSES | ON(EVAL), "X",
+     "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
+     "grpo, "
+     "gspo, ppo: weight of the KL divergence from the reference (0: no reference is needed)"},
+    {"gamma", OPTION_DOUBLE, AT(gamma), "auto", 0, 1e6, PASSES | ON(EVAL), "X", "simpo: the margin aimed at (1)"},
+    {"normalisation", OPTION_CHOICE, AT(normalisation), "grpo", NO_RANGE, PASSES | ON(EVAL), "grpo|bnpo|dr_grpo|dapo",
+     "of grpo, gspo and ppo: the mean over a completion's tokens, then over completions (grpo), over all tokens of a "
+     "step (bnpo, and dapo, whose upper clip is wider), or the sum over the number of completions x --max-new-tokens "
+     "(dr_grpo)"},
+    {"clip-low", OPTION_DOUBLE, AT(clip_low), "auto", 0, 1, PASSES | ON(EVAL), "X",
+     "the ratio to the old policy counts down to 1 - X (0.2; gspo: 0.0003)"},
+    {"clip-high", OPTION_DOUBLE, AT(clip_high), "auto", 0, 1e6, PASSES | ON(EVAL), "X",
+     "and up to 1 + X (as --clip-low; dapo: 0.28, gspo: 0.0004)"},
+    {"group-size", OPTION_SIZE, AT(group_size), "8", 2, 65536, PASSES, "G",
+     "completions of a prompt: that --rollout writes, and that a plan or a pass over random tokens is of"},
+    {"scale-rewards", OPTION_CHOICE, AT(scale_rewards), "auto", NO_RANGE, PASSES | ON(EVAL), "auto|group|none",
+     "advantages are rewards less their group's mean, over its standard deviation (group) or not (none); auto: none "
+     "with "
+     "dr_grpo, else group"},
+    {"reference-logprobs", OPTION_STRING, AT(reference_logprobs), NULL, NO_RANGE, PASSES | ON(EVAL), "FILE",
+     "the reference's log-probabilities of --data, by the verb logprobs; without it those of --model are computed "
+     "before "
+     "the first step and kept beside the data, and with LoRA those of the base model as they are needed"},
+    {"old-logprobs", OPTION_STRING, AT(old_logprobs), NULL, NO_RANGE, PASSES | ON(EVAL), "FILE",
+     "log-probabilities under the policy that wrote the completions; without it those of the policy that is trained, "
+     "whose "
+     "ratio is 1"},
+    SECTION("Rollout"),
+    {"rollout", OPTION_FLAG, AT(rollout), NULL, NO_RANGE, ON(TRAIN) | ON(PLAN), NULL,
+     "grpo, gspo: write the completions: --batch prompts of --data a step, --group-size completions each, by "
+     "--temperature, --top-p and --max-new-tokens"},
+    {"reward-command", OPTION_STRING, AT(reward_command), NULL, NO_RANGE, ON(TRAIN), "COMMAND",
+     "started once by the shell; gets a JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line for "
+     "each "
+     "completion, answers with a number on a line"},
+    {"reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
+     "that the command may take for the completions of a step"},
+    {"reward-failure", OPTION_CHOICE, AT(reward_failure), "stop", NO_RANGE, ON(TRAIN), "stop|skip",
+     "where it fails: end the run, or start it again and leave out the groups without rewards"},
+    {"updates", OPTION_SIZE, AT(updates), "1", 1, 1000, ON(TRAIN), "K",
+     "optimizer steps on the completions of a rollout"},
+    SECTION("LoRA"),
+    {"lora-rank", OPTION_SIZE, AT(lora_rank), "off", 0, 65536, PASSES, "R",
+     "train adapters of this rank and leave the model as it is"},
+    {"lora-alpha", OPTION_DOUBLE, AT(lora_alpha), "auto", 0, 1e6, PASSES, "X",
+     "adapters are multiplied by X / R (auto: X = 2R)"},
+    {"lora-targets", OPTION_STRING, AT(lora_targets), "all", NO_RANGE, PASSES, "all|NAME,...",
+     "linear layers that have adapters, by the ends of their names (q_proj, v_proj); all but the head"},
+    {"lora-dropout", OPTION_DOUBLE, AT(lora_dropout), "0", 0, 0.99, PASSES, "P",
+     "share of an adapter's inputs that are zero, others at a time"},
+    {"rslora", OPTION_FLAG, AT(rslora), NULL, NO_RANGE, PASSES, NULL, "multiply by X / sqrt(R) instead"},
+    {"adapter", OPTION_STRING, AT(adapter), NULL, NO_RANGE,
+     ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE) | ON(CONVERT), "DIR",
+     "adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), or of a run with LoRA: its folder"},
+    {"merge", OPTION_FLAG, AT(merge), NULL, NO_RANGE, ON(CONVERT), NULL,
+     "add the adapters to the weights that are written"},
     SECTION("Optimization"),
     {"steps", OPTION_SIZE, AT(steps), "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "optimizer steps; epoch: once through the data"},
@@ -253,15 +345,14 @@ static const OptionRow option_rows[] = {
     {"version", OPTION_FLAG, AT(version), NULL, NO_RANGE, EVERYWHERE, NULL, "the version"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
-static_assert(OPTION_ROWS <= 96, "Options.given has a place for every row");
+static_assert(OPTION_ROWS <= 160, "Options.given has a place for every row");
 
 // Words that exist in the literature, and are refused by name until they exist here.
 static const struct {
     const char *option, *word;
 } not_in_this_version[] = {
-    {"method", "mst"},     {"method", "seco"},    {"method", "lora"},   {"objective", "dpo"},
-    {"objective", "grpo"}, {"objective", "orpo"}, {"objective", "kto"}, {"objective", "simpo"},
-    {"objective", "ppo"},  {"dtype", "fp16"},     {"dtype", "fp8"},     {"moments", "int8"},
+    {"method", "mst"}, {"method", "seco"}, {"method", "lora"},  {"objective", "kto"},
+    {"dtype", "fp16"}, {"dtype", "fp8"},   {"moments", "int8"},
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
 

@@ -266,8 +266,8 @@ static inline int option_set(const OptionRow *row, Options *options, const char 
     case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
     case OPTION_DOUBLE: {
         double value = 0;
-        if (!parse_double(text, &value) || value < row->least || value > row->most) return 0;
-        *(double *)field = value;
+        if (!zero && (!parse_double(text, &value) || value < row->least || value > row->most)) return 0;
+        *(double *)field = zero ? NAN : value;
         return 1;
     }
     default: {
@@ -407,6 +407,18 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
 }
 
+// Until they are there: everything that would be silently without effect.
+static inline void options_check_planned(const Options *o) {
+    static const char *const planned[] = {
+        "objective", "reference-logprobs", "old-logprobs", "rollout", "lora-rank", "adapter", "merge"};
+    size_t i;
+    for (i = 0; i < sizeof(planned) / sizeof(planned[0]); i++) {
+        if (!option_given(o, planned[i])) continue;
+        if (!strcmp(planned[i], "objective") && !strcmp(o->objective, "sft")) continue;
+        options_refuse(o->verb, "--%s is not in this version", planned[i]);
+    }
+}
+
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
 static inline Options options_parse(int argc, char **argv) {
     Options options;
@@ -430,6 +442,7 @@ static inline Options options_parse(int argc, char **argv) {
         exit(0);
     }
     options_check(&options);
+    options_check_planned(&options);
     return options;
 }
 
@@ -465,7 +478,10 @@ static inline const char *option_text(const OptionRow *row, const Options *optio
         if (word && *(const size_t *)field == 0) return word;
         snprintf(buffer, size, "%zu", *(const size_t *)field);
         return buffer;
-    case OPTION_DOUBLE: snprintf(buffer, size, "%s", number_text(*(const double *)field, number)); return buffer;
+    case OPTION_DOUBLE:
+        if (word && isnan(*(const double *)field)) return word;
+        snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
+        return buffer;
     default: return *(const char *const *)field;
     }
 }
@@ -552,7 +568,12 @@ static inline void options_json(JsonOut *json, const char *key, const Options *o
         name[j] = 0;
         switch (row->kind) {
         case OPTION_FLAG: json_bool(json, name, *(const int *)field); break;
-        case OPTION_DOUBLE: json_number(json, name, *(const double *)field); break;
+        case OPTION_DOUBLE:
+            if (word && isnan(*(const double *)field))
+                json_text(json, name, word);
+            else
+                json_number(json, name, *(const double *)field);
+            break;
         case OPTION_SIZE:
         case OPTION_BYTES:
             if (word && *(const size_t *)field == 0)

@@ -14,7 +14,8 @@ typedef struct {
     DType gradient_type;        // of the stored gradients
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
-    int master;          // fp32 copy of the weights, where these are bf16
+    int master; // fp32 copy of the weights, where these are bf16
+    Objective objective;
     size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
 } RunSettings;
 
@@ -28,6 +29,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     memset(state, 0, sizeof(*state));
     s->model = model, s->ops = ops, s->arena = arena;
     s->method = settings->method;
+    s->objective = settings->objective;
     s->chunk = settings->chunk ? settings->chunk : ops->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;

@@ -54,6 +54,7 @@ typedef struct {
     Method method;
     size_t chunk, logits_chunk; // as asked for; the stream's length caps them
     int dry;                    // a plan: loops visit each distinct shape once
+    Objective objective;
 
     // The stream at hand: host side
     const Batch *batch;
