@@ -50,6 +50,11 @@ static inline int objective_needs_reference(const Objective *o) {
     return 0;
 }
 
+// Whether the entropy of the distributions is wanted, for its metrics.
+static inline int objective_has_entropy(const Objective *o) {
+    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_GSPO || o->kind == OBJECTIVE_PPO;
+}
+
 // What the step's losses are divided by.
 static inline double objective_normaliser(const Objective *o, Counts counts) {
     (void)o;

@@ -21,6 +21,8 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
+    Lora lora;             // of rank 0: none
+    int base_is_reference; // with LoRA: its log-probabilities are computed as they are needed
     RunSettings settings;
     Plan plan;
     void *memory; // plan.total_bytes
@@ -59,6 +61,34 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     }
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_from_name(options->dtype, ops_device->stored));
+    run_open_lora(run);
+}
+
+// Documents that --batch counts as one: the two of a pair, the completions of a group.
+static inline size_t unit_documents(const Options *o) {
+    if (!strcmp(o->objective, "dpo") || !strcmp(o->objective, "simpo") || !strcmp(o->objective, "orpo")) return 2;
+    return !strcmp(o->objective, "grpo") || !strcmp(o->objective, "gspo") ? o->group_size : 1;
+}
+
+// ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
+// New adapters of --lora-rank.
+static inline void run_open_lora(Run *run) {
+    const Options *o = run->options;
+    Lora *lora = &run->lora;
+    if (!o->lora_rank) return;
+    lora->rank = o->lora_rank;
+    lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
+    lora->dropout = o->lora_dropout;
+    lora->rslora = o->rslora;
+    lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
+    lora_build(lora, &run->model);
+}
+
+static inline Objective objective_from_options(const Options *o) {
+    Objective objective;
+    memset(&objective, 0, sizeof(objective));
+    objective.temperature = 1;
+    return objective;
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
@@ -81,6 +111,8 @@ static inline RunSettings settings_from_options(const Run *run) {
     memset(&settings, 0, sizeof(settings));
     options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
+    settings.lora = run->lora.rank ? &run->lora : NULL;
+    settings.objective = objective_from_options(o);
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
     if (o->method && !strcmp(o->method, "full")) settings.method = METHOD_FULL;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
@@ -125,6 +157,15 @@ static inline Shuffle run_shuffle(const Options *o) {
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
     if (!trains || !strcmp(o->shuffle, "off")) return SHUFFLE_OFF;
     return !strcmp(o->shuffle, "on") ? SHUFFLE_ON : SHUFFLE_AUTO;
+}
+
+// A batch on the host with room for the largest stream, and for what the objective wants to know of it.
+static inline Batch run_batch(const Run *run, StreamBound bound) {
+    const Objective *objective = &run->settings.objective;
+    Batch batch = batch_allocate(bound.N, bound.documents);
+    if (objective->kind != OBJECTIVE_SFT)
+        batch_allocate_answers(&batch, objective_needs_reference(objective), run->options->old_logprobs != NULL);
+    return batch;
 }
 
 // B documents of T tokens. B = 0: there is no stream, only generation
@@ -188,6 +229,11 @@ static inline void run_allocate(Run *run, StreamBound bound) {
     free(shape.document_start);
 }
 
+// Fills in the reference's log-probabilities where the base model under the adapters is the reference.
+static inline void run_reference(Run *run, Batch *batch) {
+    if (run->base_is_reference) forward_policy(&run->stream, batch, 1, batch->reference);
+}
+
 // A file that is kept open keeps its place on the disk, also when it is pruned.
 static inline void run_close_source(Run *run) {
     if (run->source) weights_close(run->source);
@@ -201,6 +247,8 @@ static inline void run_load_weights(Run *run) {
         weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
     run_close_source(run);
+    if (run->settings.lora)
+        weights_init_random(&run->lora.table, ops_device, run->stream.memory.adapters, run->options->seed);
 }
 
 static inline void run_close(Run *run) {
@@ -209,7 +257,11 @@ static inline void run_close(Run *run) {
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     run_close_source(run);
     model_free(&run->model);
+    lora_free(&run->lora);
 }
+
+// What is trained: the model or its adapters.
+static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
 
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads (OMP_THREAD_LIMIT,
 // OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what is promised is from now on
@@ -236,7 +288,7 @@ static inline int cpu_threads(void) {
 }
 
 static inline size_t gradient_bytes(const Run *run) {
-    return run->model.elements * dtype_size(run->settings.gradient_type);
+    return run_trained(run)->elements * dtype_size(run->settings.gradient_type);
 }
 
 // FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in use (between two
