@@ -1,10 +1,10 @@
 /*
-Objectives as weights per token. For every objective here dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau))
-with w[t] = dL/dlogp[t]: an objective turns log-probabilities of the targets (and what else a batch knows of them) into the
-loss and w. Below, logp, ref and old are those of target t under the policy (its logits/tau), the reference and the policy
-that wrote the completion; m is its loss weight, 0 where it is masked; sums, means and counts over t are over a document's
-targets, each of which counts m times; sigma is the logistic function; Z is objective_normaliser of the whole accumulated
-batch. TRL is Hugging Face's, version 1.16.
+Objectives as weights per token. For every objective here dL/dlogits[t] = w[t]/tau * (onehot(target) -
+softmax(logits/tau)) with w[t] = dL/dlogp[t]: an objective turns log-probabilities of the targets (and what else a
+batch knows of them) into the loss and w. Below, logp, ref and old are those of target t under the policy (its
+logits/tau), the reference and the policy that wrote the completion; m is its loss weight, 0 where it is masked; sums,
+means and counts over t are over a document's targets, each of which counts m times; sigma is the logistic function; Z
+is objective_normaliser of the whole accumulated batch. TRL is Hugging Face's, version 1.16.
 
 sft    L = -sum_t m logp / Z, Z = counted tokens
 
@@ -13,8 +13,8 @@ dpo    (arXiv 2305.18290) c = sum_t m (logp - ref) of the chosen less that of th
        sigmoid  -(1 - e) log sigma(beta c) - e log sigma(-beta c), e = label_smoothing (cDPO, Mitchell 2023; TRL's
                 DPOTrainer knows it without e only, its CPOTrainer with)
        hinge    max(0, 1 - beta c) (SLiC-HF, arXiv 2305.10425)
-       ipo      (c - 1 / (2 beta))^2, c of means over t instead of sums (arXiv 2310.12036, equation 17). The paper has no
-                such means; TRL does, and says that the paper's experiments did
+       ipo      (c - 1 / (2 beta))^2, c of means over t instead of sums (arXiv 2310.12036, equation 17). The paper has
+                no such means; TRL does, and says that the paper's experiments did
 simpo  (arXiv 2405.14734) -log sigma(beta (a_chosen - a_rejected) - gamma), a = mean_t logp
 orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o = a - log(1 - exp(a)): the log odds. TRL
        takes the first term over prompts, too, and as a mean over all tokens at once instead of over pairs
@@ -28,8 +28,8 @@ k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the refere
        In grpo and dr_grpo, TRL's documents include those without a counted token.
 grpo   r = exp(logp - old). Where old is not known it is the policy's own: r is 1, its gradient that of logp
 ppo    (arXiv 1707.06347) the same with advantages that differ from token to token; the value function is not here
-gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With other
-       normalisations than grpo a document weighs as many times as it has tokens, as in TRL
+gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
+       other normalisations than grpo a document weighs as many times as it has tokens, as in TRL
 
 A log-probability or an advantage that is not finite makes the loss NaN, and the weights that depend on it.
 */
@@ -90,8 +90,8 @@ static inline int objective_is_of_policy(const Objective *o) {
     return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_GSPO || o->kind == OBJECTIVE_PPO;
 }
 
-// Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start from;
-// the clips of dapo and gspo are those of their experiments.
+// Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
+// from; the clips of dapo and gspo are those of their experiments.
 static inline void objective_settle(Objective *o) {
     int gspo = o->kind == OBJECTIVE_GSPO;
     if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : objective_is_of_pairs(o) ? 0.1 : 0;
@@ -125,8 +125,8 @@ static inline double objective_normaliser(const Objective *o, Counts counts) {
 
 static inline double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
 
-// Advantages of a group of n completions: rewards less their mean, and with `scale` over their standard deviation (n - 1, as
-// in torch) + 1e-4, as in TRL. Exactly 0 where all are equal, NaN where one is not finite.
+// Advantages of a group of n completions: rewards less their mean, and with `scale` over their standard deviation (n -
+// 1, as in torch) + 1e-4, as in TRL. Exactly 0 where all are equal, NaN where one is not finite.
 static inline void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
     double mean = 0, squares = 0;
     size_t i, equal = 0;
@@ -141,7 +141,7 @@ static inline void group_advantages(const float *reward, size_t n, int scale, do
     for (i = 0; i < n; i++) advantage[i] /= sqrt(squares / (double)(n - 1)) + 1e-4;
 }
 
-// ---- values of a target ---------------------------------------------------------------------------------------------------
+// ---- values of a target ---------------------------------------------------------------------------------------------
 static inline double value_at(const void *values, DType type, size_t i) {
     return type == DTYPE_FP64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
 }
@@ -165,7 +165,7 @@ static inline double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : 
 
 static inline double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
-// ---- pairs ----------------------------------------------------------------------------------------------------------------
+// ---- pairs ----------------------------------------------------------------------------------------------------------
 // Sums over the targets of a document.
 typedef struct {
     double logp, reference; // reference: 0 where it is not needed
@@ -213,8 +213,8 @@ static inline double margin_loss(const Objective *o, double margin, double *slop
     }
 }
 
-// The log odds of a mean log-probability, and their derivative by it. Certainty has infinite odds: 1 - exp(a) is at least
-// 2^-24, which log-probabilities in fp32 can hardly tell from 0.
+// The log odds of a mean log-probability, and their derivative by it. Certainty has infinite odds: 1 - exp(a) is at
+// least 2^-24, which log-probabilities in fp32 can hardly tell from 0.
 static inline double log_odds(double a, double *slope) {
     double rest = -expm1(a);
     if (rest < 0x1p-24) rest = 0x1p-24;
@@ -276,9 +276,9 @@ static inline void pair_weights(const Objective *o, const Batch *batch, double Z
     }
 }
 
-// ---- completions with advantages ----------------------------------------------------------------------------------------------
-// -min(r A, clip(r) A), and its derivative by log r. clipped: -1 or 1 where the lower or the upper bound takes the gradient
-// away.
+// ---- completions with advantages ------------------------------------------------------------------------------------
+// -min(r A, clip(r) A), and its derivative by log r. clipped: -1 or 1 where the lower or the upper bound takes the
+// gradient away.
 typedef struct {
     double loss, slope;
     int clipped;
@@ -356,7 +356,7 @@ static inline void policy_weights(const Objective *o, const Batch *batch, double
     }
 }
 
-// ---- weights --------------------------------------------------------------------------------------------------------------
+// ---- weights --------------------------------------------------------------------------------------------------------
 static inline void objective_check_batch(const Objective *o, const Batch *batch) {
     if (objective_is_of_pairs(o) && !batch->group)
         die("internal: a batch of %s without groups", objective_names[o->kind]);
@@ -366,9 +366,9 @@ static inline void objective_check_batch(const Objective *o, const Batch *batch)
         die("internal: a batch of %s without the reference's log-probabilities", objective_names[o->kind]);
 }
 
-// weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with WEIGHTS_BY_STREAM
-// of the whole stream. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target masked) gives no gradient.
-// batch_count has seen the batch.
+// weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
+// WEIGHTS_BY_STREAM of the whole stream. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
+// masked) gives no gradient. batch_count has seen the batch.
 static inline void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
                                      const void *logp, void *weight, DType type) {
     size_t i;
@@ -384,7 +384,7 @@ static inline void objective_weights(const Objective *o, const Batch *batch, dou
     }
 }
 
-// ---- the loss, and what people watch ------------------------------------------------------------------------------------------
+// ---- the loss, and what people watch --------------------------------------------------------------------------------
 // Sums and what they are divided by; two streams' add up.
 #define METRICS_MOST 16
 typedef struct {
