@@ -113,9 +113,7 @@ static inline int objective_needs_reference(const Objective *o) {
 }
 
 // Whether the entropy of the distributions is wanted, for its metrics.
-static inline int objective_has_entropy(const Objective *o) {
-    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_GSPO || o->kind == OBJECTIVE_PPO;
-}
+static inline int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
 
 // What the step's losses are divided by.
 static inline double objective_normaliser(const Objective *o, Counts counts) {

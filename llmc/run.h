@@ -64,12 +64,6 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     run_open_lora(run);
 }
 
-// Documents that --batch counts as one: the two of a pair, the completions of a group.
-static inline size_t unit_documents(const Options *o) {
-    if (!strcmp(o->objective, "dpo") || !strcmp(o->objective, "simpo") || !strcmp(o->objective, "orpo")) return 2;
-    return !strcmp(o->objective, "grpo") || !strcmp(o->objective, "gspo") ? o->group_size : 1;
-}
-
 // ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
 // New adapters of --lora-rank.
 static inline void run_open_lora(Run *run) {
@@ -87,8 +81,24 @@ static inline void run_open_lora(Run *run) {
 static inline Objective objective_from_options(const Options *o) {
     Objective objective;
     memset(&objective, 0, sizeof(objective));
-    objective.temperature = 1;
+    objective.kind = OBJECTIVE_SFT, objective.temperature = 1;
+    if (!o->objective) return objective; // of a verb that has none
+    objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
+    objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
+    objective.normalisation = (Normalisation)objective_word(normalisation_names, NORMALISATIONS, o->normalisation);
+    objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
+    objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
+    objective.completion_tokens = (double)o->max_new_tokens;
+    if (objective_is_of_policy(&objective)) objective.temperature = o->temperature;
+    objective_settle(&objective);
     return objective;
+}
+
+// Documents that --batch counts as one: the two of a pair, the completions of a group.
+static inline size_t unit_documents(const Options *o) {
+    const Objective objective = objective_from_options(o);
+    if (objective_is_of_pairs(&objective)) return 2;
+    return objective.kind == OBJECTIVE_GRPO || objective.kind == OBJECTIVE_GSPO ? o->group_size : 1;
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
@@ -218,7 +228,7 @@ static inline void run_allocate(Run *run, StreamBound bound) {
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    check_memory(run, bound.N ? run->options->batch : 0);
+    check_memory(run, bound.N ? run->options->batch * unit_documents(run->options) : 0);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
