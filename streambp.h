@@ -106,7 +106,8 @@ static inline const Stored *added_backward(StreamBP *s, Chunk c, GroupWeights w,
     return added;
 }
 
-static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a, Stored *dx) {
+static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+                                Stored *dx) {
     Shapes d = shapes_of(s->model);
     Stored *dactive = a->active, *dhidden = a->hidden, *dnormed = a->normed2; // each over its own values, once used
     const Stored *dadded = added_backward(s, c, w, sums, POST_NORM2, a->added2, dx);
@@ -118,8 +119,8 @@ static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
 }
 
 // dnormed1[n,C] = the part of the first norm's gradient that comes through the queries
-static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                                      const Stored *dx, Stored *dnormed1) {
+static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+                                      const Activations *a, const Stored *dx, Stored *dnormed1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dattended = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);

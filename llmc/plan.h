@@ -14,7 +14,7 @@ typedef struct {
     DType gradient_type;        // of the stored gradients
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
-    int master; // fp32 copy of the weights, where these are bf16
+    int master;          // fp32 copy of the weights, where these are bf16
     Objective objective; // as zeros: sft
     const Lora *lora;    // NULL: the model itself is trained
     size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
@@ -78,9 +78,9 @@ static inline void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    double flops;               // executed by one stream's forward and backward: matrix products and attention
-    double model_flops;         // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
-                                // for 6 where parameters are frozen
+    double flops;       // executed by one stream's forward and backward: matrix products and attention
+    double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
+                        // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
     Arena arena;                // regions alive at the peak
 } Plan;
