@@ -204,7 +204,7 @@ static inline void head_step(StreamBP *s, Chunk c, char *w, const GroupSums *sum
     size_t mark = arena_mark(s->arena);
     HeadStep h = head_forward(s, c, w);
     s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), h.logits, s->targets + c.begin,
-                    sums ? (Summed *)at(s->token_weight, c.begin, d.summed) : NULL, c.n, d.V, 1.0);
+                    sums ? (Summed *)at(s->token_weight, c.begin, d.summed) : NULL, c.n, d.V, s->objective.temperature);
     if (sums) {
         Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnormed = h.normed;
         s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.normed, c.n, d.C, d.V);
