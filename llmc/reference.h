@@ -130,8 +130,7 @@ static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Pi
             sum->sum += found, sum->counted += batch->targets[t] >= 0;
             if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
                 DocumentAt document = documents_find(d, piece->document);
-                die("%s: document %llu: the log-probability of its token %llu is %f under this model; its weights are "
-                    "finite, so take another --dtype or model",
+                die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
                     document.shard->path, (unsigned long long)document.number, (unsigned long long)(target + done + i),
                     found);
             }
@@ -140,35 +139,32 @@ static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Pi
     }
 }
 
-// All documents once through the model at hand, into a file. batch has room for the loader's largest stream; whatever the run's
-// objective is, its temperature is in force. The loader is somewhere else afterwards.
-static inline LogprobSum logprobs_compute(StreamBP *stream, DataLoader *data, Batch *batch, const LogprobHeader *header,
-                                          const char *path) {
+// All documents once through the model at hand, into a file that has been created. batch has room for the loader's largest stream;
+// whatever the run's objective is, its temperature is in force. The loader is somewhere else afterwards.
+static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch) {
     const DType type = dtype_of_sums(stream->model->dtype);
-    const Objective objective = stream->objective;
+    const ObjectiveKind kind = stream->objective.kind;
     Documents *d = &data->documents;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
     LogprobSum sum = {0, 0};
     double positions = 0;
-    size_t stream_count = dataloader_batches(data), place, i;
-    LogprobWriter writer;
+    size_t streams = dataloader_batches(data), place, i;
     stream->objective.kind = OBJECTIVE_SFT; // its loss needs nothing but the targets
-    logprobs_create(&writer, path, header);
     dataloader_seek(data, 0);
-    for (place = 0; place < stream_count; place++) {
+    for (place = 0; place < streams; place++) {
         const EpochStreams *e;
         size_t begin, end;
         dataloader_next(data, batch);
         end = documents_stream(d, place, &e, &begin);
         forward_only(stream, batch, 1);
         for (i = begin; i < end; i++)
-            logprobs_write_piece(&writer, d, &d->piece[e->order[i]], batch, batch->document_start[i - begin],
+            logprobs_write_piece(writer, d, &d->piece[e->order[i]], batch, batch->document_start[i - begin],
                                  stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)batch->N);
     }
-    logprobs_commit(&writer, (uint64_t)sum.counted);
+    stream->objective.kind = kind;
+    logprobs_commit(writer, (uint64_t)sum.counted);
     progress_end(&progress);
-    stream->objective = objective;
     return sum;
 }
 
@@ -223,6 +219,7 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
                                      int at_hand) {
     char path[2][PATH_MAX];
     LogprobHeader wanted;
+    LogprobWriter writer;
     int i, place = -1;
     logprobs_check_documents(data);
     wanted = logprobs_header(run, data, key);
@@ -244,7 +241,8 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
                 path[0], strerror(errno));
         if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path[place]);
         fflush(run->text);
-        logprobs_compute(&run->stream, data, batch, &wanted, path[place]);
+        logprobs_create(&writer, path[place], &wanted);
+        logprobs_compute(&writer, &run->stream, data, batch);
     }
     logprobs_open(file, path[place]);
     logprobs_check(file, &wanted, data->documents.shard[0].header.path);

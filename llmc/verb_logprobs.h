@@ -30,6 +30,7 @@ static inline int verb_logprobs(const Options *options) {
     DataLoader loader;
     Batch batch;
     LogprobHeader header;
+    LogprobWriter writer;
     LogprobSum sum;
     StreamBound bound;
     double begin;
@@ -44,16 +45,18 @@ static inline int verb_logprobs(const Options *options) {
     bound = dataloader_bound(&loader);
     run_allocate(&run, bound);
     batch = batch_allocate(bound.N, bound.documents);
+    header = logprobs_header(&run, &loader, 0);
+    logprobs_create(&writer, options->out, &header); // what it has to refuse it refuses before the work
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);
     begin = seconds_now();
-    header = logprobs_header(&run, &loader, model_key(&run.model, ops_device, run.stream.memory.weights, 0));
-    sum = logprobs_compute(&run.stream, &loader, &batch, &header, options->out);
+    writer.header.model_key = model_key(&run.model, ops_device, run.stream.memory.weights, 0);
+    sum = logprobs_compute(&writer, &run.stream, &loader, &batch);
     if (!options->quiet || !options->json)
         fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,
-                (unsigned long long)header.documents, sum.sum / sum.counted);
-    if (options->json) logprobs_report_json(options->out, &header, sum, seconds_now() - begin);
+                (unsigned long long)writer.header.documents, sum.sum / sum.counted);
+    if (options->json) logprobs_report_json(options->out, &writer.header, sum, seconds_now() - begin);
     batch_free(&batch);
     dataloader_close(&loader);
     run_close(&run);

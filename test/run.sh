@@ -54,6 +54,8 @@ rows="
     packing       fp32        onednn
     prefetch      fp32        onednn
     log           fp32        onednn
+    logprobs      fp32        onednn
+    reference     fp32        onednn
     file          fp32        onednn
     weights       fp32        onednn
     weights       bf16        onednn
