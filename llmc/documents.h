@@ -102,14 +102,11 @@ typedef struct {
 } DocumentAt;
 
 // ---- opening: which data ----------------------------------------------------------------------------------------------------------
-// By ObjectiveKind.
 static const struct {
-    const char *name;
     ShardKind kind;
     int values; // advantages
-} objective_data[] = {{"sft", KIND_DOCUMENTS, 0}, {"dpo", KIND_PAIRS, 0},   {"simpo", KIND_PAIRS, 0},
-                      {"orpo", KIND_PAIRS, 0},    {"grpo", KIND_GROUPS, 0}, {"gspo", KIND_GROUPS, 0},
-                      {"ppo", KIND_DOCUMENTS, 1}};
+} objective_data[OBJECTIVES] = {{KIND_DOCUMENTS, 0}, {KIND_PAIRS, 0},  {KIND_PAIRS, 0},    {KIND_PAIRS, 0},
+                                {KIND_GROUPS, 0},    {KIND_GROUPS, 0}, {KIND_DOCUMENTS, 1}}; // by ObjectiveKind
 
 static inline ObjectiveKind data_objective(const DataSettings *s) {
     return s->objective ? s->objective->kind : OBJECTIVE_SFT;
@@ -140,7 +137,7 @@ static inline void documents_check_kinds(const Documents *d) {
     }
     if (d->settings.use == DATA_TRAINS && (first->kind != wanted || values != objective_data[objective].values))
         die("%s: holds %s, --objective %s trains on %s; give --objective %s, or other data", first->path,
-            kind_name(first->kind, values), objective_data[objective].name,
+            kind_name(first->kind, values), objective_names[objective],
             kind_name(wanted, objective_data[objective].values), kind_objectives(first->kind, values));
     if (d->settings.use == DATA_READS && first->kind == KIND_PROMPTS)
         die("%s: holds prompts alone, none of whose tokens is a target that counts; give data with answers",
