@@ -51,6 +51,7 @@ rows="
     schedule      fp32        onednn
     dataloader    fp32        onednn
     documents     fp32        onednn
+    answers       fp32        onednn
     packing       fp32        onednn
     prefetch      fp32        onednn
     log           fp32        onednn
