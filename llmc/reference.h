@@ -62,36 +62,14 @@ static inline uint64_t model_key(const Model *model, const Ops *ops, const void 
     return key ? key : 1;
 }
 
-// Of the shards' content, in the order of their paths; a header's checksum covers its table's, and that the documents'.
-static inline uint64_t documents_content_key(const Documents *d) {
-    uint64_t key = random_mix(d->shards);
-    size_t i;
-    for (i = 0; i < d->shards; i++) {
-        const TokenShard *s = &d->shard[i].header;
-        key = random_mix(key ^ ((uint64_t)s->header_crc << 32 | s->table_crc));
-        key = random_mix(key ^ s->bytes);
-    }
-    return key;
-}
-
-// The number of a document's first token, counted over all shards.
-static inline uint64_t documents_token_offset(Documents *d, size_t document) {
-    DocumentAt at = documents_find(d, document);
-    uint64_t token = at.entry.first;
-    const DocumentShard *s;
-    for (s = d->shard; &s->header != at.shard; s++) token += s->header.tokens;
-    return token;
-}
-
 // What a file of log-probabilities of this data under that model says of itself.
 static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
     const Documents *d = &data->documents;
     const Options *o = run->options;
     LogprobHeader h;
-    size_t i;
     memset(&h, 0, sizeof(h));
     h.documents = d->documents;
-    for (i = 0; i < d->shards; i++) h.tokens += d->shard[i].header.tokens;
+    h.tokens = d->shard[d->shards - 1].tokens_before + d->shard[d->shards - 1].header.tokens;
     h.model_key = key, h.data_key = documents_content_key(d);
     if (d->long_documents) {
         h.seq_len = d->settings.T;
@@ -108,18 +86,12 @@ typedef struct {
     double sum, counted; // of the log-probabilities
 } LogprobSum;
 
-static inline void logprobs_check_documents(const DataLoader *data) {
-    if (!data->of_documents)
-        die("%s: is one of llm.c's shards, which have no documents; log-probabilities are of shards that "
-            "data/prepare.py wrote",
-            data->shard[0].path);
-}
-
 // Of one piece, positions from `at` on of a stream that has gone through the model: logp[N] of `type`.
 static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Piece *piece, const Batch *batch,
                                         size_t at, const void *logp, DType type, LogprobSum *sum) {
+    const DocumentAt document = documents_find(d, piece->document);
     const uint64_t target = (uint64_t)piece->part * d->settings.T + 1; // of the first position, in its document
-    const uint64_t token = documents_token_offset(d, piece->document) + target;
+    const uint64_t token = document.shard->tokens_before + document.entry.first + target;
     float value[LOGPROBS_AT_ONCE];
     size_t done, n, i;
     for (done = 0; done < piece->positions; done += n) {
@@ -129,12 +101,10 @@ static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Pi
             const double found = batch->targets[t] >= 0 ? value_at(logp, type, t) : 0;
             value[i] = (float)found;
             sum->sum += found, sum->counted += batch->targets[t] >= 0;
-            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
-                DocumentAt document = documents_find(d, piece->document);
+            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING))
                 die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
-                    document.shard->path, (unsigned long long)document.number, (unsigned long long)(target + done + i),
-                    found);
-            }
+                    document.shard->header.path, (unsigned long long)document.number,
+                    (unsigned long long)(target + done + i), found);
         }
         logprobs_write(w, token + done, n, value);
     }
@@ -154,13 +124,13 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
     dataloader_seek(data, 0);
     for (place = 0; place < streams; place++) {
         const EpochStreams *e;
-        size_t begin, end;
+        size_t end = documents_stream(d, place, &e, &i), piece, behind;
+        const size_t *at = batch->document_start; // a piece is a document of the stream
         dataloader_next(data, batch);
-        end = documents_stream(d, place, &e, &begin);
         forward_only(stream, batch, 1);
-        for (i = begin; i < end; i++)
-            logprobs_write_piece(writer, d, &d->piece[e->order[i]], batch, batch->document_start[i - begin],
-                                 stream->host_sums, type, &sum);
+        for (; i < end; i++)
+            for (behind = documents_unit(d, e->order[i], &piece); piece < behind; piece++)
+                logprobs_write_piece(writer, d, &d->piece[piece], batch, *at++, stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)batch->N);
     }
     stream->objective.kind = kind;
@@ -222,7 +192,6 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
     LogprobHeader wanted;
     LogprobWriter writer;
     int i, place = -1;
-    logprobs_check_documents(data);
     wanted = logprobs_header(run, data, key);
     reference_places(run, data, &wanted, path);
     for (i = 0; i < 2 && place < 0; i++)
@@ -253,7 +222,6 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
 static inline void reference_open(LogprobFile *file, const char *path, const Run *run, const DataLoader *data,
                                   uint64_t key) {
     LogprobHeader wanted;
-    logprobs_check_documents(data);
     wanted = logprobs_header(run, data, key);
     logprobs_open(file, path);
     logprobs_check(file, &wanted, data->documents.shard[0].header.path);
