@@ -23,12 +23,22 @@ typedef struct {
 
 typedef struct {
     const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed;
+    DataUse use;
+    const Objective *objective;
 } Setup;
 
 // All NULL but what matters to a test
 static Setup some_setup(const char *shards) {
-    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5"};
+    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5", DATA_TRAINS, NULL};
     return s;
+}
+
+static DataLoader data_of(const Setup *s, const Options *o) {
+    DataSettings settings = data_settings(o->batch, o->seq_len);
+    settings.vocab_size = VOCABULARY, settings.shuffle = run_shuffle(o);
+    if (!strcmp(s->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
+    settings.use = s->use, settings.objective = s->objective;
+    return dataloader_open(o->data.path, o->data.count, &settings);
 }
 
 // Lasts until the next one is opened: what was given to options_parse stays in use.
@@ -48,7 +58,7 @@ static Opened *opened(const Setup *s) {
     progress_off = 1;
     run_open_model(&o.run, &o.options, NULL);
     o.run.settings = settings_from_options(&o.run);
-    o.data = run_open_data(&o.run, &o.options.data, run_shuffle(&o.options));
+    o.data = data_of(s, &o.options);
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);
     run_load_weights(&o.run);
@@ -270,6 +280,40 @@ TEST(cut_documents_have_those_of_their_pieces) {
     assert_true(same < tokens && zero > 100); // behind a cut less is seen, or nothing
 }
 
+// The last document of every four is above 64 positions.
+static const char *shard_of_kind(const char *name, ShardKind kind) {
+    static const size_t tokens[] = {40, 65, 51, 70, 45, 12, 30, 90, 65, 33, 64, 66};
+    MadeDocument document[12];
+    MadeShard made = made_shard(2);
+    size_t d;
+    made.vocabulary = VOCABULARY, made.kind = kind;
+    for (d = 0; d < 12; d++) {
+        document[d] = random_document(tokens[d], d % 3 * 3);
+        document[d].group = d / 4, document[d].reward = (float)d;
+    }
+    return write_shard(name, &made, document, 12);
+}
+
+TEST(pairs_and_groups_are_documents) {
+    static const ShardKind kinds[] = {KIND_PAIRS, KIND_GROUPS};
+    static const ObjectiveKind objectives[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO};
+    size_t tokens, k;
+    for (k = 0; k < 2; k++) {
+        Setup s = some_setup(shard_of_kind("kind.bin", kinds[k]));
+        Objective objective;
+        LogprobSum sum, units;
+        float *expected, *value;
+        s.use = DATA_READS, s.long_documents = "truncate", s.T = "64", s.B = "3";
+        expected = computed(&s, "kind.logprobs", &tokens, &sum);
+        memset(&objective, 0, sizeof(objective));
+        objective.kind = objectives[k], objective.beta = 0.1;
+        s.use = DATA_TRAINS, s.objective = &objective, s.shuffle = "on", s.B = "2"; // two pairs or groups
+        value = computed(&s, "units.logprobs", &tokens, &units);
+        expect_same_values(value, expected, tokens, "units");
+        assert_true(units.counted == sum.counted && units.counted > 200);
+    }
+}
+
 static void overflow(const void *setup) {
     Opened *o = opened((const Setup *)setup);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
@@ -460,6 +504,7 @@ int main(int argc, char **argv) {
                                        LISTED(key_of_the_data),
                                        LISTED(packed_documents_have_their_own_log_probabilities),
                                        LISTED(cut_documents_have_those_of_their_pieces),
+                                       LISTED(pairs_and_groups_are_documents),
                                        LISTED(values_that_are_none_are_refused),
                                        LISTED(a_reference_is_computed_once),
                                        LISTED(a_damaged_reference_is_refused),
