@@ -236,8 +236,9 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.step = step;
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
     for (i = 0; i < o->grad_accum; i++) {
-        const MicroBatch *micro = prefetch_take(&t->train_batches);
-        report.loss += forward_backward(stream, &micro->batch, micro->step_counted, NULL);
+        MicroBatch *micro = prefetch_take(&t->train_batches);
+        report.loss +=
+            forward_backward(stream, &micro->batch, objective_normaliser(&stream->objective, micro->step_counts), NULL);
         report.tokens += (double)micro->batch.N;
         report.flops += flops_of(&t->run.flop_count, &micro->batch);
         after = micro->after;
