@@ -224,7 +224,7 @@ def case(stream, about, compute):
 
 
 def pair_cases(stream):
-    for beta in (0.1, 0.7):
+    for beta in (0.1, 0.7, 3.0):  # the last: hinge is flat for some pairs
         for kind in ("sigmoid", "ipo", "hinge"):
             about = {"objective": "dpo", "dpo_loss": kind, "beta": beta}
             yield case(stream, about, lambda logp: dpo(stream, logp, kind, beta))
@@ -244,7 +244,7 @@ def group_cases(stream, of_document, of_token):
     for name, advantage, level, low, high in kinds:
         for normalisation in ("grpo", "bnpo", "dr_grpo", "dapo"):
             for beta, old in ((0.0, True), (0.04, True), (0.04, False)):
-                if name != "grpo" and normalisation in ("bnpo", "dr_grpo") and beta == 0:
+                if name != "grpo" and normalisation in ("bnpo", "dr_grpo") and (beta == 0 or not old):
                     continue  # nothing new
                 wide = 0.28 if normalisation == "dapo" and name == "grpo" else high
                 about = {"objective": name, "normalisation": normalisation, "beta": beta, "clip_low": low, "clip_high": wide, "old": old,
