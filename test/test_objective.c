@@ -1,144 +1,14 @@
 /*
-Objectives: losses, weights and metrics against TRL's (test/golden/objectives.json) and against formulas written down here once more,
-plainly; weights against finite differences; and that it does not matter how a step's documents are cut into streams and chunks.
-*/
+Objectives: losses, weights and metrics against TRL's (test/golden/objectives.json) and against formulas written down
+here once more, plainly; weights against finite differences; and that it does not matter how a step's documents are cut
+into streams and chunks. */
+#include "objective_streams.h"
 #include "child.h"
 #include "llmc/file.h"
 #include "llmc/json.h"
-#include "llmc/objective.h"
 #include "llmc/options.h"
 
-static DType type; // of log-probabilities and weights
-
-// ---- streams: log-probabilities are fp32 numbers, so that they mean the same in any build -----------------------------------------
-typedef struct {
-    Batch batch;
-    double *logp, *entropy; // [N]
-} Stream;
-
-static Stream stream_allocate(const size_t *length, size_t documents) {
-    Stream s;
-    Batch *b = &s.batch;
-    size_t d, N = 0;
-    memset(&s, 0, sizeof(s));
-    b->documents = documents;
-    b->document_start = (size_t *)case_memory((documents + 1) * sizeof(size_t));
-    for (d = 0; d < documents; d++) N = b->document_start[d + 1] = N + length[d];
-    b->N = N;
-    b->tokens = (int32_t *)case_memory(N * sizeof(int32_t)), b->targets = (int32_t *)case_memory(N * sizeof(int32_t));
-    b->position = (int32_t *)case_memory(N * sizeof(int32_t));
-    b->loss_weight = (float *)case_memory(N * sizeof(float)), b->advantage = (float *)case_memory(N * sizeof(float));
-    b->reference = (float *)case_memory(N * sizeof(float)), b->old = (float *)case_memory(N * sizeof(float));
-    b->group = (size_t *)case_memory(documents * sizeof(size_t)), b->counted = case_doubles(documents);
-    b->reward = (float *)case_memory(documents * sizeof(float));
-    s.logp = case_doubles(N), s.entropy = case_doubles(N);
-    batch_set_positions(b);
-    return s;
-}
-
-// Groups of `members` documents of 1 to 12 tokens, each with a target that counts; some targets are masked, some half a token.
-static Stream random_stream(size_t groups, size_t members) {
-    size_t length[64], documents = groups * members, d, t;
-    Stream s;
-    Batch *b;
-    for (d = 0; d < documents; d++) length[d] = 1 + test_random_below(12);
-    s = stream_allocate(length, documents), b = &s.batch;
-    for (t = 0; t < b->N; t++) {
-        b->targets[t] = test_random_below(4) ? (int32_t)test_random_below(96) : -1;
-        b->loss_weight[t] = test_random_below(4) ? 1.0f : test_random_below(4) ? 0.5f : 0.0f;
-        s.logp[t] = (double)(float)(-2 * fabs(test_normal()) - 0.01);
-        s.entropy[t] = (double)(float)fabs(test_normal());
-        b->reference[t] = (float)(s.logp[t] + 0.4 * test_normal());
-        b->old[t] = (float)(s.logp[t] + 0.2 * test_normal());
-        b->advantage[t] = (float)test_normal();
-    }
-    for (d = 0; d < documents; d++) {
-        size_t counts = b->document_start[d] + test_random_below(length[d]);
-        b->targets[counts] = 1, b->loss_weight[counts] = 1.0f;
-        b->group[d] = d / members, b->reward[d] = (float)test_normal();
-    }
-    return s;
-}
-
-static void *typed(const double *values, size_t count, DType of) {
-    void *copy = case_memory(count * sizeof(double));
-    size_t i;
-    for (i = 0; i < count; i++) value_set(copy, of, i, values[i]);
-    return copy;
-}
-
-// The stream's loss; weight[N], metrics: NULL or what is wanted.
-static double evaluate(const Objective *o, const Stream *s, double Z, double *weight, Metrics *metrics) {
-    size_t N = s->batch.N, t;
-    void *logp = typed(s->logp, N, type), *out = case_memory(N * sizeof(double));
-    objective_weights(o, &s->batch, Z, 0, N, objective_weights_wait(o) == WEIGHTS_AT_ONCE ? NULL : logp, out, type);
-    for (t = 0; t < N && weight; t++) weight[t] = value_at(out, type, t);
-    return objective_loss(o, &s->batch, Z, logp, typed(s->entropy, N, type), type, metrics);
-}
-
-static double normaliser(const Objective *o, const Stream *stream, size_t streams) {
-    Counts counts = {0, 0, 0};
-    size_t i;
-    for (i = 0; i < streams; i++) counts = counts_add(counts, batch_count(&stream[i].batch));
-    return objective_normaliser(o, counts);
-}
-
-static void expect_close(const char *what, size_t i, double found, double expected, double scale, double relative) {
-    double error = fabs(found - expected), allowed = relative * fmax(fabs(expected), scale);
-    if (!(error <= allowed))
-        test_fail("%s[%zu] is %.17g, expected %.17g (error %.2g, allowed %.2g)", what, i, found, expected, error,
-                  allowed);
-    if (allowed > 0) testing.worst = fmax(testing.worst, error / allowed);
-}
-
-static double precision(void) { return type == DTYPE_FP64 ? 1e-12 : 1e-6; }
-
-// ---- every objective -------------------------------------------------------------------------------------------------------
-static Objective make(ObjectiveKind kind, double beta) {
-    Objective o;
-    memset(&o, 0, sizeof(o));
-    o.kind = kind, o.beta = beta, o.gamma = o.clip_low = o.clip_high = NAN;
-    o.temperature = 1, o.completion_tokens = 16;
-    objective_settle(&o);
-    return o;
-}
-
-static Objective make_dpo(DpoLoss loss, double beta, double label_smoothing) {
-    Objective o = make(OBJECTIVE_DPO, beta);
-    o.dpo_loss = loss, o.label_smoothing = label_smoothing;
-    return o;
-}
-
-static Objective make_policy(ObjectiveKind kind, Normalisation normalisation, double beta) {
-    Objective o = make(kind, beta);
-    o.normalisation = normalisation;
-    if (kind == OBJECTIVE_GSPO) o.clip_low = 0.03, o.clip_high = 0.04;
-    return o;
-}
-
-// The i-th of the objectives under test; 0 behind the last.
-static int objective_at(size_t i, Objective *o) {
-    static const ObjectiveKind of_policy[] = {OBJECTIVE_GRPO, OBJECTIVE_GSPO, OBJECTIVE_PPO};
-    switch (i) {
-    case 0: *o = make(OBJECTIVE_SFT, 0); break;
-    case 1: *o = make_dpo(DPO_SIGMOID, 0.4, 0); break;
-    case 2: *o = make_dpo(DPO_SIGMOID, 0.4, 0.1); break;
-    case 3: *o = make_dpo(DPO_IPO, 0.4, 0); break;
-    case 4: *o = make_dpo(DPO_HINGE, 1, 0); break;
-    case 5: *o = make(OBJECTIVE_SIMPO, 2); break;
-    case 6: *o = make(OBJECTIVE_ORPO, 0.5); break;
-    default:
-        if ((i -= 7) >= 24) return 0;
-        *o = make_policy(of_policy[i % 3], (Normalisation)(i / 3 % 4), i / 12 ? 0.05 : 0);
-    }
-    test_case("%s, %s, %s, beta %g", objective_names[o->kind], dpo_loss_names[o->dpo_loss],
-              normalisation_names[o->normalisation], o->beta);
-    return 1;
-}
-
-static Stream stream_for(const Objective *o) { return random_stream(6, objective_is_of_pairs(o) ? 2 : 4); }
-
-// ---- the formulas once more: one step of some streams, nothing shared with objective.h ----------------------------------------------
+// ---- the formulas once more: one step of some streams, nothing shared with objective.h ------------------------------
 typedef struct {
     double tokens, logp, reference, old; // sums over counted tokens
 } PlainSums;
@@ -237,7 +107,7 @@ TEST(weights_are_the_derivatives) {
     }
 }
 
-// ---- TRL's values --------------------------------------------------------------------------------------------------------------
+// ---- TRL's values ---------------------------------------------------------------------------------------------------
 static cJSON *golden_read(void) {
     const char *path = "test/golden/objectives.json";
     size_t length;
@@ -376,7 +246,7 @@ TEST(trl_advantages) {
     cJSON_Delete(golden);
 }
 
-// ---- how a step is cut does not matter ---------------------------------------------------------------------------------------------
+// ---- how a step is cut does not matter ------------------------------------------------------------------------------
 TEST(ranges_give_the_weights_of_the_whole) {
     size_t i, begin, n;
     Objective o;
@@ -399,44 +269,30 @@ TEST(ranges_give_the_weights_of_the_whole) {
     }
 }
 
-// Documents [first, first + count) of s.
-static Stream stream_part(const Stream *s, size_t first, size_t count) {
-    const size_t *start = s->batch.document_start + first;
-    size_t length[64], N = start[count] - start[0], d;
-    Stream p;
-    for (d = 0; d < count; d++) length[d] = start[d + 1] - start[d];
-    p = stream_allocate(length, count);
-    memcpy(p.batch.targets, s->batch.targets + *start, N * sizeof(int32_t));
-    memcpy(p.batch.loss_weight, s->batch.loss_weight + *start, N * sizeof(float));
-    memcpy(p.batch.advantage, s->batch.advantage + *start, N * sizeof(float));
-    memcpy(p.batch.reference, s->batch.reference + *start, N * sizeof(float));
-    memcpy(p.batch.old, s->batch.old + *start, N * sizeof(float));
-    memcpy(p.logp, s->logp + *start, N * sizeof(double)), memcpy(p.entropy, s->entropy + *start, N * sizeof(double));
-    for (d = 0; d < count; d++)
-        p.batch.group[d] = s->batch.group[first + d] - s->batch.group[first],
-        p.batch.reward[d] = s->batch.reward[first + d];
-    return p;
-}
-
-// A stream of six groups as streams of one, two and three, in another order: the same loss, metrics, and bits of weights.
+// A stream of six groups as streams of three, one and two, in another order: the same loss and metrics, and the same
+// bits of weights.
 TEST(streams_and_their_order_do_not_matter) {
-    static const size_t first[] = {3, 0, 1}, groups[] = {3, 1, 2};
-    size_t i, k, t;
+    static const size_t order[] = {5, 3, 4, 0, 2, 1}, first[] = {0, 3, 4}, groups[] = {3, 1, 2};
+    size_t i, k, d, t;
     Objective o;
     for (i = 0; objective_at(i, &o); i++) {
         Stream s = stream_for(&o), part[3];
-        size_t members = s.batch.documents / 6;
+        size_t members = s.batch.documents / 6, document[64];
         double *weight = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), loss, sum = 0, Z;
         Metrics whole, parts;
         memset(&whole, 0, sizeof(whole)), memset(&parts, 0, sizeof(parts));
         loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, &whole);
-        for (k = 0; k < 3; k++) part[k] = stream_part(&s, first[k] * members, groups[k] * members);
+        for (d = 0; d < s.batch.documents; d++) document[d] = order[d / members] * members + d % members;
+        for (k = 0; k < 3; k++) part[k] = stream_of(&s, document + first[k] * members, groups[k] * members);
         Z = normaliser(&o, part, 3);
-        expect_close("Z", 0, Z, normaliser(&o, &s, 1), 0, 0);
+        expect_close("Z", 0, Z, normaliser(&o, &s, 1), 0, 1e-15);
         for (k = 0; k < 3; k++) {
-            size_t begin = s.batch.document_start[first[k] * members];
+            const size_t *start = part[k].batch.document_start;
             sum += evaluate(&o, &part[k], Z, found, &parts);
-            for (t = 0; t < part[k].batch.N; t++) expect_close("weight", t, found[t], weight[begin + t], 0, 0);
+            for (d = 0; d < part[k].batch.documents; d++)
+                for (t = start[d]; t < start[d + 1]; t++)
+                    expect_close("weight", t, found[t],
+                                 weight[s.batch.document_start[document[first[k] * members + d]] + t - start[d]], 0, 0);
         }
         expect_close("loss", 0, sum, loss, 0.1, 1e-14);
         assert_int_equal(parts.count, whole.count);
@@ -448,7 +304,7 @@ TEST(streams_and_their_order_do_not_matter) {
     }
 }
 
-// ---- where they start ------------------------------------------------------------------------------------------------------------
+// ---- where they start -----------------------------------------------------------------------------------------------
 static double metric_of(const Metrics *m, const char *name) {
     size_t i;
     for (i = 0; i < m->count; i++)
@@ -472,7 +328,8 @@ TEST(dpo_starts_at_ln_2) {
     assert_true(metric_of(&metrics, "rewards/margins") == 0 && metric_of(&metrics, "rewards/accuracies") == 0);
 }
 
-// The policy is the one that wrote: ratio 1, no clip, and the plain policy gradient, whether its log-probabilities are given or not.
+// The policy is the one that wrote: ratio 1, no clip, and the plain policy gradient, whether its log-probabilities are
+// given or not.
 TEST(policies_start_at_ratio_1) {
     int given;
     size_t i, d, t;
@@ -519,7 +376,7 @@ TEST(metrics_of_completions) {
     expect_close("kl", 0, metric_of(&m, "kl"), exp(-1) / 4, 0, 1e-14); // k3(-1) = 1/e
 }
 
-// ---- what does not count, and what must not be ------------------------------------------------------------------------------------
+// ---- what does not count, and what must not be ----------------------------------------------------------------------
 TEST(masked_targets_are_not_looked_at) {
     size_t i, t;
     Objective o;
@@ -643,7 +500,7 @@ TEST(advantages_of_a_group) {
     expect_close("advantage", 0, found[0], 0.5 / (sqrt(0.5) + 1e-4), 0, 1e-15);
 }
 
-// ---- words and defaults ------------------------------------------------------------------------------------------------------------
+// ---- words and defaults ---------------------------------------------------------------------------------------------
 static void expect_words(const char *option, const char *const *names, int count) {
     char words[200] = "";
     size_t i;
@@ -704,10 +561,11 @@ static void pairs_loss_of(const void *stream) {
 }
 
 TEST(streams_that_are_none_of_pairs) {
+    static const size_t alone[] = {0};
     Stream s = random_stream(2, 2);
     s.batch.group[2] = 2; // 0 0 2 1
     expect_refused(pairs_loss_of, &s, 1, "document 2 of a stream of pairs has no partner");
-    s = stream_part(&s, 0, 1);
+    s = stream_of(&s, alone, 1);
     expect_refused(pairs_loss_of, &s, 1, "document 0 of a stream of pairs has no partner");
     s.batch.group = NULL;
     expect_refused(pairs_loss_of, &s, 1, "a batch of simpo without groups");
