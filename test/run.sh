@@ -52,6 +52,8 @@ rows="
     plan          bf16        onednn
     fence         fp32        onednn
     options       fp32        onednn
+    objective     fp32        onednn
+    objective     double      onednn
     schedule      fp32        onednn
     dataloader    fp32        onednn
     documents     fp32        onednn
