@@ -62,27 +62,6 @@ static inline uint64_t model_key(const Model *model, const Ops *ops, const void 
     return key ? key : 1;
 }
 
-// Of the shards' content, in the order of their paths; a header's checksum covers its table's, and that the documents'.
-static inline uint64_t documents_content_key(const Documents *d) {
-    uint64_t key = random_mix(d->shards);
-    size_t i;
-    for (i = 0; i < d->shards; i++) {
-        const TokenShard *s = &d->shard[i].header;
-        key = random_mix(key ^ ((uint64_t)s->header_crc << 32 | s->table_crc));
-        key = random_mix(key ^ s->bytes);
-    }
-    return key;
-}
-
-// The number of a document's first token, counted over all shards.
-static inline uint64_t documents_token_offset(Documents *d, size_t document) {
-    DocumentAt at = documents_find(d, document);
-    uint64_t token = at.entry.first;
-    const DocumentShard *s;
-    for (s = d->shard; &s->header != at.shard; s++) token += s->header.tokens;
-    return token;
-}
-
 // What a file of log-probabilities of this data under that model says of itself.
 static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
     const Documents *d = &data->documents;
@@ -115,28 +94,27 @@ static inline void logprobs_check_documents(const DataLoader *data) {
             data->shard[0].path);
 }
 
-// Of one piece, positions from `at` on of a stream that has gone through the model: logp[N] of `type`.
-static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Piece *piece, const Batch *batch,
-                                        size_t at, const void *logp, DType type, LogprobSum *sum) {
-    const uint64_t target = (uint64_t)piece->part * d->settings.T + 1; // of the first position, in its document
-    const uint64_t token = documents_token_offset(d, piece->document) + target;
+// Of document i of a stream that has gone through the model: logp[N] of `type`.
+static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
+                                           const void *logp, DType type, LogprobSum *sum) {
+    const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
-    size_t done, n, i;
-    for (done = 0; done < piece->positions; done += n) {
-        n = min_size(piece->positions - done, LOGPROBS_AT_ONCE);
-        for (i = 0; i < n; i++) {
-            const size_t t = at + done + i;
-            const double found = batch->targets[t] >= 0 ? value_at(logp, type, t) : 0;
-            value[i] = (float)found;
-            sum->sum += found, sum->counted += batch->targets[t] >= 0;
+    size_t first, n, k;
+    for (first = begin; first < end; first += n) {
+        const size_t token = batch->origin[i] + 1 + first - begin; // that the first of these positions predicts
+        n = min_size(end - first, LOGPROBS_AT_ONCE);
+        for (k = 0; k < n; k++) {
+            const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
+            value[k] = (float)found;
+            sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
             if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
-                DocumentAt document = documents_find(d, piece->document);
+                DocumentAt document = documents_find_token(d, token + k);
                 die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
-                    document.shard->path, (unsigned long long)document.number, (unsigned long long)(target + done + i),
-                    found);
+                    document.shard->header.path, (unsigned long long)document.number,
+                    (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
             }
         }
-        logprobs_write(w, token + done, n, value);
+        logprobs_write(w, token, n, value);
     }
 }
 
@@ -153,14 +131,10 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
     stream->objective.kind = OBJECTIVE_SFT; // its loss needs nothing but the targets
     dataloader_seek(data, 0);
     for (place = 0; place < streams; place++) {
-        const EpochStreams *e;
-        size_t begin, end;
         dataloader_next(data, batch);
-        end = documents_stream(d, place, &e, &begin);
         forward_only(stream, batch, 1);
-        for (i = begin; i < end; i++)
-            logprobs_write_piece(writer, d, &d->piece[e->order[i]], batch, batch->document_start[i - begin],
-                                 stream->host_sums, type, &sum);
+        for (i = 0; i < batch->documents; i++)
+            logprobs_write_document(writer, d, batch, i, stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)batch->N);
     }
     stream->objective.kind = kind;

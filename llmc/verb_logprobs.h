@@ -44,7 +44,7 @@ static inline int verb_logprobs(const Options *options) {
     logprobs_check_documents(&loader);
     bound = dataloader_bound(&loader);
     run_allocate(&run, bound);
-    batch = batch_allocate(bound.N, bound.documents);
+    batch = dataloader_batch(&loader);
     header = logprobs_header(&run, &loader, 0);
     logprobs_create(&writer, options->out, &header); // what it has to refuse it refuses before the work
     run_load_weights(&run);
