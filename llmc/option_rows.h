@@ -74,6 +74,7 @@ typedef struct {
     double beta, label_smoothing, gamma, clip_low, clip_high; // NAN: auto
     size_t group_size;
     const char *reference_logprobs, *old_logprobs;
+    int any_reference;
     // rollout
     int rollout;
     size_t updates;
@@ -231,6 +232,8 @@ static const OptionRow option_rows[] = {
      "log-probabilities under the policy that wrote the completions; without it those of the policy that is trained, "
      "whose "
      "ratio is 1"},
+    {"any-reference", OPTION_FLAG, AT(any_reference), NULL, NO_RANGE, PASSES | ON(EVAL), NULL,
+     "take log-probabilities of another model than the one that a run begins with"},
     SECTION("Rollout"),
     {"rollout", OPTION_FLAG, AT(rollout), NULL, NO_RANGE, ON(TRAIN) | ON(PLAN), NULL,
      "grpo, gspo: write the completions: --batch prompts of --data a step, --group-size completions each, by "
