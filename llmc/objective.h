@@ -116,6 +116,9 @@ static inline int objective_needs_reference(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || (objective_is_of_policy(o) && o->beta != 0);
 }
 
+// Whether the entropy of the distributions is wanted, for its metrics.
+static inline int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
+
 // What the step's losses are divided by.
 static inline double objective_normaliser(const Objective *o, Counts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;

@@ -31,6 +31,7 @@ rows="
     ops           bf16        cudnn
     methods       bf16        cuda
     methods       fp32        cuda
+    lora          fp32        cuda
     golden        bf16        cuda
     golden        fp32        cuda
     ops           fp32        onednn
@@ -41,6 +42,9 @@ rows="
     methods       double      onednn
     methods       fp32        onednn
     methods       bf16        onednn
+    lora          double      onednn
+    lora          fp32        onednn
+    lora          bf16        onednn
     golden        fp32        onednn
     golden        bf16        onednn
     golden        double      onednn
