@@ -320,7 +320,8 @@ static const OptionRow option_rows[] = {
     {"max-new-tokens", OPTION_SIZE, AT(max_new_tokens), "256", 1, MOST_TOKENS, ON(SAMPLE) | PASSES | ON(EVAL), "N",
      "tokens to sample, at most; what dr_grpo divides by"},
     {"temperature", OPTION_DOUBLE, AT(temperature), "1", 0, 1000, ON(SAMPLE) | ON(LOGPROBS) | PASSES | ON(EVAL), "X",
-     "of the distribution that is sampled (0: always the likeliest token), and that logits are divided by in grpo, gspo, ppo and logprobs"},
+     "of the distribution that is sampled (0: always the likeliest token), and that logits are divided by in grpo, "
+     "gspo, ppo and logprobs"},
     {"top-k", OPTION_SIZE, AT(top_k), "off", 0, OPTION_UNBOUNDED, ON(SAMPLE) | ON(TRAIN), "K",
      "only among the K likeliest tokens"},
     {"top-p", OPTION_DOUBLE, AT(top_p), "1", 0, 1, ON(SAMPLE) | ON(TRAIN), "P",

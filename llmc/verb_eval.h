@@ -49,7 +49,8 @@ static inline int verb_eval(const Options *options) {
     if (options->val_steps) steps = min_size(steps, options->val_steps);
     if (objective_needs_reference(&run.settings.objective) && !run_computes_reference(&run) &&
         !options->reference_logprobs)
-        options_refuse(options->verb, "--objective %s needs --reference-logprobs, those of the model that training began with",
+        options_refuse(options->verb,
+                       "--objective %s needs --reference-logprobs, those of the model that training began with",
                        options->objective);
     if (loader.of_documents) reference_check(&run, &loader, 0);
     run_allocate(&run, dataloader_bound(&loader));
