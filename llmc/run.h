@@ -159,7 +159,7 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
-    if (o->verb == VERB_LOGPROBS) settings.use = DATA_READS;
+    settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : DATA_TRAINS;
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
     run_find_tokenizer(run);

@@ -221,7 +221,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (place = 0; place < d->documents; place++) {
         dataloader_next(&o->data, &o->batch);
-        forward_only(&o->run.stream, &o->batch, 1);
+        forward_logprobs(&o->run.stream, &o->batch, 1);
         for (t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
                 value[first] = (float)value_at(o->run.stream.host_sums, dtype_of_sums(o->run.model.dtype), t);
