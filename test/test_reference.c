@@ -1,6 +1,7 @@
 /*
-Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through packed and cut
-documents against each document by itself, and a training run's reference: computed once, found again, never half of one.
+Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through
+packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
+never half of one.
 */
 #define PROGRAM_NAME "train"
 #include "document_files.h"
@@ -13,7 +14,7 @@ documents against each document by itself, and a training run's reference: compu
     ",num_attention_heads=4,num_key_value_heads=2,vocab_size=96"
 #define TINY LAYERS("2")
 
-// ---- a run without a first step ------------------------------------------------------------------------------------------------
+// ---- a run without a first step -----------------------------------------------------------------------------------
 typedef struct {
     Options options;
     Run run;
@@ -105,7 +106,7 @@ static const char *random_data(const char *folder) {
     return scratch_path(name);
 }
 
-// ---- keys ----------------------------------------------------------------------------------------------------------------------
+// ---- keys ---------------------------------------------------------------------------------------------------------
 TEST(key_of_bytes_changes_with_every_bit) {
     unsigned char *bytes = (unsigned char *)case_memory(200);
     uint64_t seen[2000], key;
@@ -193,7 +194,7 @@ TEST(key_of_the_data) {
     assert_true(data_key_of(&s) != key);
 }
 
-// ---- the walk --------------------------------------------------------------------------------------------------------------------
+// ---- the walk -----------------------------------------------------------------------------------------------------
 static float *computed(const Setup *s, const char *name, size_t *tokens, LogprobSum *sum) {
     Opened *o = opened(s);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
@@ -335,7 +336,7 @@ TEST(values_that_are_none_are_refused) {
     assert_false(path_exists(scratch_path("overflow.logprobs")));
 }
 
-// ---- the reference of a run --------------------------------------------------------------------------------------------------------
+// ---- the reference of a run ---------------------------------------------------------------------------------------
 static char reference_path[PATH_MAX];
 
 // Prepares, and says which file it is.
@@ -524,7 +525,7 @@ TEST(a_reference_fits_into_the_plan_of_training) {
     }
 }
 
-// ---- the state of a run --------------------------------------------------------------------------------------------------------------
+// ---- the state of a run -------------------------------------------------------------------------------------------
 static const char *state_with(const char *settings) {
     char text[256];
     const char *folder = scratch_path("checkpoint");
