@@ -74,6 +74,7 @@ rows="
     sampler       fp32        onednn
     sampler       bf16        onednn
     tokenizer     fp32        onednn
+    reward        fp32        onednn
 "
 
 total_passed=0 total_failed=0 total_skipped=0
