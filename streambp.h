@@ -203,7 +203,7 @@ static inline void head_step(StreamBP *s, Chunk c, char *w, const GroupSums *sum
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     HeadStep h = head_forward(s, c, w);
-    s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), h.logits, s->targets + c.begin,
+    s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), NULL, h.logits, s->targets + c.begin,
                     sums ? (Summed *)at(s->token_weight, c.begin, d.summed) : NULL, c.n, d.V, 1.0);
     if (sums) {
         Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnormed = h.normed;

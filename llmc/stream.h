@@ -170,6 +170,7 @@ static inline Chunk chunk_of(StreamBP *s, size_t begin, size_t n) {
         span->document = start[document];
         span->begin = max_size(start[document], begin), span->end = min_size(start[document + 1], end);
         if (span->begin == span->end) continue; // an empty document
+        span->row = span->begin - begin;
         c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
         c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);
         c.spans.count++;
@@ -353,6 +354,7 @@ static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     for (i = 0; i < spans.count; i++) {
         moved[i].document = max_size(c.spans.span[i].document, first) - first;
         moved[i].begin = c.spans.span[i].begin - first, moved[i].end = c.spans.span[i].end - first;
+        moved[i].row = c.spans.span[i].row;
     }
     spans.span = moved;
     return spans;

@@ -421,7 +421,8 @@ static void logprob_case(const double *values, const int32_t *targets, int weigh
     weight = case_doubles(n);
     for (t = 0; t < n; t++) weight[t] = weights == RANDOM_WEIGHT ? test_normal() : 0.0;
     g_weight = weights == NO_WEIGHT ? NULL : guarded_values(INPUT, "weight", ops->summed, weight, n);
-    CALL(ops->logprob(logp->data, logits->data, g_targets->data, g_weight ? g_weight->data : NULL, n, V, temperature));
+    CALL(ops->logprob(logp->data, NULL, logits->data, g_targets->data, g_weight ? g_weight->data : NULL, n, V,
+                      temperature));
     expected = case_doubles(n * V);
     reference_logprob_forward(expected, logits->values, targets, n, V, temperature);
     expect_within(logp, expected, 1.0, size);

@@ -36,7 +36,7 @@ static Spans spans_of(const size_t *lengths, size_t documents, size_t t0, size_t
     for (d = 0; d < documents; start += lengths[d++]) {
         size_t end = start + lengths[d], begin = start > t0 ? start : t0, stop = end < t1 ? end : t1, t;
         if (begin >= stop) continue;
-        span->document = start, span->begin = begin, span->end = stop;
+        span->document = start, span->begin = begin, span->end = stop, span->row = begin - t0;
         for (t = begin; t < stop; t++) spans.pairs += (double)(t + 1 - first_key(start, t, case_window));
         span++, spans.count++;
     }
@@ -197,7 +197,7 @@ TEST(attention_sharp_scores) {
 TEST(attention_long_sums) {
     const Ops *ops = ops_device;
     const size_t T = 200000 / (CASE_STEP * CASE_STEP), n = 3, HD = 8;
-    const Span span = {0, T - n, T};
+    const Span span = {0, T - n, T, 0};
     Spans spans;
     Guarded *q, *k, *v, *out, *lse, *scratch;
     double *expected_out, *expected_lse, slack;
@@ -233,7 +233,7 @@ TEST(attention_nan_shows) {
     static const uint64_t payloads[] = {0, 1, 2, 3, 5, 8, 21, 42, 63};
     const Ops *ops = ops_device;
     const size_t n = 150, HD = 20, bad = 97;
-    const Span span = {0, 0, n};
+    const Span span = {0, 0, n, 0};
     size_t p, i;
     int key;
     for (p = 0; p < 2 * sizeof(payloads) / sizeof(payloads[0]); p++) {

@@ -98,7 +98,7 @@ struct LogProb {
 };
 
 static void real(LogProb &c) {
-    logprob(c.logp.summed(), c.logits.stored(), c.targets.data, c.weight.summed(), c.shape.n, c.shape.V, 1.0);
+    logprob(c.logp.summed(), NULL, c.logits.stored(), c.targets.data, c.weight.summed(), c.shape.n, c.shape.V, 1.0);
 }
 
 // Bytes of shared memory that a block may ask for beside `parts`
