@@ -73,6 +73,9 @@ rows="
     checkpoint_kill fp32      onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
+    sampler_batch fp32        onednn
+    sampler_batch double      onednn
+    sampler_batch bf16        onednn
     tokenizer     fp32        onednn
     reward        fp32        onednn
 "
