@@ -14,6 +14,7 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/ops.h"           // what can be done to tensors
 #include "llmc/arena.h"         // the one allocation
 #include "streambp.h"           // steps and methods: the algorithm
+#include "llmc/cache.h"         // keys and values of texts that are being written
 #include "llmc/plan.h"          // what a run needs, before it is allocated
 #include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"       // generation with a key/value cache
@@ -99,8 +100,8 @@ static void trainer_schedule(Trainer *t) {
 
 static Trained trainer_trained(Trainer *t) {
     Trained trained;
-    trained.model = &t->run.model, trained.ops = ops_device;
-    trained.weights = t->run.stream.memory.weights;
+    trained.model = run_trained(&t->run), trained.ops = ops_device;
+    trained.weights = trained_weights(&t->run.stream.memory);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
     return trained;
@@ -118,7 +119,7 @@ static const char *last_good(const Trainer *t) {
 static void trainer_check_weights(const Trainer *t, size_t step) {
     char when[48];
     snprintf(when, sizeof(when), "after step %zu ", step);
-    weights_check_finite_at(&t->run.model, ops_device, t->run.stream.memory.weights, when, last_good(t));
+    weights_check_finite_at(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), when, last_good(t));
 }
 
 static void trainer_save(Trainer *t) {
@@ -187,7 +188,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         run_close_source(&t->run);
     } else {
         run_load_weights(&t->run);
-        optimizer_init(&t->run.model, ops_device, t->run.stream.memory.weights, &t->run.optimizer,
+        optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
                        t->run.settings.moment_type);
     }
     if (t->has_folder) {
@@ -203,13 +204,14 @@ static void trainer_begin(Trainer *t, const Options *o) {
 static void trainer_validate(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     size_t steps = dataloader_batches(&t->validation);
-    double tokens;
+    Evaluation found;
     if (o->val_steps) steps = min_size(steps, o->val_steps);
     progress_clear(&t->log.progress);
-    t->validation_loss = evaluate(&t->run.stream, &t->validation_batches, steps, NULL, &tokens);
+    found = evaluate(&t->run, &t->validation_batches, steps, NULL);
+    t->validation_loss = found.loss;
     if (!isfinite(t->validation_loss))
         die("step %zu: the validation loss is %f; %s", step, t->validation_loss, last_good(t));
-    runlog_validation(&t->log, step, t->validation_loss, tokens);
+    runlog_validation(&t->log, step, &found);
 }
 
 static void trainer_sample(Trainer *t, size_t step) {
@@ -235,7 +237,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
     for (i = 0; i < o->grad_accum; i++) {
         const MicroBatch *micro = prefetch_take(&t->train_batches);
-        report.loss += forward_backward(stream, &micro->batch, micro->step_counted);
+        report.loss += forward_backward(stream, &micro->batch, micro->step_counted, NULL);
         report.tokens += (double)micro->batch.N;
         report.flops += flops_of(&t->run.flop_count, &micro->batch);
         after = micro->after;
@@ -244,7 +246,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
         trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report.loss, last_good(t));
     }
-    report.grad_norm = gradient_norm(&t->run.model, ops_device, stream->memory.gradients, gradient_type, &bad);
+    report.grad_norm = gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
     report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
     memset(&adamw, 0, sizeof(adamw));
@@ -253,7 +255,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     adamw.weight_decay = o->weight_decay;
     adamw.gradient_scale = gradient_clip(report.grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(&t->run.model, ops_device, stream->memory.weights, stream->memory.gradients, gradient_type,
+    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&stream->memory), stream->memory.gradients, gradient_type,
                    &t->run.optimizer, t->run.settings.moment_type, &adamw);
     ops_device->finish();
     report.seconds = seconds_now() - begin;

@@ -21,6 +21,8 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
+    Lora lora;             // of rank 0: none
+    int base_is_reference; // with LoRA: its log-probabilities are computed as they are needed
     RunSettings settings;
     Plan plan;
     void *memory; // plan.total_bytes
@@ -59,6 +61,44 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     }
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_from_name(options->dtype, ops_device->stored));
+    run_open_lora(run);
+}
+
+// ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
+// New adapters of --lora-rank.
+static inline void run_open_lora(Run *run) {
+    const Options *o = run->options;
+    Lora *lora = &run->lora;
+    if (!o->lora_rank) return;
+    lora->rank = o->lora_rank;
+    lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
+    lora->dropout = o->lora_dropout;
+    lora->rslora = o->rslora;
+    lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
+    lora_build(lora, &run->model);
+}
+
+static inline Objective objective_from_options(const Options *o) {
+    Objective objective;
+    memset(&objective, 0, sizeof(objective));
+    objective.kind = OBJECTIVE_SFT, objective.temperature = 1;
+    if (!o->objective) return objective; // of a verb that has none
+    objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
+    objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
+    objective.normalisation = (Normalisation)objective_word(normalisation_names, NORMALISATIONS, o->normalisation);
+    objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
+    objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
+    objective.completion_tokens = (double)o->max_new_tokens;
+    if (objective_is_of_policy(&objective)) objective.temperature = o->temperature;
+    objective_settle(&objective);
+    return objective;
+}
+
+// Documents that --batch counts as one: the two of a pair, the completions of a group.
+static inline size_t unit_documents(const Options *o) {
+    const Objective objective = objective_from_options(o);
+    if (objective_is_of_pairs(&objective)) return 2;
+    return objective.kind == OBJECTIVE_GRPO || objective.kind == OBJECTIVE_GSPO ? o->group_size : 1;
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
@@ -81,6 +121,8 @@ static inline RunSettings settings_from_options(const Run *run) {
     memset(&settings, 0, sizeof(settings));
     options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
+    settings.lora = run->lora.rank ? &run->lora : NULL;
+    settings.objective = objective_from_options(o);
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
     if (o->method && !strcmp(o->method, "full")) settings.method = METHOD_FULL;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
@@ -125,6 +167,15 @@ static inline Shuffle run_shuffle(const Options *o) {
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
     if (!trains || !strcmp(o->shuffle, "off")) return SHUFFLE_OFF;
     return !strcmp(o->shuffle, "on") ? SHUFFLE_ON : SHUFFLE_AUTO;
+}
+
+// A batch on the host with room for the largest stream, and for what the objective wants to know of it.
+static inline Batch run_batch(const Run *run, StreamBound bound) {
+    const Objective *objective = &run->settings.objective;
+    Batch batch = batch_allocate(bound.N, bound.documents);
+    if (objective->kind != OBJECTIVE_SFT)
+        batch_allocate_answers(&batch, objective_needs_reference(objective), run->options->old_logprobs != NULL);
+    return batch;
 }
 
 // B documents of T tokens. B = 0: there is no stream, only generation
@@ -177,7 +228,7 @@ static inline void run_allocate(Run *run, StreamBound bound) {
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    check_memory(run, bound.N ? run->options->batch : 0);
+    check_memory(run, bound.N ? run->options->batch * unit_documents(run->options) : 0);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
@@ -186,6 +237,11 @@ static inline void run_allocate(Run *run, StreamBound bound) {
     run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
     if (shape.N) flop_count_begin(&run->flop_count, &run->settings, &shape);
     free(shape.document_start);
+}
+
+// Fills in the reference's log-probabilities where the base model under the adapters is the reference.
+static inline void run_reference(Run *run, Batch *batch) {
+    if (run->base_is_reference) forward_policy(&run->stream, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.
@@ -201,6 +257,8 @@ static inline void run_load_weights(Run *run) {
         weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
     run_close_source(run);
+    if (run->settings.lora)
+        weights_init_random(&run->lora.table, ops_device, run->stream.memory.adapters, run->options->seed);
 }
 
 static inline void run_close(Run *run) {
@@ -209,7 +267,11 @@ static inline void run_close(Run *run) {
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     run_close_source(run);
     model_free(&run->model);
+    lora_free(&run->lora);
 }
+
+// What is trained: the model or its adapters.
+static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
 
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads (OMP_THREAD_LIMIT,
 // OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what is promised is from now on
@@ -236,7 +298,7 @@ static inline int cpu_threads(void) {
 }
 
 static inline size_t gradient_bytes(const Run *run) {
-    return run->model.elements * dtype_size(run->settings.gradient_type);
+    return run_trained(run)->elements * dtype_size(run->settings.gradient_type);
 }
 
 // FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in use (between two

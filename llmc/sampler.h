@@ -1,5 +1,5 @@
 /*
-Text generation: the host side of the key/value cache of streambp.h, and the draw of a token from its logits.
+Text generation: the host side of the key/value cache of cache.h, and the draw of a token from its logits.
 
     sampler_allocate   once, before training: host memory, and every refusal that is known beforehand
     sampler_begin      pushes the cache on the run's arena; RunSettings.cache_tokens has put it into the plan

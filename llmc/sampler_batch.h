@@ -1,5 +1,5 @@
 /*
-Many texts at once: each has a slot of the key/value cache of streambp.h, and every step draws a token for each of them.
+Many texts at once: each has a slot of the key/value cache of cache.h, and every step draws a token for each of them.
 
     sampler_batch_allocate   once, before training: host memory. RunSettings.rollout_slots and rollout_tokens have put the cache into
                              the plan
