@@ -119,7 +119,8 @@ static const char *last_good(const Trainer *t) {
 static void trainer_check_weights(const Trainer *t, size_t step) {
     char when[48];
     snprintf(when, sizeof(when), "after step %zu ", step);
-    weights_check_finite_at(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), when, last_good(t));
+    weights_check_finite_at(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), when,
+                            last_good(t));
 }
 
 static void trainer_save(Trainer *t) {
@@ -236,8 +237,9 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.step = step;
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
     for (i = 0; i < o->grad_accum; i++) {
-        const MicroBatch *micro = prefetch_take(&t->train_batches);
-        report.loss += forward_backward(stream, &micro->batch, micro->step_counted, NULL);
+        MicroBatch *micro = prefetch_take(&t->train_batches);
+        report.loss +=
+            forward_backward(stream, &micro->batch, objective_normaliser(&stream->objective, micro->step_counts), NULL);
         report.tokens += (double)micro->batch.N;
         report.flops += flops_of(&t->run.flop_count, &micro->batch);
         after = micro->after;
@@ -255,8 +257,8 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     adamw.weight_decay = o->weight_decay;
     adamw.gradient_scale = gradient_clip(report.grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&stream->memory), stream->memory.gradients, gradient_type,
-                   &t->run.optimizer, t->run.settings.moment_type, &adamw);
+    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&stream->memory), stream->memory.gradients,
+                   gradient_type, &t->run.optimizer, t->run.settings.moment_type, &adamw);
     ops_device->finish();
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;

@@ -11,8 +11,8 @@ of a chunk. Its dropout is a function of (seed, layer, part, place in the stream
 
 typedef struct {
     LayerTensor weight, bias;
-    size_t in, out;     // weight[out,in]
-    LayerTensor last;   // its adapters are the parts weight .. last, side by side in the output
+    size_t in, out;   // weight[out,in]
+    LayerTensor last; // its adapters are the parts weight .. last, side by side in the output
 } Linear;
 
 static inline Linear linear_of(const StreamBP *s, LayerTensor tensor) {
@@ -50,7 +50,8 @@ static inline size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Li
             adapter[count].a = (const Stored *)at(w.adapters, part->a, size);
             adapter[count].b = (const Stored *)at(w.adapters, part->b, size);
             adapter[count].column = column;
-            adapter[count++].seed = random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, l * LAYER_TENSORS + (size_t)tensor);
+            adapter[count++].seed =
+                random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, l * LAYER_TENSORS + (size_t)tensor);
         }
         column += layer_tensor_shape(&s->model->config, (LayerTensor)tensor).rows;
     }

@@ -181,7 +181,8 @@ static inline void runlog_step(RunLog *log, const StepReport *r) {
 static inline void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
     if (log->text) {
         progress_clear(&log->progress);
-        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f", digits_of(log->steps), step, log->steps, found->loss);
+        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f", digits_of(log->steps), step, log->steps,
+                found->loss);
         metrics_print(log->text, &found->metrics, " | ");
         fprintf(log->text, " over %.0f tokens\n", found->counts.tokens);
         fflush(log->text);

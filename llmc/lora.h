@@ -31,8 +31,7 @@ typedef struct {
 } Lora;
 
 // ---- modules ---------------------------------------------------------------------------------------------------------------
-static const LayerTensor lora_tensors[] = {Q_WEIGHT,    K_WEIGHT,  V_WEIGHT,   O_WEIGHT,
-                                           GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT};
+static const LayerTensor lora_tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT};
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
 
 // The name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL behind the last one.

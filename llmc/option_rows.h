@@ -278,8 +278,10 @@ static const OptionRow option_rows[] = {
     {"grad-clip", OPTION_DOUBLE, AT(grad_clip), "1", 0, 1e9, ON(TRAIN), "X",
      "largest norm of the whole gradient; 0: no clipping"},
     SECTION("Run"),
-    {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(CONVERT), "PATH",
-     "train: the folder of checkpoints and log.jsonl; convert: the .bin or the new Hugging Face folder to write"},
+    {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
+     "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
+     "Hugging "
+     "Face folder to write"},
     {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf",
      "what to write: a flat .bin or a Hugging Face folder; auto: flat where --out ends in .bin"},
     {"like", OPTION_STRING, AT(like), NULL, NO_RANGE, ON(CONVERT), "DIR",
@@ -315,7 +317,7 @@ static const OptionRow option_rows[] = {
     {"max-new-tokens", OPTION_SIZE, AT(max_new_tokens), "256", 1, MOST_TOKENS, ON(SAMPLE) | PASSES | ON(EVAL), "N",
      "tokens to sample, at most; what dr_grpo divides by"},
     {"temperature", OPTION_DOUBLE, AT(temperature), "1", 0, 1000, ON(SAMPLE) | ON(LOGPROBS) | PASSES | ON(EVAL), "X",
-     "of the distribution that is sampled (0: always the likeliest token), and that grpo, gspo and ppo train"},
+     "of the distribution that is sampled (0: always the likeliest token), and that logits are divided by in grpo, gspo, ppo and logprobs"},
     {"top-k", OPTION_SIZE, AT(top_k), "off", 0, OPTION_UNBOUNDED, ON(SAMPLE) | ON(TRAIN), "K",
      "only among the K likeliest tokens"},
     {"top-p", OPTION_DOUBLE, AT(top_p), "1", 0, 1, ON(SAMPLE) | ON(TRAIN), "P",

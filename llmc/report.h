@@ -12,9 +12,9 @@ and tensors. Text goes to a stream of the caller's choice, so that stdout can be
 // What people watch of an objective while it trains; everything else is in the log.
 static const struct {
     const char *metric, *label;
-} metrics_shown[] = {{"rewards/accuracies", "accuracy"}, {"rewards/margins", "margin"}, {"reward", "reward"},
-                     {"kl", "KL"},           {"clip_fraction", "clipped"}, {"entropy", "entropy"},
-                     {"completion_length", "length"}};
+} metrics_shown[] = {
+    {"rewards/accuracies", "accuracy"}, {"rewards/margins", "margin"}, {"reward", "reward"},           {"kl", "KL"},
+    {"clip_fraction", "clipped"},       {"entropy", "entropy"},        {"completion_length", "length"}};
 
 static inline void metrics_print(FILE *out, const Metrics *m, const char *separator) {
     size_t i, k;

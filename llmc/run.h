@@ -21,8 +21,7 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
-    Lora lora;             // of rank 0: none
-    int base_is_reference; // with LoRA: its log-probabilities are computed as they are needed
+    Lora lora; // of rank 0: none
     RunSettings settings;
     Plan plan;
     void *memory; // plan.total_bytes
@@ -38,6 +37,48 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
     if (!strcmp(name, "bf16")) return DTYPE_BF16;
     if (!strcmp(name, "double")) return DTYPE_FP64;
     return otherwise;
+}
+
+// ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
+// New adapters of --lora-rank.
+static inline void run_open_lora(Run *run) {
+    const Options *o = run->options;
+    Lora *lora = &run->lora;
+    if (!o->lora_rank) return;
+    lora->rank = o->lora_rank;
+    lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
+    lora->dropout = o->lora_dropout;
+    lora->rslora = o->rslora;
+    lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
+    lora_build(lora, &run->model);
+}
+
+// Without a file of its log-probabilities, the reference under adapters is the model without them.
+static inline int run_base_is_reference(const Run *run, const Objective *objective) {
+    return run->lora.rank && objective_needs_reference(objective) && !run->options->reference_logprobs;
+}
+
+static inline Objective objective_from_options(const Options *o) {
+    Objective objective;
+    memset(&objective, 0, sizeof(objective));
+    objective.kind = OBJECTIVE_SFT, objective.temperature = 1;
+    if (!o->objective) return objective; // of a verb that has none
+    objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
+    objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
+    objective.normalisation = (Normalisation)objective_word(normalisation_names, NORMALISATIONS, o->normalisation);
+    objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
+    objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
+    objective.completion_tokens = (double)o->max_new_tokens;
+    if (objective_is_of_policy(&objective)) objective.temperature = o->temperature;
+    objective_settle(&objective);
+    return objective;
+}
+
+// Documents that --batch counts as one: the two of a pair, the completions of a group.
+static inline size_t unit_documents(const Options *o) {
+    const Objective objective = objective_from_options(o);
+    if (objective_is_of_pairs(&objective)) return 2;
+    return objective.kind == OBJECTIVE_GRPO || objective.kind == OBJECTIVE_GSPO ? o->group_size : 1;
 }
 
 // From --model or --init, or from `model` where a run that is resumed names neither.
@@ -62,43 +103,6 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_from_name(options->dtype, ops_device->stored));
     run_open_lora(run);
-}
-
-// ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
-// New adapters of --lora-rank.
-static inline void run_open_lora(Run *run) {
-    const Options *o = run->options;
-    Lora *lora = &run->lora;
-    if (!o->lora_rank) return;
-    lora->rank = o->lora_rank;
-    lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
-    lora->dropout = o->lora_dropout;
-    lora->rslora = o->rslora;
-    lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
-    lora_build(lora, &run->model);
-}
-
-static inline Objective objective_from_options(const Options *o) {
-    Objective objective;
-    memset(&objective, 0, sizeof(objective));
-    objective.kind = OBJECTIVE_SFT, objective.temperature = 1;
-    if (!o->objective) return objective; // of a verb that has none
-    objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
-    objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
-    objective.normalisation = (Normalisation)objective_word(normalisation_names, NORMALISATIONS, o->normalisation);
-    objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
-    objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
-    objective.completion_tokens = (double)o->max_new_tokens;
-    if (objective_is_of_policy(&objective)) objective.temperature = o->temperature;
-    objective_settle(&objective);
-    return objective;
-}
-
-// Documents that --batch counts as one: the two of a pair, the completions of a group.
-static inline size_t unit_documents(const Options *o) {
-    const Objective objective = objective_from_options(o);
-    if (objective_is_of_pairs(&objective)) return 2;
-    return objective.kind == OBJECTIVE_GRPO || objective.kind == OBJECTIVE_GSPO ? o->group_size : 1;
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
@@ -155,6 +159,7 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
+    if (o->verb == VERB_LOGPROBS) settings.use = DATA_READS;
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
     run_find_tokenizer(run);
@@ -241,7 +246,7 @@ static inline void run_allocate(Run *run, StreamBound bound) {
 
 // Fills in the reference's log-probabilities where the base model under the adapters is the reference.
 static inline void run_reference(Run *run, Batch *batch) {
-    if (run->base_is_reference) forward_policy(&run->stream, batch, 1, batch->reference);
+    if (run_base_is_reference(run, &run->settings.objective)) forward_policy(&run->stream, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.

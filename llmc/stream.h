@@ -72,7 +72,7 @@ typedef struct {
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
-    Summed *entropy; // of the distributions over the vocabulary; NULL where the objective does not want it
+    Summed *entropy;             // of the distributions over the vocabulary; NULL where the objective does not want it
     float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
@@ -128,7 +128,9 @@ static inline const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTe
 // Where its dW is summed; NULL where there is none, and where it is not trained.
 static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tensor) {
     size_t offset = s->model->layer_offset[tensor];
-    return offset == ABSENT || s->memory.lora ? NULL : (Summed *)at(sums.layer, offset, dtype_size(dtype_of_sums(s->model->dtype)));
+    return offset == ABSENT || s->memory.lora
+               ? NULL
+               : (Summed *)at(sums.layer, offset, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
 // ---- chunks and layers to visit -----------------------------------------------------------------------------------------

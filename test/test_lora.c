@@ -49,7 +49,8 @@ static Case case_make(size_t m, size_t a) {
     c.model = model_build(&config, ops_device->stored);
     c.lora.rank = adapters[a].rank, c.lora.alpha = adapters[a].alpha, c.lora.dropout = adapters[a].dropout;
     c.lora.rslora = adapters[a].rslora;
-    c.lora.modules = lora_modules(config.family, m ? adapters[a].targets : adapters[a].gpt2_targets, "test", EXIT_USAGE);
+    c.lora.modules =
+        lora_modules(config.family, m ? adapters[a].targets : adapters[a].gpt2_targets, "test", EXIT_USAGE);
     lora_build(&c.lora, &c.model);
     c.weights = tiny_weights(&c.model, 7);
     c.adapters = tiny_weights(&c.lora.table, 19);
@@ -145,13 +146,13 @@ TEST(merged_weights) {
                 for (t = 0; t < LORA_TENSORS; t++) {
                     const LoraPart *part = &c.lora.part[lora_tensors[t]];
                     const TensorShape shape = layer_tensor_shape(&c.model.config, lora_tensors[t]);
-                    const double *dw =
-                        full.gradient + group_begin(&c.model, l) + c.model.layer_offset[lora_tensors[t]];
+                    const double *dw = full.gradient + group_begin(&c.model, l) + c.model.layer_offset[lora_tensors[t]];
                     if (part->a == ABSENT || !shape.rows) continue;
                     for (i = 0; i < shape.rows; i++) {
                         for (j = 0; j < shape.cols; j++) {
                             for (k = 0; k < r; k++) {
-                                const size_t at_a = layer + part->a + k * shape.cols + j, at_b = layer + part->b + i * r + k;
+                                const size_t at_a = layer + part->a + k * shape.cols + j,
+                                             at_b = layer + part->b + i * r + k;
                                 expected.gradient[at_a] += c.lora.scale * c.adapters[at_b] * dw[i * shape.cols + j];
                                 expected.gradient[at_b] += c.lora.scale * c.adapters[at_a] * dw[i * shape.cols + j];
                             }
@@ -179,10 +180,10 @@ TEST(finite_differences) {
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
         for (i = 0; i < c.lora.table.parameter_count; i++) {
             const Parameter *p = &c.lora.table.parameters[i];
-            double slope = 0, size = 0, loss[2], numeric;
-            const double h = 2e-5;
-            for (side = 0; side < 2; side++) {
-                const double step = side ? h : -h;
+            double slope = 0, size = 0, loss[4], numeric;
+            const double h = 1e-4;
+            for (side = 0; side < 4; side++) { // at -2h, -h, h, 2h
+                const double step = (side < 2 ? side - 2 : side - 1) * h;
                 TinyResult at_step;
                 for (k = 0; k < parameter_elements(p); k++) c.adapters[p->offset + k] += step * random_normal(17, i, k);
                 at_step = case_run(&c, METHOD_STREAM, 9, 4);
@@ -194,8 +195,8 @@ TEST(finite_differences) {
                 slope += full.gradient[p->offset + k] * random_normal(17, i, k);
                 size += full.gradient[p->offset + k] * full.gradient[p->offset + k];
             }
-            numeric = (loss[1] - loss[0]) / (2 * h);
-            if (!(fabs(numeric - slope) <= 1e-6 * (sqrt(size) + 1e-2)))
+            numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
+            if (!(fabs(numeric - slope) <= 1e-7 * (sqrt(size) + 1e-3)))
                 test_fail("%s: slope %.12g, by differences %.12g", p->name, slope, numeric);
         }
         free(full.gradient);
@@ -219,8 +220,7 @@ static void forwards(const Case *c, int with_lora, int without, float *out) {
     arena_init(&arena, memory, plan.total_bytes);
     run_begin(&s, &state, &settings, ops_device, &arena, &c->batch);
     device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
-    if (with_lora)
-        device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, c->lora.table.elements);
+    if (with_lora) device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, c->lora.table.elements);
     forward_policy(&s, &c->batch, without, out);
     run_end(&s);
     ops_device->release(memory, plan.total_bytes);
