@@ -217,16 +217,18 @@ static inline StreamBound dataloader_bound(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.bound : bound;
 }
 
-// A batch with room for the largest micro-batch, and for what objectives over answers know of one. The reference's
-// log-probabilities are NAN until somebody knows them.
+// A batch with room for the largest micro-batch, and for what objectives over answers know of one; old log-probabilities only
+// where the settings name them by now. The reference's are NAN until somebody knows them.
 static inline Batch dataloader_batch(const DataLoader *loader) {
-    const DataSettings *s = &loader->settings;
+    const DataSettings *s = loader->of_documents ? &loader->documents.settings : &loader->settings;
     const ObjectiveKind objective = data_objective(s);
     const StreamBound bound = dataloader_bound(loader);
     Batch batch = batch_allocate(bound.N, bound.documents);
     size_t t;
+    if (loader->of_documents)
+        batch.origin = (size_t *)checked_calloc(bound.documents, sizeof(size_t), "the documents of a batch");
     if (s->use != DATA_TRAINS || objective == OBJECTIVE_SFT) return batch;
-    batch_allocate_answers(&batch, objective_needs_reference(s->objective), 0);
+    batch_allocate_answers(&batch, objective_needs_reference(s->objective), s->old != NULL);
     if (batch.reference)
         for (t = 0; t < bound.N; t++) batch.reference[t] = NAN;
     if (objective_data[objective].kind != KIND_GROUPS) free(batch.reward), batch.reward = NULL;

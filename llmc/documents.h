@@ -16,6 +16,7 @@ opening.
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
+#include "logprobs.h"
 #include "objective.h"
 #include "packing.h"
 #include "shard.h"
@@ -40,8 +41,9 @@ typedef struct {
     uint64_t seed;
     const char *tokenizer_path; // the model's tokenizer, that shards must have been made with; NULL: not known
     DataUse use;
-    const Objective *objective; // NULL: sft
-    int scale_rewards;          // a group's advantages are divided by the standard deviation of its rewards
+    const Objective *objective;         // NULL: sft
+    int scale_rewards;                  // a group's advantages are divided by the standard deviation of its rewards
+    const LogprobFile *reference, *old; // NULL: none; may also be put into a loader that is open
 } DataSettings;
 
 // The largest stream there will be: all that a plan needs to know.
@@ -51,8 +53,7 @@ typedef struct {
 
 typedef struct {
     TokenShard header;
-    size_t documents_before; // in the shards before it
-    uint64_t tokens_before;
+    size_t documents_before, tokens_before; // in the shards before it
 } DocumentShard;
 
 // A document, or a part of one: positions [part * T, part * T + positions) of document number `document`.
@@ -431,8 +432,7 @@ static inline void documents_find_prompts(Documents *d) {
 // paths: taken over.
 static inline Documents documents_open(ShardPaths *paths, const DataSettings *settings) {
     Documents d;
-    uint64_t tokens = 0;
-    size_t i;
+    size_t tokens = 0, i;
     memset(&d, 0, sizeof(d));
     crc32_prepare();
     d.settings = *settings;
@@ -445,7 +445,7 @@ static inline Documents documents_open(ShardPaths *paths, const DataSettings *se
         InputFile file = input_open(paths->path[i]);
         d.shard[i].header = shard_read_header(&file, paths->path[i]);
         d.shard[i].documents_before = d.documents, d.shard[i].tokens_before = tokens;
-        d.documents += (size_t)d.shard[i].header.documents, tokens += d.shard[i].header.tokens;
+        d.documents += (size_t)d.shard[i].header.documents, tokens += (size_t)d.shard[i].header.tokens;
         input_close(&file);
     }
     shard_paths_free(paths);

@@ -4,7 +4,8 @@ parts the first time; ids, counts and advantages are held to what they may be. A
 OPEN_SHARDS files are open; nothing is allocated.
 
 Of pairs and groups a batch gets their numbers within the stream, of groups rewards and the advantages that follow from them, of
-documents with values these as advantages; objectives over answers (objective.h) need no more.
+documents with values these as advantages, and the log-probabilities of its targets from the files that the settings name: all that
+objectives over answers (objective.h) need.
 */
 #ifndef LLMC_DOCUMENTS_READ_H
 #define LLMC_DOCUMENTS_READ_H
@@ -46,6 +47,27 @@ static inline DocumentAt documents_find(Documents *d, size_t document) {
         die("%s: document %llu is not where it was when the file was opened; leave the data alone while a run reads it",
             at.shard->header.path, (unsigned long long)at.number);
     return at;
+}
+
+// The number of a document's first token, counted over all shards: as files of log-probabilities count.
+static inline size_t documents_token_offset(Documents *d, size_t document) {
+    DocumentAt at = documents_find(d, document);
+    return at.shard->tokens_before + (size_t)at.entry.first;
+}
+
+// The document that a token counted like this is in, for messages.
+static inline DocumentAt documents_find_token(Documents *d, size_t token) {
+    const DocumentShard *shard =
+        &d->shard[last_at_most(&d->shard[0].tokens_before, sizeof(d->shard[0]), d->shards, token)];
+    size_t low = 0, high = (size_t)shard->header.documents;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (documents_token_offset(d, shard->documents_before + middle) <= token)
+            low = middle;
+        else
+            high = middle;
+    }
+    return documents_find(d, shard->documents_before + low);
 }
 
 static inline void documents_check_crc(const DocumentAt *at, uint32_t crc) {
@@ -93,8 +115,7 @@ static inline uint32_t documents_read_ids(Documents *d, const DocumentAt *docume
                    part * s->id_bytes);
         crc = crc32_of(crc, d->buffer, part * s->id_bytes);
         for (i = 0; i < part; i++) {
-            const unsigned char *bytes = d->buffer + i * s->id_bytes;
-            uint32_t id = s->id_bytes == 2 ? shard_uint16(bytes) : shard_uint32(bytes);
+            uint32_t id = shard_id(s, d->buffer, i);
             if (id >= s->vocabulary && !bad->found) bad->found = 1, bad->place = done + i, bad->value = id;
             if (done + i < n) batch->tokens[at + done + i] = (int32_t)id;
             if (done + i > 0) batch->targets[at + done + i - 1] = (int32_t)id;
@@ -152,14 +173,20 @@ static inline void documents_check_values(const DocumentAt *document, uint64_t f
                 (double)advantage[i]);
 }
 
+__attribute__((noreturn)) static inline void documents_refuse_id(const DocumentAt *document, uint64_t token,
+                                                                 uint32_t id) {
+    die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; write "
+        "it "
+        "again",
+        document->shard->header.path, (unsigned long long)document->number, (unsigned long long)token, id,
+        (unsigned long long)document->shard->header.vocabulary);
+}
+
 static inline void documents_check_found(const DocumentAt *document, const Piece *piece, uint64_t first, Misfit id,
                                          Misfit count, size_t counted) {
     const TokenShard *s = &document->shard->header;
     const unsigned long long number = document->number;
-    if (id.found)
-        die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; "
-            "write it again",
-            s->path, number, (unsigned long long)(first + id.place), id.value, (unsigned long long)s->vocabulary);
+    if (id.found) documents_refuse_id(document, first + id.place, id.value);
     if (count.found)
         die("%s: document %llu, token %llu has the count %u, which is 0 or 1, and 0 for the first token; write it "
             "again",
@@ -167,6 +194,14 @@ static inline void documents_check_found(const DocumentAt *document, const Piece
     if (counted != piece->counted)
         die("%s: document %llu has %zu counted targets where its table says %u; write it again", s->path, number,
             counted, piece->counted);
+}
+
+// token: the first of the document's n + 1, counted over all shards
+static inline void documents_read_logprobs(const Documents *d, size_t token, size_t n, Batch *batch) {
+    const DataSettings *s = &d->settings;
+    if (batch->origin) batch->origin[batch->documents] = token;
+    if (batch->reference && s->reference) logprobs_read(s->reference, token + 1, n, batch->reference + batch->N);
+    if (batch->old && s->old) logprobs_read(s->old, token + 1, n, batch->old + batch->N);
 }
 
 // Behind the documents that the batch has; their reward, too.
@@ -193,6 +228,7 @@ static inline void documents_read_piece(Documents *d, const Piece *piece, Batch 
     if (document.shard->header.values && batch->advantage)
         documents_check_values(&document, first, n, batch->advantage + at);
     if (batch->reward) batch->reward[batch->documents] = document.entry.reward;
+    documents_read_logprobs(d, document.shard->tokens_before + (size_t)(document.entry.first + first), n, batch);
     batch->document_start[batch->documents++] = at;
     batch->N += n;
     batch->document_start[batch->documents] = batch->N;

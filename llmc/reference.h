@@ -86,27 +86,34 @@ typedef struct {
     double sum, counted; // of the log-probabilities
 } LogprobSum;
 
-// Of one piece, positions from `at` on of a stream that has gone through the model: logp[N] of `type`.
-static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Piece *piece, const Batch *batch,
-                                        size_t at, const void *logp, DType type, LogprobSum *sum) {
-    const DocumentAt document = documents_find(d, piece->document);
-    const uint64_t target = (uint64_t)piece->part * d->settings.T + 1; // of the first position, in its document
-    const uint64_t token = document.shard->tokens_before + document.entry.first + target;
+static inline void logprobs_check_documents(const DataLoader *data) {
+    if (!data->of_documents)
+        die("%s: is one of llm.c's shards, which have no documents; log-probabilities are of shards that "
+            "data/prepare.py wrote",
+            data->shard[0].path);
+}
+
+// Of document i of a stream that has gone through the model: logp[N] of `type`.
+static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
+                                           const void *logp, DType type, LogprobSum *sum) {
+    const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
-    size_t done, n, i;
-    for (done = 0; done < piece->positions; done += n) {
-        n = min_size(piece->positions - done, LOGPROBS_AT_ONCE);
-        for (i = 0; i < n; i++) {
-            const size_t t = at + done + i;
-            const double found = batch->targets[t] >= 0 ? value_at(logp, type, t) : 0;
-            value[i] = (float)found;
-            sum->sum += found, sum->counted += batch->targets[t] >= 0;
-            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING))
+    size_t first, n, k;
+    for (first = begin; first < end; first += n) {
+        const size_t token = batch->origin[i] + 1 + first - begin; // that the first of these positions predicts
+        n = min_size(end - first, LOGPROBS_AT_ONCE);
+        for (k = 0; k < n; k++) {
+            const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
+            value[k] = (float)found;
+            sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
+            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
+                DocumentAt document = documents_find_token(d, token + k);
                 die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
                     document.shard->header.path, (unsigned long long)document.number,
-                    (unsigned long long)(target + done + i), found);
+                    (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
+            }
         }
-        logprobs_write(w, token + done, n, value);
+        logprobs_write(w, token, n, value);
     }
 }
 
@@ -114,26 +121,19 @@ static inline void logprobs_write_piece(LogprobWriter *w, Documents *d, const Pi
 // whatever the run's objective is, its temperature is in force. The loader is somewhere else afterwards.
 static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch) {
     const DType type = dtype_of_sums(stream->model->dtype);
-    const ObjectiveKind kind = stream->objective.kind;
     Documents *d = &data->documents;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
     LogprobSum sum = {0, 0};
     double positions = 0;
     size_t streams = dataloader_batches(data), place, i;
-    stream->objective.kind = OBJECTIVE_SFT; // its loss needs nothing but the targets
     dataloader_seek(data, 0);
     for (place = 0; place < streams; place++) {
-        const EpochStreams *e;
-        size_t end = documents_stream(d, place, &e, &i), piece, behind;
-        const size_t *at = batch->document_start; // a piece is a document of the stream
         dataloader_next(data, batch);
-        forward_only(stream, batch, 1);
-        for (; i < end; i++)
-            for (behind = documents_unit(d, e->order[i], &piece); piece < behind; piece++)
-                logprobs_write_piece(writer, d, &d->piece[piece], batch, *at++, stream->host_sums, type, &sum);
+        forward_logprobs(stream, batch, 1);
+        for (i = 0; i < batch->documents; i++)
+            logprobs_write_document(writer, d, batch, i, stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)batch->N);
     }
-    stream->objective.kind = kind;
     logprobs_commit(writer, (uint64_t)sum.counted);
     progress_end(&progress);
     return sum;

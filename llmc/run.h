@@ -159,7 +159,10 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
-    if (o->verb == VERB_LOGPROBS) settings.use = DATA_READS;
+    settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
+    settings.objective = &run->settings.objective;
+    settings.scale_rewards = !strcmp(o->scale_rewards, "group") ||
+                             (!strcmp(o->scale_rewards, "auto") && strcmp(o->normalisation, "dr_grpo") != 0);
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
     run_find_tokenizer(run);
@@ -172,15 +175,6 @@ static inline Shuffle run_shuffle(const Options *o) {
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
     if (!trains || !strcmp(o->shuffle, "off")) return SHUFFLE_OFF;
     return !strcmp(o->shuffle, "on") ? SHUFFLE_ON : SHUFFLE_AUTO;
-}
-
-// A batch on the host with room for the largest stream, and for what the objective wants to know of it.
-static inline Batch run_batch(const Run *run, StreamBound bound) {
-    const Objective *objective = &run->settings.objective;
-    Batch batch = batch_allocate(bound.N, bound.documents);
-    if (objective->kind != OBJECTIVE_SFT)
-        batch_allocate_answers(&batch, objective_needs_reference(objective), run->options->old_logprobs != NULL);
-    return batch;
 }
 
 // B documents of T tokens. B = 0: there is no stream, only generation

@@ -170,6 +170,11 @@ static inline void shard_check_kind(const TokenShard *s, uint32_t kind) {
             s->path, kind);
 }
 
+// The i-th of the ids in a buffer.
+static inline uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i) {
+    return s->id_bytes == 2 ? shard_uint16(ids + 2 * i) : shard_uint32(ids + 4 * i);
+}
+
 // Sections in their order, each at the next multiple of 64, the last one up to the file's end.
 static inline void shard_check_sections(const TokenShard *s) {
     const struct {

@@ -58,6 +58,7 @@ rows="
     dataloader    fp32        onednn
     documents     fp32        onednn
     answers       fp32        onednn
+    prompts       fp32        onednn
     packing       fp32        onednn
     prefetch      fp32        onednn
     log           fp32        onednn

@@ -1,42 +1,8 @@
 // Shards of answers: preference pairs and groups stay whole in one stream and in their order, and are left out together; rewards become
 // advantages, values of tokens too; which objective takes what; every fault of pairs, groups, rewards and values refused in one line.
-#include "document_files.h"
+#include "answer_files.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
-
-static Objective objective_of(ObjectiveKind kind) {
-    Objective o;
-    memset(&o, 0, sizeof(o));
-    o.kind = kind;
-    return o;
-}
-
-static DataSettings answer_settings(size_t B, size_t T, const Objective *objective) {
-    DataSettings settings = data_settings(B, T);
-    settings.objective = objective;
-    settings.scale_rewards = 1;
-    return settings;
-}
-
-static MadeShard made_kind(ShardKind kind) {
-    MadeShard made = made_shard(4);
-    made.kind = kind;
-    return made;
-}
-
-// Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents there are.
-static size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
-    size_t count = 0, g, i;
-    for (g = 0; g < groups; g++) {
-        size_t members = 2 + test_random_below(most - 1);
-        for (i = 0; i < members; i++, count++) {
-            document[count] = made_document(first + count, 2 + test_random_below(longest - 1), 4);
-            document[count].group = g;
-            document[count].reward = (float)test_normal();
-        }
-    }
-    return count;
-}
 
 // ---- pairs and groups stay whole -------------------------------------------------------------------------------------------------
 typedef struct {
@@ -200,38 +166,6 @@ TEST(a_batch_has_what_its_objective_needs) {
 }
 
 // ---- refusals ----------------------------------------------------------------------------------------------------------------
-static DataSettings refusal_settings;
-
-static void read_all(const void *context) {
-    DataLoader loader = open_data((const char *)context, &refusal_settings);
-    Batch batch = batch_for(&loader);
-    size_t i;
-    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
-    batch_free(&batch);
-    dataloader_close(&loader);
-}
-
-static void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
-
-static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};
-
-// A shard of each kind, and one of documents with values.
-static void write_kinds(void) {
-    static const float value[DOCUMENT_IDS];
-    size_t k, i;
-    for (k = 0; k < 5; k++) {
-        MadeShard made = made_kind(k < 4 ? (ShardKind)k : KIND_DOCUMENTS);
-        MadeDocument document[4];
-        made_groups(document, 0, 2, 2, 20);
-        for (i = 0; i < 4; i++) {
-            document[i].value = value, document[i].prompt = 1;
-            if (k == 3) memset((unsigned char *)(uintptr_t)document[i].counts, 0, document[i].tokens);
-        }
-        made.values = k == 4;
-        write_shard(kind_files[k], &made, document, 4);
-    }
-}
-
 static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
 
 TEST(each_objective_takes_its_kind) {
@@ -241,10 +175,8 @@ TEST(each_objective_takes_its_kind) {
         "groups.bin: holds groups of completions with rewards, ", "prompts.bin: holds prompts alone, ",
         "values.bin: holds documents with an advantage for each token, "};
     const char *paths[2];
-    uint32_t llmc[256 + 50] = {20240520, 1, 100};
     int o, k;
     write_kinds();
-    write_file(scratch_path("llmc.bin"), llmc, 1024 + 200);
     for (o = 0; o < OBJECTIVES; o++) {
         const Objective objective = objective_of((ObjectiveKind)o);
         refusal_settings = answer_settings(1, 20, &objective);
@@ -255,7 +187,7 @@ TEST(each_objective_takes_its_kind) {
             else
                 refused(scratch_path(kind_files[k]), holds[k]);
         }
-        if (o) refused(scratch_path("llmc.bin"), "is one of llm.c's shards, which hold text, --objective ");
+        if (o) refused("test/golden/tokens_uint16.bin", "is one of llm.c's shards, which hold text, --objective ");
     }
     refusal_settings = data_settings(1, 20);
     refused(scratch_path("pairs.bin"), "--objective sft trains on documents; give --objective dpo, simpo or orpo");
@@ -350,13 +282,6 @@ static ShardImage image_of_values(MadeDocument *document, size_t count, size_t l
         document[i].value = value;
     }
     return shard_image(&made, document, count);
-}
-
-static const char *write_image(const char *name, ShardImage image) {
-    const char *path = scratch_path(name);
-    write_file(path, image.bytes, image.size);
-    free(image.bytes);
-    return path;
 }
 
 TEST(values_are_advantages_of_their_targets) {
