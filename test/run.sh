@@ -88,6 +88,8 @@ rows="
     sampler_batch bf16        onednn
     tokenizer     fp32        onednn
     reward        fp32        onednn
+    rollout       fp32        onednn
+    rollout       double      onednn
 "
 
 total_passed=0 total_failed=0 total_skipped=0
