@@ -75,7 +75,7 @@ static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *da
         h.seq_len = d->settings.T;
         h.cut = d->settings.long_documents == LONG_SPLIT ? DOCUMENTS_SPLIT : DOCUMENTS_TRUNCATED;
     }
-    h.dtype = run->model.dtype, h.temperature = run->stream.objective.temperature;
+    h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature;
     logprobs_name(h.model, o->model ? o->model : o->init ? "--init" : "the model of a resumed run");
     if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init); // here the beginning says more than the end
     return h;
@@ -218,13 +218,17 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
     logprobs_check(file, &wanted, data->documents.shard[0].header.path);
 }
 
-// A file that was named instead: of this data, and under the model of that key (0: any).
-static inline void reference_open(LogprobFile *file, const char *path, const Run *run, const DataLoader *data,
-                                  uint64_t key) {
+// Files that were named, which run_open_data has opened: of this data, and under the model of that key (0: any).
+static inline void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
+    const LogprobFile *files[2];
     LogprobHeader wanted;
-    wanted = logprobs_header(run, data, key);
-    logprobs_open(file, path);
-    logprobs_check(file, &wanted, data->documents.shard[0].header.path);
+    size_t i;
+    files[0] = data->documents.settings.reference, files[1] = data->documents.settings.old;
+    for (i = 0; i < 2; i++) {
+        if (!files[i]) continue;
+        wanted = logprobs_header(run, data, key);
+        logprobs_check(files[i], &wanted, data->documents.shard[0].header.path);
+    }
 }
 
 #endif

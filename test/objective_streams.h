@@ -80,6 +80,9 @@ static Stream stream_of(const Stream *s, const size_t *document, size_t document
     return p;
 }
 
+// Of target t in the loss.
+static double plain_weight(const Batch *b, size_t t) { return b->targets[t] < 0 ? 0 : (double)b->loss_weight[t]; }
+
 static void *typed(const double *values, size_t count, DType of) {
     void *copy = case_memory(count * sizeof(double));
     size_t i;
@@ -94,6 +97,14 @@ static double evaluate(const Objective *o, const Stream *s, double Z, double *we
     objective_weights(o, &s->batch, Z, 0, N, objective_weights_wait(o) == WEIGHTS_AT_ONCE ? NULL : logp, out, type);
     for (t = 0; t < N && weight; t++) weight[t] = value_at(out, type, t);
     return objective_loss(o, &s->batch, Z, logp, typed(s->entropy, N, type), type, metrics);
+}
+
+static double metric_of(const Metrics *m, const char *name) {
+    size_t i;
+    for (i = 0; i < m->count; i++)
+        if (!strcmp(m->metric[i].name, name)) return m->metric[i].sum / m->metric[i].count;
+    test_fail("no metric \"%s\"", name);
+    return NAN;
 }
 
 static double normaliser(const Objective *o, const Stream *stream, size_t streams) {

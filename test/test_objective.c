@@ -13,8 +13,6 @@ typedef struct {
     double tokens, logp, reference, old; // sums over counted tokens
 } PlainSums;
 
-static double plain_weight(const Batch *b, size_t t) { return b->targets[t] < 0 ? 0 : (double)b->loss_weight[t]; }
-
 static PlainSums plain_sums(const Stream *s, size_t d) {
     PlainSums p = {0, 0, 0, 0};
     size_t t;
@@ -254,13 +252,14 @@ TEST(ranges_give_the_weights_of_the_whole) {
         Stream s = stream_for(&o);
         size_t N = s.batch.N, size = dtype_size(type);
         double Z = normaliser(&o, &s, 1);
-        void *whole = typed(s.logp, N, type), *parts = typed(s.logp, N, type), *part = case_memory(N * size);
+        void *whole = typed(s.logp, N, type), *parts = typed(s.logp, N, type), *part;
         objective_weights(&o, &s.batch, Z, 0, N, whole, whole, type); // in place
         evaluate(&o, &s, Z, s.entropy, NULL);
         assert_memory_equal(whole, typed(s.entropy, N, type), N * size);
         if (objective_weights_wait(&o) == WEIGHTS_BY_STREAM) continue;
         for (begin = 0; begin < N; begin += n) {
             n = 1 + test_random_below(min_size(9, N - begin));
+            part = case_memory(n * size); // no larger
             memcpy(part, (char *)parts + begin * size, n * size);
             objective_weights(&o, &s.batch, Z, begin, n, part, part, type);
             memcpy((char *)parts + begin * size, part, n * size);
@@ -305,14 +304,6 @@ TEST(streams_and_their_order_do_not_matter) {
 }
 
 // ---- where they start -----------------------------------------------------------------------------------------------
-static double metric_of(const Metrics *m, const char *name) {
-    size_t i;
-    for (i = 0; i < m->count; i++)
-        if (!strcmp(m->metric[i].name, name)) return m->metric[i].sum / m->metric[i].count;
-    test_fail("no metric \"%s\"", name);
-    return NAN;
-}
-
 TEST(dpo_starts_at_ln_2) {
     Objective o = make_dpo(DPO_SIGMOID, 0.25, 0);
     Stream s = random_stream(8, 2); // powers of two: exact
@@ -356,22 +347,23 @@ TEST(policies_start_at_ratio_1) {
 }
 
 TEST(metrics_of_completions) {
-    static const size_t length[] = {3, 2};
+    static const size_t length[] = {3, 2, 1};
     Objective o = make_policy(OBJECTIVE_GRPO, NORMALISE_GRPO, 0);
-    Stream s = stream_allocate(length, 2);
+    Stream s = stream_allocate(length, 3);
     Metrics m;
     size_t t;
     memset(&m, 0, sizeof(m));
-    for (t = 0; t < 5; t++) s.batch.targets[t] = t != 2 ? 1 : -1, s.batch.loss_weight[t] = 1, s.entropy[t] = (double)t;
+    for (t = 0; t < 6; t++)
+        s.batch.targets[t] = t != 2 && t != 5 ? 1 : -1, s.batch.loss_weight[t] = 1, s.entropy[t] = (double)t;
     s.batch.old[0] = -1.0f, s.batch.advantage[0] = 1;  // ratio e: above the upper bound
     s.batch.old[1] = -1.0f, s.batch.advantage[1] = -1; // counts against it all the same
     s.batch.old[3] = 1.0f, s.batch.advantage[3] = -1;  // ratio 1/e: below the lower bound
     s.batch.advantage[4] = 1;
-    s.batch.reference[4] = -1, s.batch.reward[0] = 3, s.batch.reward[1] = -4;
+    s.batch.reference[4] = -1, s.batch.reward[0] = 3, s.batch.reward[1] = -4, s.batch.reward[2] = 4;
     evaluate(&o, &s, normaliser(&o, &s, 1), NULL, &m);
     assert_true(metric_of(&m, "clip_fraction") == 0.5 && metric_of(&m, "clip_low") == 0.25);
     assert_true(metric_of(&m, "clip_high") == 0.25 && metric_of(&m, "completion_length") == 2);
-    assert_true(metric_of(&m, "reward") == -0.5 && metric_of(&m, "entropy") == 2); // (0 + 1 + 3 + 4) / 4
+    assert_true(metric_of(&m, "reward") == 1 && metric_of(&m, "entropy") == 2); // (0 + 1 + 3 + 4) / 4
     expect_close("ratio", 0, metric_of(&m, "ratio"), (2 * exp(1) + exp(-1) + 1) / 4, 0, 1e-14);
     expect_close("kl", 0, metric_of(&m, "kl"), exp(-1) / 4, 0, 1e-14); // k3(-1) = 1/e
 }
@@ -420,27 +412,32 @@ TEST(documents_without_counted_targets) {
 }
 
 // Every value that an objective reads, not finite at one counted target: the loss is not, nor is that target's weight.
+static void check_not_finite(const Objective *o, size_t which, double bad) {
+    int read = which == 0 || (which == 1 && objective_needs_reference(o)) || (which > 1 && objective_is_of_policy(o));
+    Stream s = stream_for(o);
+    double *weight = case_doubles(s.batch.N), Z = normaliser(o, &s, 1), loss;
+    size_t t, u;
+    do t = test_random_below(s.batch.N);
+    while (plain_weight(&s.batch, t) == 0);
+    if (which == 0) s.logp[t] = bad;
+    if (which == 1) s.batch.reference[t] = (float)bad;
+    if (which == 2) s.batch.old[t] = (float)bad;
+    if (which == 3) s.batch.advantage[t] = (float)bad;
+    loss = evaluate(o, &s, Z, weight, NULL);
+    if (isnan(loss) != read || isnan(weight[t]) != read)
+        test_fail("value %zu, %g: loss %g, weight %g", which, bad, loss, weight[t]);
+    for (u = 0; u < s.batch.N; u++)
+        if (plain_weight(&s.batch, u) == 0) assert_true(weight[u] == 0);
+}
+
 TEST(what_is_not_finite_is_not_lost) {
-    static const double bad[] = {NAN, INFINITY, -INFINITY};
-    size_t i, k, t, which;
+    size_t i, which;
     Objective o;
     for (i = 1; objective_at(i, &o); i++) {
         for (which = 0; which < 4; which++) {
-            if (which == 1 && !objective_needs_reference(&o)) continue;
-            if (which > 1 && !objective_is_of_policy(&o)) continue;
-            for (k = 0; k < 3; k++) {
-                Stream s = stream_for(&o);
-                double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1), loss;
-                do t = test_random_below(s.batch.N);
-                while (plain_weight(&s.batch, t) == 0);
-                if (which == 0) s.logp[t] = bad[k];
-                if (which == 1) s.batch.reference[t] = (float)bad[k];
-                if (which == 2) s.batch.old[t] = (float)bad[k];
-                if (which == 3) s.batch.advantage[t] = (float)bad[k];
-                loss = evaluate(&o, &s, Z, weight, NULL);
-                if (!isnan(loss) || !isnan(weight[t]))
-                    test_fail("value %zu, %g: loss %g, weight %g", which, bad[k], loss, weight[t]);
-            }
+            check_not_finite(&o, which, (double)NAN);
+            check_not_finite(&o, which, (double)INFINITY);
+            check_not_finite(&o, which, -(double)INFINITY);
         }
     }
 }

@@ -3,7 +3,7 @@
 Makes objectives.json: losses, their gradients by every log-probability, and metrics as TRL's own trainers compute them, in float64, for
 one stream of pairs and one of groups. The test reads the committed file; only whoever changes it runs this.
 
-    pip install torch transformers accelerate datasets trl==1.16.0
+    pip install torch==2.15.0 transformers==5.23.0 accelerate datasets trl==1.16.0
     python make_objectives.py
 
 A trainer is made without a model: what it asks a model for (log-probabilities of targets, entropies) are random numbers, given to it in
@@ -44,8 +44,7 @@ class Stream:
             self.counted[first : first + completion] = 1
             for hole in (h for where, h in holes if where == d):
                 self.counted[first + hole] = 0
-        self.logp = -self.normal(2.0).abs() - 0.01
-        self.logp = self.fp32(self.logp)
+        self.logp = self.fp32(-self.normal(2.0).abs() - 0.01)
         self.reference = self.fp32(self.logp + self.normal(0.4))
         self.old = self.fp32(self.logp + self.normal(0.25))
         self.entropy = self.fp32(self.normal(1.0).abs())
@@ -138,7 +137,7 @@ def dpo(stream, logp, kind, beta):
         trl.DPOTrainer, model=Answers(log_probs, entropy), ref_model=Answers(reference, entropy), beta=beta, loss_types=[kind],
         loss_weights=[1.0], label_smoothing=0.0, f_divergence_type="reverse_kl", ld_alpha=None, use_weighting=False,
         precompute_ref_logps=False, _tp_size=1, _total_train_tokens=0, args=types.SimpleNamespace(gradient_checkpointing_kwargs=None),
-    )  # fmt: skip
+    )
     none = torch.zeros(len(mask), 1, dtype=mask.dtype)  # the first token is no target
     ids = torch.zeros(len(mask), width, dtype=torch.int64)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": torch.cat([none, mask], dim=1)}
@@ -196,14 +195,14 @@ def grpo(stream, logp, advantage, normalisation, beta, clip_low, clip_high, old,
         loss_type=normalisation, importance_sampling_level=level, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
         _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1, max_completion_length=completion_tokens,
         args=types.SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
-    )  # fmt: skip
+    )
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (completions(logp), completions(stream.entropy), None)
     ids = torch.zeros_like(inside)
     inputs = {
         "prompt_ids": ids[:, :1], "prompt_mask": torch.ones_like(ids[:, :1]), "completion_ids": ids, "completion_mask": inside,
         "tool_mask": completions(stream.counted), "ref_per_token_logps": completions(stream.reference),
         "advantages": completions(advantage), "num_items_in_batch": stream.counted.sum(),
-    }  # fmt: skip
+    }
     if old:
         inputs["old_per_token_logps"] = completions(stream.old)
     loss = trainer._compute_loss(trainer.model, inputs)
@@ -239,8 +238,8 @@ def pair_cases(stream):
 
 def group_cases(stream, of_document, of_token):
     tokens = 16  # dr_grpo's completion_tokens
-    kinds = [("grpo", of_document, "token", 0.2, 0.2), ("gspo", of_document, "sequence", 3e-4, 4e-4), ("gspo", of_document, "sequence", 0.05, 0.1),
-             ("ppo", of_token, "token", 0.1, 0.3), ("gspo", of_token, "sequence", 0.02, 0.03)]  # fmt: skip
+    kinds = [("grpo", of_document, "token", 0.2, 0.2), ("gspo", of_document, "sequence", 3e-4, 4e-4),
+             ("gspo", of_document, "sequence", 0.05, 0.1), ("ppo", of_token, "token", 0.1, 0.3), ("gspo", of_token, "sequence", 0.02, 0.03)]
     for name, advantage, level, low, high in kinds:
         for normalisation in ("grpo", "bnpo", "dr_grpo", "dapo"):
             for beta, old in ((0.0, True), (0.04, True), (0.04, False)):
@@ -248,14 +247,16 @@ def group_cases(stream, of_document, of_token):
                     continue  # nothing new
                 wide = 0.28 if normalisation == "dapo" and name == "grpo" else high
                 about = {"objective": name, "normalisation": normalisation, "beta": beta, "clip_low": low, "clip_high": wide, "old": old,
-                         "completion_tokens": tokens, "advantage": "token" if advantage is of_token else "document"}  # fmt: skip
+                         "completion_tokens": tokens, "advantage": "token" if advantage is of_token else "document"}
                 yield case(stream, about, lambda logp: grpo(stream, logp, advantage, normalisation, beta, low, wide, old, level, tokens))
 
 
 def main():
     generator = torch.Generator().manual_seed(20)
-    pairs = Stream([(3, 4), (3, 7), (1, 1), (2, 5), (5, 6), (5, 2), (2, 3), (2, 3)], [0, 0, 1, 1, 2, 2, 3, 3], [(1, 2), (4, 0), (4, 3)], generator)
-    groups = Stream([(2, 5), (2, 9), (2, 1), (2, 4), (1, 3), (1, 6), (1, 2), (1, 8)], [0] * 4 + [1] * 4, [(1, 3), (1, 4), (5, 0)], generator)
+    documents = [(3, 4), (3, 7), (1, 1), (2, 5), (5, 6), (5, 2), (2, 3), (2, 3)]
+    pairs = Stream(documents, [0, 0, 1, 1, 2, 2, 3, 3], [(1, 2), (4, 0), (4, 3)], generator)
+    documents = [(2, 5), (2, 9), (2, 1), (2, 4), (1, 3), (1, 6), (1, 2), (1, 8)]
+    groups = Stream(documents, [0, 0, 0, 0, 1, 1, 1, 1], [(1, 3), (1, 4), (5, 0)], generator)
     reward = Stream.fp32(torch.randn(8, dtype=F64, generator=generator))
     grouped = reward.view(2, 4)
     centred = grouped - grouped.mean(dim=1, keepdim=True)
@@ -270,7 +271,7 @@ def main():
             **groups.json(), "reward": reward.tolist(), "centred": centred.flatten().tolist(), "scaled": scaled.flatten().tolist(),
             "document_advantage": of_document.tolist(), "token_advantage": of_token.tolist(),
         },
-    }  # fmt: skip
+    }
     lines = [f'"{key}": {json.dumps(value)}' for key, value in made.items()]
     for key, cases in (("pair_cases", pair_cases(pairs)), ("group_cases", group_cases(groups, of_document, of_token))):
         lines.append(f'"{key}": [\n' + ",\n".join(json.dumps(c) for c in cases) + "\n]")
