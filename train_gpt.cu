@@ -75,6 +75,9 @@ static void trainer_objective_settings(Trainer *t) {
                     o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
                     objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
                     o->max_new_tokens, o->scale_rewards);
+    if (o->rollout)
+        add_setting(t, "--rollout", 0, "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%zu,reward-failure=%s",
+                    o->group_size, o->top_k, o->top_p, o->updates, t->rollout.settings.end_count, o->reward_failure);
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
 }
 
@@ -101,6 +104,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
     add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
+    if (o->rollout) add_setting(t, "--slots", 1, "%zu", t->rollout.settings.slots);
     add_setting(t, "threads", 1, "%d", cpu_threads());
 }
 

@@ -42,6 +42,9 @@ rows="
     methods       double      onednn
     methods       fp32        onednn
     methods       bf16        onednn
+    objective_methods double  onednn
+    objective_methods fp32    onednn
+    objective_methods bf16    onednn
     lora          double      onednn
     lora          fp32        onednn
     lora          bf16        onednn
