@@ -128,6 +128,7 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
     LogprobSum sum = {0, 0};
     double positions = 0;
     size_t streams = dataloader_batches(data), place, i;
+    if (!batch->origin) die("internal: a batch that does not know where in the data its documents begin");
     stream->objective.kind = OBJECTIVE_SFT; // its loss needs nothing but the targets
     dataloader_seek(data, 0);
     for (place = 0; place < streams; place++) {
