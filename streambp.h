@@ -28,38 +28,35 @@ inside a tensor.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
-#include "llmc/stream.h"
+#include "llmc/linear_layer.h"
 
 // ---- the steps: forward -------------------------------------------------------------------------------------------------------
-static inline void first_norm(StreamBP *s, size_t l, Chunk c, char *w, Activations *a) {
+static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
     norm_forward(s, a->normed1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), c.n);
 }
 
-static inline void kv_project(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
+static inline void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *k = key_value_at(s, s->kv.k, l, c.begin), *v = key_value_at(s, s->kv.v, l, c.begin);
     Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.begin) : k;
-    s->ops->linear_forward(k_linear, a->normed1, weight_of(s, w, K_WEIGHT), weight_of(s, w, K_BIAS), NULL, c.n, d.C,
-                           d.KV);
-    s->ops->linear_forward(v, a->normed1, weight_of(s, w, V_WEIGHT), weight_of(s, w, V_BIAS), NULL, c.n, d.C, d.KV);
+    linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->normed1, NULL);
+    linear_forward(s, l, c, w, V_WEIGHT, v, a->normed1, NULL);
     norm_rotated(s, l, k, k_linear, weight_of(s, w, K_NORM), s->position + c.begin, c.n, d.NKV);
 }
 
-static inline void attention_forward(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
+static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
     const Stored *x = input_load(&s->memory, l, c.begin);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    s->ops->linear_forward(q_linear, a->normed1, weight_of(s, w, Q_WEIGHT), weight_of(s, w, Q_BIAS), NULL, c.n, d.C,
-                           d.Q);
+    linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->normed1, NULL);
     norm_rotated(s, l, a->q, q_linear, weight_of(s, w, Q_NORM), s->position + c.begin, c.n, d.NH);
     s->ops->attention_forward(a->attended, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
                               layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
-    s->ops->linear_forward(d.post_norms ? a->added1 : a->y, a->attended, weight_of(s, w, O_WEIGHT),
-                           weight_of(s, w, O_BIAS), d.post_norms ? NULL : x, c.n, d.Q, d.C);
+    linear_forward(s, l, c, w, O_WEIGHT, d.post_norms ? a->added1 : a->y, a->attended, d.post_norms ? NULL : x);
     if (d.post_norms) post_norm_forward(s, a->y, a->added1, weight_of(s, w, POST_NORM1), x, c.n);
     arena_pop(s->arena, mark);
 }
@@ -82,55 +79,48 @@ static inline void activation_backward(StreamBP *s, Stored *dhidden, const Store
 }
 
 // The MLP up to what its backward needs: its activation, or the end where a norm follows.
-static inline void mlp_activate(StreamBP *s, Chunk c, char *w, const Activations *a) {
+static inline void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     norm_forward(s, a->normed2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
-    s->ops->linear_forward(a->hidden, a->normed2, weight_of(s, w, GATE_WEIGHT), weight_of(s, w, GATE_BIAS), NULL, c.n,
-                           d.C, d.H);
+    linear_forward(s, l, c, w, GATE_WEIGHT, a->hidden, a->normed2, NULL);
     activation_forward(s, a->active, a->hidden, c.n, d.FF);
-    if (d.post_norms)
-        s->ops->linear_forward(a->added2, a->active, weight_of(s, w, DOWN_WEIGHT), weight_of(s, w, DOWN_BIAS), NULL,
-                               c.n, d.FF, d.C);
+    if (d.post_norms) linear_forward(s, l, c, w, DOWN_WEIGHT, a->added2, a->active, NULL);
 }
 
-static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, char *w, const Activations *a) {
+static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *out = input_save(&s->memory, l + 1, c.begin);
-    mlp_activate(s, c, w, a);
+    mlp_activate(s, l, c, w, a);
     if (d.post_norms)
         post_norm_forward(s, out, a->added2, weight_of(s, w, POST_NORM2), a->y, c.n);
     else
-        s->ops->linear_forward(out, a->active, weight_of(s, w, DOWN_WEIGHT), weight_of(s, w, DOWN_BIAS), a->y, c.n,
-                               d.FF, d.C);
+        linear_forward(s, l, c, w, DOWN_WEIGHT, out, a->active, a->y);
 }
 
 // ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place --------------------------------
 // The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
-static inline const Stored *added_backward(StreamBP *s, Chunk c, char *w, GroupSums sums, LayerTensor norm,
+static inline const Stored *added_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
                                            Stored *added, const Stored *dx) {
     if (!added) return dx;
     norm_backward(s, added, sum_of(s, sums, norm), NULL, dx, added, weight_of(s, w, norm), c.n, 0);
     return added;
 }
 
-static inline void mlp_backward(StreamBP *s, Chunk c, char *w, GroupSums sums, const Activations *a, Stored *dx) {
+static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+                                Stored *dx) {
     Shapes d = shapes_of(s->model);
     Stored *dactive = a->active, *dhidden = a->hidden, *dnormed = a->normed2; // each over its own values, once used
     const Stored *dadded = added_backward(s, c, w, sums, POST_NORM2, a->added2, dx);
-    s->ops->linear_backward_weight(sum_of(s, sums, DOWN_WEIGHT), sum_of(s, sums, DOWN_BIAS), dadded, a->active, c.n,
-                                   d.FF, d.C);
-    s->ops->linear_backward_input(dactive, dadded, weight_of(s, w, DOWN_WEIGHT), c.n, d.FF, d.C, 0);
+    linear_backward(s, l, c, w, sums, DOWN_WEIGHT, dactive, dadded, a->active, 0);
     activation_backward(s, dhidden, dactive, a->hidden, c.n, d.FF);
-    s->ops->linear_backward_weight(sum_of(s, sums, GATE_WEIGHT), sum_of(s, sums, GATE_BIAS), dhidden, a->normed2, c.n,
-                                   d.C, d.H);
-    s->ops->linear_backward_input(dnormed, dhidden, weight_of(s, w, GATE_WEIGHT), c.n, d.C, d.H, 0);
+    linear_backward(s, l, c, w, sums, GATE_WEIGHT, dnormed, dhidden, a->normed2, 0);
     norm_backward(s, dx, sum_of(s, sums, NORM2_WEIGHT), sum_of(s, sums, NORM2_BIAS), dnormed, a->y,
                   weight_of(s, w, NORM2_WEIGHT), c.n, 1);
 }
 
 // dnormed1[n,C] = the part of the first norm's gradient that comes through the queries
-static inline void attention_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums, const Activations *a,
-                                      const Stored *dx, Stored *dnormed1) {
+static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+                                      const Activations *a, const Stored *dx, Stored *dnormed1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dattended = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
@@ -139,19 +129,16 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, char *w, G
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     const Stored *dadded;
     dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
-    s->ops->linear_backward_weight(sum_of(s, sums, O_WEIGHT), sum_of(s, sums, O_BIAS), dadded, a->attended, c.n, d.Q,
-                                   d.C);
-    s->ops->linear_backward_input(dattended, dadded, weight_of(s, w, O_WEIGHT), c.n, d.Q, d.C, 0);
+    linear_backward(s, l, c, w, sums, O_WEIGHT, dattended, dadded, a->attended, 0);
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, layer_keys(s, s->kv.k, l),
                                layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH, d.NKV, d.HD,
                                attention_scale(s->model, l), scratch);
     norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
-    s->ops->linear_backward_weight(sum_of(s, sums, Q_WEIGHT), sum_of(s, sums, Q_BIAS), dq, a->normed1, c.n, d.C, d.Q);
-    s->ops->linear_backward_input(dnormed1, dq, weight_of(s, w, Q_WEIGHT), c.n, d.C, d.Q, 0);
+    linear_backward(s, l, c, w, sums, Q_WEIGHT, dnormed1, dq, a->normed1, 0);
     arena_pop(s->arena, mark);
 }
 
-static inline void kv_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums, const Activations *a,
+static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
                                Stored *dx, Stored *dnormed1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
@@ -161,16 +148,13 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSum
         k_linear = key_value_at(s, s->kv.k_linear, l, c.begin);
     } else if (d.qk_norm) {
         k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", c.n * d.KV);
-        s->ops->linear_forward(k_linear, a->normed1, weight_of(s, w, K_WEIGHT), weight_of(s, w, K_BIAS), NULL, c.n, d.C,
-                               d.KV);
+        linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->normed1, NULL);
     }
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.begin), c.n * d.KV);
     norm_rotated_backward(s, l, dkv, sum_of(s, sums, K_NORM), k_linear, weight_of(s, w, K_NORM), c, d.NKV);
-    s->ops->linear_backward_weight(sum_of(s, sums, K_WEIGHT), sum_of(s, sums, K_BIAS), dkv, a->normed1, c.n, d.C, d.KV);
-    s->ops->linear_backward_input(dnormed1, dkv, weight_of(s, w, K_WEIGHT), c.n, d.C, d.KV, 1);
+    linear_backward(s, l, c, w, sums, K_WEIGHT, dnormed1, dkv, a->normed1, 1);
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.begin), c.n * d.KV);
-    s->ops->linear_backward_weight(sum_of(s, sums, V_WEIGHT), sum_of(s, sums, V_BIAS), dkv, a->normed1, c.n, d.C, d.KV);
-    s->ops->linear_backward_input(dnormed1, dkv, weight_of(s, w, V_WEIGHT), c.n, d.C, d.KV, 1);
+    linear_backward(s, l, c, w, sums, V_WEIGHT, dnormed1, dkv, a->normed1, 1);
     norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnormed1,
                   input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
     arena_pop(s->arena, mark);
@@ -185,11 +169,12 @@ typedef struct {
 } HeadStep;
 
 // x_L of chunk c -> its logits, pushed.
-static inline HeadStep head_forward(StreamBP *s, Chunk c, char *w) {
+static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     HeadStep h;
-    h.norm = (const Stored *)w;
-    h.norm_bias = s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w, d.C, d.stored);
+    h.norm = (const Stored *)w.weights;
+    h.norm_bias =
+        s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
     h.matrix = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
     h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
@@ -198,46 +183,75 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, char *w) {
     return h;
 }
 
+// Weights of chunk c's targets, from their log-probabilities.
+static inline void head_weights(StreamBP *s, Chunk c) {
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
+    void *values = at(s->host_sums, c.begin, size);
+    if (s->dry) return;
+    s->ops->copy_out(values, at(s->logp, c.begin, size), c.n * size);
+    objective_weights(&s->objective, s->batch, s->Z, c.begin, c.n, values, values, dtype_of_sums(s->model->dtype));
+    s->ops->copy_in(at(s->token_weight, c.begin, size), values, c.n * size);
+}
+
 // Log-probabilities of chunk c's targets; with sums also dW, and the gradient of x_L[c] over x_L[c].
-static inline void head_step(StreamBP *s, Chunk c, char *w, const GroupSums *sums) {
+static inline void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     HeadStep h = head_forward(s, c, w);
-    s->ops->logprob((Summed *)at(s->logp, c.begin, d.summed), h.logits, s->targets + c.begin,
-                    sums ? (Summed *)at(s->token_weight, c.begin, d.summed) : NULL, c.n, d.V, s->objective.temperature);
+    const int by_token = objective_weights_wait(&s->objective) == WEIGHTS_BY_TOKEN;
+    Summed *logp = (Summed *)at(s->logp, c.begin, d.summed);
+    Summed *entropy = s->entropy ? (Summed *)at(s->entropy, c.begin, d.summed) : NULL;
+    if (!sums || by_token)
+        s->ops->logprob(logp, entropy, h.logits, s->targets + c.begin, NULL, c.n, d.V, s->objective.temperature);
     if (sums) {
         Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnormed = h.normed;
-        s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.normed, c.n, d.C, d.V);
+        Summed *dnorm_bias = sums->norm && h.norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL;
+        if (by_token) head_weights(s, c);
+        s->ops->logprob(logp, NULL, dlogits, s->targets + c.begin, (Summed *)at(s->token_weight, c.begin, d.summed),
+                        c.n, d.V, s->objective.temperature);
+        if (sums->head) s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.normed, c.n, d.C, d.V);
         s->ops->linear_backward_input(dnormed, dlogits, h.matrix, c.n, d.C, d.V, 0);
-        norm_backward(s, x, sums->norm, h.norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL, dnormed, x,
-                      h.norm, c.n, 0);
+        norm_backward(s, x, sums->norm, dnorm_bias, dnormed, x, h.norm, c.n, 0);
     }
     arena_pop(s->arena, mark);
 }
 
-static inline void head(StreamBP *s, int backward) {
+static inline void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums) {
     size_t size = effective_chunk(s, s->logits_chunk), i;
-    char *w = weights_acquire(&s->memory, GROUP_HEAD);
-    GroupSums sums = {NULL, NULL, NULL};
+    for (i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, sums);
+}
+
+// Where weights wait for the log-probabilities of the whole stream, these come first, in a pass of their own.
+static inline void head(StreamBP *s, int backward) {
+    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
+    GroupSums sums;
     s->layers_repeat = 1;
-    if (backward) sums = grads_acquire(&s->memory, GROUP_HEAD);
-    for (i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, backward ? &sums : NULL);
-    if (backward) grads_release(&s->memory, GROUP_HEAD, sums);
+    if (!backward) {
+        head_pass(s, w, NULL);
+    } else {
+        sums = grads_acquire(&s->memory, GROUP_HEAD);
+        if (objective_weights_wait(&s->objective) == WEIGHTS_BY_STREAM) {
+            head_pass(s, w, NULL);
+            head_weights(s, chunk_of(s, 0, s->N));
+        }
+        head_pass(s, w, &sums);
+        grads_release(&s->memory, GROUP_HEAD, sums);
+    }
     weights_release(&s->memory, GROUP_HEAD);
 }
 
 // ---- the embedding --------------------------------------------------------------------------------------------------------------
-static inline void embedding_step(StreamBP *s, Chunk c, char *w) {
+static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
-    const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w, position, d.stored);
+    const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
     s->ops->embedding_forward(input_save(&s->memory, 0, c.begin), s->tokens + c.begin, s->position + c.begin,
-                              (const Stored *)w, wpe, c.n, d.C, d.embedding_scale);
+                              (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
 }
 
 static inline void embedding_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), i;
-    char *w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     s->layers_repeat = 1;
     for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
@@ -255,7 +269,7 @@ static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t 
 }
 
 // ---- methods ----------------------------------------------------------------------------------------------------------------------
-static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, char *w) {
+static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     size_t mark = arena_mark(s->arena);
     Activations a;
     if (s->kept.normed1)
@@ -273,7 +287,7 @@ static inline void layers_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), visit, i;
     for (visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit);
-        char *w = weights_acquire(&s->memory, l);
+        GroupWeights w = weights_acquire(&s->memory, l);
         s->kv.first = 0;
         for (i = 0; i < chunk_visits(s, size); i++) {
             Chunk c = chunk_visit(s, i, size);
@@ -285,7 +299,7 @@ static inline void layers_forward(StreamBP *s) {
 }
 
 // K and V again, once per pass: of c alone ...
-static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, char *w) {
+static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Activations a;
@@ -296,14 +310,14 @@ static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, char *w) {
 }
 
 // ... of a whole layer, ...
-static inline void layer_kv_project(StreamBP *s, size_t l, char *w, size_t size) {
+static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size) {
     size_t i;
     for (i = 0; i < chunk_visits(s, size); i++) chunk_kv_project(s, l, chunk_visit(s, i, size), w);
 }
 
 // ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and dK, dV with
 // it. At the last chunk there is nothing yet (kv.first is the stream's end).
-static inline void window_retreat(StreamBP *s, size_t l, Chunk c, char *w, size_t size) {
+static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t first = first_key(0, c.begin, window_of_model(&s->model->config));
     const size_t known = min_size(s->kv.first, c.begin + c.n);
@@ -322,7 +336,7 @@ static inline void window_retreat(StreamBP *s, size_t l, Chunk c, char *w, size_
     }
 }
 
-static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, char *w, GroupSums sums) {
+static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), mlp_mark;
     Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1; // dx lives where x_L was
@@ -339,9 +353,9 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, char *w,
     mlp_mark = arena_mark(s->arena);
     if (recompute) {
         push_mlp_activations(s, &a, c.n);
-        mlp_activate(s, c, w, &a);
+        mlp_activate(s, l, c, w, &a);
     }
-    mlp_backward(s, c, w, sums, &a, dx);
+    mlp_backward(s, l, c, w, sums, &a, dx);
     arena_pop(s->arena, mlp_mark);
     dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
     attention_backward(s, l, c, w, sums, &a, dx, dnormed1);
@@ -357,7 +371,7 @@ static inline void layers_backward(StreamBP *s) {
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
     for (visit = layer_visits(s); visit-- > 0;) {
         size_t l = layer_visit(s, visit);
-        char *w = weights_acquire(&s->memory, l);
+        GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums sums = grads_acquire(&s->memory, l);
         int slides = layer_slides(s, l);
         s->kv.first = slides ? s->N : 0;
@@ -378,40 +392,51 @@ static inline void layers_backward(StreamBP *s) {
 }
 
 // ---- one stream through the model ---------------------------------------------------------------------------------------------------
-// Z normalises the loss: the counted targets of the whole accumulated batch.
+// Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
 static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
     DType summed = dtype_of_sums(s->model->dtype);
     size_t N = batch->N;
-    s->batch = batch, s->N = N;
+    s->batch = batch, s->N = N, s->Z = Z;
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", N, sizeof(int32_t));
     s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", N, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", N, sizeof(int32_t));
     s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", N);
     s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", N);
+    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", N) : NULL;
     if (s->dry) return;
     if (N > s->host_tokens || batch->documents > s->host_documents)
         die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", N, batch->documents,
             s->host_tokens, s->host_documents);
-    objective_weights(&s->objective, batch, Z, 0, N, NULL, s->host_sums, summed);
     s->ops->copy_in(s->tokens, batch->tokens, N * sizeof(int32_t));
     s->ops->copy_in(s->targets, batch->targets, N * sizeof(int32_t));
     s->ops->copy_in(s->position, batch->position, N * sizeof(int32_t));
+    if (objective_weights_wait(&s->objective) != WEIGHTS_AT_ONCE) return;
+    objective_weights(&s->objective, batch, Z, 0, N, NULL, s->host_sums, summed);
     s->ops->copy_in(s->token_weight, s->host_sums, N * dtype_size(summed));
 }
 
-static inline double stream_loss(StreamBP *s, double Z) {
-    DType summed = dtype_of_sums(s->model->dtype);
-    if (s->dry) return 0;
-    s->ops->copy_out(s->host_sums, s->logp, s->N * dtype_size(summed));
-    return objective_loss(&s->objective, s->batch, Z, s->host_sums, NULL, summed, NULL);
+// Log-probabilities and entropies come to the host.
+static inline void stream_end(StreamBP *s) {
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
+    if (s->dry) return;
+    s->ops->copy_out(s->host_sums, s->logp, s->N * size);
+    if (s->entropy) s->ops->copy_out(s->host_entropy, s->entropy, s->N * size);
 }
 
-// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones.
-static inline double forward_backward(StreamBP *s, const Batch *batch, double Z) {
+static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
+    if (s->dry) return 0;
+    return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
+                          dtype_of_sums(s->model->dtype), metrics);
+}
+
+// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics (or NULL) to
+// metrics.
+static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), kv_mark;
     int full = s->method == METHOD_FULL;
     double loss;
+    s->dropout = s->memory.lora ? s->memory.lora->dropout : 0;
     stream_begin(s, batch, Z);
     push_inputs(s, s->N, 1);
     memset(&s->kept, 0, sizeof(s->kept));
@@ -425,21 +450,24 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z)
     layers_forward(s);
     if (!full) arena_pop(s->arena, kv_mark); // K, V of the last layer die: the head takes their place
     head(s, 1);
-    loss = stream_loss(s, Z);
+    stream_end(s);
+    loss = stream_loss(s, metrics);
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
     s->layers_repeat = 1;
-    table_backward(s, EMBEDDING, s->tokens, d.V);
-    if (!d.rotary) table_backward(s, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    if (!s->memory.lora) {
+        table_backward(s, EMBEDDING, s->tokens, d.V);
+        if (!d.rotary) table_backward(s, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    }
     arena_pop(s->arena, mark);
+    s->dropout = 0;
     return loss;
 }
 
-// The loss alone: layer inputs are overwritten layer by layer, so memory does not grow with L.
-static inline double forward_only(StreamBP *s, const Batch *batch, double Z) {
+// Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
+static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
     size_t mark = arena_mark(s->arena), kv_mark;
-    double loss;
     Method method = s->method;
     if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
     stream_begin(s, batch, Z);
@@ -451,10 +479,25 @@ static inline double forward_only(StreamBP *s, const Batch *batch, double Z) {
     layers_forward(s);
     arena_pop(s->arena, kv_mark);
     head(s, 0);
-    loss = stream_loss(s, Z);
+    stream_end(s);
     arena_pop(s->arena, mark);
     s->method = method;
-    return loss;
+}
+
+// The loss alone.
+static inline double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
+    forward_logprobs(s, batch, Z);
+    return stream_loss(s, metrics);
+}
+
+// out[N] = log-probabilities of the targets under the model as it is, or without its adapters.
+static inline void forward_policy(StreamBP *s, const Batch *batch, int without_adapters, float *out) {
+    const DType type = dtype_of_sums(s->model->dtype);
+    size_t t;
+    s->memory.without = without_adapters;
+    forward_logprobs(s, batch, 1);
+    s->memory.without = 0;
+    for (t = 0; t < batch->N; t++) out[t] = (float)value_at(s->host_sums, type, t);
 }
 
 // ---- generation: chunks outermost, so that a chunk visits every layer before the next one comes; K and V of all layers are
@@ -488,7 +531,7 @@ static inline void cache_begin(Cache *cache, StreamBP *s, size_t capacity, const
 // n <= chunk further tokens (host) through every layer. Afterwards `inputs` holds x_L of these.
 static inline void cache_feed(Cache *cache, StreamBP *s, const int32_t *tokens, size_t n) {
     Chunk c = chunk_of(s, cache->used, n);
-    char *w;
+    GroupWeights w;
     size_t visit, l;
     s->memory.input_begin = c.begin;
     s->ops->copy_in(s->tokens + c.begin, tokens, n * sizeof(int32_t));
@@ -508,7 +551,7 @@ static inline void cache_feed(Cache *cache, StreamBP *s, const int32_t *tokens, 
 // logits[V] of the last token fed, as they are stored; host
 static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     size_t mark = arena_mark(s->arena);
-    char *w = weights_acquire(&s->memory, GROUP_HEAD);
+    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     s->ops->copy_out(logits, head_forward(s, chunk_of(s, cache->used - 1, 1), w).logits,
                      s->model->config.vocab_size * dtype_size(s->model->dtype));
     weights_release(&s->memory, GROUP_HEAD);

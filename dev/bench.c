@@ -60,7 +60,7 @@ static double pass_seconds(Pass *pass, int64_t step) {
     const Parameter *bad;
     AdamW adamw = {1e-4, 0.9, 0.999, 1e-8, 0, 1, step, 1};
     ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
-    forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch));
+    forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch), NULL);
     if (pass->settings.optimizer) {
         gradient_norm(&pass->model, ops_device, pass->stream.memory.gradients, pass->settings.gradient_type, &bad);
         optimizer_step(&pass->model, ops_device, pass->stream.memory.weights, pass->stream.memory.gradients,

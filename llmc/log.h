@@ -12,6 +12,7 @@ the file reads as if there had been no interruption, and holds the options of th
 #include "json_out.h"
 #include "options.h"
 #include "progress.h"
+#include "report.h"
 
 typedef struct {
     size_t step;
@@ -21,7 +22,14 @@ typedef struct {
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
     double data_seconds; // of these seconds, waiting for data
+    Metrics metrics;     // of the objective
 } StepReport;
+
+typedef struct {
+    double loss; // of the objective; of sft mean nats over the counted targets
+    Counts counts;
+    Metrics metrics;
+} Evaluation;
 
 typedef struct {
     FILE *text;    // step lines; NULL: none
@@ -136,9 +144,11 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
     double rate = r->seconds > 0 ? r->flops / r->seconds : 0, speed = r->seconds > 0 ? r->tokens / r->seconds : 0;
     char rate_text[32];
     fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
-            steps, r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate, rate_text));
+            steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed,
+            human_rate(rate, rate_text));
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
     fprintf(out, " | %s", human_bytes(r->memory_bytes));
+    metrics_print(out, &r->metrics, " | ");
     if (r->seconds > 0 && r->data_seconds > 0.01 * r->seconds)
         fprintf(out, " | %.0f %% waiting for data", 100 * r->data_seconds / r->seconds);
     fputc('\n', out);
@@ -163,23 +173,26 @@ static inline void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "flops_per_second", r->flops * per_second);
         json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);
         json_number(&json, "memory_bytes", r->memory_bytes);
+        metrics_json(&json, &r->metrics, "");
         runlog_record_end(log, &json);
     }
     progress_update(&log->progress, (double)r->step);
 }
 
-// loss: mean nats over the counted targets
-static inline void runlog_validation(RunLog *log, size_t step, double loss, double tokens) {
+static inline void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
     if (log->text) {
         progress_clear(&log->progress);
-        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f over %.0f tokens\n", digits_of(log->steps), step,
-                log->steps, loss, tokens);
+        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f", digits_of(log->steps), step, log->steps,
+                found->loss);
+        metrics_print(log->text, &found->metrics, " | ");
+        fprintf(log->text, " over %.0f tokens\n", found->counts.tokens);
         fflush(log->text);
     }
     if (log->records) {
         JsonOut json = runlog_record(log, step);
-        json_number(&json, "val_loss", loss);
-        json_number(&json, "val_tokens", tokens);
+        json_number(&json, "val_loss", found->loss);
+        json_number(&json, "val_tokens", found->counts.tokens);
+        metrics_json(&json, &found->metrics, "val_");
         runlog_record_end(log, &json);
     }
 }

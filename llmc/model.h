@@ -15,7 +15,7 @@ typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM } TensorRole;
 #define ABSENT SIZE_MAX
 
 typedef struct {
-    char name[96]; // as in transformers' named_parameters()
+    char name[160]; // as in transformers' named_parameters()
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
     int transposed;    // files hold it as [cols, rows]

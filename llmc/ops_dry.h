@@ -67,6 +67,13 @@ static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored 
     DRY_SUMMED(embedding_backward, scratch, ops_device->embedding_backward_scratch(N, rows, C));
 }
 
+// Where rows go is known on the device only: out is held to be a live region, no more.
+static inline void dry_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+    DRY_STORED(scatter_rows, out, n ? width : 0);
+    DRY_STORED(scatter_rows, in, n * width);
+    DRY_BYTES(scatter_rows, row, n * sizeof(int32_t));
+}
+
 // ---- norms --------------------------------------------------------------------------------------------------------------
 static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
                                        size_t C, double eps, double offset) {
@@ -129,6 +136,36 @@ static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, co
     dry_product(n, C, OC);
 }
 
+static inline void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
+                                       size_t n, size_t r, size_t OC) {
+    if (column + OC > width) die("adapter_forward: columns %zu to %zu of %zu", column, column + OC, width);
+    DRY_STORED(adapter_forward, out, n * width);
+    DRY_STORED(adapter_forward, h, n * r);
+    DRY_STORED(adapter_forward, b, OC * r);
+    dry_product(n, r, OC);
+}
+static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
+                                        const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
+    if (column + OC > width) die("adapter_backward: columns %zu to %zu of %zu", column, column + OC, width);
+    DRY_STORED(adapter_backward, dh, n * r);
+    DRY_SUMMED(adapter_backward, db, OC * r);
+    DRY_STORED(adapter_backward, dout, n * width);
+    DRY_STORED(adapter_backward, h, n * r);
+    DRY_STORED(adapter_backward, b, OC * r);
+    dry_product(n, r, OC);
+    if (db) dry_product(n, r, OC);
+}
+static inline void dry_scale(Stored *x, double factor, size_t count) {
+    (void)factor;
+    DRY_STORED(scale, x, count);
+}
+static inline void dry_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
+                               uint64_t seed, int accumulate) {
+    (void)first_row, (void)rate, (void)seed, (void)accumulate;
+    DRY_STORED(dropout, out, n * width);
+    DRY_STORED(dropout, in, n * width);
+}
+
 // ---- RoPE and attention -----------------------------------------------------------------------------------------------
 static inline void dry_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                             size_t HD) {
@@ -136,20 +173,18 @@ static inline void dry_rope(Stored *x, const int32_t *position, const float *inv
     DRY_BYTES(rope, position, n * sizeof(int32_t));
     DRY_BYTES(rope, inverse_frequency, HD / 2 * sizeof(float));
 }
-static inline size_t dry_first_key(Spans spans) {
-    return spans.count ? first_key(spans.span[0].document, spans.span[0].begin, spans.window) : 0;
-}
-static inline size_t dry_spans_queries(Spans spans) {
-    return spans.count ? spans.span[spans.count - 1].end - spans.span[0].begin : 0;
-}
-// Keys and values of the spans: tokens [the first query's first key, last query].
+// Keys and values of each span: tokens [the first query's first key, last query].
 static inline void dry_keys(const char *name, const void *base, Spans spans, size_t row, size_t size) {
-    size_t begin = dry_first_key(spans), end = spans.count ? spans.span[spans.count - 1].end : 0;
-    dry_range("attention", name, (const char *)base + begin * row * size, (end - begin) * row, size);
+    size_t i;
+    for (i = 0; i < spans.count; i++) {
+        const Span *span = &spans.span[i];
+        size_t begin = first_key(span->document, span->begin, spans.window);
+        dry_range("attention", name, (const char *)base + begin * row * size, (span->end - begin) * row, size);
+    }
 }
 static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    size_t n = dry_spans_queries(spans);
+    size_t n = spans_rows(spans);
     (void)scale;
     DRY_STORED(attention_forward, out, n * NH * HD);
     DRY_STORED(attention_forward, q, n * NH * HD);
@@ -163,7 +198,7 @@ static inline void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, co
                                           const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
                                           Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
                                           Summed *scratch) {
-    size_t n = dry_spans_queries(spans);
+    size_t n = spans_rows(spans);
     (void)scale;
     DRY_STORED(attention_backward, dq, n * NH * HD);
     DRY_STORED(attention_backward, dout, n * NH * HD);
@@ -205,10 +240,11 @@ static inline void dry_gelu_backward(Stored *dx, const Stored *dout, const Store
     DRY_STORED(gelu_backward, dout, count);
     DRY_STORED(gelu_backward, x, count);
 }
-static inline void dry_logprob(Summed *logp, Stored *logits, const int32_t *targets, const Summed *weight, size_t n,
-                               size_t V, double temperature) {
+static inline void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
+                               const Summed *weight, size_t n, size_t V, double temperature) {
     (void)temperature;
     DRY_SUMMED(logprob, logp, n);
+    DRY_SUMMED(logprob, entropy, n);
     DRY_STORED(logprob, logits, n * V);
     DRY_BYTES(logprob, targets, n * sizeof(int32_t));
     DRY_SUMMED(logprob, weight, n);
@@ -249,10 +285,13 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.finish = dry_finish;
     ops.repeat = dry_repeat;
     ops.embedding_forward = dry_embedding_forward, ops.embedding_backward = dry_embedding_backward;
+    ops.scatter_rows = dry_scatter_rows;
     ops.rmsnorm_forward = dry_rmsnorm_forward, ops.rmsnorm_backward = dry_rmsnorm_backward;
     ops.layernorm_forward = dry_layernorm_forward, ops.layernorm_backward = dry_layernorm_backward;
     ops.linear_forward = dry_linear_forward, ops.linear_backward_input = dry_linear_backward_input;
     ops.linear_backward_weight = dry_linear_backward_weight;
+    ops.adapter_forward = dry_adapter_forward, ops.adapter_backward = dry_adapter_backward;
+    ops.scale = dry_scale, ops.dropout = dry_dropout;
     ops.rope_forward = dry_rope, ops.rope_backward = dry_rope;
     ops.attention_forward = dry_attention_forward, ops.attention_backward = dry_attention_backward;
     ops.swiglu_forward = dry_swiglu_forward, ops.swiglu_backward = dry_swiglu_backward;

@@ -409,16 +409,46 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
 }
 
-// Until they are there: everything that would be silently without effect.
-static inline void options_check_planned(const Options *o) {
-    static const char *const planned[] = {
-        "objective", "reference-logprobs", "old-logprobs", "rollout", "lora-rank", "adapter", "merge"};
+// Options of objectives that have no meaning for the one at hand, or need each other.
+static inline void options_check_objective(const Options *o) {
+    static const struct {
+        const char *option, *objectives;
+    } needs[] = {{"dpo-loss", " dpo "},
+                 {"label-smoothing", " dpo "},
+                 {"beta", " dpo simpo orpo grpo gspo ppo "},
+                 {"gamma", " simpo "},
+                 {"normalisation", " grpo gspo ppo "},
+                 {"clip-low", " grpo gspo ppo "},
+                 {"clip-high", " grpo gspo ppo "},
+                 {"scale-rewards", " grpo gspo "},
+                 {"group-size", " grpo gspo "},
+                 {"reference-logprobs", " dpo grpo gspo ppo "},
+                 {"old-logprobs", " grpo gspo ppo "},
+                 {"rollout", " grpo gspo "}};
+    static const char *const of_rollout[] = {"reward-command", "reward-timeout", "reward-failure", "updates"};
+    static const char *const of_lora[] = {"lora-alpha", "lora-targets", "lora-dropout", "rslora"};
+    char word[16];
     size_t i;
-    for (i = 0; i < sizeof(planned) / sizeof(planned[0]); i++) {
-        if (!option_given(o, planned[i])) continue;
-        if (!strcmp(planned[i], "objective") && !strcmp(o->objective, "sft")) continue;
-        options_refuse(o->verb, "--%s is not in this version", planned[i]);
-    }
+    if (!o->objective) return;
+    snprintf(word, sizeof(word), " %s ", o->objective);
+    for (i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
+        if (option_given(o, needs[i].option) && !strstr(needs[i].objectives, word))
+            options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s", needs[i].option,
+                           o->objective, (int)strlen(needs[i].objectives) - 1, needs[i].objectives);
+    for (i = 0; i < sizeof(of_rollout) / sizeof(of_rollout[0]); i++)
+        if (option_given(o, of_rollout[i]) && !o->rollout)
+            options_refuse(o->verb, "--%s belongs to --rollout", of_rollout[i]);
+    for (i = 0; i < sizeof(of_lora) / sizeof(of_lora[0]); i++)
+        if (option_given(o, of_lora[i]) && !o->lora_rank)
+            options_refuse(o->verb, "--%s belongs to adapters that --lora-rank begins", of_lora[i]);
+    if (o->lora_rank && o->adapter)
+        options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
+    if (o->label_smoothing > 0 && strcmp(o->dpo_loss, "sigmoid") != 0)
+        options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", o->dpo_loss);
+    if (o->beta == 0 && strstr(" dpo simpo orpo ", word))
+        options_refuse(o->verb, "--beta 0 leaves nothing of --objective %s; give a number above 0", o->objective);
+    if (o->temperature == 0 && strstr(" grpo gspo ppo ", word))
+        options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0", o->objective);
 }
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
@@ -444,7 +474,7 @@ static inline Options options_parse(int argc, char **argv) {
         exit(0);
     }
     options_check(&options);
-    options_check_planned(&options);
+    options_check_objective(&options);
     return options;
 }
 

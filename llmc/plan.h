@@ -14,8 +14,9 @@ typedef struct {
     DType gradient_type;        // of the stored gradients
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
-    int master; // fp32 copy of the weights, where these are bf16
-    Objective objective;
+    int master;          // fp32 copy of the weights, where these are bf16
+    Objective objective; // as zeros: sft
+    const Lora *lora;    // NULL: the model itself is trained
     size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
 } RunSettings;
 
@@ -23,7 +24,7 @@ typedef struct {
 static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
-    size_t n = model->elements;
+    const size_t n = (settings->lora ? &settings->lora->table : model)->elements; // that are trained
     int kind, kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
@@ -37,7 +38,9 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->layers_repeat = 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
-    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", n);
+    s->memory.lora = settings->lora;
+    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", model->elements);
+    if (settings->lora) s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", n);
     if (settings->backward)
         s->memory.gradients =
             (char *)arena_push(arena, SHARE_GRADIENTS, "gradients", n, dtype_size(settings->gradient_type));
@@ -55,6 +58,8 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->span = (Span *)checked_calloc(2 * max_size(largest->documents, 1), sizeof(Span), "spans");
     if (s->dry) return;
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
+    if (objective_has_entropy(&s->objective))
+        s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
         for (kind = 0; kind < kinds; kind++) {
@@ -68,19 +73,22 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
 static inline void run_end(StreamBP *s) {
     free(s->span);
     free(s->host_sums);
+    free(s->host_entropy);
 }
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    double flops;               // executed by one stream's forward and backward: matrix products and attention
-    double model_flops;         // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation
+    double flops;       // executed by one stream's forward and backward: matrix products and attention
+    double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
+                        // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
     Arena arena;                // regions alive at the peak
 } Plan;
 
-static inline double model_flops(const Model *model, const Batch *batch, int backward) {
+static inline double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     Shapes d = shapes_of(model);
     double parameters = (double)(d.V * d.C), windows = (double)layers_with_window(&model->config), pairs;
+    double adapters = lora ? (double)lora->table.elements : 0;
     size_t i;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
@@ -88,7 +96,8 @@ static inline double model_flops(const Model *model, const Batch *batch, int bac
     }
     pairs =
         ((double)d.L - windows) * batch_pairs(batch, 0) + windows * batch_pairs(batch, window_of_model(&model->config));
-    return (backward ? 3 : 1) * (2 * parameters * (double)batch->N + 4 * (double)(d.NH * d.HD) * pairs);
+    parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
+    return 2 * parameters * (double)batch->N + (backward ? 3 : 1) * 4 * (double)(d.NH * d.HD) * pairs;
 }
 
 // Whether no product of sizes in a plan exceeds size_t: far beyond any memory, but --init takes any config.
@@ -114,13 +123,13 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     ops = ops_dry(settings->model->dtype, &plan.arena);
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
     if (batch->N && settings->backward)
-        forward_backward(&s, batch, 1);
+        forward_backward(&s, batch, 1, NULL);
     else if (batch->N)
-        forward_only(&s, batch, 1);
+        forward_only(&s, batch, 1, NULL);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
     if (settings->cache_tokens) cache_walk(&s, settings->cache_tokens);
-    plan.model_flops = model_flops(settings->model, batch, settings->backward);
+    plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
     plan.total_bytes = plan.arena.peak;
     for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
     run_end(&s);
@@ -149,9 +158,9 @@ static inline void flop_count_begin(FlopCount *count, const RunSettings *setting
 static inline double flops_of(FlopCount *count, const Batch *batch) {
     count->ops = ops_dry(count->stream.model->dtype, &count->arena);
     if (count->backward)
-        forward_backward(&count->stream, batch, 1);
+        forward_backward(&count->stream, batch, 1, NULL);
     else
-        forward_only(&count->stream, batch, 1);
+        forward_only(&count->stream, batch, 1, NULL);
     return dry.flops;
 }
 

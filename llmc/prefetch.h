@@ -140,7 +140,7 @@ static inline void prefetch_free(Prefetch *p) {
 
 // ---- taking ----------------------------------------------------------------------------------------------------------------------
 // The next micro-batch, the caller's until the next call.
-static inline const MicroBatch *prefetch_take(Prefetch *p) {
+static inline MicroBatch *prefetch_take(Prefetch *p) {
     double begin = seconds_now();
     int failed;
     pthread_mutex_lock(&p->lock);

@@ -24,6 +24,13 @@ DEVICE_TOO static inline uint64_t random_bits(uint64_t seed, uint64_t stream, ui
     return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
 }
 
+// Whether dropout keeps element `index`: with probability 1 - rate, of which threshold = dropout_threshold(rate).
+DEVICE_TOO static inline int dropout_keeps(uint64_t seed, uint64_t index, uint64_t threshold) {
+    return random_bits(seed, 0, index) >= threshold;
+}
+
+static inline uint64_t dropout_threshold(double rate) { return (uint64_t)(rate * 0x1p64); } // rate < 1
+
 // Uniform in [0, 1) with 53 bits.
 static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     return (double)(random_bits(seed, stream, index) >> 11) * 0x1p-53;

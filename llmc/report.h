@@ -7,6 +7,32 @@ and tensors. Text goes to a stream of the caller's choice, so that stdout can be
 #include "arena.h"
 #include "json_out.h"
 #include "model.h"
+#include "objective.h"
+
+// What people watch of an objective while it trains; everything else is in the log.
+static const struct {
+    const char *metric, *label;
+} metrics_shown[] = {
+    {"rewards/accuracies", "accuracy"}, {"rewards/margins", "margin"}, {"reward", "reward"},           {"kl", "KL"},
+    {"clip_fraction", "clipped"},       {"entropy", "entropy"},        {"completion_length", "length"}};
+
+static inline void metrics_print(FILE *out, const Metrics *m, const char *separator) {
+    size_t i, k;
+    for (k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++)
+        for (i = 0; i < m->count; i++)
+            if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
+                fprintf(out, "%s%s %.4g", separator, metrics_shown[k].label, m->metric[i].sum / m->metric[i].count);
+}
+
+// prefix: before every name
+static inline void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
+    char name[64];
+    size_t i;
+    for (i = 0; i < m->count; i++) {
+        snprintf(name, sizeof(name), "%s%s", prefix, m->metric[i].name);
+        json_number(json, name, m->metric[i].count > 0 ? m->metric[i].sum / m->metric[i].count : NAN);
+    }
+}
 
 // 8190735360 -> "8.19 B"
 static inline const char *human_count(double count) {

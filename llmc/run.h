@@ -5,6 +5,7 @@ held against the memory there is, one allocation follows, and weights are filled
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 #include "dataloader.h"
+#include "logprobs.h"
 #include "plan.h"
 #include "model_path.h"
 #include "options.h"
@@ -21,6 +22,7 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
+    Lora lora; // of rank 0: none
     RunSettings settings;
     Plan plan;
     void *memory; // plan.total_bytes
@@ -28,6 +30,7 @@ typedef struct {
     StreamBP stream;
     OptimizerState optimizer;
     FlopCount flop_count;
+    LogprobFile reference, old;    // of --data, where they are named
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
@@ -36,6 +39,50 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
     if (!strcmp(name, "bf16")) return DTYPE_BF16;
     if (!strcmp(name, "double")) return DTYPE_FP64;
     return otherwise;
+}
+
+// ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
+// New adapters of --lora-rank.
+static inline void run_open_lora(Run *run) {
+    const Options *o = run->options;
+    Lora *lora = &run->lora;
+    if (!o->lora_rank) return;
+    lora->rank = o->lora_rank;
+    lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
+    lora->dropout = o->lora_dropout;
+    lora->rslora = o->rslora;
+    lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
+    lora_build(lora, &run->model);
+}
+
+// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single pass the model
+// itself: computed as they are needed. A run that trains a model has computed them before its first step (reference.h).
+static inline int run_computes_reference(const Run *run) {
+    const Options *o = run->options;
+    return objective_needs_reference(&run->settings.objective) && !o->reference_logprobs &&
+           (run->lora.rank || o->verb == VERB_BP);
+}
+
+static inline Objective objective_from_options(const Options *o) {
+    Objective objective;
+    memset(&objective, 0, sizeof(objective));
+    objective.temperature = 1;
+    objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
+    objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
+    objective.normalisation = (Normalisation)objective_word(normalisation_names, NORMALISATIONS, o->normalisation);
+    objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
+    objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
+    objective.completion_tokens = (double)o->max_new_tokens;
+    if (objective_is_of_policy(&objective)) objective.temperature = o->temperature;
+    objective_settle(&objective);
+    return objective;
+}
+
+// Documents that --batch counts as one: the two of a pair, the completions of a group.
+static inline size_t unit_documents(const Options *o) {
+    const Objective objective = objective_from_options(o);
+    if (objective_is_of_pairs(&objective)) return 2;
+    return objective.kind == OBJECTIVE_GRPO || objective.kind == OBJECTIVE_GSPO ? o->group_size : 1;
 }
 
 // From --model or --init, or from `model` where a run that is resumed names neither.
@@ -59,6 +106,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     }
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_from_name(options->dtype, ops_device->stored));
+    run_open_lora(run);
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
@@ -81,6 +129,8 @@ static inline RunSettings settings_from_options(const Run *run) {
     memset(&settings, 0, sizeof(settings));
     options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
+    settings.lora = run->lora.rank ? &run->lora : NULL;
+    settings.objective = objective_from_options(o);
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
     if (o->method && !strcmp(o->method, "full")) settings.method = METHOD_FULL;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
@@ -113,9 +163,20 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
-    settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : DATA_TRAINS;
+    settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
+    settings.objective = &run->settings.objective;
+    settings.scale_rewards = !strcmp(o->scale_rewards, "group") ||
+                             (!strcmp(o->scale_rewards, "auto") && strcmp(o->normalisation, "dr_grpo") != 0);
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
+    if (paths == &o->data && o->reference_logprobs) {
+        logprobs_open(&run->reference, o->reference_logprobs);
+        settings.reference = &run->reference;
+    }
+    if (paths == &o->data && o->old_logprobs) {
+        logprobs_open(&run->old, o->old_logprobs);
+        settings.old = &run->old;
+    }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
     return dataloader_open(paths->path, paths->count, &settings);
@@ -178,7 +239,7 @@ static inline void run_allocate(Run *run, StreamBound bound) {
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    check_memory(run, bound.N ? run->options->batch : 0);
+    check_memory(run, bound.N ? run->options->batch * unit_documents(run->options) : 0);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
@@ -187,6 +248,10 @@ static inline void run_allocate(Run *run, StreamBound bound) {
     run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
     if (shape.N) flop_count_begin(&run->flop_count, &run->settings, &shape);
     free(shape.document_start);
+}
+
+static inline void run_reference(Run *run, Batch *batch) {
+    if (run_computes_reference(run)) forward_policy(&run->stream, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.
@@ -202,6 +267,8 @@ static inline void run_load_weights(Run *run) {
         weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
     run_close_source(run);
+    if (run->settings.lora)
+        weights_init_random(&run->lora.table, ops_device, run->stream.memory.adapters, run->options->seed);
 }
 
 static inline void run_close(Run *run) {
@@ -210,7 +277,11 @@ static inline void run_close(Run *run) {
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     run_close_source(run);
     model_free(&run->model);
+    lora_free(&run->lora);
 }
+
+// What is trained: the model or its adapters.
+static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
 
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads (OMP_THREAD_LIMIT,
 // OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what is promised is from now on
@@ -237,7 +308,7 @@ static inline int cpu_threads(void) {
 }
 
 static inline size_t gradient_bytes(const Run *run) {
-    return run->model.elements * dtype_size(run->settings.gradient_type);
+    return run_trained(run)->elements * dtype_size(run->settings.gradient_type);
 }
 
 // FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in use (between two

@@ -12,6 +12,8 @@ multiplies what it counts by how many they stand for.
 #include "residency.h"
 #include "rope_frequency.h"
 
+#define RANDOM_STREAM_DROPOUT 0x64726f706f7574ull // of random.h ("dropout")
+
 typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
 
 typedef struct {
@@ -55,17 +57,22 @@ typedef struct {
     size_t chunk, logits_chunk; // as asked for; the stream's length caps them
     int dry;                    // a plan: loops visit each distinct shape once
     Objective objective;
+    double dropout; // rate of the adapters' dropout: in force in forward_backward alone
+    uint64_t dropout_seed;
 
     // The stream at hand: host side
     const Batch *batch;
     size_t N;
     Span *span;                         // [2 * documents], of the chunk being visited, then as a layer's keys lie
+    double Z;                           // what its loss is divided by
     void *host_sums;                    // [N] Summed: on the way in dL/dlogp, on the way out the log-probabilities
-    size_t host_tokens, host_documents; // what these two have room for
+    void *host_entropy;                 // [N] Summed; NULL where the objective does not want it
+    size_t host_tokens, host_documents; // what these have room for
     // and on the device, [N] each
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
+    Summed *entropy;             // of the distributions over the vocabulary; NULL where the objective does not want it
     float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
@@ -112,15 +119,18 @@ static inline Summed *push_summed(StreamBP *s, Share share, const char *name, si
     return (Summed *)arena_push(s->arena, share, name, count, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// A layer's tensor, from the layer's first element; NULL where the family has none.
-static inline const Stored *weight_of(const StreamBP *s, char *layer, LayerTensor tensor) {
+// A layer's tensor; NULL where the family has none.
+static inline const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
     size_t offset = s->model->layer_offset[tensor];
-    return offset == ABSENT ? NULL : (const Stored *)at(layer, offset, dtype_size(s->model->dtype));
+    return offset == ABSENT ? NULL : (const Stored *)at(w.weights, offset, dtype_size(s->model->dtype));
 }
 
+// Where its dW is summed; NULL where there is none, and where it is not trained.
 static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tensor) {
     size_t offset = s->model->layer_offset[tensor];
-    return offset == ABSENT ? NULL : (Summed *)at(sums.layer, offset, dtype_size(dtype_of_sums(s->model->dtype)));
+    return offset == ABSENT || s->memory.lora
+               ? NULL
+               : (Summed *)at(sums.layer, offset, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
 // ---- chunks and layers to visit -----------------------------------------------------------------------------------------
@@ -170,6 +180,7 @@ static inline Chunk chunk_of(StreamBP *s, size_t begin, size_t n) {
         span->document = start[document];
         span->begin = max_size(start[document], begin), span->end = min_size(start[document + 1], end);
         if (span->begin == span->end) continue; // an empty document
+        span->row = span->begin - begin;
         c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
         c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);
         c.spans.count++;
@@ -353,6 +364,7 @@ static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     for (i = 0; i < spans.count; i++) {
         moved[i].document = max_size(c.spans.span[i].document, first) - first;
         moved[i].begin = c.spans.span[i].begin - first, moved[i].end = c.spans.span[i].end - first;
+        moved[i].row = c.spans.span[i].row;
     }
     spans.span = moved;
     return spans;

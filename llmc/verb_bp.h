@@ -7,11 +7,12 @@ computed for anybody to hold against another program.
 #include "adamw.h"
 #include "dataloader.h"
 #include "json_out.h"
-#include "run.h"
+#include "reference.h"
 
 typedef struct {
     double loss, seconds, grad_norm;
     double tokens, flops, model_flops;
+    Metrics metrics;
 } PassResult;
 
 static inline int compare_doubles(const void *a, const void *b) {
@@ -19,36 +20,52 @@ static inline int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+// Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
+static inline void bp_answers(const Run *run, Batch *batch) {
+    size_t d, t;
+    for (d = 0; d < batch->documents; d++) {
+        batch->group[d] = d / unit_documents(run->options);
+        batch->reward[d] = d % 2 ? 0 : 1;
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) batch->advantage[t] = d % 2 ? -1 : 1;
+    }
+}
+
 // Micro-batch i of the pass: from --data, or random ids.
-static inline void bp_batch(const Run *run, DataLoader *loader, size_t i, Batch *batch) {
+static inline void bp_batch(Run *run, DataLoader *loader, size_t i, Batch *batch) {
     const Options *o = run->options;
+    const size_t documents = o->batch * unit_documents(o);
     if (o->data.count)
         dataloader_seek(loader, i), dataloader_next(loader, batch);
     else
-        batch_random(batch, o->batch, o->seq_len, i * o->batch, run->model.config.vocab_size, o->seed);
+        batch_random(batch, documents, o->seq_len, i * documents, run->model.config.vocab_size, o->seed);
+    if (!o->data.count && batch->group) bp_answers(run, batch);
 }
 
 static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) {
     const Options *o = run->options;
-    double *seconds = (double *)checked_calloc(o->repeat, sizeof(double), "timings"), Z = 0;
-    PassResult result = {0, 0, 0, 0, 0, 0};
+    double *seconds = (double *)checked_calloc(o->repeat, sizeof(double), "timings"), Z;
+    Counts counts = {0, 0, 0};
+    PassResult result;
     const Parameter *bad = NULL;
     size_t repeat, i;
+    memset(&result, 0, sizeof(result));
     for (i = 0; i < o->grad_accum; i++) {
         bp_batch(run, loader, i, batch);
-        Z += batch_counted(batch);
+        counts = counts_add(counts, batch_count(batch));
         result.tokens += (double)batch->N;
         result.flops += flops_of(&run->flop_count, batch);
-        result.model_flops += model_flops(&run->model, batch, 1);
+        result.model_flops += model_flops(&run->model, run->settings.lora, batch, 1);
     }
+    Z = objective_normaliser(&run->settings.objective, counts);
     for (repeat = 0; repeat < o->repeat; repeat++) {
         ops_device->zero(run->stream.memory.gradients, gradient_bytes(run));
-        result.loss = 0;
+        result.loss = 0, result.metrics.count = 0;
         for (i = 0; i < o->grad_accum; i++) {
             double begin;
             if (o->grad_accum > 1) bp_batch(run, loader, i, batch);
             begin = seconds_now();
-            result.loss += forward_backward(&run->stream, batch, Z);
+            run_reference(run, batch);
+            result.loss += forward_backward(&run->stream, batch, Z, &result.metrics);
             ops_device->finish();
             seconds[repeat] += seconds_now() - begin;
         }
@@ -60,7 +77,7 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) 
     free(seconds);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
     result.grad_norm =
-        gradient_norm(&run->model, ops_device, run->stream.memory.gradients, run->settings.gradient_type, &bad);
+        gradient_norm(run_trained(run), ops_device, run->stream.memory.gradients, run->settings.gradient_type, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
     return result;
 }
@@ -81,31 +98,36 @@ static inline int verb_bp(const Options *options) {
     DataLoader loader;
     Batch batch;
     PassResult result;
-    StreamBound bound = regular_bound(options->batch, options->seq_len);
+    StreamBound bound = regular_bound(options->batch * unit_documents(options), options->seq_len);
     size_t peak;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
     memset(&loader, 0, sizeof(loader));
     if (options->data.count) loader = bp_open_data(&run), bound = dataloader_bound(&loader);
-    if (options->grads_out) gradients_check_place(options->grads_out, &run.model);
+    if (options->grads_out) gradients_check_place(options->grads_out, run.lora.rank ? &run.lora.table : &run.model);
     run_allocate(&run, bound);
-    batch = batch_allocate(bound.N, bound.documents);
+    if (loader.of_documents) reference_check(&run, &loader, 0);
+    batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(bound.N, bound.documents);
+    if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
+        batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);
     result = bp_measure(&run, &loader, &batch);
     peak = ops_device->memory_peak() - run.memory_at_start;
     if (options->grads_out)
-        gradients_write(options->grads_out, &run.model, ops_device, run.stream.memory.gradients,
+        gradients_write(options->grads_out, run_trained(&run), ops_device, run.stream.memory.gradients,
                         run.settings.gradient_type);
     if (!options->quiet || !options->json)
-        fprintf(run.text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s\n", result.loss,
+        fprintf(run.text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result.loss,
                 result.grad_norm, result.seconds, result.tokens / result.seconds, human_bytes((double)peak));
+    if (!options->quiet || !options->json) metrics_print(run.text, &result.metrics, "   "), fputc('\n', run.text);
     if (options->json) {
         JsonOut json = json_open(stdout);
         json_object(&json, NULL);
         json_number(&json, "loss", result.loss);
+        metrics_json(&json, &result.metrics, "");
         json_size(&json, "tokens", (size_t)result.tokens);
         json_number(&json, "seconds", result.seconds);
         json_number(&json, "grad_norm", result.grad_norm);

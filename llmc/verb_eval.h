@@ -5,27 +5,31 @@ The verb `eval`, and the evaluation that training runs between its steps: the lo
 #define LLMC_VERB_EVAL_H
 #include "curve.h"
 #include "json_out.h"
+#include "log.h"
 #include "prefetch.h"
 #include "progress.h"
-#include "run.h"
+#include "reference.h"
 
-// Mean nats over the counted targets of the first `steps` micro-batches. curve: NULL, or what they are added to
-static inline double evaluate(StreamBP *stream, Prefetch *data, size_t steps, Curve *curve, double *tokens) {
+// The first `steps` micro-batches. curve: NULL, or what their log-probabilities are added to
+static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
+    StreamBP *stream = &run->stream;
     Progress progress = progress_begin(stderr, "evaluating", 0, (double)steps);
-    double sum = 0;
+    Evaluation found;
     size_t i;
-    *tokens = 0;
+    memset(&found, 0, sizeof(found));
     prefetch_start(data, 0);
     for (i = 0; i < steps; i++) {
-        const Batch *batch = &prefetch_take(data)->batch;
-        sum += forward_only(stream, batch, 1); // Z = 1: the sum of the losses
+        Batch *batch = &prefetch_take(data)->batch;
+        run_reference(run, batch);
+        found.loss += forward_only(stream, batch, 1, &found.metrics); // Z = 1: the sum of the losses
         if (curve) curve_add(curve, batch, stream->host_sums, dtype_of_sums(stream->model->dtype));
-        *tokens += batch_counted(batch);
+        found.counts = counts_add(found.counts, batch_count(batch));
         progress_update(&progress, (double)(i + 1));
     }
     prefetch_stop(data);
     progress_end(&progress);
-    return sum / *tokens;
+    found.loss /= objective_normaliser(&stream->objective, found.counts);
+    return found;
 }
 
 static inline int verb_eval(const Options *options) {
@@ -33,8 +37,9 @@ static inline int verb_eval(const Options *options) {
     DataLoader loader;
     Prefetch data;
     Curve curve;
-    int with_curve = options->curve || options->curve_tokens;
-    double tokens, loss, begin;
+    int with_curve = options->curve || options->curve_tokens, is_sft = !strcmp(options->objective, "sft");
+    Evaluation found;
+    double begin;
     size_t steps;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
@@ -42,6 +47,12 @@ static inline int verb_eval(const Options *options) {
     loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
+    if (objective_needs_reference(&run.settings.objective) && !run_computes_reference(&run) &&
+        !options->reference_logprobs)
+        options_refuse(options->verb,
+                       "--objective %s needs --reference-logprobs, those of the model that training began with",
+                       options->objective);
+    if (loader.of_documents) reference_check(&run, &loader, 0);
     run_allocate(&run, dataloader_bound(&loader));
     prefetch_allocate(&data, &loader, 1);
     curve = curve_allocate(options->curve_tokens, dataloader_bound(&loader).longest);
@@ -49,17 +60,22 @@ static inline int verb_eval(const Options *options) {
     report_header(&run);
     report_data(&run, &loader, dataloader_bound(&loader));
     begin = seconds_now();
-    loss = evaluate(&run.stream, &data, steps, with_curve ? &curve : NULL, &tokens);
-    if (!isfinite(loss)) die("the loss is %f: NaN or Inf in the forward pass", loss);
-    if (!options->quiet || !options->json)
-        fprintf(run.text, "loss %.6f   perplexity %.4f   %.0f tokens\n", loss, exp(loss), tokens);
+    found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
+    if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
+    if (!options->quiet || !options->json) {
+        fprintf(run.text, "loss %.6f", found.loss);
+        if (is_sft) fprintf(run.text, "   perplexity %.4f", exp(found.loss));
+        metrics_print(run.text, &found.metrics, "   ");
+        fprintf(run.text, "   %.0f tokens\n", found.counts.tokens);
+    }
     if (with_curve && (!options->quiet || !options->json)) curve_report(run.text, &curve);
     if (options->json) {
         JsonOut json = json_open(stdout);
         json_object(&json, NULL);
-        json_number(&json, "loss", loss);
-        json_number(&json, "perplexity", exp(loss));
-        json_number(&json, "tokens", tokens);
+        json_number(&json, "loss", found.loss);
+        if (is_sft) json_number(&json, "perplexity", exp(found.loss));
+        metrics_json(&json, &found.metrics, "");
+        json_number(&json, "tokens", found.counts.tokens);
         json_number(&json, "seconds", seconds_now() - begin);
         if (with_curve) curve_json(&json, &curve);
         json_object_end(&json);

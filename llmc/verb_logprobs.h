@@ -1,6 +1,6 @@
 /*
-The verb `logprobs`: the log-probabilities of data under a model, into a file for objectives that have a reference or old
-log-probabilities (logprobs.h). Shards of any kind: to the walk they are documents.
+The verb `logprobs`: the log-probabilities of data under a model, into a file for objectives that have a reference or
+old log-probabilities (logprobs.h). Shards of any kind: to the walk they are documents.
 */
 #ifndef LLMC_VERB_LOGPROBS_H
 #define LLMC_VERB_LOGPROBS_H
@@ -41,7 +41,6 @@ static inline int verb_logprobs(const Options *options) {
     run.settings = settings_from_options(&run);
     run.settings.objective.temperature = options->temperature;
     loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
-    logprobs_check_documents(&loader);
     bound = dataloader_bound(&loader);
     run_allocate(&run, bound);
     batch = dataloader_batch(&loader);

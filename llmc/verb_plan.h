@@ -22,7 +22,7 @@ static inline int verb_plan(const Options *options) {
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
         prompt_free(&prompt);
     }
-    bound = regular_bound(options->batch, options->seq_len);
+    bound = regular_bound(options->batch * unit_documents(options), options->seq_len);
     memset(&data, 0, sizeof(data));
     if (options->data.count) {
         data = run_open_data(&run, &options->data, run_shuffle(options));
@@ -36,7 +36,8 @@ static inline int verb_plan(const Options *options) {
     }
     shape = batch_shape(bound);
     run.plan = plan_make(&run.settings, &shape);
-    if (options->memory_limit) longest = plan_longest(&run.settings, options->batch, options->memory_limit);
+    if (options->memory_limit)
+        longest = plan_longest(&run.settings, options->batch * unit_documents(options), options->memory_limit);
     report_header(&run);
     report_data(&run, &data, bound);
     if (options->memory_limit && !options->quiet)

@@ -98,6 +98,8 @@ static inline void fence_host(const char *op, const char *name, const void *memo
         size_t rows, size_t C, double scale, Summed *scratch), \
         (dw, dw_type, dx, index, N, rows, C, scale, scratch), (dw, dx, index, scratch)) \
     HOST(size_t, embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C)) \
+    OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width), \
+        (out, in, row, n, width), (out, in, row)) \
     OP(void, rmsnorm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C, \
         double eps, double offset), \
         (out, x, w, residual, n, C, eps, offset), (out, x, w, residual)) \
@@ -120,6 +122,16 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n, \
         size_t C, size_t OC), \
         (dweight, dbias, dout, x, n, C, OC), (dweight, dbias, dout, x)) \
+    OP(void, adapter_forward, (Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n, \
+        size_t r, size_t OC), \
+        (out, width, column, h, b, n, r, OC), (out, h, b)) \
+    OP(void, adapter_backward, (Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, \
+        const Stored *h, const Stored *b, size_t n, size_t r, size_t OC), \
+        (dh, db, dout, width, column, h, b, n, r, OC), (dh, db, dout, h, b)) \
+    OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count), (x)) \
+    OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate, \
+        uint64_t seed, int accumulate), \
+        (out, in, n, width, first_row, rate, seed, accumulate), (out, in)) \
     OP(void, rope_forward, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads, \
         size_t HD), \
         (x, position, inverse_frequency, n, heads, HD), (x, position, inverse_frequency)) \
@@ -146,9 +158,9 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(void, gelu_forward, (Stored *out, const Stored *x, size_t count), (out, x, count), (out, x)) \
     OP(void, gelu_backward, (Stored *dx, const Stored *dout, const Stored *x, size_t count), \
         (dx, dout, x, count), (dx, dout, x)) \
-    OP(void, logprob, (Summed *logp, Stored *logits, const int32_t *targets, const Summed *weight, size_t n, size_t V, \
-        double temperature), \
-        (logp, logits, targets, weight, n, V, temperature), (logp, logits, targets, weight)) \
+    OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight, \
+        size_t n, size_t V, double temperature), \
+        (logp, entropy, logits, targets, weight, n, V, temperature), (logp, entropy, logits, targets, weight)) \
     OP(void, round_sums, (Stored *out, const Summed *in, size_t count), (out, in, count), (out, in)) \
     OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), \
         (gradient, type, in, count), (gradient, in)) \

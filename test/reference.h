@@ -120,6 +120,9 @@ static inline size_t attention_first_key(Spans spans, size_t s, size_t t) {
     return first;
 }
 
+// The row of query t.
+static inline size_t attention_place(Span span, size_t t) { return span.row + t - span.begin; }
+
 // Probabilities of query `token` over keys [first, token] into p[token - first + 1]; returns log sum exp.
 static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t token, size_t NKV,
                                    size_t key_head, size_t HD, double scale) {
@@ -141,11 +144,12 @@ static inline double attention_row(double *p, const double *q, const double *k, 
 static inline void reference_attention_forward(double *out, double *lse, const double *q, const double *k,
                                                const double *v, Spans spans, size_t NH, size_t NKV, size_t HD,
                                                double scale, double *p) {
-    size_t s, t, h, i, j, first = spans.span[0].begin;
+    size_t s, t, h, i, j;
     for (s = 0; s < spans.count; s++)
         for (t = spans.span[s].begin; t < spans.span[s].end; t++)
             for (h = 0; h < NH; h++) {
-                size_t row = (t - first) * NH + h, key_head = h / (NH / NKV), from = attention_first_key(spans, s, t);
+                size_t row = attention_place(spans.span[s], t) * NH + h, key_head = h / (NH / NKV),
+                       from = attention_first_key(spans, s, t);
                 double *o = out + row * HD;
                 lse[row] = attention_row(p, q + row * HD, k, from, t, NKV, key_head, HD, scale);
                 for (i = 0; i < HD; i++) o[i] = 0.0;
@@ -160,11 +164,12 @@ static inline void reference_attention_backward(double *dq, double *dk, double *
                                                 const double *out, const double *q, const double *k, const double *v,
                                                 Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
                                                 double *p) {
-    size_t s, t, h, i, j, first = spans.span[0].begin;
+    size_t s, t, h, i, j;
     for (s = 0; s < spans.count; s++)
         for (t = spans.span[s].begin; t < spans.span[s].end; t++)
             for (h = 0; h < NH; h++) {
-                size_t row = (t - first) * NH + h, key_head = h / (NH / NKV), from = attention_first_key(spans, s, t);
+                size_t row = attention_place(spans.span[s], t) * NH + h, key_head = h / (NH / NKV),
+                       from = attention_first_key(spans, s, t);
                 const double *d = dout + row * HD;
                 double mean = 0.0;
                 attention_row(p, q + row * HD, k, from, t, NKV, key_head, HD, scale);
@@ -265,6 +270,21 @@ static inline void reference_logprob_forward(double *logp, const double *logits,
         const double *row = logits + t * V;
         double largest, lse = row_logsumexp(row, V, temperature, &largest);
         logp[t] = targets[t] < 0 ? 0.0 : (row[targets[t]] - largest) / temperature - lse;
+    }
+}
+
+// -sum p log p, as it is written
+static inline void reference_entropy(double *entropy, const double *logits, const int32_t *targets, size_t n, size_t V,
+                                     double temperature) {
+    size_t t, i;
+    for (t = 0; t < n; t++) {
+        const double *row = logits + t * V;
+        double largest, lse = row_logsumexp(row, V, temperature, &largest);
+        entropy[t] = 0.0;
+        for (i = 0; i < V && targets[t] >= 0; i++) {
+            double log_p = (row[i] - largest) / temperature - lse, p = exp(log_p);
+            if (p > 0.0) entropy[t] -= p * log_p;
+        }
     }
 }
 

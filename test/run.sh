@@ -31,6 +31,7 @@ rows="
     ops           bf16        cudnn
     methods       bf16        cuda
     methods       fp32        cuda
+    lora          fp32        cuda
     golden        bf16        cuda
     golden        fp32        cuda
     ops           fp32        onednn
@@ -41,6 +42,9 @@ rows="
     methods       double      onednn
     methods       fp32        onednn
     methods       bf16        onednn
+    lora          double      onednn
+    lora          fp32        onednn
+    lora          bf16        onednn
     golden        fp32        onednn
     golden        bf16        onednn
     golden        double      onednn
@@ -48,6 +52,8 @@ rows="
     plan          bf16        onednn
     fence         fp32        onednn
     options       fp32        onednn
+    objective     fp32        onednn
+    objective     double      onednn
     schedule      fp32        onednn
     dataloader    fp32        onednn
     documents     fp32        onednn
@@ -197,7 +203,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train || selected train_documents || selected convert || selected transformers || selected example; then
+if selected cli || selected train || selected train_documents || selected logprobs || selected convert || selected transformers || selected example; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -212,7 +218,7 @@ if selected cli || selected train || selected train_documents || selected conver
     fi
 fi
 # The Python that some need is made first, once; the longest runs first.
-scripts=$(for script in prepare cxx cli train train_documents convert transformers example; do selected $script && echo $script; done)
+scripts=$(for script in prepare cxx cli train train_documents logprobs convert transformers example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts

@@ -62,7 +62,7 @@ static double *reference_gradients(const Reference *reference, const Model *mode
     size_t i, j, count;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        char name[128];
+        char name[192];
         float *values;
         snprintf(name, sizeof(name), "grad.%s", p->name);
         values = (float *)reference_read(reference, name, &count);

@@ -277,8 +277,8 @@ TEST(logprob) {
         weight = normal(INPUT, "weight", gpu->summed, n, 0.0, 1.0),
         logp = guarded_poison(CHANGED, "logp", gpu->summed, n);
         logits2 = twin(logits), weight2 = twin(weight), logp2 = twin(logp);
-        CALL(gpu->logprob(logp->data, logits->data, g_targets->data, weight->data, n, V, 0.9));
-        cpu->logprob(logp2, logits2, targets, weight2, n, V, 0.9);
+        CALL(gpu->logprob(logp->data, NULL, logits->data, g_targets->data, weight->data, n, V, 0.9));
+        cpu->logprob(logp2, NULL, logits2, targets, weight2, n, V, 0.9);
         expect_twin(logp, logp2, 3.0);
         expect_twin(logits, logits2, 0.0);
     }
@@ -295,7 +295,8 @@ static size_t cudnn_calls(int backward) { return cudnn_attention_calls ? cudnn_a
 static size_t case_window; // 0: none
 
 static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV, size_t HD, int aligned) {
-    const size_t t0 = span[0].begin, n = span[count - 1].end - t0, N = t0 + n + 100, rows = n * NH, most = rows * HD;
+    const size_t t0 = span[0].begin, n = span[count - 1].row + span[count - 1].end - span[count - 1].begin;
+    const size_t N = span[count - 1].end + 100, rows = n * NH, most = rows * HD;
     const size_t forward = cudnn_calls(0), backward = cudnn_calls(1);
     const double scale = 1.0 / sqrt((double)HD);
     Spans spans;
@@ -346,8 +347,9 @@ static void expect_cudnn(void) {
 
 // As Mistral and Gemma 3 have them, and odd ones.
 TEST(attention_windows_large) {
-    static const Span end = {0, 7168, 8192};
-    static const Span documents[] = {{0, 3000, 3095}, {3095, 3095, 3096}, {3096, 3096, 5619}, {5619, 5619, 6500}};
+    static const Span end = {0, 7168, 8192, 0};
+    static const Span documents[] = {
+        {0, 3000, 3095, 0}, {3095, 3095, 3096, 95}, {3096, 3096, 5619, 96}, {5619, 5619, 6500, 2619}};
     static const size_t windows[] = {4096, 1024, 512, 333, 1};
     size_t w;
     for (w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
@@ -360,11 +362,14 @@ TEST(attention_windows_large) {
 }
 
 TEST(attention_large) {
-    static const Span end = {0, 7168, 8192}, off_the_grid = {0, 1000, 3001}, square = {0, 5500, 10000},
-                      later = {64, 6064, 10160};
+    static const Span end = {0, 7168, 8192, 0}, off_the_grid = {0, 1000, 3001, 0}, square = {0, 5500, 10000, 0},
+                      later = {64, 6064, 10160, 0};
     // on both sides of the 512 queries that are cuDNN's least
-    static const Span documents[] = {
-        {0, 3000, 3095}, {3095, 3095, 3096}, {3096, 3096, 3607}, {3607, 3607, 4119}, {4119, 4119, 6500}};
+    static const Span documents[] = {{0, 3000, 3095, 0},
+                                     {3095, 3095, 3096, 95},
+                                     {3096, 3096, 3607, 96},
+                                     {3607, 3607, 4119, 607},
+                                     {4119, 4119, 6500, 1119}};
     static const size_t heads[][3] = {{16, 2, 64}, {3, 3, 64}, {4, 4, 80}, {6, 1, 96}, {8, 2, 128}, {2, 1, 256}};
     size_t h;
     attention_case(&end, 1, 32, 8, 128, ALIGNED);          // Qwen3-8B: a chunk at the end of 8192 keys
@@ -448,9 +453,10 @@ TEST(beyond_2_to_the_31) {
     gpu->copy_in(device_targets, targets, rows * sizeof(int32_t));
     for (t = 0; t < rows; t++) ((float *)targets)[t] = weight;
     gpu->copy_in(device_weight, targets, rows * sizeof(float));
-    gpu->logprob((Summed *)device_logp, (Stored *)x, device_targets, (const Summed *)device_weight, rows, TAIL, 1.0);
+    gpu->logprob((Summed *)device_logp, NULL, (Stored *)x, device_targets, (const Summed *)device_weight, rows, TAIL,
+                 1.0);
     memcpy(expected, row, TAIL * size);
-    cpu->logprob((Summed *)&logp, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, 1.0);
+    cpu->logprob((Summed *)&logp, NULL, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, 1.0);
     expect_tail("logprob", x, count, expected);
     gpu->release(device_targets, rows * sizeof(int32_t));
     gpu->release(device_weight, rows * sizeof(float));

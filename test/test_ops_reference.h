@@ -132,7 +132,7 @@ static void forward_attention(Problem *p) {
 }
 
 static void reference_attention_with(size_t window) {
-    static const Span spans[] = {{0, 1, 2}, {2, 2, 7}}; // the chunk begins inside the first document
+    static const Span spans[] = {{0, 1, 2, 0}, {2, 2, 7, 1}}; // the chunk begins inside the first document
     const size_t queries = 6 * HEADS * HEAD_DIM, keys = 7 * KEY_HEADS * HEAD_DIM;
     double row[8];
     test_case("tokens 1 to 6 of documents of 2 and 5, window %zu", window);

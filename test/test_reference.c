@@ -1,6 +1,7 @@
 /*
-Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through packed and cut
-documents against each document by itself, and a training run's reference: computed once, found again, never half of one.
+Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through
+packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
+never half of one.
 */
 #define PROGRAM_NAME "train"
 #include "document_files.h"
@@ -8,11 +9,12 @@ documents against each document by itself, and a training run's reference: compu
 #include <signal.h>
 
 #define VOCABULARY 96
-#define TINY                                                                                                           \
-    "llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"       \
-    "vocab_size=96"
+#define LAYERS(n)                                                                                                      \
+    "llama,hidden_size=32,intermediate_size=48,num_hidden_layers=" n                                                   \
+    ",num_attention_heads=4,num_key_value_heads=2,vocab_size=96"
+#define TINY LAYERS("2")
 
-// ---- a run without a first step ------------------------------------------------------------------------------------------------
+// ---- a run without a first step -----------------------------------------------------------------------------------
 typedef struct {
     Options options;
     Run run;
@@ -22,13 +24,23 @@ typedef struct {
 } Opened;
 
 typedef struct {
-    const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed;
+    const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed, *method, *chunk;
+    DataUse use;
+    const Objective *objective;
 } Setup;
 
 // All NULL but what matters to a test
 static Setup some_setup(const char *shards) {
-    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5"};
+    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5", "stream", "64", DATA_TRAINS, NULL};
     return s;
+}
+
+static DataLoader data_of(const Setup *s, const Options *o) {
+    DataSettings settings = data_settings(o->batch, o->seq_len);
+    settings.vocab_size = VOCABULARY, settings.shuffle = run_shuffle(o);
+    if (!strcmp(s->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
+    settings.use = s->use, settings.objective = s->objective;
+    return dataloader_open(o->data.path, o->data.count, &settings);
 }
 
 // Lasts until the next one is opened: what was given to options_parse stays in use.
@@ -36,11 +48,11 @@ static Opened *opened(const Setup *s) {
     static char word[32][512];
     static char *argv[32];
     static Opened o;
-    const char *given[] = {"train",   "train",           "--init",    s->init,    "--data",
-                           s->shards, "--seq-len",       s->T,        "--batch",  s->B,
-                           "--long",  s->long_documents, "--shuffle", s->shuffle, "--seed",
-                           s->seed,   "--quiet",         "--out",     s->out};
-    int argc = s->out ? 19 : 17, i;
+    const char *given[] = {"train",     "train",    "--init",  s->init, "--data",   s->shards,
+                           "--seq-len", s->T,       "--batch", s->B,    "--long",   s->long_documents,
+                           "--shuffle", s->shuffle, "--seed",  s->seed, "--method", s->method,
+                           "--chunk",   s->chunk,   "--quiet", "--out", s->out};
+    int argc = (int)(sizeof(given) / sizeof(given[0])) - (s->out ? 0 : 2), i;
     for (i = 0; i < argc; i++) snprintf(word[i], sizeof(word[i]), "%s", given[i]), argv[i] = word[i];
     argv[argc] = NULL;
     memset(&o, 0, sizeof(o));
@@ -48,7 +60,7 @@ static Opened *opened(const Setup *s) {
     progress_off = 1;
     run_open_model(&o.run, &o.options, NULL);
     o.run.settings = settings_from_options(&o.run);
-    o.data = run_open_data(&o.run, &o.options.data, run_shuffle(&o.options));
+    o.data = data_of(s, &o.options);
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);
     run_load_weights(&o.run);
@@ -94,7 +106,7 @@ static const char *random_data(const char *folder) {
     return scratch_path(name);
 }
 
-// ---- keys ----------------------------------------------------------------------------------------------------------------------
+// ---- keys ---------------------------------------------------------------------------------------------------------
 TEST(key_of_bytes_changes_with_every_bit) {
     unsigned char *bytes = (unsigned char *)case_memory(200);
     uint64_t seen[2000], key;
@@ -182,7 +194,7 @@ TEST(key_of_the_data) {
     assert_true(data_key_of(&s) != key);
 }
 
-// ---- the walk --------------------------------------------------------------------------------------------------------------------
+// ---- the walk -----------------------------------------------------------------------------------------------------
 static float *computed(const Setup *s, const char *name, size_t *tokens, LogprobSum *sum) {
     Opened *o = opened(s);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
@@ -211,7 +223,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (place = 0; place < d->documents; place++) {
         dataloader_next(&o->data, &o->batch);
-        forward_only(&o->run.stream, &o->batch, 1);
+        forward_logprobs(&o->run.stream, &o->batch, 1);
         for (t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
                 value[first] = (float)value_at(o->run.stream.host_sums, dtype_of_sums(o->run.model.dtype), t);
@@ -270,6 +282,40 @@ TEST(cut_documents_have_those_of_their_pieces) {
     assert_true(same < tokens && zero > 100); // behind a cut less is seen, or nothing
 }
 
+// The last document of every four is above 64 positions.
+static const char *shard_of_kind(const char *name, ShardKind kind) {
+    static const size_t tokens[] = {40, 65, 51, 70, 45, 12, 30, 90, 65, 33, 64, 66};
+    MadeDocument document[12];
+    MadeShard made = made_shard(2);
+    size_t d;
+    made.vocabulary = VOCABULARY, made.kind = kind;
+    for (d = 0; d < 12; d++) {
+        document[d] = random_document(tokens[d], d % 3 * 3);
+        document[d].group = d / 4, document[d].reward = (float)d;
+    }
+    return write_shard(name, &made, document, 12);
+}
+
+TEST(pairs_and_groups_are_documents) {
+    static const ShardKind kinds[] = {KIND_PAIRS, KIND_GROUPS};
+    static const ObjectiveKind objectives[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO};
+    size_t tokens, k;
+    for (k = 0; k < 2; k++) {
+        Setup s = some_setup(shard_of_kind("kind.bin", kinds[k]));
+        Objective objective;
+        LogprobSum sum, units;
+        float *expected, *value;
+        s.use = DATA_READS, s.long_documents = "truncate", s.T = "64", s.B = "3";
+        expected = computed(&s, "kind.logprobs", &tokens, &sum);
+        memset(&objective, 0, sizeof(objective));
+        objective.kind = objectives[k], objective.beta = 0.1;
+        s.use = DATA_TRAINS, s.objective = &objective, s.shuffle = "on", s.B = "2"; // two pairs or groups
+        value = computed(&s, "units.logprobs", &tokens, &units);
+        expect_same_values(value, expected, tokens, "units");
+        assert_true(units.counted == sum.counted && units.counted > 200);
+    }
+}
+
 static void overflow(const void *setup) {
     Opened *o = opened((const Setup *)setup);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
@@ -290,7 +336,7 @@ TEST(values_that_are_none_are_refused) {
     assert_false(path_exists(scratch_path("overflow.logprobs")));
 }
 
-// ---- the reference of a run --------------------------------------------------------------------------------------------------------
+// ---- the reference of a run ---------------------------------------------------------------------------------------
 static char reference_path[PATH_MAX];
 
 // Prepares, and says which file it is.
@@ -433,7 +479,53 @@ TEST(a_named_reference_is_held_to_the_run) {
     expect_refused(open_other, &s, 1, "holds log-probabilities of other data or by another tokenizer");
 }
 
-// ---- the state of a run --------------------------------------------------------------------------------------------------------------
+// With its reference attached, a policy that still is the reference loses ln 2 on every pair.
+TEST(a_batch_gets_its_reference) {
+    Setup s = some_setup(shard_of_kind("attached.bin", KIND_PAIRS));
+    Objective objective;
+    Opened *o;
+    LogprobFile f;
+    size_t i, t;
+    memset(&objective, 0, sizeof(objective));
+    objective.kind = OBJECTIVE_DPO, objective.beta = 2, objective.temperature = 1;
+    s.objective = &objective, s.shuffle = "on", s.B = "2";
+    o = opened(&s);
+    o->run.stream.objective = objective;
+    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
+    o->data.documents.settings.reference = &f;
+    dataloader_seek(&o->data, 0);
+    allocation_guard = 1;
+    for (i = 0; i < dataloader_batches(&o->data); i++) {
+        double loss;
+        dataloader_next(&o->data, &o->batch);
+        loss = forward_only(&o->run.stream, &o->batch, batch_count(&o->batch).groups, NULL);
+        if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
+        for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
+    }
+    allocation_guard = 0;
+    logprobs_close(&f);
+    closed(o);
+}
+
+// The run's one allocation is that of its training; every method's has room.
+TEST(a_reference_fits_into_the_plan_of_training) {
+    static const char *const methods[] = {"stream", "checkpoint", "full"};
+    Setup s = some_setup(random_data("methods"));
+    char first[PATH_MAX];
+    size_t i;
+    s.B = "3";
+    for (i = 0; i < 6; i++) {
+        s.method = methods[i % 3], s.chunk = i < 3 ? "16" : "100000";
+        s.init = i % 2 ? LAYERS("1") : TINY;
+        prepare(&s, 1);
+        assert_int_equal(unlink(reference_path), 0); // so that it is computed again
+        if (i % 2) continue;
+        if (i == 0) snprintf(first, sizeof(first), "%s", reference_path);
+        assert_string_equal(reference_path, first);
+    }
+}
+
+// ---- the state of a run -------------------------------------------------------------------------------------------
 static const char *state_with(const char *settings) {
     char text[256];
     const char *folder = scratch_path("checkpoint");
@@ -460,12 +552,15 @@ int main(int argc, char **argv) {
                                        LISTED(key_of_the_data),
                                        LISTED(packed_documents_have_their_own_log_probabilities),
                                        LISTED(cut_documents_have_those_of_their_pieces),
+                                       LISTED(pairs_and_groups_are_documents),
                                        LISTED(values_that_are_none_are_refused),
                                        LISTED(a_reference_is_computed_once),
                                        LISTED(a_damaged_reference_is_refused),
                                        LISTED(a_lost_reference_is_named),
                                        LISTED(where_the_data_cannot_be_written_to),
                                        LISTED(a_named_reference_is_held_to_the_run),
+                                       LISTED(a_batch_gets_its_reference),
+                                       LISTED(a_reference_fits_into_the_plan_of_training),
                                        LISTED(a_resumed_run_knows_its_reference)};
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }

@@ -21,7 +21,7 @@ static double *full_forward(const Model *model, const double *weights, const Bat
     Run *run = run_with_weights(sampling_run(model, 5, 1), text, weights);
     for (v = 0; v < V; v++) {
         for (t = 0; t < T; t++) text->targets[t] = (int32_t)v;
-        forward_only(&run->s, text, 1);
+        forward_only(&run->s, text, 1, NULL);
         for (t = 0; t < T; t++) logp[t * V + v] = host_read(run->s.host_sums, ops_device->summed, t);
     }
     run_close(run);
@@ -387,7 +387,7 @@ static void plan_is_run(size_t chunk, size_t capacity, Method method, const Batc
         run_settings.method = method, run_settings.backward = run_settings.optimizer = batch != NULL;
         run = run_with_weights(run_settings, batch, weights);
         generate(run, text, capacity, capacity + 1, &settings);
-        if (batch) forward_backward(&run->s, batch, 1);
+        if (batch) forward_backward(&run->s, batch, 1, NULL);
         generate(run, text, 1, capacity + 1, &settings);
         if (run->arena.peak != run->plan.total_bytes)
             test_fail("%.30s..., chunk %zu, cache %zu: used %zu bytes at most, planned %zu", models[i], chunk, capacity,
@@ -458,7 +458,7 @@ TEST(sampling_between_steps_changes_nothing) {
             run = run_with_weights(run_settings, &batch, weights);
             for (round = 0; round < 3; round++) {
                 run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
-                loss[round] = forward_backward(&run->s, &batch, 13);
+                loss[round] = forward_backward(&run->s, &batch, 13, NULL);
                 gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
                 if (round < 2) generate(run, text[round], 2, CAPACITY, &settings);
             }

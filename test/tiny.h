@@ -78,23 +78,26 @@ static inline Batch tiny_batch(const size_t *length, size_t documents, size_t V,
 }
 
 // Gradients and loss of `count` micro-batches accumulated, with settings on the given op set. Planned first, so every
-// result also says that the run keeps to its plan; the memory is poisoned with NaN.
-static inline TinyResult tiny_run_on(const Ops *ops, RunSettings settings, const double *weights, const Batch *batches,
-                                     size_t count) {
-    const Model *model = settings.model;
+// result also says that the run keeps to its plan; the memory is poisoned with NaN. adapters: with LoRA, whose gradients the
+// result then has.
+static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights,
+                                          const double *adapters, const Batch *batches, size_t count) {
+    const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
     Batch largest = batches[0];
-    TinyResult result = {0, NULL, model->elements};
+    TinyResult result = {0, NULL, trained->elements};
+    Counts counts = {0, 0, 0};
     OptimizerState state;
     StreamBP s;
     Arena arena;
     Plan plan;
     void *memory, *poison;
-    double Z = 0;
+    double Z;
     size_t i;
     for (i = 0; i < count; i++) {
-        Z += batch_counted(&batches[i]);
+        counts = counts_add(counts, batch_count(&batches[i]));
         if (batches[i].N > largest.N) largest = batches[i];
     }
+    Z = objective_normaliser(&settings.objective, counts);
     settings.backward = 1;
     plan = plan_make(&settings, &largest);
     memory = ops->allocate(plan.total_bytes);
@@ -105,12 +108,18 @@ static inline TinyResult tiny_run_on(const Ops *ops, RunSettings settings, const
     arena_init(&arena, memory, plan.total_bytes);
     run_begin(&s, &state, &settings, ops, &arena, &largest);
     device_write(ops, s.memory.weights, model->dtype, weights, model->elements);
-    ops->zero(s.memory.gradients, model->elements * dtype_size(settings.gradient_type));
-    for (i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z);
-    result.gradient = device_read(ops, s.memory.gradients, settings.gradient_type, model->elements);
+    if (adapters) device_write(ops, s.memory.adapters, model->dtype, adapters, trained->elements);
+    ops->zero(s.memory.gradients, trained->elements * dtype_size(settings.gradient_type));
+    for (i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z, NULL);
+    result.gradient = device_read(ops, s.memory.gradients, settings.gradient_type, trained->elements);
     run_end(&s);
     ops->release(memory, plan.total_bytes);
     return result;
+}
+
+static inline TinyResult tiny_run_on(const Ops *ops, RunSettings settings, const double *weights, const Batch *batches,
+                                     size_t count) {
+    return tiny_run_trained(ops, settings, weights, NULL, batches, count);
 }
 
 static inline TinyResult tiny_run(const Model *model, const double *weights, Method method, size_t chunk,

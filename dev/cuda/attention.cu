@@ -28,8 +28,8 @@ struct Attention {
         : shape(s), n(s.end - s.begin), out(n * s.NH * HEAD, constant(0)), q(n * s.NH * HEAD, random_values(1, 2)),
           k(s.end * s.NKV * HEAD, random_values(2)), v(s.end * s.NKV * HEAD, random_values(3)),
           lse(n * s.NH, constant(0)) {
-        if (s.cut) spans[span_count++] = Span{0, s.begin, s.cut};
-        spans[span_count++] = Span{s.cut, std::max(s.begin, s.cut), s.end};
+        if (s.cut) spans[span_count++] = Span{0, s.begin, s.cut, 0};
+        spans[span_count++] = Span{s.cut, std::max(s.begin, s.cut), s.end, s.cut ? s.cut - s.begin : 0};
     }
     size_t document(size_t t) const { return t < shape.cut ? 0 : shape.cut; }
     Spans all() const { return Spans{spans, span_count, 0, 0}; }

@@ -36,7 +36,7 @@ struct Tensors {
     Tensor<float> dk, dv, lse, scratch; // [T, NKV, HD], [n, NH]
     Tensor<int32_t> tokens, position;   // [T], as frequent as words
     Tensor<float> frequency, weights;   // [HD / 2] of RoPE; [n] of the loss
-    Span span = {0, T - n, T};
+    Span span = {0, T - n, T, 0};
     Spans spans() const { return Spans{&span, 1, 0, PAIRS}; }
     Tensors();
 };
@@ -163,8 +163,8 @@ static void bench_elements(const Bench &b) {
         b.measure(
             "logprob", gradient ? "with its gradient" : "alone", m, V, 0, BYTES, (1.0 + gradient) * m * V * STORED,
             [&] {
-                ops->logprob(t.lse.summed(), t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m, V,
-                             1.0);
+                ops->logprob(t.lse.summed(), NULL, t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m,
+                             V, 1.0);
             },
             [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // the logits are put back
 }

@@ -34,22 +34,22 @@ The sum of its weights is double.
 #define LOG2_E               1.4426950408889634074
 #define LN_2                 0.69314718055994530942
 
-// What the blocks of one call have in common. Tensors as in ops.h; those of the queries start at token `first`.
+// What the blocks of one call have in common. Tensors as in ops.h.
 typedef struct {
     const floatX *q, *k, *v;
     const floatX *dout, *out; // backward only, as are the next two lines
     const floatS *lse;
     floatS *dk, *dv;
-    size_t first, NH, NKV, HD, window;
+    size_t NH, NKV, HD, window;
     size_t group;                 // query heads per key/value head
     size_t threads, tokens, rows; // that share the work; of the largest query block
     double scale;
 } Attention;
 
-// Queries [begin, end) of a document, of the query heads that read key/value head `head`. Row r is query head r % group of
-// token begin + r / group.
+// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first stands
+// among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
 typedef struct {
-    size_t head, document, begin, end;
+    size_t head, document, begin, end, place;
 } QueryBlock;
 
 // One thread's packed blocks.
@@ -169,9 +169,9 @@ static size_t first_row(QueryBlock b, size_t key, size_t group) {
     return row - row % TILE_ROWS;
 }
 
-// Where row r stands among all rows [tokens of the chunk][NH] of q, out, dout, dq and lse.
+// Where row r stands among all rows [n][NH] of q, out, dout, dq and lse.
 static size_t row_place(const Attention *a, QueryBlock b, size_t r) {
-    return (b.begin - a->first + r / a->group) * a->NH + b.head * a->group + r % a->group;
+    return (b.place + r / a->group) * a->NH + b.head * a->group + r % a->group;
 }
 
 static void pack_queries(floatS *block, const floatX *x, const Attention *a, QueryBlock b, double scale) {
@@ -273,13 +273,19 @@ static double span_pairs(Span span, size_t window) {
     return query_key_pairs(span.begin - span.document, span.end - span.document, window);
 }
 
+// Queries [begin, begin + most) of a span, as far as it goes.
+static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
+    const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
+    return b;
+}
+
 // Backward of a query block against segment `segment` of its keys. The boundaries are multiples of BLOCK_KEYS such that
 // every segment has about the same number of query-key pairs. On the diagonal `here` counts pairs that are masked (what
 // they cost is small), so `before` may end above `pairs`; what lies there is the last segment's.
 static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
                            const AttentionScratch *s) {
     const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
-    const double pairs = span_pairs((Span){b.document, b.begin, b.end}, a->window);
+    const double pairs = query_key_pairs(b.begin - b.document, b.end - b.document, a->window);
     double before = 0;
     open_queries(a, b, s);
     memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
@@ -309,13 +315,19 @@ static size_t even_tokens(Span span, size_t most) {
     return (n + blocks - 1) / blocks;
 }
 
+// How many there are.
+static size_t even_blocks(Span span, size_t most) {
+    const size_t size = even_tokens(span, most);
+    return (span.end - span.begin + size - 1) / size;
+}
+
 static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, size_t NH, size_t NKV,
                               size_t HD, double scale) {
     Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = scale};
-    a.first = spans.span[0].begin, a.window = spans.window;
+    a.window = spans.window;
     a.NH = NH, a.NKV = NKV, a.HD = HD, a.group = NH / NKV;
     a.threads = attention_threads();
-    a.tokens = query_block_tokens(spans.span[spans.count - 1].end - a.first, a.group, HD, a.threads);
+    a.tokens = query_block_tokens(spans_rows(spans), a.group, HD, a.threads);
     a.rows = query_block_rows(a.tokens, a.group);
     return a;
 }
@@ -324,25 +336,27 @@ static void attention_forward(Stored *out, Summed *lse, const Stored *q, const S
                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     if (spans.count == 0) return;
     const Attention a = attention_of(q, k, v, spans, NH, NKV, HD, scale);
-    const size_t n = spans.span[spans.count - 1].end - a.first;
     // Smaller blocks where there would be too few for the threads.
-    const size_t most =
-        min_size(a.tokens, max_size(BLOCK_ROWS / a.group + 1, n * NKV / (TASKS_PER_THREAD * a.threads)));
+    const size_t most = min_size(
+        a.tokens, max_size(BLOCK_ROWS / a.group + 1, spans_rows(spans) * NKV / (TASKS_PER_THREAD * a.threads)));
     floatS *memory = cache_line_aligned(scratch);
+    size_t blocks = 0;
+    for (size_t i = 0; i < spans.count; i++) blocks += even_blocks(spans.span[i], most);
 #pragma omp parallel num_threads(a.threads)
     {
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, HD);
+        size_t i = spans.count - 1, before = 0; // the span that the last task was of, and the blocks before its own
         attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
-        for (size_t i = spans.count; i-- > 0;) { // the last tokens have the most keys: long tasks first
+        // From the last block to the first: a document's last queries see the most keys, and long tasks come first.
+#pragma omp for schedule(monotonic : dynamic)
+        for (size_t task = 0; task < blocks * NKV; task++) {
+            const size_t block = task / NKV;
+            for (size_t own; block - before >= (own = even_blocks(spans.span[i], most)); i--) before += own;
             const Span span = spans.span[i];
-            const size_t size = even_tokens(span, most), blocks = (span.end - span.begin + size - 1) / size;
-#pragma omp for schedule(dynamic) nowait
-            for (size_t task = 0; task < blocks * NKV; task++) {
-                const size_t begin = span.begin + (blocks - 1 - task / NKV) * size;
-                const QueryBlock b = {task % NKV, span.document, begin, min_size(begin + size, span.end)};
-                forward_block((floatX *)out, (floatS *)lse, &a, b, &s);
-            }
+            const size_t size = even_tokens(span, most), later = block - before;
+            const size_t begin = span.begin + (even_blocks(span, most) - 1 - later) * size;
+            forward_block((floatX *)out, (floatS *)lse, &a, block_of(span, task % NKV, begin, size), &s);
         }
     }
 }
@@ -351,26 +365,38 @@ static void attention_forward(Stored *out, Summed *lse, const Stored *q, const S
 static void backward_document(floatX *dq, const Attention *a, Span span, size_t head, size_t size,
                               const AttentionScratch *s) {
     for (size_t begin = span.begin; begin < span.end; begin += size) {
-        const QueryBlock b = {head, span.document, begin, min_size(begin + size, span.end)};
+        const QueryBlock b = block_of(span, head, begin, size);
         backward_block(s->out, a, b, 0, 1, s);
         close_queries(dq, s->out, 0, 1, a, b);
     }
 }
 
 // Backward of one query block by all threads of the team, the keys cut into segments. parts[segments][NKV][part]
-static void backward_team(floatX *dq, const Attention *a, Span block, size_t segments, floatS *parts, size_t part,
+static void backward_team(floatX *dq, const Attention *a, QueryBlock block, size_t segments, floatS *parts, size_t part,
                           const AttentionScratch *s) {
     const size_t NKV = a->NKV, tokens = block.end - block.begin;
 #pragma omp for schedule(dynamic)
     for (size_t task = 0; task < segments * NKV; task++) {
-        const QueryBlock b = {task % NKV, block.document, block.begin, block.end};
+        QueryBlock b = block;
+        b.head = task % NKV;
         backward_block(parts + task * part, a, b, task / NKV, segments, s);
     }
 #pragma omp for schedule(static)
     for (size_t i = 0; i < NKV * tokens; i++) {
-        const size_t head = i / tokens, t = i % tokens;
-        const QueryBlock b = {head, block.document, block.begin + t, block.begin + t + 1};
+        const size_t head = i / tokens, t = i % tokens, begin = block.begin + t;
+        const QueryBlock b = {head, block.document, begin, begin + 1, block.place + t};
         close_queries(dq, parts + head * part + t * a->group * packed_width(a->HD), NKV * part, segments, a, b);
+    }
+}
+
+// Backward of a document whose work is worth all threads of the team.
+static void backward_cut_document(floatX *dq, const Attention *a, Span span, size_t cuts, floatS *parts,
+                                  const AttentionScratch *s) {
+    const size_t size = even_tokens(span, a->tokens);
+    for (size_t begin = span.begin; begin < span.end; begin += size) {
+        const QueryBlock block = block_of(span, 0, begin, size);
+        const size_t first = block_first_key(a, block), key_blocks = (block.end - first + BLOCK_KEYS - 1) / BLOCK_KEYS;
+        backward_team(dq, a, block, min_size(cuts, key_blocks), parts, a->rows * packed_width(a->HD), s);
     }
 }
 
@@ -391,21 +417,14 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
         floatS *parts = memory + a.threads * share;
         attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
         for (size_t i = spans.count; i-- > 0;) {
-            const Span span = spans.span[i];
-            const size_t size = even_tokens(span, a.tokens),
-                         cuts = key_segments(span_pairs(span, spans.window) / pairs, NKV, a.threads);
-            if (cuts == 1) {
-#pragma omp for schedule(dynamic) nowait
-                for (size_t head = 0; head < NKV; head++) backward_document((floatX *)dq, &a, span, head, size, &s);
-                continue;
-            }
-            for (size_t begin = span.begin; begin < span.end; begin += size) {
-                const Span block = {span.document, begin, min_size(begin + size, span.end)};
-                const size_t first = block_first_key(&a, (QueryBlock){0, block.document, block.begin, block.end});
-                const size_t key_blocks = (block.end - first + BLOCK_KEYS - 1) / BLOCK_KEYS;
-                backward_team((floatX *)dq, &a, block, min_size(cuts, key_blocks), parts, a.rows * packed_width(HD),
-                              &s);
-            }
+            const size_t cuts = key_segments(span_pairs(spans.span[i], spans.window) / pairs, NKV, a.threads);
+            if (cuts > 1) backward_cut_document((floatX *)dq, &a, spans.span[i], cuts, parts, &s);
+        }
+#pragma omp for schedule(dynamic)
+        for (size_t task = 0; task < spans.count * NKV; task++) {
+            const Span span = spans.span[spans.count - 1 - task / NKV];
+            if (key_segments(span_pairs(span, spans.window) / pairs, NKV, a.threads) > 1) continue;
+            backward_document((floatX *)dq, &a, span, task % NKV, even_tokens(span, a.tokens), &s);
         }
     }
 }

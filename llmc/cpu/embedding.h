@@ -92,4 +92,13 @@ static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const 
     }
 }
 
+// ---- rows put elsewhere -----------------------------------------------------------------------------------------------
+
+static void scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+    size_t i;
+#pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)
+    for (i = 0; i < n; i++)
+        memcpy((floatX *)out + (size_t)row[i] * width, (const floatX *)in + i * width, width * sizeof(floatX));
+}
+
 #endif

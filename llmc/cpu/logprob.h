@@ -3,6 +3,9 @@ The loss head's log-probabilities and their gradient: the only op over [n,V]. A 
 maximum and its sum of exponentials together, block by block while the block is in cache (when a block raises the
 maximum, the sum so far is scaled to it), and once to be overwritten by its gradient. Exponentials are fp32, their sum
 over the vocabulary is double.
+
+Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) / S, two
+terms that are never negative and so do not cancel.
 */
 #ifndef LLMC_CPU_LOGPROB_H
 #define LLMC_CPU_LOGPROB_H
@@ -26,62 +29,86 @@ static floatS maximum(const floatX *x, size_t count, floatS top) {
     return top;
 }
 
+// Over words, with z = (x - top) / temperature.
+typedef struct {
+    floatS top;
+    double sum, weighted; // of exp z, and where entropy is wanted of z exp z
+} Exponentials;
+
+// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one sign.
+static void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
+    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
+    if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);
+    e->sum *= shrink;
+    e->top = top;
+}
+
+// z exp z is 0 in fp32 from here on; where z is -inf the product would be NaN.
+#define LEAST_Z ((floatS)-1e4)
+
 /*
-Returns the sum of exp((x - top) / temperature). The maximum starts at the lowest finite number, not at -inf: logits of
--inf (masked words) then count as probability 0 even where a whole block consists of them, while +inf and NaN reach the
-sum as NaN.
+The maximum starts at the lowest finite number, not at -inf: logits of -inf (masked words) then count as probability 0
+even where a whole block consists of them, while +inf and NaN reach the sum as NaN.
 */
-static double sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temperature, floatS *top) {
-    double sum = 0;
+static inline Exponentials sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temperature,
+                                               const int weighted) {
+    Exponentials e = {-FLT_MAX, 0, 0};
     size_t begin;
-    *top = -FLT_MAX;
     for (begin = 0; begin < V; begin += BLOCK_ELEMENTS) {
         size_t count = min_size(BLOCK_ELEMENTS, V - begin);
         const floatX *block = x + begin;
-        floatS block_top = maximum(block, count, *top), block_sum = 0;
-        if (block_top > *top) {
-            sum *= exp(((double)*top - (double)block_top) * (double)inverse_temperature);
-            *top = block_top;
+        floatS top = maximum(block, count, e.top), block_sum = 0, block_weighted = 0;
+        if (top > e.top) raise_top(&e, top, (double)inverse_temperature);
+#pragma omp simd reduction(+ : block_sum, block_weighted)
+        for (size_t i = 0; i < count; i++) {
+            floatS z = (load(block[i]) - top) * inverse_temperature, p = simd_exp(z);
+            block_sum += p;
+            if (weighted) block_weighted += p * (z < LEAST_Z ? LEAST_Z : z);
         }
-#pragma omp simd reduction(+ : block_sum)
-        for (size_t i = 0; i < count; i++) block_sum += simd_exp((load(block[i]) - block_top) * inverse_temperature);
-        sum += (double)block_sum;
+        e.sum += (double)block_sum;
+        e.weighted += (double)block_weighted;
     }
-    return sum;
+    return e;
 }
 
 /*
 One row; weight NULL leaves the logits as they are. The target stands aside (-inf) while the others are summed: 1 - p of
 the target, which is its gradient, is then others / sum, without cancellation where the model is nearly certain.
 */
-static floatS logprob_row(floatX *x, size_t target, const floatS *weight, size_t V, double temperature) {
+static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
+                          double temperature) {
     const double inverse = 1 / temperature;
     const floatS inverse_temperature = (floatS)inverse;
     const floatX logit = x[target];
-    double value = (double)load(logit), others, itself, sum, logp, slope;
-    floatS top, scale;
+    double value = (double)load(logit), itself, sum, logp, slope;
+    Exponentials others;
+    floatS scale, top;
     x[target] = store(-INFINITY);
-    others = sum_of_exponentials(x, V, inverse_temperature, &top);
+    others =
+        entropy ? sum_of_exponentials(x, V, inverse_temperature, 1) : sum_of_exponentials(x, V, inverse_temperature, 0);
     x[target] = logit;
-    if (value > (double)top) {
-        others *= exp(((double)top - value) * inverse);
-        top = load(logit);
-    }
+    if (value > (double)others.top) raise_top(&others, load(logit), inverse);
+    top = others.top;
     itself = exp((value - (double)top) * inverse);
-    sum = itself + others;
-    logp = itself > others ? -log1p(others / itself) : (value - (double)top) * inverse - log(sum);
+    sum = itself + others.sum;
+    logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
+    if (entropy) {
+        const double logsum =
+            itself == 1 ? log1p(others.sum) : log(sum); // near certainty its digits are those of others
+        *entropy = (floatS)(logsum - (others.weighted + itself * ((value - (double)top) * inverse)) / sum);
+    }
     if (!weight) return (floatS)logp;
     slope = (double)*weight * inverse;
     scale = (floatS)(-slope / sum);
 #pragma omp simd
     for (size_t i = 0; i < V; i++) x[i] = store(scale * simd_exp((load(x[i]) - top) * inverse_temperature));
-    x[target] = store((floatS)(slope * (others / sum)));
+    x[target] = store((floatS)(slope * (others.sum / sum)));
     return (floatS)logp;
 }
 
-static void logprob(Summed *logp_, Stored *logits_, const int32_t *targets, const Summed *weight_, size_t n, size_t V,
-                    double temperature) {
-    floatS *logp = (floatS *)logp_;
+static void logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int32_t *targets, const Summed *weight_,
+                    size_t n, size_t V, double temperature) {
+    floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
     // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)
     size_t turn = 1 + 4 * PARALLEL_MIN / V, t;
@@ -90,7 +117,12 @@ static void logprob(Summed *logp_, Stored *logits_, const int32_t *targets, cons
     for (t = 0; t < n; t++) {
         floatX *x = (floatX *)logits_ + t * V;
         int counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0;
-        logp[t] = counts ? logprob_row(x, (size_t)targets[t], gradient ? weight + t : NULL, V, temperature) : 0;
+        if (counts)
+            logp[t] = logprob_row(x, (size_t)targets[t], gradient ? weight + t : NULL, entropy ? entropy + t : NULL, V,
+                                  temperature);
+        else
+            logp[t] = 0;
+        if (entropy && !counts) entropy[t] = 0;
         if (weight && !gradient) memset(x, 0, V * sizeof(*x));
     }
 }

@@ -78,12 +78,12 @@ static void layernorm_forward(Stored *out, const Stored *x, const Stored *w, con
 
 static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 
-// scratch[parts][2][C]: a part's dw, then its db
+// scratch[parts][2][C]: a part's dw, then its db; none of it where dw is NULL
 static size_t norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * C; }
 
 /*
 One row. With g = dout * (w + offset):  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm, and
-dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written.
+dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: dx alone.
 */
 static inline void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
                                      const floatX *w, size_t C, double eps, floatS offset, int centred,
@@ -98,7 +98,7 @@ static inline void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const f
     }
     sum = centred ? sum / (floatS)C : 0;
     dot /= (floatS)C;
-    if (centred) {
+    if (dw && centred) {
 #pragma omp simd
         for (size_t c = 0; c < C; c++) db[c] += load(dout[c]);
     }
@@ -106,7 +106,7 @@ static inline void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const f
     for (size_t c = 0; c < C; c++) {
         floatS d = load(dout[c]), xhat = (load(x[c]) - mean) * rstd;
         floatS gradient = rstd * (d * (load(w[c]) + offset) - sum - xhat * dot);
-        dw[c] += d * xhat;
+        if (dw) dw[c] += d * xhat;
         dx[c] = store(accumulate ? load(dx[c]) + gradient : gradient);
     }
 }
@@ -124,9 +124,9 @@ static void norm_backward(floatX *dx, floatS *dw, floatS *db, const floatX *dout
     size_t parts = norm_parts(n), p;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
     for (p = 0; p < parts; p++) {
-        floatS *part_dw = scratch + p * 2 * C, *part_db = part_dw + C;
+        floatS *part_dw = dw ? scratch + p * 2 * C : NULL, *part_db = dw ? part_dw + C : NULL;
         size_t t;
-        memset(part_dw, 0, 2 * C * sizeof(*part_dw));
+        if (dw) memset(part_dw, 0, 2 * C * sizeof(*part_dw));
         for (t = n * p / parts; t < n * (p + 1) / parts; t++) {
             floatX *row = dx + t * C;
             if (accumulate)
@@ -135,6 +135,7 @@ static void norm_backward(floatX *dx, floatS *dw, floatS *db, const floatX *dout
                 norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, eps, offset, centred, 0);
         }
     }
+    if (!dw) return;
     add_parts(dw, scratch, parts, 2 * C, C);
     if (centred) add_parts(db, scratch + C, parts, 2 * C, C);
 }

@@ -12,9 +12,10 @@ once per precision (precision.h) and linked to the driver.
 #include "../ops.h"
 #include "precision.h"  // floatX and floatS
 #include "memory.h"     // allocate, release, copy, zero
-#include "embedding.h"  // token and position embeddings
+#include "embedding.h"  // token and position embeddings, scattered rows
 #include "norm.h"       // RMSNorm, LayerNorm
 #include "linear.h"     // matrix products
+#include "adapter.h"    // adapters (LoRA)
 #include "rope.h"       // rotary position embedding
 #include "attention.h"  // attention of one chunk over its documents' keys
 #include "activation.h" // SwiGLU, GeGLU, GELU
@@ -44,6 +45,7 @@ static const Ops ops_cpu = {
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .embedding_backward_scratch = embedding_backward_scratch,
+    .scatter_rows = scatter_rows,
     .rmsnorm_forward = rmsnorm_forward,
     .rmsnorm_backward = rmsnorm_backward,
     .layernorm_forward = layernorm_forward,
@@ -52,6 +54,10 @@ static const Ops ops_cpu = {
     .linear_forward = linear_forward,
     .linear_backward_input = linear_backward_input,
     .linear_backward_weight = linear_backward_weight,
+    .adapter_forward = adapter_forward,
+    .adapter_backward = adapter_backward,
+    .scale = scale,
+    .dropout = dropout,
     .rope_forward = rope_forward,
     .rope_backward = rope_backward,
     .attention_forward = attention_forward,

@@ -19,7 +19,7 @@ A primitive is made once per shape and kept; its scratchpad is ours and shared, 
 #define SGEMM_COLUMNS   2048 // in one call
 
 typedef struct {
-    size_t m, n, k;
+    size_t m, n, k, a_stride, out_stride;
     int a_transposed, b_transposed, out_summed, accumulate, bias, residual;
 } ProductShape;
 
@@ -76,13 +76,14 @@ static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *description, const M
 
 // ---- the matmul primitive ------------------------------------------------------------------------------------------
 
-// The storage of a row-major matrix [rows,columns], or of its transpose.
-static MemoryDescription describe_matrix(const Product *p, size_t rows, size_t columns, int transposed, int summed) {
+// The storage of a row-major matrix [rows,columns], or of its transpose; stored rows are `stride` elements apart.
+static MemoryDescription describe_matrix(const Product *p, size_t rows, size_t columns, size_t stride, int transposed,
+                                         int summed) {
     const dnnl_dims_t size = {(dnnl_dim_t)rows, (dnnl_dim_t)columns};
-    const dnnl_dims_t stride = {(dnnl_dim_t)(transposed ? 1 : columns), (dnnl_dim_t)(transposed ? rows : 1)};
+    const dnnl_dims_t strides = {(dnnl_dim_t)(transposed ? 1 : stride), (dnnl_dim_t)(transposed ? stride : 1)};
     const dnnl_data_type_t type = summed || sizeof(floatX) == sizeof(floatS) ? dnnl_f32 : dnnl_bf16;
     MemoryDescription description;
-    ONEDNN_CALL(describe_memory, (&description, 2, size, type, stride));
+    ONEDNN_CALL(describe_memory, (&description, 2, size, type, strides));
     return description;
 }
 
@@ -124,10 +125,10 @@ static int onednn_is_fast(const char *implementation) {
 
 // The primitive for p, made ready for execution; its .primitive stays NULL where oneDNN has none worth calling.
 static void make_primitive(KeptPrimitive *kept, const Product *p) {
-    MemoryDescription a = describe_matrix(p, p->m, p->k, p->a_transposed, 0);
-    MemoryDescription b = describe_matrix(p, p->k, p->n, p->b_transposed, 0);
-    MemoryDescription out = describe_matrix(p, p->m, p->n, 0, p->out_summed);
-    MemoryDescription bias = describe_matrix(p, 1, p->n, 0, 0);
+    MemoryDescription a = describe_matrix(p, p->m, p->k, a_stride(p), p->a_transposed, 0);
+    MemoryDescription b = describe_matrix(p, p->k, p->n, p->b_transposed ? p->k : p->n, p->b_transposed, 0);
+    MemoryDescription out = describe_matrix(p, p->m, p->n, out_stride(p), 0, p->out_summed);
+    MemoryDescription bias = describe_matrix(p, 1, p->n, p->n, 0, 0);
     dnnl_primitive_attr_t attributes = matmul_attributes(p, &out);
     dnnl_primitive_desc_t matmul;
     const char *implementation;
@@ -166,6 +167,8 @@ static KeptPrimitive *find_primitive(const Product *p) {
     ProductShape shape = {p->m,
                           p->n,
                           p->k,
+                          a_stride(p),
+                          out_stride(p),
                           p->a_transposed,
                           p->b_transposed,
                           p->out_summed,
@@ -247,8 +250,8 @@ static int product_onednn(const Product *p) {
         for (size_t j = 0; j < p->n; j += SGEMM_COLUMNS)
             ONEDNN_CALL(dnnl_sgemm, (p->a_transposed ? 'T' : 'N', 'N', (dnnl_dim_t)p->m,
                                      (dnnl_dim_t)min_size(SGEMM_COLUMNS, p->n - j), (dnnl_dim_t)p->k, 1.0f, p->a,
-                                     (dnnl_dim_t)(p->a_transposed ? p->m : p->k), p->b + j, (dnnl_dim_t)p->n,
-                                     p->accumulate ? 1.0f : 0.0f, (float *)p->out + j, (dnnl_dim_t)p->n));
+                                     (dnnl_dim_t)a_stride(p), p->b + j, (dnnl_dim_t)p->n, p->accumulate ? 1.0f : 0.0f,
+                                     (float *)p->out + j, (dnnl_dim_t)out_stride(p)));
         return 1;
     }
 #endif

@@ -32,17 +32,22 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row
 #define MOST_STREAMED_ROWS 2 // of products that do not pack
 #define GROUP_PANELS       8 // row panels in one thread's piece of work
 
-// out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major and contiguous.
+// out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major, and contiguous where no
+// stride says otherwise.
 typedef struct {
     const char *op; // whose product it is, for messages
     size_t m, n, k;
     const floatX *a, *b;
     int a_transposed, b_transposed; // a is stored as [k,m]; b is stored as [n,k]
+    size_t a_stride, out_stride;    // elements from row to row of a as stored, of out and residual; 0: as long as a row
     void *out;
     int out_summed;                // out holds floatS, else floatX
     int accumulate;                // out +=; residual is then NULL
     const floatX *bias, *residual; // may be NULL
 } Product;
+
+static inline size_t a_stride(const Product *p) { return p->a_stride ? p->a_stride : p->a_transposed ? p->m : p->k; }
+static inline size_t out_stride(const Product *p) { return p->out_stride ? p->out_stride : p->n; }
 
 // One block of a product: rows [row, row + rows) x columns [column, column + columns) of out, depth [from, from + depth).
 typedef struct {
@@ -142,11 +147,12 @@ static VECTOR_FUNCTION void pack_panel_a(const Product *p, const ProductBlock *b
     size_t row = block->row + panel * PANEL_ROWS;
     size_t rows = min_size(PANEL_ROWS, block->rows - panel * PANEL_ROWS);
     if (p->a_transposed) {
-        const floatX *in = p->a + block->from * p->m + row;
+        const floatX *in = p->a + block->from * a_stride(p) + row;
         if (row + PANEL_HEIGHT <= p->m) rows = PANEL_HEIGHT;
-        pack_rows(out, PANEL_HEIGHT, PANEL_HEIGHT, in, p->m, block->depth, rows);
+        pack_rows(out, PANEL_HEIGHT, PANEL_HEIGHT, in, a_stride(p), block->depth, rows);
     } else {
-        pack_rows(out, PANEL_STRIDE, block->depth, p->a + row * p->k + block->from, p->k, rows, block->depth);
+        const floatX *in = p->a + row * a_stride(p) + block->from;
+        pack_rows(out, PANEL_STRIDE, block->depth, in, a_stride(p), rows, block->depth);
         if (rows % 2) memset(out + rows * PANEL_STRIDE, 0, block->depth * sizeof(floatS));
     }
 }
@@ -186,7 +192,7 @@ VECTOR_INLINE void finish_row(const Product *p, floatS *sum, size_t at, size_t c
 static VECTOR_FUNCTION void finish_tile(const Product *p, floatS *tile, size_t row, size_t rows, size_t column,
                                         size_t columns) {
     for (size_t r = 0; r < rows; r++, tile += PANEL_COLUMNS) {
-        const size_t at = (row + r) * p->n + column;
+        const size_t at = (row + r) * out_stride(p) + column;
         if (columns == PANEL_COLUMNS)
             finish_row(p, tile, at, column, PANEL_COLUMNS);
         else
@@ -198,7 +204,7 @@ static VECTOR_FUNCTION void finish_tile(const Product *p, floatS *tile, size_t r
 static void prefetch_tile(const Product *p, size_t row, size_t rows, size_t column, size_t columns) {
     const size_t element = p->out_summed ? sizeof(floatS) : sizeof(floatX);
     for (size_t r = 0; r < rows; r++) {
-        const char *out = (const char *)p->out + ((row + r) * p->n + column) * element;
+        const char *out = (const char *)p->out + ((row + r) * out_stride(p) + column) * element;
         __builtin_prefetch(out, 1);
         __builtin_prefetch(out + columns * element - 1, 1);
     }
@@ -286,11 +292,11 @@ static VECTOR_FUNCTION void product_streamed(const Product *p) {
             floatS *out = tile + r * PANEL_COLUMNS;
             if (!p->b_transposed)
                 for (size_t from = 0; from < p->k; from += PANEL_DEPTH)
-                    row_times_matrix(out, p->a + r * p->k + from, p->b + from * p->n + column,
+                    row_times_matrix(out, p->a + r * a_stride(p) + from, p->b + from * p->n + column,
                                      min_size(PANEL_DEPTH, p->k - from), p->n, columns);
             else
                 for (size_t j = 0; j < columns; j++)
-                    out[j] = dot_product(p->a + r * p->k, p->b + (column + j) * p->k, p->k);
+                    out[j] = dot_product(p->a + r * a_stride(p), p->b + (column + j) * p->k, p->k);
         }
         finish_tile(p, tile, 0, p->m, column, columns);
     }

@@ -1,0 +1,147 @@
+/*
+The linear layers of a decoder block as the steps of streambp.h use them: the product, its bias, and the adapters that it may have
+(lora.h). Backward sums dW where the weights are trained, dA and dB where adapters are, and always gives the gradient of the input.
+
+An adapter's own activations are [n, rank] and live as long as one product; in backward they are computed again, like everything else
+of a chunk. Its dropout is a function of (seed, layer, part, place in the stream) alone: recomputation and chunks do not change it.
+*/
+#ifndef LLMC_LINEAR_LAYER_H
+#define LLMC_LINEAR_LAYER_H
+#include "stream.h"
+
+typedef struct {
+    LayerTensor weight, bias;
+    size_t in, out;   // weight[out,in]
+    LayerTensor last; // its adapters are the parts weight .. last, side by side in the output
+} Linear;
+
+static inline Linear linear_of(const StreamBP *s, LayerTensor tensor) {
+    Shapes d = shapes_of(s->model);
+    Linear linear = {tensor, Q_BIAS, d.C, d.Q, tensor};
+    switch (tensor) {
+    case K_WEIGHT: linear.bias = K_BIAS, linear.out = d.KV; break;
+    case V_WEIGHT: linear.bias = V_BIAS, linear.out = d.KV; break;
+    case O_WEIGHT: linear.bias = O_BIAS, linear.in = d.Q, linear.out = d.C; break;
+    case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d.H, linear.last = UP_WEIGHT; break; // one product of both
+    case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d.FF, linear.out = d.C; break;
+    default: break;
+    }
+    return linear;
+}
+
+// ---- adapters --------------------------------------------------------------------------------------------------------------
+typedef struct {
+    const LoraPart *part;
+    const Stored *a, *b; // [rank,in], [columns,rank]
+    size_t column;       // of the product's output, where it begins to add
+    uint64_t seed;       // of its dropout
+} Adapter;
+
+// The adapters of a product, at most two; none where they are left out or not wanted there.
+static inline size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[2]) {
+    const size_t size = dtype_size(s->model->dtype);
+    size_t count = 0, column = 0;
+    int tensor;
+    if (!w.adapters) return 0;
+    for (tensor = linear.weight; tensor <= (int)linear.last; tensor++) {
+        const LoraPart *part = &s->memory.lora->part[tensor];
+        if (part->a != ABSENT) {
+            adapter[count].part = part;
+            adapter[count].a = (const Stored *)at(w.adapters, part->a, size);
+            adapter[count].b = (const Stored *)at(w.adapters, part->b, size);
+            adapter[count].column = column;
+            adapter[count++].seed =
+                random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, l * LAYER_TENSORS + (size_t)tensor);
+        }
+        column += layer_tensor_shape(&s->model->config, (LayerTensor)tensor).rows;
+    }
+    return count;
+}
+
+// What an adapter sees of the input x[n,in]: x, or in training with dropout a copy of it, pushed.
+static inline const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
+    Stored *dropped;
+    if (!s->dropout) return x;
+    dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
+    s->ops->dropout(dropped, x, c.n, in, c.begin, s->dropout, adapter->seed, 0);
+    return dropped;
+}
+
+// h[n,rank] = scale * input A^T, pushed.
+static inline Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
+    const Lora *lora = s->memory.lora;
+    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * lora->rank);
+    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, lora->rank);
+    if (lora->scale != 1) s->ops->scale(h, lora->scale, c.n * lora->rank);
+    return h;
+}
+
+// ---- the layer -------------------------------------------------------------------------------------------------------------
+// out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
+static inline void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
+                                  const Stored *x, const Stored *residual) {
+    const Linear linear = linear_of(s, tensor);
+    Adapter adapter[2];
+    size_t count = adapters_of(s, l, w, linear, adapter), i;
+    s->ops->linear_forward(out, x, weight_of(s, w, linear.weight), weight_of(s, w, linear.bias), residual, c.n,
+                           linear.in, linear.out);
+    for (i = 0; i < count; i++) {
+        size_t mark = arena_mark(s->arena);
+        const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);
+        const Stored *h = adapter_narrow(s, c, &adapter[i], input, linear.in);
+        s->ops->adapter_forward(out, linear.out, adapter[i].column, h, adapter[i].b, c.n, s->memory.lora->rank,
+                                adapter[i].part->columns);
+        arena_pop(s->arena, mark);
+    }
+}
+
+// dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
+static inline Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adapter *adapter, Linear linear,
+                                       const Stored *dout, const Stored *x) {
+    const Lora *lora = s->memory.lora;
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
+    Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", c.n * lora->rank);
+    size_t mark = arena_mark(s->arena);
+    const Stored *input = adapter_input(s, c, adapter, x, linear.in);
+    const Stored *h = adapter_narrow(s, c, adapter, input, linear.in);
+    s->ops->adapter_backward(dh, (Summed *)at(sums.layer, adapter->part->b, size), dout, linear.out, adapter->column, h,
+                             adapter->b, c.n, lora->rank, adapter->part->columns);
+    if (lora->scale != 1) s->ops->scale(dh, lora->scale, c.n * lora->rank);
+    s->ops->linear_backward_weight((Summed *)at(sums.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
+                                   lora->rank);
+    arena_pop(s->arena, mark);
+    return dh;
+}
+
+// dx[n,in] += the part of it that comes through an adapter
+static inline void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
+                                          const Stored *dh) {
+    const size_t mark = arena_mark(s->arena), rank = s->memory.lora->rank;
+    if (s->dropout) {
+        Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
+        s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, 0);
+        s->ops->dropout(dx, dinput, c.n, in, c.begin, s->dropout, adapter->seed, 1);
+    } else {
+        s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, 1);
+    }
+    arena_pop(s->arena, mark);
+}
+
+// dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not accumulated
+static inline void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, LayerTensor tensor,
+                                   Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
+    const Linear linear = linear_of(s, tensor);
+    const size_t mark = arena_mark(s->arena);
+    Adapter adapter[2];
+    Stored *dh[2];
+    size_t count = adapters_of(s, l, w, linear, adapter), i;
+    if (!s->memory.lora)
+        s->ops->linear_backward_weight(sum_of(s, sums, linear.weight), sum_of(s, sums, linear.bias), dout, x, c.n,
+                                       linear.in, linear.out);
+    for (i = 0; i < count; i++) dh[i] = adapter_backward(s, c, sums, &adapter[i], linear, dout, x);
+    s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, accumulate);
+    for (i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
+    arena_pop(s->arena, mark);
+}
+
+#endif

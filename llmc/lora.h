@@ -1,0 +1,147 @@
+/*
+LoRA (arXiv 2106.09685): a linear layer y = x W^T + b whose W is left as it is and has an adapter, two thin matrices that are
+trained instead:
+
+    y = x W^T + b + scale * (dropout(x) A^T) B^T      A [r, in], B [out, r]
+    scale = alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)
+
+B begins at zero, so a new adapter changes nothing. A begins with the variance that PEFT's default gives it, 1 / (3 in), here
+normally distributed. Adapters are a table of parameters of their own (Lora.table), to which everything that walks such tables
+applies: initialisation, gradients and their norm, AdamW, checkpoints. Their names are PEFT's.
+
+A module is a tensor as files hold it: GPT-2's c_attn is one, whose A serves queries, keys and values, each with its rows of B. The
+gate and up projections are two modules in one product, each with its columns of the result.
+*/
+#ifndef LLMC_LORA_H
+#define LLMC_LORA_H
+#include "model.h"
+
+typedef struct {
+    size_t a, b;    // elements of a layer's adapters before A and before its rows of B; a == ABSENT: no adapter
+    size_t columns; // of the product, that it adds to
+} LoraPart;
+
+typedef struct {
+    size_t rank;
+    double alpha, scale, dropout;
+    int rslora;
+    unsigned modules;             // bit i: lora_module(.., i) has adapters
+    LoraPart part[LAYER_TENSORS]; // of Q_WEIGHT, K_WEIGHT, ...
+    Model table;                  // per layer and module A, then B; config and dtype of the model
+} Lora;
+
+// ---- modules ---------------------------------------------------------------------------------------------------------------
+static const LayerTensor lora_tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT};
+#define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
+
+// The name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL behind the last one.
+static inline const char *lora_module(const Family *family, size_t i) {
+    static char name[64];
+    size_t t;
+    for (t = 0; t < LORA_TENSORS; t++) {
+        const char *whole = family->layer_names[lora_tensors[t]];
+        if (!whole || i-- > 0) continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
+        return name;
+    }
+    return NULL;
+}
+
+// Whether `target`, of `length` characters, names the module: as its whole name, or as the end of it behind a dot.
+static inline int lora_names_module(const char *module, const char *target, size_t length) {
+    const size_t all = strlen(module);
+    if (length > all || strncmp(module + all - length, target, length) != 0) return 0;
+    return length == all || (length > 0 && module[all - length - 1] == '.');
+}
+
+// The modules that a list "q_proj,v_proj" or "all" means. what: "--lora-targets", to begin an error of exit code `code` with
+static inline unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
+    unsigned all = 0, chosen = 0;
+    const char *begin, *module;
+    char known[256] = "";
+    size_t i;
+    for (i = 0; (module = lora_module(family, i)) != NULL; i++) {
+        const char *end = strrchr(module, '.');
+        all |= 1u << i;
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
+    }
+    if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) return all;
+    for (begin = targets;; begin++) {
+        const size_t length = strcspn(begin, ",");
+        unsigned found = 0;
+        for (i = 0; (module = lora_module(family, i)) != NULL; i++)
+            if (lora_names_module(module, begin, length)) found |= 1u << i;
+        if (!found)
+            die_with(code, "%s: '%.*s' is no linear layer that can have an adapter in a %s model; there are %s", what,
+                     (int)length, begin, family->name, known);
+        chosen |= found;
+        begin += length;
+        if (!*begin) return chosen;
+    }
+}
+
+// ---- the table -------------------------------------------------------------------------------------------------------------
+static inline double lora_scale(const Lora *lora) {
+    return lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
+}
+
+static inline void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows,
+                                   size_t cols) {
+    Model *table = &lora->table;
+    Parameter *p = &table->parameters[table->parameter_count++];
+    memset(p, 0, sizeof(*p));
+    snprintf(p->name, sizeof(p->name), "base_model.model.%s%s.lora_%c.weight", prefix, module, which);
+    p->role = ROLE_LINEAR;
+    p->rows = rows, p->cols = cols;
+    p->init_std = which == 'A' ? 1 / sqrt(3.0 * (double)cols) : 0;
+    p->offset = table->elements;
+    table->elements += rows * cols;
+}
+
+// A and B of the module that begins at lora_tensors[*t], which is moved to the last tensor of the module.
+static inline void lora_add_module(Lora *lora, const char *prefix, const char *module, size_t *t, size_t begin) {
+    const Config *c = &lora->table.config;
+    const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols, first = *t;
+    const size_t a = lora->table.elements - begin, b = a + lora->rank * in;
+    size_t rows = 0;
+    for (;; ++*t) {
+        LoraPart *part = &lora->part[lora_tensors[*t]];
+        part->a = a, part->b = b + rows * lora->rank;
+        part->columns = layer_tensor_shape(c, lora_tensors[*t]).rows;
+        rows += part->columns;
+        if (*t + 1 == LORA_TENSORS || c->family->layer_names[lora_tensors[*t + 1]]) break;
+        if (!layer_tensor_shape(c, lora_tensors[*t + 1]).rows) break;
+    }
+    lora_add_matrix(lora, prefix, module, 'A', lora->rank, layer_tensor_shape(c, lora_tensors[first]).cols);
+    lora_add_matrix(lora, prefix, module, 'B', rows, lora->rank);
+}
+
+// rank, alpha, dropout, rslora and modules of *lora are set; this makes the rest. The caller frees it with lora_free.
+static inline void lora_build(Lora *lora, const Model *model) {
+    const Config *c = &model->config;
+    Model *table = &lora->table;
+    size_t layer, t;
+    lora->scale = lora_scale(lora);
+    memset(table, 0, sizeof(*table));
+    table->config = *c, table->dtype = model->dtype;
+    for (t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
+    for (t = 0; t < LAYER_TENSORS; t++) table->layer_offset[t] = ABSENT, lora->part[t].a = ABSENT;
+    table->parameters = (Parameter *)checked_calloc(2 * LORA_TENSORS * c->num_hidden_layers, sizeof(Parameter),
+                                                    "the table of adapters");
+    for (layer = 0; layer < c->num_hidden_layers; layer++) {
+        const size_t begin = table->elements;
+        size_t module = 0;
+        char prefix[64];
+        snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
+        for (t = 0; t < LORA_TENSORS; t++) {
+            if (!c->family->layer_names[lora_tensors[t]]) continue;
+            if (lora->modules >> module & 1) lora_add_module(lora, prefix, lora_module(c->family, module), &t, begin);
+            module++;
+        }
+        table->layer_elements = table->elements - begin;
+    }
+}
+
+static inline void lora_free(Lora *lora) { model_free(&lora->table); }
+
+#endif
