@@ -14,6 +14,7 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/ops.h"           // what can be done to tensors
 #include "llmc/arena.h"         // the one allocation
 #include "streambp.h"           // steps and methods: the algorithm
+#include "llmc/cache.h"         // keys and values of texts that are being written
 #include "llmc/plan.h"          // what a run needs, before it is allocated
 #include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"       // generation with a key/value cache

@@ -83,7 +83,13 @@ rows="
     checkpoint_kill fp32      onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
+    sampler_batch fp32        onednn
+    sampler_batch double      onednn
+    sampler_batch bf16        onednn
     tokenizer     fp32        onednn
+    reward        fp32        onednn
+    rollout       fp32        onednn
+    rollout       double      onednn
 "
 
 total_passed=0 total_failed=0 total_skipped=0
