@@ -79,6 +79,8 @@ static void trainer_objective_settings(Trainer *t) {
         add_setting(t, "--rollout", 0, "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%zu,reward-failure=%s",
                     o->group_size, o->top_k, o->top_p, o->updates, t->rollout.settings.end_count, o->reward_failure);
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
+    if (o->old_logprobs)
+        add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
 }
 
 // What has to be the same for a resumed run to give the same bits.
@@ -157,18 +159,31 @@ static void trainer_save(Trainer *t) {
     checkpoint_save(&t->folder, &trained, &t->state);
 }
 
-// Whether log-probabilities that were computed beforehand are part of the run: then their model is one of its settings.
+// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its model.
 static int trainer_has_reference(const Trainer *t) {
-    return t->run.options->old_logprobs ||
-           (objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run));
+    return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
+           !t->run.options->rollout;
 }
 
-// The log-probabilities that batches are filled from: those of --data may have been named, others are kept beside the data.
-static void trainer_open_logprobs(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!data->of_documents || t->run.options->rollout) return;
-    reference_check(&t->run, data, t->run.options->any_reference ? 0 : t->reference_key);
-    if (!objective_needs_reference(&t->run.settings.objective) || run_computes_reference(&t->run)) return;
-    if (data->documents.settings.reference) return;
+// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one that goes on,
+// whose settings say which they were.
+static void trainer_find_reference(Trainer *t, const char *last) {
+    const Options *o = t->run.options;
+    const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
+    uint64_t at_hand = 0;
+    if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
+        at_hand = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+    if (t->data.of_documents) reference_check(&t->run, &t->data, at_hand);
+    if (!trainer_has_reference(t)) return;
+    if (o->reference_logprobs)
+        t->reference_key = t->run.reference.header.model_key;
+    else
+        t->reference_key = begins ? at_hand : reference_key_of(last);
+}
+
+// What batches are filled from where no file was named: it is kept beside the data.
+static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
+    if (!trainer_has_reference(t) || data->documents.settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].batch, t->reference_key, t->state.step == 0);
     data->documents.settings.reference = file;
 }
@@ -243,7 +258,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
     if (*last) {
         Trained trained = trainer_trained(t);
-        if (trainer_has_reference(t)) t->reference_key = reference_key_of(last);
+        trainer_find_reference(t, last);
         trainer_settings(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
         if (!o->quiet)
@@ -254,12 +269,11 @@ static void trainer_begin(Trainer *t, const Options *o) {
         run_load_weights(&t->run);
         optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
                        t->run.settings.moment_type);
-        if (trainer_has_reference(t))
-            t->reference_key = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+        trainer_find_reference(t, "");
         trainer_settings(t);
     }
-    trainer_open_logprobs(t, &t->data, &t->train_batches, &t->reference[0]);
-    if (o->val_data.count) trainer_open_logprobs(t, &t->validation, &t->validation_batches, &t->reference[1]);
+    trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
+    if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
     if (t->has_folder) {
         Trained trained = trainer_trained(t);
         tokenizer_keep(&t->run, o->out);
