@@ -41,6 +41,9 @@ typedef struct {
     char setting_text[40][1024];
     int has_folder;
     CheckpointFolder folder;
+    Rollout rollout; // with --rollout: where batches come from
+    Prompt rollout_text;
+    uint32_t *end_ids;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the model that is the reference; 0: there is none, or it is the base under adapters
     RunLog log;
@@ -110,6 +113,10 @@ static void trainer_schedule(Trainer *t) {
     schedule->decay_fraction = o->decay_fraction;
     schedule->warmup = o->warmup;
     schedule->steps = o->steps ? o->steps : dataloader_batches(&t->data) / o->grad_accum;
+    if (o->rollout && !o->steps) schedule->steps = o->updates * (prompts_count(&t->data.documents) / o->batch);
+    if (!schedule->steps && o->rollout)
+        die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again",
+            prompts_count(&t->data.documents), o->batch);
     if (!schedule->steps)
         die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
             dataloader_batches(&t->data), o->grad_accum);
@@ -154,12 +161,27 @@ static int trainer_has_reference(const Trainer *t) {
 
 // The log-probabilities that batches are filled from: those of --data may have been named, others are kept beside the data.
 static void trainer_open_logprobs(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!data->of_documents) return;
+    if (!data->of_documents || t->run.options->rollout) return;
     reference_check(&t->run, data, t->run.options->any_reference ? 0 : t->reference_key);
     if (!objective_needs_reference(&t->run.settings.objective) || run_computes_reference(&t->run)) return;
     if (data->documents.settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].batch, t->reference_key, t->state.step == 0);
     data->documents.settings.reference = file;
+}
+
+static StreamBound trainer_plan_rollout(Trainer *t) {
+    RolloutSettings settings;
+    prompt_choose_tokenizer(&t->rollout_text, &t->run);
+    t->end_ids = (uint32_t *)checked_calloc(rollout_ends(t->run.options, &t->rollout_text, NULL) + 1, sizeof(uint32_t),
+                                            "what ends a completion");
+    rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
+    settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
+    return rollout_plan(&settings, &t->data.documents, &t->run.settings, t->run.options->seq_len);
+}
+
+static void trainer_open_rollout(Trainer *t) {
+    RolloutSettings settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
+    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data.documents);
 }
 
 // Data, plan, memory, weights (or the last checkpoint): everything before the first step.
@@ -190,7 +212,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     check_positions(&t->run, o->seq_len, "--seq-len");
     t->run.settings = settings_from_options(&t->run);
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
-    bound = dataloader_bound(&t->data);
+    bound = o->rollout ? trainer_plan_rollout(t) : dataloader_bound(&t->data);
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
         dataloader_check_pair(&t->data, &t->validation);
@@ -201,7 +223,10 @@ static void trainer_begin(Trainer *t, const Options *o) {
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
     run_allocate(&t->run, bound);
-    prefetch_allocate(&t->train_batches, &t->data, o->grad_accum);
+    if (o->rollout)
+        trainer_open_rollout(t);
+    else
+        prefetch_allocate(&t->train_batches, &t->data, o->grad_accum);
     if (o->val_data.count) prefetch_allocate(&t->validation_batches, &t->validation, 1);
     if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
@@ -238,7 +263,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     }
     t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
     runlog_options(&t->log, t->state.step, o);
-    if (t->state.step < t->state.schedule.steps) prefetch_start(&t->train_batches, t->state.next_batch);
+    if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }
 
 static void trainer_validate(Trainer *t, size_t step) {
@@ -261,45 +286,90 @@ static void trainer_sample(Trainer *t, size_t step) {
     runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
-// Forward, backward and optimizer over the micro-batches of one step.
-static StepReport trainer_step(Trainer *t, size_t step) {
+// ---- one step -----------------------------------------------------------------------------------------------------------------------
+// Completions for this step, or those that the steps before have used already; returns how many streams they are.
+static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
+    const size_t updates = t->run.options->updates;
+    Rollout *rollout = &t->rollout;
+    size_t i;
+    if ((step - 1) % updates == 0) {
+        rollout_step(rollout, &t->run.stream, (step - 1) / updates + 1);
+        for (i = 0; i < rollout->streams; i++) {
+            Batch *batch = rollout_batch(rollout, i);
+            run_reference(&t->run, batch);
+            if (batch->old) forward_policy(&t->run.stream, batch, 0, batch->old);
+        }
+    }
+    for (i = 0; i < rollout->metrics.count; i++)
+        metric_add(&report->metrics, rollout->metrics.metric[i].name, rollout->metrics.metric[i].sum,
+                   rollout->metrics.metric[i].count);
+    return rollout->streams;
+}
+
+// The i-th micro-batch of the step, and what the step's losses are divided by.
+static Batch *trainer_batch(Trainer *t, size_t i, double *Z) {
+    const Objective *objective = &t->run.stream.objective;
+    MicroBatch *micro;
+    if (t->run.options->rollout) {
+        *Z = objective_normaliser(objective, t->rollout.counts);
+        return rollout_batch(&t->rollout, i);
+    }
+    micro = prefetch_take(&t->train_batches);
+    *Z = objective_normaliser(objective, micro->step_counts);
+    t->state.next_batch = micro->after;
+    run_reference(&t->run, &micro->batch);
+    return &micro->batch;
+}
+
+// Loss and gradient of all micro-batches. What is not finite ends the run before anything is changed.
+static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     const Options *o = t->run.options;
     StreamBP *stream = &t->run.stream;
-    DType gradient_type = t->run.settings.gradient_type;
+    size_t streams = o->rollout ? trainer_rollout(t, step, report) : o->grad_accum, i;
     const Parameter *bad = NULL;
-    double begin = seconds_now(), waited = t->train_batches.waited;
-    uint64_t after = t->state.next_batch;
-    StepReport report;
-    AdamW adamw;
-    size_t i;
-    memset(&report, 0, sizeof(report));
-    report.step = step;
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
-    for (i = 0; i < o->grad_accum; i++) {
-        MicroBatch *micro = prefetch_take(&t->train_batches);
-        double Z = objective_normaliser(&stream->objective, micro->step_counts);
-        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, step * o->grad_accum + i);
-        run_reference(&t->run, &micro->batch);
-        report.loss += forward_backward(stream, &micro->batch, Z, &report.metrics);
-        report.tokens += (double)micro->batch.N;
-        report.flops += flops_of(&t->run.flop_count, &micro->batch);
-        after = micro->after;
+    for (i = 0; i < streams; i++) {
+        double Z;
+        const Batch *batch = trainer_batch(t, i, &Z);
+        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, step * (uint64_t)PLACES + i);
+        report->loss += forward_backward(stream, batch, Z, &report->metrics);
+        report->tokens += (double)batch->N;
+        report->flops += flops_of(&t->run.flop_count, batch);
     }
-    if (!isfinite(report.loss)) {
+    if (!isfinite(report->loss)) {
         trainer_check_weights(t, step - 1);
-        die("step %zu: the loss is %f, but all weights are finite; %s", step, report.loss, last_good(t));
+        die("step %zu: the loss is %f, but all weights are finite; %s", step, report->loss, last_good(t));
     }
-    report.grad_norm = gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, gradient_type, &bad);
+    report->grad_norm = gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients,
+                                      t->run.settings.gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
-    report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
+    report->streams = streams;
+}
+
+// The optimizer's step from the gradient.
+static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
+    const Options *o = t->run.options;
+    AdamW adamw;
     memset(&adamw, 0, sizeof(adamw));
-    adamw.learning_rate = report.learning_rate;
+    adamw.learning_rate = report->learning_rate;
     adamw.beta1 = o->beta1, adamw.beta2 = o->beta2, adamw.epsilon = o->epsilon;
     adamw.weight_decay = o->weight_decay;
-    adamw.gradient_scale = gradient_clip(report.grad_norm, o->grad_clip);
+    adamw.gradient_scale = gradient_clip(report->grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&stream->memory), stream->memory.gradients,
-                   gradient_type, &t->run.optimizer, t->run.settings.moment_type, &adamw);
+    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory),
+                   t->run.stream.memory.gradients, t->run.settings.gradient_type, &t->run.optimizer,
+                   t->run.settings.moment_type, &adamw);
+}
+
+// Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they are.
+static StepReport trainer_step(Trainer *t, size_t step) {
+    double begin = seconds_now(), waited = t->train_batches.waited;
+    StepReport report;
+    memset(&report, 0, sizeof(report));
+    report.step = step;
+    report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
+    trainer_gradient(t, step, &report);
+    if (report.streams) trainer_update(t, step, &report);
     ops_device->finish();
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;
@@ -308,7 +378,6 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.peak_flops = t->peak_flops;
     report.memory_bytes = (double)(ops_device->memory_peak() - t->run.memory_at_start);
     t->state.step = step;
-    t->state.next_batch = after;
     t->state.tokens += (size_t)report.tokens;
     t->state.seconds += report.seconds;
     return report;
@@ -352,6 +421,7 @@ static int verb_train(const Options *options) {
     runlog_close(&t->log);
     if (options->json) train_json(t, &report);
     if (t->has_folder) checkpoint_close(&t->folder);
+    if (options->rollout) rollout_free(&t->rollout), prompt_free(&t->rollout_text), free(t->end_ids);
     prefetch_free(&t->train_batches), prefetch_free(&t->validation_batches);
     dataloader_close(&t->data);
     if (options->val_data.count) dataloader_close(&t->validation);
@@ -372,7 +442,7 @@ int main(int argc, char **argv) {
     progress_off = options.quiet;
     settle_threads(options.threads);
     status = verbs[options.verb](&options);
-    free(options.prompt_ids.id);
+    free(options.prompt_ids.id), free(options.stop_ids.id);
     stdout_finish();
     return status;
 }

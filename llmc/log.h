@@ -22,6 +22,7 @@ typedef struct {
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
     double data_seconds; // of these seconds, waiting for data
+    size_t streams;      // micro-batches
     Metrics metrics;     // of the objective
 } StepReport;
 

@@ -77,7 +77,8 @@ typedef struct {
     int any_reference;
     // rollout
     int rollout;
-    size_t updates;
+    size_t updates, slots;
+    IdList stop_ids;
     const char *reward_command, *reward_failure;
     double reward_timeout;
     // LoRA
@@ -246,6 +247,10 @@ static const OptionRow option_rows[] = {
      "that the command may take for the completions of a step"},
     {"reward-failure", OPTION_CHOICE, AT(reward_failure), "stop", NO_RANGE, ON(TRAIN), "stop|skip",
      "where it fails: end the run, or start it again and leave out the groups without rewards"},
+    {"slots", OPTION_SIZE, AT(slots), "auto", 1, 65536, ON(TRAIN) | ON(PLAN), "N",
+     "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most"},
+    {"stop-ids", OPTION_IDS, AT(stop_ids), NULL, 0, 2147483647, ON(TRAIN) | ON(PLAN), "ID,ID,...",
+     "ids that end a completion, beside the tokenizer's"},
     {"updates", OPTION_SIZE, AT(updates), "1", 1, 1000, ON(TRAIN), "K",
      "optimizer steps on the completions of a rollout"},
     SECTION("LoRA"),

@@ -409,6 +409,29 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
 }
 
+// Rollouts need a reward, and leave other options without meaning.
+static inline void options_check_rollout(const Options *o) {
+    if (!o->rollout) return;
+    if (o->verb == VERB_TRAIN && !o->reward_command)
+        options_refuse(o->verb, "--rollout needs --reward-command, which says what a completion is worth");
+    if (o->verb == VERB_PLAN && !o->data.count)
+        options_refuse(o->verb, "a plan with --rollout needs --data, whose prompts have a length");
+    if (o->val_data.count)
+        options_refuse(o->verb, "--val-data with --rollout is not in this version; eval the checkpoints on it");
+    if (o->grad_accum > 1)
+        options_refuse(o->verb, "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many "
+                                "streams as they take");
+    if (o->old_logprobs || o->reference_logprobs)
+        options_refuse(o->verb, "--old-logprobs and --reference-logprobs are of completions in the data; --rollout "
+                                "writes its own");
+    if (o->beta > 0 && !o->lora_rank && !o->adapter)
+        options_refuse(o->verb, "--beta above 0 with --rollout needs a reference for new completions, and only under "
+                                "adapters (--lora-rank) is the base model at hand; give --beta 0 or train adapters");
+    if (o->verb == VERB_TRAIN && (o->save_every % o->updates || o->steps % o->updates))
+        options_refuse(o->verb, "--save-every and --steps must be multiples of --updates %zu: a rollout that is half used "
+                                "cannot be written again", o->updates);
+}
+
 // Options of objectives that have no meaning for the one at hand, or need each other.
 static inline void options_check_objective(const Options *o) {
     static const struct {
@@ -425,7 +448,8 @@ static inline void options_check_objective(const Options *o) {
                  {"reference-logprobs", " dpo grpo gspo ppo "},
                  {"old-logprobs", " grpo gspo ppo "},
                  {"rollout", " grpo gspo "}};
-    static const char *const of_rollout[] = {"reward-command", "reward-timeout", "reward-failure", "updates"};
+    static const char *const of_rollout[] = {"reward-command", "reward-timeout", "reward-failure", "updates",
+                                             "slots",          "stop-ids"};
     static const char *const of_lora[] = {"lora-alpha", "lora-targets", "lora-dropout", "rslora"};
     char word[16];
     size_t i;
@@ -441,6 +465,7 @@ static inline void options_check_objective(const Options *o) {
     for (i = 0; i < sizeof(of_lora) / sizeof(of_lora[0]); i++)
         if (option_given(o, of_lora[i]) && !o->lora_rank)
             options_refuse(o->verb, "--%s belongs to adapters that --lora-rank begins", of_lora[i]);
+    options_check_rollout(o);
     if (o->lora_rank && o->adapter)
         options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
     if (o->label_smoothing > 0 && strcmp(o->dpo_loss, "sigmoid") != 0)

@@ -418,4 +418,46 @@ static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
 
 static inline Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
 
+// ---- from the command line ---------------------------------------------------------------------------------------------------------
+#define ROLLOUT_SLOTS 64 // texts written side by side, where nothing else is asked for
+
+// What ends a completion: the tokenizer's end tokens and those of --stop-ids. end_ids: [the two's number] or NULL; returns how many.
+static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
+    const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
+    size_t i;
+    for (i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
+    for (i = 0; end_ids && i < o->stop_ids.count; i++) end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
+    return own + o->stop_ids.count;
+}
+
+// text: the tokenizer of the run; end_ids: filled by rollout_ends. All of it must outlive the rollouts.
+static inline RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
+    const Options *o = run->options;
+    RolloutSettings s;
+    memset(&s, 0, sizeof(s));
+    s.prompts = o->batch, s.group_size = o->group_size;
+    s.max_new_tokens = o->max_new_tokens;
+    s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.prompts * s.group_size);
+    s.stream_tokens = s.group_size * o->seq_len;
+    s.sampling.temperature = o->temperature, s.sampling.top_k = o->top_k, s.sampling.top_p = o->top_p;
+    s.sampling.seed = o->seed;
+    s.scale_rewards = run_scales_rewards(o);
+    s.stop = !o->reward_failure || !strcmp(o->reward_failure, "stop");
+    s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
+    s.reward_command = o->reward_command, s.reward_timeout = o->reward_timeout;
+    s.text = text, s.end_ids = end_ids, s.end_count = rollout_ends(o, text, NULL);
+    return s;
+}
+
+// What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being written.
+static inline StreamBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
+                                       size_t seq_len) {
+    settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
+    if (settings->rollout_tokens > seq_len)
+        die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "
+                  "%zu; raise it, or shorten them",
+                  prompts_longest(data), rollout->max_new_tokens, settings->rollout_tokens, seq_len);
+    return rollout_bound(rollout, data);
+}
+
 #endif
