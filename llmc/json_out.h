@@ -19,16 +19,16 @@ static inline JsonOut json_open(FILE *file) {
     return json;
 }
 
-// The character at the beginning of text[left] as it stands in a JSON string: its bytes, at most 6 of them. *taken: of the text
-static inline size_t json_escape(const char *text, size_t left, char *out, size_t *taken) {
+// The character at the beginning of text[left] as it stands in a JSON string: its bytes, at most 6. *taken: of the text
+static inline size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
     const unsigned char c = (unsigned char)*text;
     size_t length = utf8_length((const unsigned char *)text, left);
     *taken = length ? length : 1;
-    if (length == 0) return (size_t)sprintf(out, "\\ufffd");
-    if (c == '"' || c == '\\') return (size_t)sprintf(out, "\\%c", c);
-    if (c == '\n') return (size_t)sprintf(out, "\\n");
-    if (c == '\t') return (size_t)sprintf(out, "\\t");
-    if (c < 0x20 || c == 0x7f) return (size_t)sprintf(out, "\\u%04x", c);
+    if (length == 0) return (size_t)snprintf(out, 8, "\\ufffd");
+    if (c == '"' || c == '\\') return (size_t)snprintf(out, 8, "\\%c", c);
+    if (c == '\n') return (size_t)snprintf(out, 8, "\\n");
+    if (c == '\t') return (size_t)snprintf(out, 8, "\\t");
+    if (c < 0x20 || c == 0x7f) return (size_t)snprintf(out, 8, "\\u%04x", c);
     memcpy(out, text, length);
     return length;
 }

@@ -31,6 +31,7 @@ prompt_ids, completion_ids and reference_ids instead.
 
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
 #define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
+#define ROLLOUT_AROUND        128                 // bytes, at most, that stand around a field of a line
 #define ROLLOUT_FAILURES      10                  // steps in a row without any reward that a run goes on after
 
 typedef struct {
@@ -112,9 +113,18 @@ static inline StreamBound rollout_bound(const RolloutSettings *settings, const D
     return bound;
 }
 
+static inline void rollout_allocate_text(Rollout *r) {
+    size_t token;
+    r->decoder = *r->settings.text;
+    r->decoder.text = NULL; // a prompt's text is begun anew
+    token = prompt_token_bytes(&r->decoder) + 8;
+    r->scratch = (char *)checked_malloc(token, "the text of a token");
+    r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
+}
+
 static inline void rollout_allocate_step(Rollout *r) {
     const RolloutSettings *s = &r->settings;
-    size_t P = s->prompts, texts = P * s->group_size, token = prompt_token_bytes(&r->decoder) + 8, i;
+    size_t P = s->prompts, texts = P * s->group_size, i;
     r->order = (uint32_t *)checked_calloc(prompts_count(r->data), sizeof(uint32_t), "the order of the prompts");
     r->epoch = UINT64_MAX;
     r->room = prompts_longest_document(r->data);
@@ -126,8 +136,6 @@ static inline void rollout_allocate_step(Rollout *r) {
     r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), "the completions of a step");
     r->reward = (float *)checked_calloc(texts, sizeof(float), "the rewards of a step");
     r->advantage = (double *)checked_calloc(texts, sizeof(double), "the advantages of a step");
-    r->scratch = (char *)checked_malloc(token, "the text of a token");
-    r->piece = 6 * token + 128;
     for (i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * s->max_new_tokens;
 }
 
@@ -153,10 +161,9 @@ static inline void rollout_allocate_streams(Rollout *r) {
 static inline void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, Documents *data) {
     memset(r, 0, sizeof(*r));
     r->settings = *settings, r->data = data;
-    r->decoder = *settings->text;
-    r->decoder.text = NULL;
     r->settings.stream_tokens = rollout_bound(settings, data).N;
     sampler_batch_allocate(&r->sampler, model, settings->slots, rollout_capacity(settings, data));
+    rollout_allocate_text(r);
     rollout_allocate_step(r);
     rollout_allocate_streams(r);
     reward_open(&r->command, settings->reward_command, settings->reward_timeout, r->piece);
@@ -223,10 +230,10 @@ static inline size_t rollout_field_begin(RolloutLine *line, int as_ids, const in
     line->token = 0;
     line->text = text_out_to(NULL, scratch);
     line->text.bytes = line->field != 0; // only what begins a text may lose its first space
-    return (size_t)sprintf(out, "%s%s", names[as_ids && line->field != 3][line->field],
-                           !ids     ? "null"
-                           : as_ids ? "["
-                                    : "\"");
+    return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field],
+                            !ids     ? "null"
+                            : as_ids ? "["
+                                     : "\"");
 }
 
 // The next token of a field, or its end.
@@ -234,7 +241,7 @@ static inline size_t rollout_field_go_on(Rollout *r, int as_ids, const int32_t *
     RolloutLine *line = &r->line;
     size_t begin = line->text.bytes, bytes;
     if (line->token < count && as_ids) {
-        bytes = (size_t)sprintf(out, "%s%d", line->token ? ", " : "", ids[line->token]);
+        bytes = (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", line->token ? ", " : "", ids[line->token]);
         line->token++;
         return bytes;
     }
@@ -255,7 +262,13 @@ static inline size_t rollout_line_end(Rollout *r, char *out) {
     size_t p = line->completion / r->settings.group_size;
     int ended = r->completion[line->completion].ended;
     line->completion++, line->field = 0, line->token = SIZE_MAX;
-    return (size_t)sprintf(out, ", \"prompt_number\": %zu, \"ended\": %s}\n", r->number[p], ended ? "true" : "false");
+    return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s}\n", r->number[p],
+                            ended ? "true" : "false");
+}
+
+static inline void rollout_lines_begin(Rollout *r) {
+    memset(&r->line, 0, sizeof(r->line));
+    r->line.token = SIZE_MAX;
 }
 
 // RewardLines of reward.h
@@ -282,8 +295,7 @@ static inline size_t rollout_lines(void *context, char *out, size_t room) {
 static inline size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t texts = s->prompts * s->group_size, known;
-    memset(&r->line, 0, sizeof(r->line));
-    r->line.token = SIZE_MAX;
+    rollout_lines_begin(r);
     if (reward_ask(&r->command, rollout_lines, r, texts, r->reward) == REWARD_OK) {
         r->failures = 0;
         return texts;

@@ -191,8 +191,8 @@ static void expect_document(const Batch *b, size_t d, const Completion *text, fl
 }
 
 // Every group whose rewards are known is in one stream, whole, and nothing else is; `known` completions have rewards.
-static void expect_streams(const Rolling *r, size_t streams, size_t known, size_t capacity) {
-    const Rollout *o = &r->rollout;
+static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capacity) {
+    Rollout *o = &r->rollout;
     size_t seen = 0, i, d, p, g, tokens = 0, positions = 0;
     for (i = 0; i < streams; i++) {
         const Batch *b = rollout_batch(o, i);
@@ -313,7 +313,7 @@ TEST(lines_and_streams) {
     assert_true(ended > 20 && ended < 6 * 6 * P * G - 20);
 }
 
-static void expect_same_step(const Rolling *a, const Rolling *b, size_t streams) {
+static void expect_same_step(Rolling *a, Rolling *b, size_t streams) {
     size_t i;
     assert_memory_equal(a->rollout.number, b->rollout.number, P * sizeof(size_t));
     assert_memory_equal(a->rollout.reward, b->rollout.reward, P * G * sizeof(float));
@@ -366,6 +366,70 @@ TEST(groups_without_spread) {
         for (t = 0; t < rollout_batch(&r->rollout, i)->N; t++)
             assert_true(rollout_batch(&r->rollout, i)->advantage[t] == 0);
     rolling_close(r);
+}
+
+// ---- the text of a tokenizer -----------------------------------------------------------------------------------------------------------
+static int32_t *encoded(Tokenizer *t, const char *text, int prompt, size_t *count) {
+    TokenIds ids = {NULL, 0, 0};
+    int32_t *copy;
+    if (prompt)
+        tokenizer_prompt(t, text, strlen(text), &ids);
+    else
+        tokenizer_encode(t, text, strlen(text), 1, &ids);
+    copy = (int32_t *)memcpy(case_memory((ids.count + 1) * sizeof(int32_t)), ids.id, ids.count * sizeof(int32_t));
+    free(ids.id);
+    *count = ids.count;
+    return copy;
+}
+
+// The line of a prompt and a completion; texts together are what the ids of both decode to, and special tokens are not shown.
+static void expect_tokenizer_line(const char *style, const char *prompt, const char *answer_text) {
+    static char line[1 << 16], whole[1 << 16], texts[1 << 16];
+    char path[128];
+    size_t number = 0, bytes = 0, made, counts[2];
+    int32_t *ids[2], *all;
+    Completion completion;
+    Prompt text;
+    Rollout r;
+    cJSON *object;
+    test_case("%s: %s|%s", style, prompt, answer_text);
+    snprintf(path, sizeof(path), "test/golden/tokenizers/%s.tok", style);
+    memset(&text, 0, sizeof(text)), memset(&r, 0, sizeof(r)), memset(&completion, 0, sizeof(completion));
+    text.tokenizer = tokenizer_open(path);
+    ids[0] = encoded(text.tokenizer, prompt, 1, &counts[0]);
+    ids[1] = encoded(text.tokenizer, answer_text, 0, &counts[1]);
+    ids[1][counts[1]++] = (int32_t)text.tokenizer->end_ids[0];
+    completion.prompt = ids[0], completion.prompt_tokens = counts[0];
+    completion.ids = ids[1], completion.tokens = counts[1], completion.ended = 1;
+    r.settings.text = &text, r.settings.prompts = r.settings.group_size = 1;
+    r.completion = &completion, r.tokens = &counts[0], r.number = &number;
+    rollout_allocate_text(&r);
+    rollout_lines_begin(&r);
+    while ((made = rollout_lines(&r, line + bytes, r.piece)) > 0) bytes += made;
+    line[bytes] = 0;
+    object = cJSON_Parse(line);
+    if (!object) test_fail("not JSON: %s", line);
+    all = (int32_t *)case_memory((counts[0] + counts[1]) * sizeof(int32_t));
+    memcpy(all, ids[0], counts[0] * sizeof(int32_t)), memcpy(all + counts[0], ids[1], counts[1] * sizeof(int32_t));
+    whole[prompt_text(&text, all, counts[0] + counts[1], whole)] = 0;
+    snprintf(texts, sizeof(texts), "%s%s", cJSON_GetObjectItem(object, "prompt")->valuestring,
+             cJSON_GetObjectItem(object, "completion")->valuestring);
+    if (strcmp(texts, whole) != 0) test_fail("%s together are '%s', not '%s'", line, texts, whole);
+    expect_text(object, "prompt", prompt);
+    expect_text(object, "reference", NULL);
+    expect_ids(object, "completion_ids", ids[1], counts[1]);
+    cJSON_Delete(object);
+    tokenizer_close(text.tokenizer);
+    free(r.scratch);
+}
+
+TEST(lines_of_a_tokenizer) {
+    static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
+    static const char *const texts[][2] = {
+        {"Hello", " world"}, {"say \"\\\" \n\tto", "\xf0\x9f\x98\x80 \xd1\x8f \x01"}, {"x = 1;\n", "  y"}};
+    size_t i, k;
+    for (i = 0; i < sizeof(styles) / sizeof(styles[0]); i++)
+        for (k = 0; k < 3; k++) expect_tokenizer_line(styles[i], texts[k][0], texts[k][1]);
 }
 
 // ---- a command that fails -----------------------------------------------------------------------------------------------------------
@@ -449,7 +513,10 @@ TEST(a_policy_learns) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(failures), // first: its forked processes could not use a GPU that this one has used already
-        LISTED(lines_and_streams), LISTED(a_step_follows_from_its_number), LISTED(groups_without_spread),
+        LISTED(lines_and_streams),
+        LISTED(a_step_follows_from_its_number),
+        LISTED(groups_without_spread),
+        LISTED(lines_of_a_tokenizer),
         LISTED(a_policy_learns),
     };
     if (argc == 4 && !strcmp(argv[1], "--answer")) answer(argv[2], argv[3]);
