@@ -76,6 +76,10 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--seed", 0, "%zu", o->seed);
     add_setting(t, "AdamW", 0, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g", o->beta1,
                 o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
+    if (t->run.lora.rank)
+        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", t->run.lora.rank,
+                    t->run.lora.alpha, t->run.lora.dropout, t->run.lora.rslora, t->run.lora.modules,
+                    dtype_name(t->run.lora.table.dtype));
     add_setting(t, "--method", 1, "%s", o->method);
     add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
@@ -99,10 +103,13 @@ static void trainer_schedule(Trainer *t) {
 
 static Trained trainer_trained(Trainer *t) {
     Trained trained;
+    memset(&trained, 0, sizeof(trained));
     trained.model = run_trained(&t->run), trained.ops = ops_device;
     trained.weights = trained_weights(&t->run.stream.memory);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
+    trained.lora = t->run.settings.lora;
+    trained.base = t->run.base, trained.base_path = t->run.options->model, trained.base_model = &t->run.model;
     return trained;
 }
 
@@ -128,6 +135,18 @@ static void trainer_save(Trainer *t) {
     checkpoint_save(&t->folder, &trained, &t->state);
 }
 
+// The model that a run goes on with that names none: of a whole model's checkpoint. Adapters need theirs again.
+static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
+    Seal seal;
+    const char *fault = seal_check(last, &seal);
+    if (fault) die("%s: %s", last, fault);
+    checkpoint_check_kind(last, &seal, o->lora_rank || o->adapter);
+    if (!seal.adapters)
+        path_join(path, last, seal_file(&seal, SEAL_MODEL));
+    else if (!o->model && !o->init)
+        die("%s: holds adapters alone; give the model they were trained on with --model", last);
+}
+
 // Data, plan, memory, weights (or the last checkpoint): everything before the first step.
 static void trainer_begin(Trainer *t, const Options *o) {
     char last[PATH_MAX] = "", path[PATH_MAX] = "";
@@ -145,7 +164,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         checkpoint_open(&t->folder, o->out, o->keep, o->resume);
         if (t->folder.last != CHECKPOINT_NONE) {
             checkpoint_path(last, t->folder.path, t->folder.last, "");
-            path_join(path, last, "model.bin");
+            trainer_find_model(o, last, path);
         } else if (o->resume) {
             if (!o->model && !o->init)
                 die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
@@ -180,11 +199,13 @@ static void trainer_begin(Trainer *t, const Options *o) {
     report_data(&t->run, &t->data, bound);
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
     if (*last) {
-        Trained trained = trainer_trained(t);
+        Trained trained;
+        if (t->run.lora.rank) run_load_base(&t->run);
+        trained = trainer_trained(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
         if (!o->quiet)
             fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-        weights_check_finite(&t->run.model, ops_device, t->run.stream.memory.weights);
+        weights_check_finite(trained.model, ops_device, trained.weights);
         run_close_source(&t->run);
     } else {
         run_load_weights(&t->run);
