@@ -271,7 +271,7 @@ static inline void load_state(const char *path, const char *checkpoint, RunState
     free(text);
 }
 
-static inline void load_model(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
+static inline void load_weights(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
     WeightSource *source = weights_open(path);
     char saved[4096], wanted[4096];
     uint64_t at = sizeof(FlatHeader), checksum = 0;
@@ -397,7 +397,7 @@ static inline void checkpoint_load(const CheckpointFolder *folder, size_t step, 
     load_state(path, checkpoint, run, &seal);
     if (run->step != step) die("%s: is of step %zu, its folder's name says %zu", path, run->step, step);
     path_join(path, checkpoint, seal_file(&seal, SEAL_MODEL));
-    (t->lora ? load_adapters : load_model)(path, t, &passage, &seal);
+    (t->lora ? load_adapters : load_weights)(path, t, &passage, &seal);
     if (t->lora) {
         path_join(path, checkpoint, seal_file(&seal, SEAL_CONFIG));
         load_config(path, &seal);
