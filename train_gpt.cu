@@ -36,10 +36,12 @@ typedef struct {
     DataLoader data, validation;
     Prefetch train_batches, validation_batches;
     RunState state; // where the run stands
-    RunSetting settings[24];
-    char setting_text[24][1024];
+    RunSetting settings[40];
+    char setting_text[40][1024];
     int has_folder;
     CheckpointFolder folder;
+    LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
+    uint64_t reference_key;   // of the model that is the reference; 0: there is none, or it is the base under adapters
     RunLog log;
     Sampler sampler;
     Prompt prompt;
@@ -58,6 +60,24 @@ static void add_setting(Trainer *t, const char *name, int may_change, const char
     t->settings[i].may_change = may_change;
 }
 
+// What the objective and the adapters are.
+static void trainer_objective_settings(Trainer *t) {
+    const Objective *objective = &t->run.settings.objective;
+    const Lora *lora = &t->run.lora;
+    const Options *o = t->run.options;
+    if (objective->kind != OBJECTIVE_SFT)
+        add_setting(t, "--objective", 0,
+                    "%s,dpo-loss=%s,normalisation=%s,beta=%.17g,gamma=%.17g,label-smoothing=%.17g,clip-low=%.17g,"
+                    "clip-high=%.17g,temperature=%.17g,max-new-tokens=%zu,scale-rewards=%s",
+                    o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
+                    objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
+                    o->max_new_tokens, o->scale_rewards);
+    if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
+    if (lora->rank)
+        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", lora->rank,
+                    lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
+}
+
 // What has to be the same for a resumed run to give the same bits.
 static void trainer_settings(Trainer *t) {
     const Options *o = t->run.options;
@@ -72,14 +92,11 @@ static void trainer_settings(Trainer *t) {
         add_setting(t, "--long", 0, "%s", o->long_documents);
     }
     add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
+    trainer_objective_settings(t);
     add_setting(t, "--grad-accum", 0, "%zu", o->grad_accum);
     add_setting(t, "--seed", 0, "%zu", o->seed);
     add_setting(t, "AdamW", 0, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g", o->beta1,
                 o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
-    if (t->run.lora.rank)
-        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", t->run.lora.rank,
-                    t->run.lora.alpha, t->run.lora.dropout, t->run.lora.rslora, t->run.lora.modules,
-                    dtype_name(t->run.lora.table.dtype));
     add_setting(t, "--method", 1, "%s", o->method);
     add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
@@ -147,6 +164,22 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
+// Whether log-probabilities that were computed beforehand are part of the run: then their model is one of its settings.
+static int trainer_has_reference(const Trainer *t) {
+    return t->run.options->old_logprobs ||
+           (objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run));
+}
+
+// The log-probabilities that batches are filled from: those of --data may have been named, others are kept beside the data.
+static void trainer_open_logprobs(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
+    if (!data->of_documents) return;
+    reference_check(&t->run, data, t->run.options->any_reference ? 0 : t->reference_key);
+    if (!objective_needs_reference(&t->run.settings.objective) || run_computes_reference(&t->run)) return;
+    if (data->documents.settings.reference) return;
+    reference_prepare(file, &t->run, data, &batches->slot[0].batch, t->reference_key, t->state.step == 0);
+    data->documents.settings.reference = file;
+}
+
 // Data, plan, memory, weights (or the last checkpoint): everything before the first step.
 static void trainer_begin(Trainer *t, const Options *o) {
     char last[PATH_MAX] = "", path[PATH_MAX] = "";
@@ -173,6 +206,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     }
     run_open_model(&t->run, o, o->model ? NULL : path);
     check_positions(&t->run, o->seq_len, "--seq-len");
+    t->run.settings = settings_from_options(&t->run);
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
     bound = dataloader_bound(&t->data);
     if (o->val_data.count) {
@@ -180,7 +214,6 @@ static void trainer_begin(Trainer *t, const Options *o) {
         dataloader_check_pair(&t->data, &t->validation);
         bound = larger_bound(bound, dataloader_bound(&t->validation));
     }
-    t->run.settings = settings_from_options(&t->run);
     if (o->sample_every) {
         t->prompt = prompt_from_options(&t->run);
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
@@ -194,7 +227,6 @@ static void trainer_begin(Trainer *t, const Options *o) {
         t->sampled_text = (char *)checked_calloc(o->max_new_tokens, prompt_token_bytes(&t->prompt), "the sampled text");
     }
     trainer_schedule(t);
-    trainer_settings(t);
     report_header(&t->run);
     report_data(&t->run, &t->data, bound);
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
@@ -202,6 +234,8 @@ static void trainer_begin(Trainer *t, const Options *o) {
         Trained trained;
         if (t->run.lora.rank) run_load_base(&t->run);
         trained = trainer_trained(t);
+        if (trainer_has_reference(t)) t->reference_key = reference_key_of(last);
+        trainer_settings(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
         if (!o->quiet)
             fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
@@ -211,7 +245,12 @@ static void trainer_begin(Trainer *t, const Options *o) {
         run_load_weights(&t->run);
         optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
                        t->run.settings.moment_type);
+        if (trainer_has_reference(t))
+            t->reference_key = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+        trainer_settings(t);
     }
+    trainer_open_logprobs(t, &t->data, &t->train_batches, &t->reference[0]);
+    if (o->val_data.count) trainer_open_logprobs(t, &t->validation, &t->validation_batches, &t->reference[1]);
     if (t->has_folder) {
         Trained trained = trainer_trained(t);
         tokenizer_keep(&t->run, o->out);
@@ -257,8 +296,11 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.step = step;
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
     for (i = 0; i < o->grad_accum; i++) {
-        const MicroBatch *micro = prefetch_take(&t->train_batches);
-        report.loss += forward_backward(stream, &micro->batch, micro->step_counted, NULL);
+        MicroBatch *micro = prefetch_take(&t->train_batches);
+        double Z = objective_normaliser(&stream->objective, micro->step_counts);
+        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, step * o->grad_accum + i);
+        run_reference(&t->run, &micro->batch);
+        report.loss += forward_backward(stream, &micro->batch, Z, &report.metrics);
         report.tokens += (double)micro->batch.N;
         report.flops += flops_of(&t->run.flop_count, &micro->batch);
         after = micro->after;

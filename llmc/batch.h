@@ -18,6 +18,7 @@ typedef struct {
     int32_t *position;  // [N] within the document
     size_t documents;
     size_t *document_start; // [documents + 1], the last being N
+    size_t *origin;         // [documents] which token of the data each begins with, counted over all shards; NULL: none
     // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each other.
     size_t *group;   // [documents] 0, 0, 1, 1, ...: which pair or group of the stream a document is in, ascending; of a
                      // pair the chosen one comes first
@@ -64,7 +65,7 @@ static inline void batch_free(Batch *batch) {
     free(batch->targets);
     free(batch->loss_weight);
     free(batch->position);
-    free(batch->document_start);
+    free(batch->document_start), free(batch->origin);
     free(batch->group), free(batch->counted), free(batch->reward), free(batch->advantage);
     free(batch->reference), free(batch->old);
     memset(batch, 0, sizeof(*batch));

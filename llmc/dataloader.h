@@ -1,5 +1,5 @@
 /*
-The data of a run, micro-batch by micro-batch: from shards of documents (documents.h), or from llm.c's token shards as they are,
+The data of a run, micro-batch by micro-batch: from shards of documents (documents.h, documents_read.h), or from llm.c's token shards as they are,
 256 int32 of header (magic, version, number of tokens, zeros), then the ids.
 
     magic 20240520, version 1   uint16 ids (llm.c's GPT-2 data, and what data/pack_bytes.c writes)
@@ -12,7 +12,7 @@ data is one 64-bit number, and going there takes no reading. Every header is che
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
-#include "documents.h"
+#include "documents_read.h"
 
 #define SHARD_HEADER_INTS  256
 #define SHARD_HEADER_BYTES (SHARD_HEADER_INTS * sizeof(uint32_t))
@@ -110,9 +110,21 @@ static inline void dataloader_refuse_short(const DataLoader *loader) {
         loader->T, loader->B * loader->T + 1, advice);
 }
 
-// llm.c's shards. paths: taken over
+// llm.c's shards hold running text and nothing else.
+static inline void dataloader_check_use(const DataLoader *loader, const char *path) {
+    const ObjectiveKind objective = data_objective(&loader->settings);
+    if (loader->settings.use == DATA_TRAINS && objective != OBJECTIVE_SFT)
+        die("%s: is one of llm.c's shards, which hold text, --objective %s trains on %s; prepare these", path,
+            objective_names[objective], kind_name(objective_data[objective].kind, objective_data[objective].values));
+    if (loader->settings.use != DATA_TRAINS)
+        die("%s: is one of llm.c's shards, which have no %s; give shards of data/prepare.py", path,
+            loader->settings.use == DATA_PROMPTS ? "prompts" : "documents");
+}
+
+// paths: taken over
 static inline void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
     size_t i, tokens = 0, B = loader->B, T = loader->T;
+    dataloader_check_use(loader, paths->path[0]);
     loader->file.fd = -1;
     loader->shards = paths->count;
     loader->shard = (Shard *)checked_calloc(loader->shards, sizeof(Shard), "the list of shards");
@@ -205,12 +217,36 @@ static inline StreamBound dataloader_bound(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.bound : bound;
 }
 
-// Targets that count in the `count` micro-batches from a place on, without reading them.
-static inline double dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
-    double sum = 0;
-    if (!loader->of_documents) return (double)count * (double)(loader->B * loader->T);
+// A batch with room for the largest micro-batch, and for what objectives over answers know of one; old log-probabilities only
+// where the settings name them by now. The reference's are NAN until somebody knows them.
+static inline Batch dataloader_batch(const DataLoader *loader) {
+    const DataSettings *s = loader->of_documents ? &loader->documents.settings : &loader->settings;
+    const ObjectiveKind objective = data_objective(s);
+    const StreamBound bound = dataloader_bound(loader);
+    Batch batch = batch_allocate(bound.N, bound.documents);
+    size_t t;
+    if (loader->of_documents)
+        batch.origin = (size_t *)checked_calloc(bound.documents, sizeof(size_t), "the documents of a batch");
+    if (s->use != DATA_TRAINS || objective == OBJECTIVE_SFT) return batch;
+    batch_allocate_answers(&batch, objective_needs_reference(s->objective), s->old != NULL);
+    if (batch.reference)
+        for (t = 0; t < bound.N; t++) batch.reference[t] = NAN;
+    if (objective_data[objective].kind != KIND_GROUPS) free(batch.reward), batch.reward = NULL;
+    if (!kind_has_groups(objective_data[objective].kind)) free(batch.group), batch.group = NULL;
+    if (objective_data[objective].kind == KIND_PAIRS) free(batch.advantage), batch.advantage = NULL;
+    return batch;
+}
+
+// What the `count` micro-batches from a place on add up to, without reading them.
+static inline Counts dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
+    Counts sum = {0, 0, 0};
+    if (!loader->of_documents) {
+        sum.tokens = (double)count * (double)(loader->B * loader->T);
+        sum.documents = (double)count * (double)loader->B;
+        return sum;
+    }
     for (; count > 0; count--) {
-        sum += documents_counted(&loader->documents, place);
+        sum = counts_add(sum, documents_counted(&loader->documents, place));
         if (count > 1) place = documents_after(&loader->documents, place);
     }
     return sum;

@@ -144,7 +144,8 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
     double rate = r->seconds > 0 ? r->flops / r->seconds : 0, speed = r->seconds > 0 ? r->tokens / r->seconds : 0;
     char rate_text[32];
     fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
-            steps, r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate, rate_text));
+            steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed,
+            human_rate(rate, rate_text));
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
     fprintf(out, " | %s", human_bytes(r->memory_bytes));
     metrics_print(out, &r->metrics, " | ");

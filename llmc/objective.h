@@ -1,10 +1,13 @@
 /*
-Objectives as weights per token. For every objective here dL/dlogits[t] = w[t]/tau * (onehot(target) -
-softmax(logits/tau)) with w[t] = dL/dlogp[t]: an objective turns log-probabilities of the targets (and what else a
-batch knows of them) into the loss and w. Below, logp, ref and old are those of target t under the policy (its
-logits/tau), the reference and the policy that wrote the completion; m is its loss weight, 0 where it is masked; sums,
-means and counts over t are over a document's targets, each of which counts m times; sigma is the logistic function; Z
-is objective_normaliser of the whole accumulated batch. TRL is Hugging Face's, version 1.16.
+Objectives as weights per token. For every objective here
+
+    dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau)) with w[t] = dL/dlogp[t]
+
+so that an objective turns log-probabilities of the targets (and what else a batch knows of them) into the loss and w.
+Below, logp, ref and old are those of target t under the policy (its logits/tau), the reference and the policy that
+wrote the completion; m is its loss weight, 0 where it is masked; sums, means and counts over t are over a document's
+targets, each of which counts m times; sigma is the logistic function; Z is objective_normaliser of the whole
+accumulated batch. TRL is Hugging Face's, version 1.16.
 
 sft    L = -sum_t m logp / Z, Z = counted tokens
 
@@ -31,7 +34,8 @@ ppo    (arXiv 1707.06347) the same with advantages that differ from token to tok
 gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
        other normalisations than grpo a document weighs as many times as it has tokens, as in TRL
 
-A log-probability or an advantage that is not finite makes the loss NaN, and the weights that depend on it.
+A log-probability or an advantage that is not finite makes the loss NaN (of sft: not finite), and the weights that
+depend on it.
 */
 #ifndef LLMC_OBJECTIVE_H
 #define LLMC_OBJECTIVE_H
@@ -128,8 +132,8 @@ static inline double objective_normaliser(const Objective *o, Counts counts) {
 
 static inline double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
 
-// Advantages of a group of n completions: rewards less their mean, and with `scale` over their standard deviation (n -
-// 1, as in torch) + 1e-4, as in TRL. Exactly 0 where all are equal, NaN where one is not finite.
+// Advantages of a group of n completions: rewards less their mean, and with `scale` over 1e-4 + their standard
+// deviation (squares over n - 1), as TRL has it. Exactly 0 where all are equal, NaN where one is not finite.
 static inline void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
     double mean = 0, squares = 0;
     size_t i, equal = 0;
@@ -273,7 +277,7 @@ static inline void pair_weights(const Objective *o, const Batch *batch, double Z
         for (side = 0; side < 2; side++) {
             for (t = start[d + side]; t < start[d + side + 1]; t++) {
                 double m = target_weight(batch, t);
-                value_set(weight, type, t, m == 0 || Z == 0 ? 0 : m * pair.slope[side] / Z);
+                value_set(weight, type, t, m == 0 ? 0 : m * pair.slope[side] / Z);
             }
         }
     }
@@ -308,9 +312,8 @@ static inline double reference_over(const Batch *batch, size_t t, double logp) {
     return finite_or_nan((double)batch->reference[t]) - logp;
 }
 
-// n of the formulas above.
+// n of the formulas above; of documents with counted tokens, as the next two.
 static inline double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
-    if (batch->counted[d] == 0 || Z == 0) return 0;
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->counted[d] : 1.0) / Z;
 }
 
@@ -322,7 +325,7 @@ static inline double document_ratio(const Batch *batch, size_t d, const void *lo
         double m = target_weight(batch, t);
         if (m != 0) sum += m * log_ratio_at(batch, t, logp_at(logp, type, t));
     }
-    return batch->counted[d] == 0 ? 1 : exp(sum / batch->counted[d]);
+    return exp(sum / batch->counted[d]);
 }
 
 // The derivative of the sum of gspo's surrogates in document d by any of its log-probabilities, whose share in log r is
@@ -334,7 +337,16 @@ static inline double document_slope(const Objective *o, const Batch *batch, size
         double m = target_weight(batch, t);
         if (m != 0) sum += m * surrogate_of(o, ratio, advantage_at(batch, t)).slope;
     }
-    return batch->counted[d] == 0 ? 0 : sum / batch->counted[d];
+    return sum / batch->counted[d];
+}
+
+// The derivative of target t's terms by its log-probability; of_document: what gspo has in place of the ratio's.
+static inline double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, double of_document) {
+    double slope = of_document;
+    if (o->kind != OBJECTIVE_GSPO)
+        slope = surrogate_of(o, exp(log_ratio_at(batch, t, logp)), advantage_at(batch, t)).slope;
+    if (o->beta != 0) slope -= o->beta * expm1(reference_over(batch, t, logp));
+    return slope;
 }
 
 static inline void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
@@ -342,19 +354,12 @@ static inline void policy_weights(const Objective *o, const Batch *batch, double
     const size_t *start = batch->document_start;
     size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin), t;
     for (; d < batch->documents && start[d] < begin + n; d++) {
-        double scale = document_scale(o, batch, Z, d), slope = 0;
-        if (o->kind == OBJECTIVE_GSPO) slope = document_slope(o, batch, d, logp, type);
+        double scale = document_scale(o, batch, Z, d), of_document = 0;
+        if (o->kind == OBJECTIVE_GSPO) of_document = document_slope(o, batch, d, logp, type);
         for (t = max_size(start[d], begin); t < min_size(start[d + 1], begin + n); t++) {
-            double m = target_weight(batch, t), p, w;
-            if (m == 0) {
-                value_set(weight, type, t - begin, 0);
-                continue;
-            }
-            p = logp_at(logp, type, t - begin), w = slope;
-            if (o->kind != OBJECTIVE_GSPO)
-                w = surrogate_of(o, exp(log_ratio_at(batch, t, p)), advantage_at(batch, t)).slope;
-            if (o->beta != 0) w -= o->beta * expm1(reference_over(batch, t, p));
-            value_set(weight, type, t - begin, m * scale * w);
+            double m = target_weight(batch, t), w = 0;
+            if (m != 0) w = m * scale * target_slope(o, batch, t, logp_at(logp, type, t - begin), of_document);
+            value_set(weight, type, t - begin, w);
         }
     }
 }
@@ -436,7 +441,7 @@ static inline double pairs_loss(const Objective *o, const Batch *batch, double Z
         metric_add(metrics, "logps/chosen", pair.logps[0], 1);
         metric_add(metrics, "logps/rejected", pair.logps[1], 1);
     }
-    return Z == 0 ? 0.0 : sum / Z;
+    return sum / Z;
 }
 
 // Sums over the counted tokens of a stream; lengths over its documents.

@@ -74,6 +74,7 @@ typedef struct {
     double beta, label_smoothing, gamma, clip_low, clip_high; // NAN: auto
     size_t group_size;
     const char *reference_logprobs, *old_logprobs;
+    int any_reference;
     // rollout
     int rollout;
     size_t updates;
@@ -231,6 +232,8 @@ static const OptionRow option_rows[] = {
      "log-probabilities under the policy that wrote the completions; without it those of the policy that is trained, "
      "whose "
      "ratio is 1"},
+    {"any-reference", OPTION_FLAG, AT(any_reference), NULL, NO_RANGE, PASSES | ON(EVAL), NULL,
+     "take log-probabilities of another model than the one that a run begins with"},
     SECTION("Rollout"),
     {"rollout", OPTION_FLAG, AT(rollout), NULL, NO_RANGE, ON(TRAIN) | ON(PLAN), NULL,
      "grpo, gspo: write the completions: --batch prompts of --data a step, --group-size completions each, by "
@@ -278,8 +281,10 @@ static const OptionRow option_rows[] = {
     {"grad-clip", OPTION_DOUBLE, AT(grad_clip), "1", 0, 1e9, ON(TRAIN), "X",
      "largest norm of the whole gradient; 0: no clipping"},
     SECTION("Run"),
-    {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(CONVERT), "PATH",
-     "train: the folder of checkpoints and log.jsonl; convert: the .bin or the new Hugging Face folder to write"},
+    {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
+     "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
+     "Hugging "
+     "Face folder to write"},
     {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf",
      "what to write: a flat .bin or a Hugging Face folder; auto: flat where --out ends in .bin"},
     {"like", OPTION_STRING, AT(like), NULL, NO_RANGE, ON(CONVERT), "DIR",
@@ -315,7 +320,8 @@ static const OptionRow option_rows[] = {
     {"max-new-tokens", OPTION_SIZE, AT(max_new_tokens), "256", 1, MOST_TOKENS, ON(SAMPLE) | PASSES | ON(EVAL), "N",
      "tokens to sample, at most; what dr_grpo divides by"},
     {"temperature", OPTION_DOUBLE, AT(temperature), "1", 0, 1000, ON(SAMPLE) | ON(LOGPROBS) | PASSES | ON(EVAL), "X",
-     "of the distribution that is sampled (0: always the likeliest token), and that grpo, gspo and ppo train"},
+     "of the distribution that is sampled (0: always the likeliest token), and that logits are divided by in grpo, "
+     "gspo, ppo and logprobs"},
     {"top-k", OPTION_SIZE, AT(top_k), "off", 0, OPTION_UNBOUNDED, ON(SAMPLE) | ON(TRAIN), "K",
      "only among the K likeliest tokens"},
     {"top-p", OPTION_DOUBLE, AT(top_p), "1", 0, 1, ON(SAMPLE) | ON(TRAIN), "P",

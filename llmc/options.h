@@ -389,9 +389,11 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--model and --init exclude each other: one model is read or made");
     if (!o->model && !o->init && !(o->resume && o->verb == VERB_TRAIN))
         options_refuse(o->verb, "no model: give --model PATH or --init NAME");
-    if ((o->verb == VERB_TRAIN || o->verb == VERB_EVAL) && !o->data.count)
+    if ((o->verb == VERB_TRAIN || o->verb == VERB_EVAL || o->verb == VERB_LOGPROBS) && !o->data.count)
         options_refuse(o->verb, "no data: give --data with one or more token shards");
-    if (o->verb == VERB_CONVERT && !o->out) options_refuse(o->verb, "no output: give --out with the .bin to write");
+    if ((o->verb == VERB_CONVERT || o->verb == VERB_LOGPROBS) && !o->out)
+        options_refuse(o->verb, "no output: give --out with the %s to write",
+                       o->verb == VERB_CONVERT ? ".bin" : "file");
     if (o->verb == VERB_TRAIN && !o->out && o->resume)
         options_refuse(o->verb, "--resume needs --out, the folder to continue in");
     if (o->verb == VERB_TRAIN && !o->out && o->save_every)

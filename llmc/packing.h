@@ -1,51 +1,45 @@
 /*
-Packing: pieces of documents into streams of at most `capacity` positions, without padding and without cutting a piece.
+Packing: units (pieces of documents, or all documents of a pair or group) into streams of at most `capacity` positions, without
+padding and without cutting a unit.
 
-    in a new order every epoch   pieces are permuted by (seed, epoch) and taken in windows; within a window first-fit decreasing:
+    in a new order every epoch   units are permuted by (seed, epoch) and taken in windows; within a window first-fit decreasing:
                                  longest first (equal lengths as permuted), each into the first stream that has room. Then the
                                  streams of all windows are permuted. A window is large enough for what it leaves unfilled,
-                                 about half a stream, not to matter; there are many where there are many pieces, so that epochs
+                                 about half a stream, not to matter; there are many where there are many units, so that epochs
                                  differ in what meets in a stream.
-    in the order of the file     next-fit: a stream ends where the next piece does not fit.
+    in the order of the file     next-fit: a stream ends where the next unit does not fit.
 
-The first stream with room is found in a tree over the streams, so a window of n pieces takes O(n log n). An epoch's streams
-follow from pieces, seed and epoch alone. Everything is allocated at the beginning, for any epoch.
+The first stream with room is found in a tree over the streams, so a window of n units takes O(n log n). An epoch's streams
+follow from lengths, seed and epoch alone. Everything is allocated at the beginning, for any epoch.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
 #include "random.h"
 #include "utils.h"
 
-#define RANDOM_STREAM_PIECES  0x706965636573ull   // of random.h, the order of the pieces ("pieces"), by epoch
+#define RANDOM_STREAM_PIECES  0x706965636573ull   // of random.h, the order of the units ("pieces"), by epoch
 #define RANDOM_STREAM_STREAMS 0x73747265616d73ull // and of the streams ("streams")
-#define PACKING_WINDOW        4096                // pieces of a window, at least
+#define PACKING_WINDOW        4096                // units of a window, at least
 #define PACKING_STREAMS       256                 // and streams of its
 #define PACKING_NO_EPOCH      UINT64_MAX
 
-// A document, or a part of one: positions [part * T, part * T + positions) of document number `document`.
-typedef struct {
-    uint32_t document, part;
-    uint32_t positions;
-    uint32_t counted; // of its targets
-} Piece;
-
-// The streams of one epoch: the i-th to come is pieces order[begin[s] .. begin[s + 1]), s = stream[i].
+// The streams of one epoch: the i-th to come is units order[begin[s] .. begin[s + 1]), s = stream[i].
 typedef struct {
     uint64_t epoch;   // or PACKING_NO_EPOCH
-    uint32_t *order;  // [pieces]
+    uint32_t *order;  // [units]
     uint32_t *begin;  // [most streams + 1]
     uint32_t *stream; // [most streams]
     size_t streams;
 } EpochStreams;
 
 typedef struct {
-    uint32_t positions, piece;
+    uint32_t positions, unit;
 } PackingItem;
 
 typedef struct {
-    const Piece *piece; // [pieces], not owned
-    size_t pieces, capacity;
-    uint64_t positions; // of all pieces
+    const uint32_t *length; // positions of the first unit, not owned; of the next, `stride` bytes further
+    size_t stride, units, capacity;
+    uint64_t positions; // of all units
     size_t windows, largest_window, most_streams;
     int shuffle;
     uint64_t seed;
@@ -54,6 +48,10 @@ typedef struct {
     uint32_t *room;            // [2 * leaves], a tree: leaf `leaves + b` is stream b's room, above them the most of two
     size_t leaves;
 } Packing;
+
+static inline uint32_t packing_length(const Packing *p, size_t unit) {
+    return *(const uint32_t *)(const void *)((const char *)p->length + unit * p->stride);
+}
 
 // ---- order -----------------------------------------------------------------------------------------------------------------
 static inline void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t stream) {
@@ -113,13 +111,13 @@ static inline size_t packing_first_fit(Packing *p, size_t count) {
     return streams;
 }
 
-// order[first .. first + count) becomes the pieces of one stream after another.
+// order[first .. first + count) becomes the units of one stream after another.
 static inline void packing_window(Packing *p, EpochStreams *e, size_t first, size_t count) {
     uint32_t *end = e->begin + e->streams; // first the end of each stream, then its beginning
     size_t streams, i;
     for (i = 0; i < count; i++) {
-        p->item[i].piece = e->order[first + i];
-        p->item[i].positions = p->piece[e->order[first + i]].positions;
+        p->item[i].unit = e->order[first + i];
+        p->item[i].positions = packing_length(p, e->order[first + i]);
     }
     packing_sort(p->item, p->spare, count);
     streams = packing_first_fit(p, count);
@@ -127,20 +125,20 @@ static inline void packing_window(Packing *p, EpochStreams *e, size_t first, siz
     for (i = 0; i <= streams; i++) end[i] = 0;
     for (i = 0; i < count; i++) end[p->bin[i]]++;
     for (i = 0; i < streams; i++) end[i] += (uint32_t)(i ? end[i - 1] : first);
-    for (i = count; i-- > 0;) e->order[--end[p->bin[i]]] = p->item[i].piece;
+    for (i = count; i-- > 0;) e->order[--end[p->bin[i]]] = p->item[i].unit;
     e->streams += streams;
 }
 
 static inline void packing_next_fit(const Packing *p, EpochStreams *e) {
     size_t i, used = p->capacity;
-    for (i = 0; i < p->pieces; i++) {
-        if (used + p->piece[i].positions > p->capacity) {
+    for (i = 0; i < p->units; i++) {
+        if (used + packing_length(p, i) > p->capacity) {
             e->stream[e->streams] = (uint32_t)e->streams;
             e->begin[e->streams++] = (uint32_t)i;
             used = 0;
         }
         e->order[i] = (uint32_t)i;
-        used += p->piece[i].positions;
+        used += packing_length(p, i);
     }
 }
 
@@ -149,33 +147,35 @@ static inline void packing_epoch(Packing *p, EpochStreams *e, uint64_t epoch) {
     size_t w;
     e->epoch = epoch, e->streams = 0;
     if (p->shuffle) {
-        random_permutation(e->order, p->pieces, p->seed, packing_random_stream(RANDOM_STREAM_PIECES, epoch));
+        random_permutation(e->order, p->units, p->seed, packing_random_stream(RANDOM_STREAM_PIECES, epoch));
         for (w = 0; w < p->windows; w++) {
-            size_t first = p->pieces / p->windows * w + min_size(w, p->pieces % p->windows);
-            packing_window(p, e, first, p->pieces / p->windows + (w < p->pieces % p->windows));
+            size_t first = p->units / p->windows * w + min_size(w, p->units % p->windows);
+            packing_window(p, e, first, p->units / p->windows + (w < p->units % p->windows));
         }
         random_permutation(e->stream, e->streams, p->seed, packing_random_stream(RANDOM_STREAM_STREAMS, epoch));
     } else {
         packing_next_fit(p, e);
     }
-    e->begin[e->streams] = (uint32_t)p->pieces;
+    e->begin[e->streams] = (uint32_t)p->units;
 }
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
-// pieces: at least one, none longer than the capacity, fewer than 2^32.
-static inline Packing packing_allocate(const Piece *piece, size_t pieces, size_t capacity, int shuffle, uint64_t seed) {
+// units: at least one, none longer than the capacity, fewer than 2^32.
+static inline Packing packing_allocate(const uint32_t *length, size_t stride, size_t units, size_t capacity,
+                                       int shuffle, uint64_t seed) {
     Packing p;
     double window;
     size_t i;
     memset(&p, 0, sizeof(p));
-    p.piece = piece, p.pieces = pieces, p.capacity = capacity, p.shuffle = shuffle, p.seed = seed;
-    for (i = 0; i < pieces; i++) p.positions += piece[i].positions;
-    window = PACKING_STREAMS * ((double)capacity * (double)pieces / (double)p.positions); // pieces of so many streams
+    p.length = length, p.stride = stride, p.units = units;
+    p.capacity = capacity, p.shuffle = shuffle, p.seed = seed;
+    for (i = 0; i < units; i++) p.positions += packing_length(&p, i);
+    window = PACKING_STREAMS * ((double)capacity * (double)units / (double)p.positions); // units of so many streams
     if (window < PACKING_WINDOW) window = PACKING_WINDOW;
-    p.windows = max_size((size_t)((double)pieces / window), 1);
-    p.largest_window = (pieces + p.windows - 1) / p.windows;
+    p.windows = max_size((size_t)((double)units / window), 1);
+    p.largest_window = (units + p.windows - 1) / p.windows;
     // of a window's streams at most one is half empty or more; of next-fit's, any two in a row hold more than one
-    p.most_streams = min_size((size_t)(2 * p.positions / capacity) + p.windows + 1, pieces);
+    p.most_streams = min_size((size_t)(2 * p.positions / capacity) + p.windows + 1, units);
     if (!shuffle) return p;
     for (p.leaves = 1; p.leaves < p.largest_window;) p.leaves *= 2;
     p.item = (PackingItem *)checked_calloc(p.largest_window, sizeof(PackingItem), "packing");
@@ -193,7 +193,7 @@ static inline void packing_free(Packing *p) {
 static inline EpochStreams epoch_streams_allocate(const Packing *p) {
     EpochStreams e;
     e.epoch = PACKING_NO_EPOCH, e.streams = 0;
-    e.order = (uint32_t *)checked_calloc(p->pieces, sizeof(uint32_t), "the order of the pieces");
+    e.order = (uint32_t *)checked_calloc(p->units, sizeof(uint32_t), "the order of the data");
     e.begin = (uint32_t *)checked_calloc(p->most_streams + 1, sizeof(uint32_t), "the streams of an epoch");
     e.stream = (uint32_t *)checked_calloc(p->most_streams, sizeof(uint32_t), "the streams of an epoch");
     return e;

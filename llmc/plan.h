@@ -31,7 +31,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->model = model, s->ops = ops, s->arena = arena;
     s->method = settings->method;
     s->objective = settings->objective;
-    if (s->objective.temperature == 0) s->objective.temperature = 1;
+    if (s->objective.temperature == 0) s->objective.temperature = 1; // not set
     s->chunk = settings->chunk ? settings->chunk : ops->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;

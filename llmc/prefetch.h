@@ -3,7 +3,7 @@ The next micro-batch, read while this one is trained on: a thread fills one of t
 while the run has the other. What comes is what dataloader_next gives, in its order; the loader is the thread's between
 prefetch_start and prefetch_stop.
 
-A step of several micro-batches is normalised by the counted targets of all of them, so each comes with that sum. An error of the
+A step of several micro-batches is normalised by the counts of all of them, so each comes with these. An error of the
 thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had there: steps
 before it are done and saved. A program that ends in any other way stops its threads first. Only starting allocates.
 */
@@ -15,8 +15,8 @@ before it are done and saved. A program that ends in any other way stops its thr
 
 typedef struct {
     Batch batch;
-    double step_counted; // Z: targets that count in all micro-batches of its step
-    uint64_t after;      // the place behind it
+    Counts step_counts; // of all micro-batches of its step
+    uint64_t after;     // the place behind it
 } MicroBatch;
 
 typedef struct Prefetch {
@@ -59,14 +59,14 @@ static inline int prefetch_may_fill(Prefetch *p) {
 }
 
 static inline void prefetch_fill(Prefetch *p) {
-    double counted = 0;
+    Counts counts = {0, 0, 0};
     size_t i;
     for (i = 0; prefetch_may_fill(p); i++) {
         MicroBatch *micro = &p->slot[i % 2];
         if (i % p->step_batches == 0)
-            counted = dataloader_counted(p->loader, dataloader_place(p->loader), p->step_batches);
+            counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->step_batches);
         dataloader_next(p->loader, &micro->batch);
-        micro->step_counted = counted;
+        micro->step_counts = counts;
         micro->after = dataloader_place(p->loader);
         pthread_mutex_lock(&p->lock);
         p->filled++;
@@ -121,11 +121,10 @@ static inline void prefetch_start(Prefetch *p, uint64_t place) {
 }
 
 static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, size_t step_batches) {
-    StreamBound bound = dataloader_bound(loader);
     int i;
     memset(p, 0, sizeof(*p));
     p->loader = loader, p->step_batches = step_batches;
-    for (i = 0; i < 2; i++) p->slot[i].batch = batch_allocate(bound.N, bound.documents);
+    for (i = 0; i < 2; i++) p->slot[i].batch = dataloader_batch(loader);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
 }

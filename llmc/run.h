@@ -6,6 +6,7 @@ held against the memory there is, one allocation follows, and weights are filled
 #define LLMC_RUN_H
 #include "adapter_file.h"
 #include "dataloader.h"
+#include "logprobs.h"
 #include "plan.h"
 #include "model_path.h"
 #include "options.h"
@@ -33,6 +34,7 @@ typedef struct {
     StreamBP stream;
     OptimizerState optimizer;
     FlopCount flop_count;
+    LogprobFile reference, old;    // of --data, where they are named
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
@@ -61,16 +63,18 @@ static inline void run_open_lora(Run *run) {
     lora_build(lora, &run->model);
 }
 
-// Without a file of its log-probabilities, the reference under adapters is the model without them.
-static inline int run_base_is_reference(const Run *run, const Objective *objective) {
-    return run->lora.rank && objective_needs_reference(objective) && !run->options->reference_logprobs;
+// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single pass the model
+// itself: computed as they are needed. A run that trains a model has computed them before its first step (reference.h).
+static inline int run_computes_reference(const Run *run) {
+    const Options *o = run->options;
+    return objective_needs_reference(&run->settings.objective) && !o->reference_logprobs &&
+           (run->lora.rank || o->verb == VERB_BP);
 }
 
 static inline Objective objective_from_options(const Options *o) {
     Objective objective;
     memset(&objective, 0, sizeof(objective));
-    objective.kind = OBJECTIVE_SFT, objective.temperature = 1;
-    if (!o->objective) return objective; // of a verb that has none
+    objective.temperature = 1;
     objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
     objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
     objective.normalisation = (Normalisation)objective_word(normalisation_names, NORMALISATIONS, o->normalisation);
@@ -167,8 +171,20 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
+    settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
+    settings.objective = &run->settings.objective;
+    settings.scale_rewards = !strcmp(o->scale_rewards, "group") ||
+                             (!strcmp(o->scale_rewards, "auto") && strcmp(o->normalisation, "dr_grpo") != 0);
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
+    if (paths == &o->data && o->reference_logprobs) {
+        logprobs_open(&run->reference, o->reference_logprobs);
+        settings.reference = &run->reference;
+    }
+    if (paths == &o->data && o->old_logprobs) {
+        logprobs_open(&run->old, o->old_logprobs);
+        settings.old = &run->old;
+    }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
     return dataloader_open(paths->path, paths->count, &settings);
@@ -179,15 +195,6 @@ static inline Shuffle run_shuffle(const Options *o) {
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
     if (!trains || !strcmp(o->shuffle, "off")) return SHUFFLE_OFF;
     return !strcmp(o->shuffle, "on") ? SHUFFLE_ON : SHUFFLE_AUTO;
-}
-
-// A batch on the host with room for the largest stream, and for what the objective wants to know of it.
-static inline Batch run_batch(const Run *run, StreamBound bound) {
-    const Objective *objective = &run->settings.objective;
-    Batch batch = batch_allocate(bound.N, bound.documents);
-    if (objective->kind != OBJECTIVE_SFT)
-        batch_allocate_answers(&batch, objective_needs_reference(objective), run->options->old_logprobs != NULL);
-    return batch;
 }
 
 // B documents of T tokens. B = 0: there is no stream, only generation
@@ -251,9 +258,8 @@ static inline void run_allocate(Run *run, StreamBound bound) {
     free(shape.document_start);
 }
 
-// Fills in the reference's log-probabilities where the base model under the adapters is the reference.
 static inline void run_reference(Run *run, Batch *batch) {
-    if (run_base_is_reference(run, &run->settings.objective)) forward_policy(&run->stream, batch, 1, batch->reference);
+    if (run_computes_reference(run)) forward_policy(&run->stream, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.

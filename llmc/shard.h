@@ -1,10 +1,11 @@
 /*
 Token shards. Here: which files a run reads, and the format that data/prepare.py writes (data/README.md), one file of whole documents:
-a header of 256 bytes, a table of documents, their ids, and for each token whether it is a target that counts. Little-endian.
+a header of 256 bytes, a table of documents, their ids, for each token whether it is a target that counts, and where there are
+advantages, each token's. Little-endian.
 
 A shard is checked when it is opened: every field of the header against the others and against the size of the file, and the whole
-table, by its checksum and entry by entry. A document's own checksum is checked when it is read (documents.h). llm.c's shards, which
-have neither documents nor masks, are dataloader.h's.
+table, by its checksum and entry by entry: also that pairs have both answers and groups several. A document's own checksum is checked
+when it is read (documents_read.h). llm.c's shards, which have neither documents nor masks, are dataloader.h's.
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
@@ -121,38 +122,57 @@ static inline uint64_t shard_uint64(const unsigned char *bytes) {
     return (uint64_t)shard_uint32(bytes) | (uint64_t)shard_uint32(bytes + 4) << 32;
 }
 
+static inline float shard_float32(const unsigned char *bytes) {
+    uint32_t bits = shard_uint32(bytes);
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
 // ---- the header ----------------------------------------------------------------------------------------------------------------
+// What its documents are: texts by themselves; chosen and rejected answers, in turn; a prompt's completions with their rewards;
+// prompts that nothing is learnt from, maybe with a reference answer behind.
+typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS } ShardKind;
+
 typedef struct {
     char *path;
     uint64_t bytes; // of the file
+    ShardKind kind;
     uint64_t documents, tokens, counted, longest;
+    uint64_t groups,
+        largest_group; // pairs or groups, and documents of the largest; the table's check finds them, else 0
     size_t id_bytes;
-    uint64_t vocabulary;         // of its tokenizer
-    uint64_t tokenizer;          // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
-    char tokenizer_name[65];     // printable
-    uint64_t table, ids, counts; // where they begin
+    uint64_t vocabulary;                 // of its tokenizer
+    uint64_t tokenizer;                  // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
+    char tokenizer_name[65];             // printable
+    uint64_t table, ids, counts, values; // where they begin; values 0: there are none
     uint32_t table_crc, header_crc;
 } TokenShard;
 
 // One entry of the table.
 typedef struct {
-    uint64_t first, tokens, counted, prompt;
+    uint64_t first, tokens, counted, group, prompt;
+    float reward;
     uint32_t crc;
 } ShardDocument;
+
+static inline int kind_has_groups(ShardKind kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
 
 static inline uint64_t shard_align(uint64_t offset) {
     return (offset + TOKEN_SHARD_ALIGN - 1) / TOKEN_SHARD_ALIGN * TOKEN_SHARD_ALIGN;
 }
 
-static inline void shard_check_kind(const char *path, uint32_t kind, uint64_t values) {
-    static const char *const kinds[] = {"documents", "preference pairs", "groups of completions with rewards"};
-    if (kind == 1 || kind == 2)
-        die("%s: holds %s (kind %u), which need an objective that is not in this version; prepare documents (kind 0)",
-            path, kinds[kind], kind);
-    if (kind > 2) die("%s: kind %u of a token shard is not known; kinds are 0, 1 and 2", path, kind);
-    if (values)
-        die("%s: holds values for each token, which need an objective that is not in this version; prepare it without",
-            path);
+static inline void shard_check_kind(const TokenShard *s, uint32_t kind) {
+    if (kind > KIND_PROMPTS)
+        die("%s: kind %u of a token shard is not known; kinds are 0 to %d", s->path, kind, KIND_PROMPTS);
+    if (kind != KIND_DOCUMENTS && s->values)
+        die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without",
+            s->path, kind);
+}
+
+// The i-th of the ids in a buffer.
+static inline uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i) {
+    return s->id_bytes == 2 ? shard_uint16(ids + 2 * i) : shard_uint32(ids + 4 * i);
 }
 
 // Sections in their order, each at the next multiple of 64, the last one up to the file's end.
@@ -163,9 +183,10 @@ static inline void shard_check_sections(const TokenShard *s) {
     } section[] = {{"document table is", s->table, TOKEN_SHARD_HEADER},
                    {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
                    {"counts are", s->counts, shard_align(s->ids + s->tokens * s->id_bytes)},
-                   {"end is", s->bytes, s->counts + s->tokens}};
+                   {"values are", s->values, s->values ? shard_align(s->counts + s->tokens) : 0},
+                   {"end is", s->bytes, s->values ? s->values + s->tokens * sizeof(float) : s->counts + s->tokens}};
     size_t i;
-    for (i = 0; i < 4; i++)
+    for (i = 0; i < sizeof(section) / sizeof(section[0]); i++)
         if (section[i].begins != section[i].expected)
             die("%s: its %s at byte %llu, with %llu documents and %llu tokens it should be %llu; write it again",
                 s->path, section[i].name, (unsigned long long)section[i].begins, (unsigned long long)s->documents,
@@ -221,8 +242,10 @@ static inline TokenShard shard_read_header(const InputFile *file, const char *pa
     s.id_bytes = shard_uint32(header + 64);
     s.vocabulary = shard_uint64(header + 72), s.tokenizer = shard_uint64(header + 80);
     s.table = shard_uint64(header + 88), s.ids = shard_uint64(header + 96), s.counts = shard_uint64(header + 104);
+    s.values = shard_uint64(header + 112);
     s.table_crc = shard_uint32(header + 120), s.header_crc = shard_uint32(header + 124);
-    shard_check_kind(path, shard_uint32(header + 68), shard_uint64(header + 112));
+    shard_check_kind(&s, shard_uint32(header + 68));
+    s.kind = (ShardKind)shard_uint32(header + 68);
     if (s.id_bytes != 2 && s.id_bytes != 4) die("%s: has ids of %zu bytes, expected 2 or 4", path, s.id_bytes);
     if (s.vocabulary < 1 || s.vocabulary > (s.id_bytes == 2 ? 65536u : 2147483648u))
         die("%s: a vocabulary of %llu does not go with ids of %zu bytes", path, (unsigned long long)s.vocabulary,
@@ -239,8 +262,8 @@ static inline TokenShard shard_read_header(const InputFile *file, const char *pa
 static inline ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]) {
     ShardDocument d;
     d.first = shard_uint64(entry), d.tokens = shard_uint64(entry + 8);
-    d.counted = shard_uint64(entry + 16), d.prompt = shard_uint64(entry + 32);
-    d.crc = shard_uint32(entry + 44);
+    d.counted = shard_uint64(entry + 16), d.group = shard_uint64(entry + 24), d.prompt = shard_uint64(entry + 32);
+    d.reward = shard_float32(entry + 40), d.crc = shard_uint32(entry + 44);
     return d;
 }
 
@@ -251,39 +274,76 @@ static inline void shard_read_entries(const TokenShard *s, const InputFile *file
 }
 
 static inline void shard_check_document(const TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t begin) {
-    const char *fault = d->first != begin               ? "does not begin where the one before it ends"
-                        : d->tokens < 2                 ? "has fewer than 2 tokens"
-                        : d->tokens > s->tokens - begin ? "goes beyond the last token"
-                        : d->counted < 1                ? "has no target that counts"
-                        : d->counted > d->tokens - 1    ? "counts more targets than it has"
-                        : d->prompt > d->tokens         ? "has a prompt that is longer than itself"
-                                                        : NULL;
+    const int prompts = s->kind == KIND_PROMPTS;
+    const char *fault = d->first != begin                              ? "does not begin where the one before it ends"
+                        : d->tokens < 1 || (d->tokens < 2 && !prompts) ? "has fewer than 2 tokens"
+                        : d->tokens > s->tokens - begin                ? "goes beyond the last token"
+                        : d->counted < 1 && !prompts                   ? "has no target that counts"
+                        : d->counted > 0 && prompts                    ? "is a prompt and has targets that count"
+                        : d->counted > d->tokens - 1                   ? "counts more targets than it has"
+                        : d->prompt > d->tokens                        ? "has a prompt that is longer than itself"
+                        : d->prompt < 1 && prompts                     ? "has no prompt"
+                        : !isfinite(d->reward)                         ? "has a reward that is not a finite number"
+                                                                       : NULL;
     if (fault) die("%s: document %llu %s; write the shard again", s->path, (unsigned long long)number, fault);
 }
 
-// The whole table, once. buffer as above.
-static inline void shard_check_table(const TokenShard *s, const InputFile *file, unsigned char *buffer) {
-    uint64_t first, tokens = 0, counted = 0, longest = 0;
+// A pair or group of `members` documents ends before document `number`.
+static inline void shard_end_group(TokenShard *s, uint64_t number, uint64_t members) {
+    if (members == 1)
+        die("%s: document %llu %s; write the shard again", s->path, (unsigned long long)number - 1,
+            s->kind == KIND_PAIRS ? "is an answer without a partner, of pairs there are two"
+                                  : "is the only completion of its group, which compares several");
+    s->groups++;
+    if (members > s->largest_group) s->largest_group = members;
+}
+
+// Groups are numbered from 0 in the order of their documents. *members: documents of group number s->groups so far
+static inline void shard_check_group(TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t *members) {
+    if (*members && d->group == s->groups + 1) {
+        shard_end_group(s, number, *members);
+        *members = 0;
+    }
+    if (d->group != s->groups || (s->kind == KIND_PAIRS && *members == 2))
+        die("%s: document %llu is said to be in group %llu, behind %llu of group %llu; pairs and groups are numbered "
+            "from 0 "
+            "and lie in their order; write the shard again",
+            s->path, (unsigned long long)number, (unsigned long long)d->group, (unsigned long long)*members,
+            (unsigned long long)s->groups);
+    ++*members;
+}
+
+// The checksum first: it says what is wrong with all the rest.
+static inline void shard_check_table_crc(const TokenShard *s, const InputFile *file, unsigned char *buffer) {
+    uint64_t first;
     uint32_t crc = 0;
-    size_t count, i;
-    for (first = 0; first < s->documents;
-         first += count) { // the checksum first: it says what is wrong with all the rest
+    size_t count;
+    for (first = 0; first < s->documents; first += count) {
         count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
         shard_read_entries(s, file, first, count, buffer);
         crc = crc32_of(crc, buffer, count * TOKEN_SHARD_ENTRY);
     }
     if (crc != s->table_crc)
         die("%s: the checksum of its document table is wrong, the file is damaged; copy or write it again", s->path);
+}
+
+// The whole table, once. buffer as above.
+static inline void shard_check_table(TokenShard *s, const InputFile *file, unsigned char *buffer) {
+    uint64_t first, tokens = 0, counted = 0, longest = 0, members = 0;
+    size_t count, i;
+    shard_check_table_crc(s, file, buffer);
     for (first = 0; first < s->documents; first += count) {
         count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
         shard_read_entries(s, file, first, count, buffer);
         for (i = 0; i < count; i++) {
             ShardDocument d = shard_document(buffer + i * TOKEN_SHARD_ENTRY);
             shard_check_document(s, first + i, &d, tokens);
+            if (kind_has_groups(s->kind)) shard_check_group(s, first + i, &d, &members);
             tokens += d.tokens, counted += d.counted;
             if (d.tokens > longest) longest = d.tokens;
         }
     }
+    if (members) shard_end_group(s, s->documents, members);
     if (tokens != s->tokens || counted != s->counted || longest != s->longest)
         die("%s: its documents have %llu tokens, %llu counted targets and %llu tokens at most, its header says %llu, "
             "%llu and %llu",

@@ -7,7 +7,7 @@ computed for anybody to hold against another program.
 #include "adamw.h"
 #include "dataloader.h"
 #include "json_out.h"
-#include "run.h"
+#include "reference.h"
 
 typedef struct {
     double loss, seconds, grad_norm;
@@ -20,17 +20,13 @@ static inline int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Of random tokens, what objectives want to know: advantages of 1 and -1 by turns, log-probabilities as of a model that knows nothing.
+// Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
 static inline void bp_answers(const Run *run, Batch *batch) {
-    const float unknowing = -(float)log((double)run->model.config.vocab_size);
     size_t d, t;
     for (d = 0; d < batch->documents; d++) {
         batch->group[d] = d / unit_documents(run->options);
         batch->reward[d] = d % 2 ? 0 : 1;
-        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
-            batch->advantage[t] = d % 2 ? -1 : 1;
-            if (batch->reference) batch->reference[t] = unknowing;
-        }
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) batch->advantage[t] = d % 2 ? -1 : 1;
     }
 }
 
@@ -111,7 +107,10 @@ static inline int verb_bp(const Options *options) {
     if (options->data.count) loader = bp_open_data(&run), bound = dataloader_bound(&loader);
     if (options->grads_out) gradients_check_place(options->grads_out, run.lora.rank ? &run.lora.table : &run.model);
     run_allocate(&run, bound);
-    batch = run_batch(&run, bound);
+    if (loader.of_documents) reference_check(&run, &loader, 0);
+    batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(bound.N, bound.documents);
+    if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
+        batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);

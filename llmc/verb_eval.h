@@ -8,7 +8,7 @@ The verb `eval`, and the evaluation that training runs between its steps: the lo
 #include "log.h"
 #include "prefetch.h"
 #include "progress.h"
-#include "run.h"
+#include "reference.h"
 
 // The first `steps` micro-batches. curve: NULL, or what their log-probabilities are added to
 static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
@@ -47,6 +47,12 @@ static inline int verb_eval(const Options *options) {
     loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
+    if (objective_needs_reference(&run.settings.objective) && !run_computes_reference(&run) &&
+        !options->reference_logprobs)
+        options_refuse(options->verb,
+                       "--objective %s needs --reference-logprobs, those of the model that training began with",
+                       options->objective);
+    if (loader.of_documents) reference_check(&run, &loader, 0);
     run_allocate(&run, dataloader_bound(&loader));
     prefetch_allocate(&data, &loader, 1);
     curve = curve_allocate(options->curve_tokens, dataloader_bound(&loader).longest);

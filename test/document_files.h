@@ -16,6 +16,7 @@ static inline MadeDocument made_document(size_t number, size_t tokens, size_t ma
     unsigned char *counts = (unsigned char *)case_memory(tokens);
     MadeDocument made;
     size_t i;
+    memset(&made, 0, sizeof(made));
     for (i = 0; i < tokens; i++) {
         id[i] = (uint32_t)(number * DOCUMENT_IDS + i);
         counts[i] = i && (i + 1 == tokens || test_random_below(8) >= mask);
@@ -33,7 +34,7 @@ static inline MadeDocument *made_documents(size_t first, size_t count, size_t mo
 }
 
 static inline MadeShard made_shard(size_t id_bytes) {
-    MadeShard made = {id_bytes, id_bytes == 2 ? 65536 : 1u << 31, 0, 0, "some tokenizer"};
+    MadeShard made = {id_bytes, id_bytes == 2 ? 65536 : 1u << 31, 0, KIND_DOCUMENTS, "some tokenizer", 0};
     return made;
 }
 
@@ -60,7 +61,7 @@ static inline DataLoader open_data(const char *path, const DataSettings *setting
 // Room for the loader's largest stream, full of what must be overwritten.
 static inline Batch batch_for(const DataLoader *loader) {
     StreamBound bound = dataloader_bound(loader);
-    Batch batch = batch_allocate(bound.N, bound.documents);
+    Batch batch = dataloader_batch(loader);
     memset(batch.tokens, 0xee, bound.N * 4), memset(batch.targets, 0xee, bound.N * 4);
     memset(batch.position, 0xee, bound.N * 4), memset(batch.loss_weight, 0xee, bound.N * 4);
     return batch;

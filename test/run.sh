@@ -52,12 +52,18 @@ rows="
     plan          bf16        onednn
     fence         fp32        onednn
     options       fp32        onednn
+    objective     fp32        onednn
+    objective     double      onednn
     schedule      fp32        onednn
     dataloader    fp32        onednn
     documents     fp32        onednn
+    answers       fp32        onednn
+    prompts       fp32        onednn
     packing       fp32        onednn
     prefetch      fp32        onednn
     log           fp32        onednn
+    logprobs      fp32        onednn
+    reference     fp32        onednn
     file          fp32        onednn
     weights       fp32        onednn
     weights       bf16        onednn
@@ -199,7 +205,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train || selected train_documents || selected convert || selected adapter_cli || selected transformers || selected peft || selected example; then
+if selected cli || selected train || selected train_documents || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected example; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -214,7 +220,7 @@ if selected cli || selected train || selected train_documents || selected conver
     fi
 fi
 # The Python that some need is made first, once; the longest runs first.
-scripts=$(for script in prepare cxx cli train train_documents convert adapter_cli transformers peft example; do selected $script && echo $script; done)
+scripts=$(for script in prepare cxx cli train train_documents logprobs convert adapter_cli transformers peft example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts

@@ -424,14 +424,19 @@ TEST(random_batches) {
 
 TEST(counted_targets) {
     Batch batch = batch_allocate(6, 3);
+    Counts counts;
     static const float weights[] = {1, 1, 0.5f, 2, 7, 0};
     static const int32_t targets[] = {3, -1, 0, 4, -1, 9}, positions[] = {0, 1, 2, 0, 0, 1};
     memcpy(batch.loss_weight, weights, sizeof(weights)), memcpy(batch.targets, targets, sizeof(targets));
-    assert_true(batch_counted(&batch) == 3.5);
     batch.document_start[1] = 3, batch.document_start[2] = 4;
     batch_set_positions(&batch);
     assert_memory_equal(batch.position, positions, sizeof(positions));
     assert_int_equal(batch.document_start[3], 6);
+    batch_allocate_answers(&batch, 0, 0);
+    batch.group[2] = 1;
+    counts = batch_count(&batch);
+    assert_true(counts.tokens == 3.5 && counts.documents == 2 && counts.groups == 2); // the last one's weight is 0
+    assert_true(batch.counted[0] == 1.5 && batch.counted[1] == 2 && batch.counted[2] == 0);
     batch_free(&batch);
 }
 

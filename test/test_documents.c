@@ -38,7 +38,7 @@ static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
     size_t positions = 0, d;
     memset(x->trained, 0, x->documents * DOCUMENT_IDS);
     while (dataloader_place(loader) / loader->documents.pieces == epoch) {
-        double counted = dataloader_counted(loader, dataloader_place(loader), 1);
+        double counted = dataloader_counted(loader, dataloader_place(loader), 1).tokens;
         dataloader_next(loader, batch);
         assert_true(batch_counted(batch) == counted && counted > 0);
         assert_true(batch->N >= 1 && batch->N <= bound.N && batch->documents <= bound.documents);
@@ -119,7 +119,7 @@ TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
     for (s = 0; s < 100; s++) { // one document each: s, s + 1, ... for 10 tokens
         uint32_t id[10];
         unsigned char counts[10] = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-        MadeDocument document = {10, id, counts};
+        MadeDocument document = {10, id, counts, NULL, 0, 0, 0};
         for (n = 0; n < 10; n++) id[n] = (uint32_t)(600 * s + n);
         snprintf(name, sizeof(name), "many-%zu.bin", s);
         write_shard(name, &made, &document, 1);
@@ -144,7 +144,7 @@ TEST(documents_larger_than_the_buffer) {
     size_t tokens = 600000, i;
     uint32_t *id = (uint32_t *)case_memory(tokens * 4);
     unsigned char *counts = (unsigned char *)case_memory(tokens);
-    MadeDocument document = {tokens, id, counts};
+    MadeDocument document = {tokens, id, counts, NULL, 0, 0, 0};
     MadeShard made = made_shard(4);
     size_t T;
     const char *path;
@@ -201,7 +201,7 @@ TEST(a_place_of_documents_is_one_number) {
         for (k = 0; k < 300; k += 7) { // a step's targets, over the end of an epoch or of several
             n = 1 + test_random_below(99);
             for (sum = 0, i = k; i < k + n; i++) sum += counted[i];
-            assert_true(dataloader_counted(&jumping, place[k], n) == sum);
+            assert_true(dataloader_counted(&jumping, place[k], n).tokens == sum);
         }
         allocation_guard = 0;
         dataloader_close(&walking), dataloader_close(&jumping);
@@ -322,33 +322,30 @@ TEST(every_field_of_the_header) {
         size_t at, bytes;
         uint64_t value;
         const char *words;
-    } fields[] = {
-        {0, 1, 'X', "bad.bin: its 677 bytes are less than the header of a token shard"},
-        {8, 4, 2, "bad.bin: version 2 of a token shard is not known, expected 1"},
-        {12, 4, 0x04030201, "bad.bin: was written on a big-endian machine"},
-        {12, 4, 7, "its byte order mark is 00000007, expected 01020304"},
-        {16, 8, 128, "its header says that it has 128 bytes, expected 256"},
-        {24, 8, 1000000, "its header says 1000000 bytes, but the file has"},
-        {24, 8, 300, "is not what its header says"},
-        {32, 8, 5, "its ids are at byte"},
-        {32, 8, (uint64_t)1 << 60, "documents and 37 tokens cannot lie in"},
-        {40, 8, 36, "its end is at byte"},
-        {40, 8, (uint64_t)1 << 62, "cannot lie in"},
-        {48, 8, 1, "its documents have 37 tokens"},
-        {56, 8, 21, "20 tokens at most, its header says 37"},
-        {64, 4, 3, "has ids of 3 bytes, expected 2 or 4"},
-        {64, 4, 2, "a vocabulary of 2147483648 does not go with ids of 2 bytes"},
-        {68, 4, 1, "holds preference pairs (kind 1), which need an objective that is not in this version"},
-        {68, 4, 2, "holds groups of completions with rewards (kind 2), which need an objective that is not in"},
-        {68, 4, 3, "kind 3 of a token shard is not known"},
-        {72, 8, 0, "a vocabulary of 0 does not go"},
-        {72, 8, (uint64_t)1 << 31 | 1, "a vocabulary of 2147483649 does not go"},
-        {72, 8, 4096, "document 1, token 0 is 4096, outside the vocabulary of 4096"},
-        {88, 8, 320, "its document table is at byte 320"},
-        {96, 8, 64, "its ids are at byte 64"},
-        {104, 8, 1 << 20, "its counts are at byte 1048576"},
-        {112, 8, 640, "holds values for each token, which need an objective"},
-        {120, 4, 1, "the checksum of its document table is wrong"}};
+    } fields[] = {{0, 1, 'X', "bad.bin: its 677 bytes are less than the header of a token shard"},
+                  {8, 4, 2, "bad.bin: version 2 of a token shard is not known, expected 1"},
+                  {12, 4, 0x04030201, "bad.bin: was written on a big-endian machine"},
+                  {12, 4, 7, "its byte order mark is 00000007, expected 01020304"},
+                  {16, 8, 128, "its header says that it has 128 bytes, expected 256"},
+                  {24, 8, 1000000, "its header says 1000000 bytes, but the file has"},
+                  {24, 8, 300, "is not what its header says"},
+                  {32, 8, 5, "its ids are at byte"},
+                  {32, 8, (uint64_t)1 << 60, "documents and 37 tokens cannot lie in"},
+                  {40, 8, 36, "its end is at byte"},
+                  {40, 8, (uint64_t)1 << 62, "cannot lie in"},
+                  {48, 8, 1, "its documents have 37 tokens"},
+                  {56, 8, 21, "20 tokens at most, its header says 37"},
+                  {64, 4, 3, "has ids of 3 bytes, expected 2 or 4"},
+                  {64, 4, 2, "a vocabulary of 2147483648 does not go with ids of 2 bytes"},
+                  {68, 4, 4, "kind 4 of a token shard is not known; kinds are 0 to 3"},
+                  {72, 8, 0, "a vocabulary of 0 does not go"},
+                  {72, 8, (uint64_t)1 << 31 | 1, "a vocabulary of 2147483649 does not go"},
+                  {72, 8, 4096, "document 1, token 0 is 4096, outside the vocabulary of 4096"},
+                  {88, 8, 320, "its document table is at byte 320"},
+                  {96, 8, 64, "its ids are at byte 64"},
+                  {104, 8, 1 << 20, "its counts are at byte 1048576"},
+                  {112, 8, 640, "its values are at byte 640, with 4 documents and 37 tokens it should be 704"},
+                  {120, 4, 1, "the checksum of its document table is wrong"}};
     ShardImage whole;
     size_t i, k;
     for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {

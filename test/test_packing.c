@@ -7,29 +7,24 @@
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
 // ---- pieces ------------------------------------------------------------------------------------------------------------------
-static Piece *pieces_of(size_t count) {
-    Piece *piece = (Piece *)case_memory(count * sizeof(Piece));
-    size_t i;
-    for (i = 0; i < count; i++) piece[i].document = (uint32_t)i;
-    return piece;
-}
+static uint32_t *lengths_of(size_t count) { return (uint32_t *)case_memory(count * sizeof(uint32_t)); }
 
-static Piece *uniform_pieces(size_t count, size_t least, size_t most) {
-    Piece *piece = pieces_of(count);
+static uint32_t *uniform_lengths(size_t count, size_t least, size_t most) {
+    uint32_t *length = lengths_of(count);
     size_t i;
-    for (i = 0; i < count; i++) piece[i].positions = (uint32_t)(least + test_random_below(most - least + 1));
-    return piece;
+    for (i = 0; i < count; i++) length[i] = (uint32_t)(least + test_random_below(most - least + 1));
+    return length;
 }
 
 // Documents of a long-tailed distribution, those above T split as the loader does; returns how many pieces there are.
-static size_t lognormal_pieces(Piece *piece, size_t most, double median, double sigma, size_t T) {
+static size_t lognormal_lengths(uint32_t *length, size_t most, double median, double sigma, size_t T) {
     size_t count = 0;
     while (count < most) {
-        double length = median * exp(sigma * test_normal());
-        size_t left = length < 1 ? 1 : length > 1e7 ? 10000000 : (size_t)length;
+        double size = median * exp(sigma * test_normal());
+        size_t left = size < 1 ? 1 : size > 1e7 ? 10000000 : (size_t)size;
         for (; left && count < most; count++) {
-            piece[count].positions = (uint32_t)min_size(left, T);
-            left -= piece[count].positions;
+            length[count] = (uint32_t)min_size(left, T);
+            left -= length[count];
         }
     }
     return count;
@@ -37,23 +32,23 @@ static size_t lognormal_pieces(Piece *piece, size_t most, double median, double 
 
 // ---- what must hold for any epoch ------------------------------------------------------------------------------------------------
 static void check_epoch(const Packing *p, const EpochStreams *e) {
-    unsigned char *seen = (unsigned char *)calloc(p->pieces, 1), *stream = (unsigned char *)calloc(e->streams, 1);
+    unsigned char *seen = (unsigned char *)calloc(p->units, 1), *stream = (unsigned char *)calloc(e->streams, 1);
     size_t s, i, pieces = 0;
     assert_true(e->streams >= 1 && e->streams <= p->most_streams);
     assert_int_equal(e->begin[0], 0);
-    assert_int_equal(e->begin[e->streams], p->pieces);
+    assert_int_equal(e->begin[e->streams], p->units);
     for (s = 0; s < e->streams; s++) {
         size_t positions = 0;
         if (e->stream[s] >= e->streams || stream[e->stream[s]]++)
             test_fail("stream %u is not there once", e->stream[s]);
         if (e->begin[s] >= e->begin[s + 1]) test_fail("stream %zu is empty", s);
         for (i = e->begin[s]; i < e->begin[s + 1]; i++, pieces++) {
-            if (e->order[i] >= p->pieces || seen[e->order[i]]++) test_fail("piece %u is there twice", e->order[i]);
-            positions += p->piece[e->order[i]].positions;
+            if (e->order[i] >= p->units || seen[e->order[i]]++) test_fail("piece %u is there twice", e->order[i]);
+            positions += packing_length(p, e->order[i]);
         }
         if (positions > p->capacity) test_fail("stream %zu has %zu positions of %zu", s, positions, p->capacity);
     }
-    assert_int_equal(pieces, p->pieces);
+    assert_int_equal(pieces, p->units);
     free(seen), free(stream);
 }
 
@@ -68,7 +63,8 @@ TEST(every_piece_exactly_once) {
             EpochStreams e;
             test_case("%zu pieces of %zu at most into %zu, %s", counts[c], most, capacity,
                       shuffle ? "shuffled" : "in order");
-            p = packing_allocate(uniform_pieces(counts[c], 1, most), counts[c], capacity, shuffle, c);
+            p = packing_allocate(uniform_lengths(counts[c], 1, most), sizeof(uint32_t), counts[c], capacity, shuffle,
+                                 c);
             e = epoch_streams_allocate(&p);
             allocation_guard = 1;
             for (epoch = 0; epoch < 4; epoch++) {
@@ -87,13 +83,13 @@ TEST(the_worst_case_of_streams_is_planned_for) {
     size_t i, k;
     for (k = 0; k < 4; k++) {
         size_t count = 20000;
-        Piece *piece = pieces_of(count);
+        uint32_t *length = lengths_of(count);
         Packing p;
         EpochStreams e;
         int shuffle;
-        for (i = 0; i < count; i++) piece[i].positions = (uint32_t)lengths[k];
+        for (i = 0; i < count; i++) length[i] = (uint32_t)lengths[k];
         for (shuffle = 0; shuffle < 2; shuffle++) {
-            p = packing_allocate(piece, count, 100, shuffle, 1);
+            p = packing_allocate(length, sizeof(uint32_t), count, 100, shuffle, 1);
             e = epoch_streams_allocate(&p);
             packing_epoch(&p, &e, 0);
             check_epoch(&p, &e);
@@ -122,17 +118,17 @@ TEST(first_fit_decreasing_is_what_it_says) {
     for (round = 0; round < 60; round++) {
         size_t count = 1 + test_random_below(600), most = 1 + test_random_below(200);
         size_t capacity = most + test_random_below(400);
-        Piece *piece;
+        uint32_t *length;
         uint32_t *bin;
         Packing p;
         test_case("%zu pieces of %zu at most into %zu", count, most, capacity);
-        piece = uniform_pieces(count, 1, most), bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
-        p = packing_allocate(piece, count, capacity, 1, round);
-        for (i = 0; i < count; i++) p.item[i].piece = (uint32_t)i, p.item[i].positions = piece[i].positions;
+        length = uniform_lengths(count, 1, most), bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
+        p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
+        for (i = 0; i < count; i++) p.item[i].unit = (uint32_t)i, p.item[i].positions = length[i];
         packing_sort(p.item, p.spare, count);
         for (i = 1; i < count; i++) {
             const PackingItem *a = &p.item[i - 1], *b = &p.item[i];
-            if (a->positions < b->positions || (a->positions == b->positions && a->piece >= b->piece))
+            if (a->positions < b->positions || (a->positions == b->positions && a->unit >= b->unit))
                 test_fail("item %zu is out of order", i);
         }
         assert_int_equal(packing_first_fit(&p, count), plain_first_fit(p.item, count, capacity, bin));
@@ -144,7 +140,7 @@ TEST(first_fit_decreasing_is_what_it_says) {
 TEST(lengths_of_four_bytes_are_sorted) {
     PackingItem item[1000], spare[1000];
     size_t i;
-    for (i = 0; i < 1000; i++) item[i].positions = (uint32_t)test_random(), item[i].piece = (uint32_t)i;
+    for (i = 0; i < 1000; i++) item[i].positions = (uint32_t)test_random(), item[i].unit = (uint32_t)i;
     packing_sort(item, spare, 1000);
     for (i = 1; i < 1000; i++) assert_true(item[i - 1].positions >= item[i].positions);
 }
@@ -160,13 +156,13 @@ TEST(long_tails_fill_streams) {
     size_t c, seed, epoch;
     for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         for (seed = 0; seed < 3; seed++) {
-            Piece *piece;
+            uint32_t *length;
             Packing p;
             EpochStreams e;
             test_case("case %zu, seed %zu", c, seed);
-            piece = pieces_of(cases[c].pieces);
-            lognormal_pieces(piece, cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
-            p = packing_allocate(piece, cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
+            length = lengths_of(cases[c].pieces);
+            lognormal_lengths(length, cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
+            p = packing_allocate(length, sizeof(uint32_t), cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
             e = epoch_streams_allocate(&p);
             for (epoch = 0; epoch < 2; epoch++) {
                 packing_epoch(&p, &e, epoch);
@@ -184,12 +180,12 @@ TEST(long_tails_fill_streams) {
 
 TEST(a_million_pieces_take_a_moment) {
     size_t count = 1000000;
-    Piece *piece = pieces_of(count);
+    uint32_t *length = lengths_of(count);
     Packing p;
     EpochStreams e;
     double begin;
-    lognormal_pieces(piece, count, 300, 1.3, 8192);
-    p = packing_allocate(piece, count, 8192, 1, 5);
+    lognormal_lengths(length, count, 300, 1.3, 8192);
+    p = packing_allocate(length, sizeof(uint32_t), count, 8192, 1, 5);
     e = epoch_streams_allocate(&p);
     begin = seconds_now();
     packing_epoch(&p, &e, 0);
@@ -204,7 +200,7 @@ TEST(a_million_pieces_take_a_moment) {
 // ---- orders -------------------------------------------------------------------------------------------------------------------------
 // The pieces of an epoch, stream after stream as they come.
 static uint32_t *walk(const Packing *p, const EpochStreams *e) {
-    uint32_t *out = (uint32_t *)case_memory(p->pieces * sizeof(uint32_t));
+    uint32_t *out = (uint32_t *)case_memory(p->units * sizeof(uint32_t));
     size_t s, i, n = 0;
     for (s = 0; s < e->streams; s++)
         for (i = e->begin[e->stream[s]]; i < e->begin[e->stream[s] + 1]; i++) out[n++] = e->order[i];
@@ -222,8 +218,9 @@ static size_t same_neighbours(const uint32_t *a, const uint32_t *b, size_t count
 
 TEST(epochs_and_seeds_differ_and_repeat) {
     size_t count = 40000, bytes = count * sizeof(uint32_t);
-    Piece *piece = uniform_pieces(count, 1, 700);
-    Packing p = packing_allocate(piece, count, 4096, 1, 7), q = packing_allocate(piece, count, 4096, 1, 8);
+    uint32_t *length = uniform_lengths(count, 1, 700);
+    Packing p = packing_allocate(length, sizeof(uint32_t), count, 4096, 1, 7),
+            q = packing_allocate(length, sizeof(uint32_t), count, 4096, 1, 8);
     EpochStreams e = epoch_streams_allocate(&p), f = epoch_streams_allocate(&q);
     const uint32_t *first, *again, *second, *other;
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
@@ -239,13 +236,13 @@ TEST(epochs_and_seeds_differ_and_repeat) {
 }
 
 TEST(small_sets_are_permuted_too) {
-    Piece *piece = pieces_of(64);
+    uint32_t *length = lengths_of(64);
     size_t i, epoch, changed = 0;
     uint32_t *first;
     Packing p;
     EpochStreams e;
-    for (i = 0; i < 64; i++) piece[i].positions = 25; // four to a stream: only the order can differ
-    p = packing_allocate(piece, 64, 100, 1, 3);
+    for (i = 0; i < 64; i++) length[i] = 25; // four to a stream: only the order can differ
+    p = packing_allocate(length, sizeof(uint32_t), 64, 100, 1, 3);
     e = epoch_streams_allocate(&p);
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
     for (epoch = 1; epoch < 5; epoch++) {
@@ -258,12 +255,12 @@ TEST(small_sets_are_permuted_too) {
 
 TEST(not_shuffled_is_the_order_of_the_file) {
     static const uint32_t lengths[] = {40, 50, 20, 100, 1, 99, 1}, begins[] = {0, 2, 3, 4, 6, 7};
-    Piece *piece = pieces_of(7);
+    uint32_t *length = lengths_of(7);
     size_t i;
     Packing p;
     EpochStreams e;
-    for (i = 0; i < 7; i++) piece[i].positions = lengths[i];
-    p = packing_allocate(piece, 7, 100, 0, 0);
+    for (i = 0; i < 7; i++) length[i] = lengths[i];
+    p = packing_allocate(length, sizeof(uint32_t), 7, 100, 0, 0);
     e = epoch_streams_allocate(&p);
     packing_epoch(&p, &e, 0);
     assert_int_equal(e.streams, 5);

@@ -1,0 +1,244 @@
+/*
+Log-probabilities of data under the model at hand: the keys that they are known by, the walk through the data that computes them (the
+verb `logprobs`), and the reference of a training run, which is the model as it was before the first step: computed then, once, and kept
+beside the first shard as reference-KEY.logprobs (logprobs.h), where later runs of the same model and data find it. Where that folder
+cannot be written to, it is kept in --out.
+
+A resumed run has another model at hand. Its state remembers the key of the one that was the reference ("reference" among the settings
+of state.json), and by that key the file is found.
+*/
+#ifndef LLMC_REFERENCE_H
+#define LLMC_REFERENCE_H
+#include "logprobs.h"
+#include "progress.h"
+#include "run.h"
+#include "run_state.h"
+
+// ---- keys ------------------------------------------------------------------------------------------------------------------------
+// Changes wherever a bit of the data does, in four lanes that a processor mixes at the same time.
+static inline uint64_t bytes_key(uint64_t key, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    uint64_t lane[4] = {key, key + 1, key + 2, key + 3}, word[4];
+    size_t i;
+    for (; bytes >= sizeof(word); bytes -= sizeof(word), p += sizeof(word)) {
+        memcpy(word, p, sizeof(word));
+        for (i = 0; i < 4; i++) lane[i] = random_mix(lane[i] ^ word[i]);
+    }
+    memset(word, 0, sizeof(word));
+    memcpy(word, p, bytes);
+    key = random_mix(key ^ bytes);
+    for (i = 0; i < 4; i++) key = random_mix(key ^ random_mix(lane[i] ^ word[i]));
+    return key;
+}
+
+// Of `elements` of `type` in device memory.
+static inline uint64_t device_key(uint64_t key, const Ops *ops, const void *base, DType type, size_t elements) {
+    size_t begin, n;
+    for (begin = 0; begin < elements; begin += n) {
+        n = min_size(elements - begin, SLAB_ELEMENTS);
+        ops->copy_out(staged.bytes, element_address_const(base, type, begin), n * dtype_size(type));
+        key = bytes_key(key, staged.bytes, n * dtype_size(type));
+    }
+    return key;
+}
+
+// Of a configuration and all weights, as they lie in device memory: any op set and number of threads give the same. Never 0.
+// adapter: 0, or a key of what is added to the weights.
+static inline uint64_t model_key(const Model *model, const Ops *ops, const void *weights, uint64_t adapter) {
+    Progress progress = progress_begin(stderr, "key of the model", 0, (double)model->elements);
+    char config[4096];
+    uint64_t key;
+    size_t i;
+    config_to_text(&model->config, config, sizeof(config));
+    key = bytes_key((uint64_t)model->dtype, config, strlen(config));
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        key = device_key(key, ops, element_address_const(weights, model->dtype, p->offset), model->dtype,
+                         parameter_elements(p));
+        progress_update(&progress, (double)(p->offset + parameter_elements(p)));
+    }
+    progress_end(&progress);
+    if (adapter) key = random_mix(key ^ adapter);
+    return key ? key : 1;
+}
+
+// Of the model of a run, with the adapters that it has.
+static inline uint64_t run_model_key(const Run *run) {
+    const Residency *memory = &run->stream.memory;
+    uint64_t adapter = 0;
+    if (run->lora.rank)
+        adapter = device_key(bytes_key(1, &run->lora.scale, sizeof(run->lora.scale)), ops_device, memory->adapters,
+                             run->lora.table.dtype, run->lora.table.elements);
+    return model_key(&run->model, ops_device, memory->weights, adapter);
+}
+
+// What a file of log-probabilities of this data under that model says of itself.
+static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
+    const Documents *d = &data->documents;
+    const Options *o = run->options;
+    LogprobHeader h;
+    memset(&h, 0, sizeof(h));
+    h.documents = d->documents;
+    h.tokens = d->shard[d->shards - 1].tokens_before + d->shard[d->shards - 1].header.tokens;
+    h.model_key = key, h.data_key = documents_content_key(d);
+    if (d->long_documents) {
+        h.seq_len = d->settings.T;
+        h.cut = d->settings.long_documents == LONG_SPLIT ? DOCUMENTS_SPLIT : DOCUMENTS_TRUNCATED;
+    }
+    h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature;
+    logprobs_name(h.model, o->model ? o->model : o->init ? "--init" : "the model of a resumed run");
+    if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init); // here the beginning says more than the end
+    return h;
+}
+
+// ---- the walk --------------------------------------------------------------------------------------------------------------------
+typedef struct {
+    double sum, counted; // of the log-probabilities
+} LogprobSum;
+
+static inline void logprobs_check_documents(const DataLoader *data) {
+    if (!data->of_documents)
+        die("%s: is one of llm.c's shards, which have no documents; log-probabilities are of shards that "
+            "data/prepare.py wrote",
+            data->shard[0].path);
+}
+
+// Of document i of a stream that has gone through the model: logp[N] of `type`.
+static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
+                                           const void *logp, DType type, LogprobSum *sum) {
+    const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
+    float value[LOGPROBS_AT_ONCE];
+    size_t first, n, k;
+    for (first = begin; first < end; first += n) {
+        const size_t token = batch->origin[i] + 1 + first - begin; // that the first of these positions predicts
+        n = min_size(end - first, LOGPROBS_AT_ONCE);
+        for (k = 0; k < n; k++) {
+            const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
+            value[k] = (float)found;
+            sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
+            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
+                DocumentAt document = documents_find_token(d, token + k);
+                die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
+                    document.shard->header.path, (unsigned long long)document.number,
+                    (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
+            }
+        }
+        logprobs_write(w, token, n, value);
+    }
+}
+
+// All documents once through the model at hand, into a file that has been created. batch has room for the loader's largest stream;
+// whatever the run's objective is, its temperature is in force. The loader is somewhere else afterwards.
+static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch) {
+    const DType type = dtype_of_sums(stream->model->dtype);
+    Documents *d = &data->documents;
+    Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
+    LogprobSum sum = {0, 0};
+    double positions = 0;
+    size_t streams = dataloader_batches(data), place, i;
+    dataloader_seek(data, 0);
+    for (place = 0; place < streams; place++) {
+        dataloader_next(data, batch);
+        forward_logprobs(stream, batch, 1);
+        for (i = 0; i < batch->documents; i++)
+            logprobs_write_document(writer, d, batch, i, stream->host_sums, type, &sum);
+        progress_update(&progress, positions += (double)batch->N);
+    }
+    logprobs_commit(writer, (uint64_t)sum.counted);
+    progress_end(&progress);
+    return sum;
+}
+
+// ---- the reference of a training run ---------------------------------------------------------------------------------------------
+// The key by which the state of a checkpoint (its folder) knows the reference.
+static inline uint64_t reference_key_of(const char *checkpoint) {
+    char path[PATH_MAX], *text, *end;
+    size_t length;
+    const char *word;
+    uint64_t key;
+    cJSON *root;
+    path_join(path, checkpoint, "state.json");
+    text = input_read_text(path, RUN_STATE_LIMIT, &length);
+    root = json_parse_object(text, length, path);
+    word = run_state_string(run_state_get(root, "settings", path), "reference", path);
+    key = strtoull(word, &end, 16);
+    if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+    cJSON_Delete(root);
+    free(text);
+    return key;
+}
+
+// Of everything that the values depend on.
+static inline uint64_t reference_file_key(const LogprobHeader *h) {
+    uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
+    memcpy(&temperature, &h->temperature, sizeof(temperature));
+    return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
+}
+
+// Where it may be: beside the first shard, in --out (or empty).
+static inline void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
+                                    char path[2][PATH_MAX]) {
+    const char *shard = data->documents.shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
+    char name[64], folder[PATH_MAX];
+    snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - shard) : 1, slash ? shard : ".");
+    path_join(path[0], *folder ? folder : "/", name);
+    *path[1] = 0;
+    if (out) path_join(path[1], out, name);
+}
+
+static inline int folder_is_writable(const char *path) {
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
+    return access(*folder ? folder : "/", W_OK | X_OK) == 0;
+}
+
+// The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's, computed. Before
+// the first step; batch as above, the loader is to be put in its place afterwards.
+// key: of the reference, by model_key or, in a resumed run, by reference_key_of.
+static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
+                                     int at_hand) {
+    char path[2][PATH_MAX];
+    LogprobHeader wanted;
+    LogprobWriter writer;
+    int i, place = -1;
+    wanted = logprobs_header(run, data, key);
+    reference_places(run, data, &wanted, path);
+    for (i = 0; i < 2 && place < 0; i++)
+        if (*path[i] && path_exists(path[i])) place = i;
+    if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
+    if (place < 0) {
+        if (!at_hand)
+            die("%s: is gone, the reference's log-probabilities that this run began with, and the model is another by "
+                "now; put it back, or compute them again with the first model (train logprobs) and give "
+                "--reference-logprobs",
+                path[0]);
+        for (i = 0; i < 2 && place < 0; i++)
+            if (*path[i] && folder_is_writable(path[i])) place = i;
+        if (place < 0)
+            die("%s: the reference's log-probabilities cannot be kept there: %s; give --out, a folder for them, or "
+                "compute them with train logprobs and give --reference-logprobs",
+                path[0], strerror(errno));
+        if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path[place]);
+        fflush(run->text);
+        logprobs_create(&writer, path[place], &wanted);
+        logprobs_compute(&writer, &run->stream, data, batch);
+    }
+    logprobs_open(file, path[place]);
+    logprobs_check(file, &wanted, data->documents.shard[0].header.path);
+}
+
+// Files that were named, which run_open_data has opened: of this data, and under the model of that key (0: any).
+static inline void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
+    const LogprobFile *files[2];
+    LogprobHeader wanted;
+    size_t i;
+    files[0] = data->documents.settings.reference, files[1] = data->documents.settings.old;
+    for (i = 0; i < 2; i++) {
+        if (!files[i]) continue;
+        wanted = logprobs_header(run, data, key);
+        logprobs_check(files[i], &wanted, data->documents.shard[0].header.path);
+    }
+}
+
+#endif

@@ -1,0 +1,81 @@
+/*
+Shards of answers for the tests: pairs, groups, prompts and documents with values, whose tokens say where they are from.
+*/
+#ifndef TEST_ANSWER_FILES_H
+#define TEST_ANSWER_FILES_H
+#include "document_files.h"
+
+static inline Objective objective_of(ObjectiveKind kind) {
+    Objective o;
+    memset(&o, 0, sizeof(o));
+    o.kind = kind;
+    return o;
+}
+
+static inline DataSettings answer_settings(size_t B, size_t T, const Objective *objective) {
+    DataSettings settings = data_settings(B, T);
+    settings.objective = objective;
+    settings.scale_rewards = 1;
+    return settings;
+}
+
+static inline MadeShard made_kind(ShardKind kind) {
+    MadeShard made = made_shard(4);
+    made.kind = kind;
+    return made;
+}
+
+// Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents there are.
+static inline size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
+    size_t count = 0, g, i;
+    for (g = 0; g < groups; g++) {
+        size_t members = 2 + test_random_below(most - 1);
+        for (i = 0; i < members; i++, count++) {
+            document[count] = made_document(first + count, 2 + test_random_below(longest - 1), 4);
+            document[count].group = g;
+            document[count].reward = (float)test_normal();
+        }
+    }
+    return count;
+}
+
+static inline const char *write_image(const char *name, ShardImage image) {
+    const char *path = scratch_path(name);
+    write_file(path, image.bytes, image.size);
+    free(image.bytes);
+    return path;
+}
+
+static DataSettings refusal_settings;
+
+static inline void read_all(const void *context) {
+    DataLoader loader = open_data((const char *)context, &refusal_settings);
+    Batch batch = batch_for(&loader);
+    size_t i;
+    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
+    batch_free(&batch);
+    dataloader_close(&loader);
+}
+
+static inline void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
+
+static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};
+
+// A shard of each kind, and one of documents with values.
+static inline void write_kinds(void) {
+    static const float value[DOCUMENT_IDS];
+    size_t k, i;
+    for (k = 0; k < 5; k++) {
+        MadeShard made = made_kind(k < 4 ? (ShardKind)k : KIND_DOCUMENTS);
+        MadeDocument document[4];
+        made_groups(document, 0, 2, 2, 20);
+        for (i = 0; i < 4; i++) {
+            document[i].value = value, document[i].prompt = 1;
+            if (k == 3) memset((unsigned char *)(uintptr_t)document[i].counts, 0, document[i].tokens);
+        }
+        made.values = k == 4;
+        write_shard(kind_files[k], &made, document, 4);
+    }
+}
+
+#endif
