@@ -67,6 +67,7 @@ static void add_setting(Trainer *t, const char *name, int may_change, const char
 // What the objective and the adapters are.
 static void trainer_objective_settings(Trainer *t) {
     const Objective *objective = &t->run.settings.objective;
+    const Lora *lora = &t->run.lora;
     const Options *o = t->run.options;
     if (objective->kind != OBJECTIVE_SFT)
         add_setting(t, "--objective", 0,
@@ -81,6 +82,9 @@ static void trainer_objective_settings(Trainer *t) {
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
     if (o->old_logprobs)
         add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
+    if (lora->rank)
+        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", lora->rank,
+                    lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
 }
 
 // What has to be the same for a resumed run to give the same bits.
@@ -130,10 +134,13 @@ static void trainer_schedule(Trainer *t) {
 
 static Trained trainer_trained(Trainer *t) {
     Trained trained;
+    memset(&trained, 0, sizeof(trained));
     trained.model = run_trained(&t->run), trained.ops = ops_device;
     trained.weights = trained_weights(&t->run.stream.memory);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
+    trained.lora = t->run.settings.lora;
+    trained.base = t->run.base, trained.base_path = t->run.options->model, trained.base_model = &t->run.model;
     return trained;
 }
 
@@ -157,6 +164,18 @@ static void trainer_save(Trainer *t) {
     Trained trained = trainer_trained(t);
     trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
     checkpoint_save(&t->folder, &trained, &t->state);
+}
+
+// The model that a run goes on with that names none: of a whole model's checkpoint. Adapters need theirs again.
+static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
+    Seal seal;
+    const char *fault = seal_check(last, &seal);
+    if (fault) die("%s: %s", last, fault);
+    checkpoint_check_kind(last, &seal, o->lora_rank || o->adapter);
+    if (!seal.adapters)
+        path_join(path, last, seal_file(&seal, SEAL_MODEL));
+    else if (!o->model && !o->init)
+        die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
 // Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its model.
@@ -220,7 +239,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         checkpoint_open(&t->folder, o->out, o->keep, o->resume);
         if (t->folder.last != CHECKPOINT_NONE) {
             checkpoint_path(last, t->folder.path, t->folder.last, "");
-            path_join(path, last, "model.bin");
+            trainer_find_model(o, last, path);
         } else if (o->resume) {
             if (!o->model && !o->init)
                 die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
@@ -257,13 +276,15 @@ static void trainer_begin(Trainer *t, const Options *o) {
     report_data(&t->run, &t->data, bound);
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
     if (*last) {
-        Trained trained = trainer_trained(t);
+        Trained trained;
+        if (t->run.lora.rank) run_load_base(&t->run);
+        trained = trainer_trained(t);
         trainer_find_reference(t, last);
         trainer_settings(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
         if (!o->quiet)
             fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-        weights_check_finite(&t->run.model, ops_device, t->run.stream.memory.weights);
+        weights_check_finite(trained.model, ops_device, trained.weights);
         run_close_source(&t->run);
     } else {
         run_load_weights(&t->run);
