@@ -5,6 +5,7 @@ C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc 
 tensors goes through struct Ops; nothing here looks inside one.
 */
 #include "llmc/options.h"       // the command line: one table of options
+#include "llmc/options_out.h"   // the same written out
 #include "llmc/config.h"        // configuration, families, presets
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
