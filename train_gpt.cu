@@ -5,6 +5,7 @@ C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc 
 tensors goes through struct Ops; nothing here looks inside one.
 */
 #include "llmc/options.h"       // the command line: one table of options
+#include "llmc/options_out.h"   // the same written out
 #include "llmc/config.h"        // configuration, families, presets
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
@@ -379,8 +380,8 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
         trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report->loss, last_good(t));
     }
-    report->grad_norm = gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients,
-                                      t->run.settings.gradient_type, &bad);
+    report->grad_norm =
+        gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, t->run.settings.gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
     report->streams = streams;
 }

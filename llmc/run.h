@@ -9,7 +9,7 @@ held against the memory there is, one allocation follows, and weights are filled
 #include "logprobs.h"
 #include "plan.h"
 #include "model_path.h"
-#include "options.h"
+#include "options_out.h"
 #include "report.h"
 #include "tokenizer_place.h"
 #include "weights.h"

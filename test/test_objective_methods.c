@@ -33,7 +33,7 @@ static const Tried tried[] = {
     {"gspo", OBJECTIVE_GSPO, DPO_SIGMOID, NORMALISE_GRPO, 0.1, 0, 1, 1},
     {"ppo", OBJECTIVE_PPO, DPO_SIGMOID, NORMALISE_BNPO, 0, 0, 1, 1},
 };
-#define TRIED    (sizeof(tried) / sizeof(tried[0]))
+#define TRIED        (sizeof(tried) / sizeof(tried[0]))
 #define FOR_TRIED(i) for (i = 0; i < TRIED; i += EMULATED ? 3 : 1)
 
 static const char text[] = "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,"
@@ -93,7 +93,8 @@ static Case case_make(const Tried *t, int lora) {
     return c;
 }
 
-static TinyResult case_run(Case *c, Method method, size_t chunk, size_t logits_chunk, const Batch *batches, size_t count) {
+static TinyResult case_run(Case *c, Method method, size_t chunk, size_t logits_chunk, const Batch *batches,
+                           size_t count) {
     c->settings.model = &c->model, c->settings.lora = c->adapters ? &c->lora : NULL;
     c->settings.method = method, c->settings.chunk = chunk, c->settings.logits_chunk = logits_chunk;
     return tiny_run_trained(ops_device, c->settings, c->weights, c->adapters, batches, count);
@@ -113,7 +114,8 @@ static void expect_same(const Case *c, TinyResult found, TinyResult expected) {
         test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
     for (i = 0; i < table->parameter_count; i++) {
         double difference = tiny_difference(&table->parameters[i], found.gradient, expected.gradient);
-        if (!(difference <= bound())) test_fail("gradient of %s differs by %.3g", table->parameters[i].name, difference);
+        if (!(difference <= bound()))
+            test_fail("gradient of %s differs by %.3g", table->parameters[i].name, difference);
         testing.worst = fmax(testing.worst, difference / bound());
     }
 }
@@ -145,8 +147,7 @@ TEST(methods_agree) {
 static Batch batch_of_units(const Batch *whole, const size_t *order, size_t count) {
     size_t N = 0, u, side, i;
     Batch part;
-    for (u = 0; u < count; u++)
-        N += whole->document_start[2 * order[u] + 2] - whole->document_start[2 * order[u]];
+    for (u = 0; u < count; u++) N += whole->document_start[2 * order[u] + 2] - whole->document_start[2 * order[u]];
     part = batch_allocate(N, 2 * count);
     batch_allocate_answers(&part, 1, whole->old != NULL);
     for (u = 0, N = 0; u < count; u++) {
