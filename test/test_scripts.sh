@@ -1,0 +1,66 @@
+#!/bin/sh
+# scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
+# scripts/plot_log.py: a panel for every metric that a log holds.
+. test/cli.sh
+. scripts/common.sh
+LENGTHS=scripts/paper_max_length.sh
+TRAIN=$TRAIN_PLAIN # plans only
+export TRAIN
+lengths() { # what, exit status, variables...: runs the script
+    what=$1 wanted=$2
+    shift 2
+    env "$@" $LENGTHS >"$WORK/out" 2>"$WORK/err"
+    check "exit $wanted $what" [ $? = "$wanted" ]
+}
+
+lengths 'within 79 GiB' 0 LIMIT=79
+sed 's/|/ /g' "$WORK/out" >"$WORK/table"
+# The table's own numbers against the paper's file, not the script's verdict.
+awk -F, '$1 == "table3_max_len" { split($3, run, " "); print $2, run[1], run[2], $8 }' scripts/paper/tables.csv >"$WORK/paper"
+while read -r model objective trained paper; do
+    row=$(tr 'A-Z' 'a-z' <"$WORK/table" | awk -v m="$model" -v o="$objective" -v t="$trained" '$1 == m && $2 == o && $3 == t')
+    check "one row of $model, $objective $trained" [ "$(echo "$row" | grep -c "$model")" = 1 ]
+    check "$model, $objective $trained: the paper's $paper is reached" awk -v paper="$paper" -v row="$row" 'BEGIN {
+        split(row, column, " ")
+        exit !(column[6] == paper && column[7] + 0 >= paper && column[8] + 0 >= paper) }'
+done <"$WORK/paper"
+check 'fifteen rows' [ "$(grep -c . "$WORK/paper")" = 15 ]
+
+lengths 'where the weights of 32B hardly fit' 1 LIMIT=64
+check 'and the rows below the paper are named' [ "$(grep -c '^BELOW the paper: Qwen3-32B ' "$WORK/out")" = 4 ]
+lengths 'without the program' 1 TRAIN="$WORK/nothing"
+check 'with a line that says so' grep -q 'paper_max_length.sh: there is no .*nothing yet; run make first' "$WORK/err"
+
+# ---- pictures of logs ---------------------------------------------------------------------------------------------------------
+python=$(python_with_matplotlib)
+plot() { # what, columns of panels, arguments: the picture is that much wider than tall
+    what=$1 columns=$2
+    shift 2
+    rm -f "$WORK/plot.png"
+    "$python" scripts/plot_log.py --out "$WORK/plot.png" "$@" >"$WORK/out" 2>"$WORK/err" || tail -n 3 "$WORK/err"
+    check "$what: a picture" [ "$(head -c 4 "$WORK/plot.png" | tail -c 3)" = PNG ]
+    set -- $(od -An -j 16 -N 8 -t u1 "$WORK/plot.png") 0 0 0 0 0 0 0 0 # width and height, 4 bytes each
+    ratio=$(((100 * ($3 * 256 + $4)) / ($7 * 256 + $8 + 1)))
+    echo "$what: $(($3 * 256 + $4)) x $(($7 * 256 + $8))"
+    check "$what: $columns columns" [ $ratio -gt $((columns * 100)) -a $ratio -lt $((columns * 100 + 200)) ]
+}
+if [ -n "$python" ]; then
+    mkdir "$WORK/sft" "$WORK/dpo" "$WORK/grpo" "$WORK/none"
+    for step in 1 2 3; do
+        echo "{\"step\": $step, \"loss\": $step.5}" >>"$WORK/sft/log.jsonl"
+        echo "{\"step\": $step, \"loss\": 0.$step, \"rewards/margins\": $step, \"rewards/accuracies\": 0.$step}" >>"$WORK/dpo/log.jsonl"
+        echo "{\"step\": $step, \"loss\": 0, \"reward\": 0.$step, \"kl\": null, \"clip_fraction\": 0, \"entropy\": 4, \"completion_length\": 9}"
+    done >"$WORK/grpo/log.jsonl"
+    echo '{"step": 3, "val_loss": 0.5, "val_rewards/margins": 2, "val_rewards/accuracies": 1}' >>"$WORK/dpo/log.jsonl"
+    echo '{"step": 1, "sample": "text"}' >"$WORK/none/log.jsonl"
+    plot 'a loss' 1 "$WORK/sft/log.jsonl"
+    plot 'dpo' 3 --mean 2 "$WORK/dpo/log.jsonl"
+    plot 'two rows of grpo' 1 "$WORK/grpo/log.jsonl"
+    plot 'three rows of all' 1 "$WORK"/[dgs]*/log.jsonl
+    "$python" scripts/plot_log.py --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
+    check 'a log without a step is refused' grep -q 'none/log.jsonl: holds no step and no validation' "$WORK/err"
+else
+    echo '[  SKIPPED ] pictures of logs: NOT TESTED, because no Python has matplotlib (Debian, Ubuntu: python3-matplotlib)'
+    skipped=$((skipped + 1))
+fi
+finish
