@@ -5,6 +5,7 @@ C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc 
 tensors goes through struct Ops; nothing here looks inside one.
 */
 #include "llmc/options.h"       // the command line: one table of options
+#include "llmc/options_out.h"   // the same written out
 #include "llmc/config.h"        // configuration, families, presets
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
@@ -67,6 +68,7 @@ static void add_setting(Trainer *t, const char *name, int may_change, const char
 // What the objective and the adapters are.
 static void trainer_objective_settings(Trainer *t) {
     const Objective *objective = &t->run.settings.objective;
+    const Lora *lora = &t->run.lora;
     const Options *o = t->run.options;
     if (objective->kind != OBJECTIVE_SFT)
         add_setting(t, "--objective", 0,
@@ -75,7 +77,15 @@ static void trainer_objective_settings(Trainer *t) {
                     o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
                     objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
                     o->max_new_tokens, o->scale_rewards);
+    if (o->rollout)
+        add_setting(t, "--rollout", 0, "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%zu,reward-failure=%s",
+                    o->group_size, o->top_k, o->top_p, o->updates, t->rollout.settings.end_count, o->reward_failure);
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
+    if (o->old_logprobs)
+        add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
+    if (lora->rank)
+        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", lora->rank,
+                    lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
 }
 
 // What has to be the same for a resumed run to give the same bits.
@@ -101,6 +111,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
     add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
+    if (o->rollout) add_setting(t, "--slots", 1, "%zu", t->rollout.settings.slots);
     add_setting(t, "threads", 1, "%d", cpu_threads());
 }
 
@@ -124,10 +135,13 @@ static void trainer_schedule(Trainer *t) {
 
 static Trained trainer_trained(Trainer *t) {
     Trained trained;
+    memset(&trained, 0, sizeof(trained));
     trained.model = run_trained(&t->run), trained.ops = ops_device;
     trained.weights = trained_weights(&t->run.stream.memory);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
+    trained.lora = t->run.settings.lora;
+    trained.base = t->run.base, trained.base_path = t->run.options->model, trained.base_model = &t->run.model;
     return trained;
 }
 
@@ -153,18 +167,43 @@ static void trainer_save(Trainer *t) {
     checkpoint_save(&t->folder, &trained, &t->state);
 }
 
-// Whether log-probabilities that were computed beforehand are part of the run: then their model is one of its settings.
-static int trainer_has_reference(const Trainer *t) {
-    return t->run.options->old_logprobs ||
-           (objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run));
+// The model that a run goes on with that names none: of a whole model's checkpoint. Adapters need theirs again.
+static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
+    Seal seal;
+    const char *fault = seal_check(last, &seal);
+    if (fault) die("%s: %s", last, fault);
+    checkpoint_check_kind(last, &seal, o->lora_rank || o->adapter);
+    if (!seal.adapters)
+        path_join(path, last, seal_file(&seal, SEAL_MODEL));
+    else if (!o->model && !o->init)
+        die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
-// The log-probabilities that batches are filled from: those of --data may have been named, others are kept beside the data.
-static void trainer_open_logprobs(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!data->of_documents || t->run.options->rollout) return;
-    reference_check(&t->run, data, t->run.options->any_reference ? 0 : t->reference_key);
-    if (!objective_needs_reference(&t->run.settings.objective) || run_computes_reference(&t->run)) return;
-    if (data->documents.settings.reference) return;
+// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its model.
+static int trainer_has_reference(const Trainer *t) {
+    return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
+           !t->run.options->rollout;
+}
+
+// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one that goes on,
+// whose settings say which they were.
+static void trainer_find_reference(Trainer *t, const char *last) {
+    const Options *o = t->run.options;
+    const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
+    uint64_t at_hand = 0;
+    if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
+        at_hand = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+    if (t->data.of_documents) reference_check(&t->run, &t->data, at_hand);
+    if (!trainer_has_reference(t)) return;
+    if (o->reference_logprobs)
+        t->reference_key = t->run.reference.header.model_key;
+    else
+        t->reference_key = begins ? at_hand : reference_key_of(last);
+}
+
+// What batches are filled from where no file was named: it is kept beside the data.
+static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
+    if (!trainer_has_reference(t) || data->documents.settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].batch, t->reference_key, t->state.step == 0);
     data->documents.settings.reference = file;
 }
@@ -201,7 +240,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         checkpoint_open(&t->folder, o->out, o->keep, o->resume);
         if (t->folder.last != CHECKPOINT_NONE) {
             checkpoint_path(last, t->folder.path, t->folder.last, "");
-            path_join(path, last, "model.bin");
+            trainer_find_model(o, last, path);
         } else if (o->resume) {
             if (!o->model && !o->init)
                 die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
@@ -238,24 +277,25 @@ static void trainer_begin(Trainer *t, const Options *o) {
     report_data(&t->run, &t->data, bound);
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
     if (*last) {
-        Trained trained = trainer_trained(t);
-        if (trainer_has_reference(t)) t->reference_key = reference_key_of(last);
+        Trained trained;
+        if (t->run.lora.rank) run_load_base(&t->run);
+        trained = trainer_trained(t);
+        trainer_find_reference(t, last);
         trainer_settings(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
         if (!o->quiet)
             fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-        weights_check_finite(&t->run.model, ops_device, t->run.stream.memory.weights);
+        weights_check_finite(trained.model, ops_device, trained.weights);
         run_close_source(&t->run);
     } else {
         run_load_weights(&t->run);
         optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
                        t->run.settings.moment_type);
-        if (trainer_has_reference(t))
-            t->reference_key = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+        trainer_find_reference(t, "");
         trainer_settings(t);
     }
-    trainer_open_logprobs(t, &t->data, &t->train_batches, &t->reference[0]);
-    if (o->val_data.count) trainer_open_logprobs(t, &t->validation, &t->validation_batches, &t->reference[1]);
+    trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
+    if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
     if (t->has_folder) {
         Trained trained = trainer_trained(t);
         tokenizer_keep(&t->run, o->out);
@@ -340,8 +380,8 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
         trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report->loss, last_good(t));
     }
-    report->grad_norm = gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients,
-                                      t->run.settings.gradient_type, &bad);
+    report->grad_norm =
+        gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, t->run.settings.gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
     report->streams = streams;
 }

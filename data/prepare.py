@@ -254,7 +254,9 @@ def inspect(paths):
               f"shortest {int(table['tokens'].min()):,}")
         made = f"tokenizer.json of {shard.tokenizer >> 32:,} bytes, crc32 {shard.tokenizer & 0xffffffff:08x}" if shard.tokenizer else "bytes"
         print(f"  tokenizer {shard.name!r}, vocabulary {shard.vocabulary:,}, {made}; {shard.file_bytes:,} bytes")
-        if shard.kind in (shards.PAIRS, shards.GROUPS):
+        if shard.kind == shards.PAIRS:
+            print(f"  {shard.documents // 2:,} pairs")
+        if shard.kind == shards.GROUPS:
             sizes = np.bincount(table["group"].astype(np.int64))
             print(f"  {len(sizes):,} groups of {sizes.min():,} to {sizes.max():,} documents, rewards {table['reward'].min():g} to "
                   f"{table['reward'].max():g}")

@@ -4,7 +4,11 @@ Checkpoints: everything a training run needs to go on, bit for bit. Each is a fo
     checkpoint-00000100/model.bin      the weights: a flat .bin (flat.h), good for --model
                         optimizer.bin  AdamW's moments, and the fp32 master weights where there are any
                         state.json     where the run stands, and what must be the same to go on (run_state.h)
-                        DONE           written last: name, bytes and checksum of the three
+                        DONE           written last: name, bytes and checksum of the others
+
+With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is an adapter
+as PEFT reads it, good for --adapter. Its values are the fp32 master weights where there are any, of which those in use are
+the rounding; else those in use, in their type.
 
 and is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then the folder
 is renamed. Older ones beyond --keep go afterwards, by a rename first. So whatever ends a run at whatever moment, the last
@@ -13,6 +17,7 @@ a time may write to an --out (a lock on OUT/lock).
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
+#include "adapter_file.h"
 #include "checkpoint_folder.h"
 #include "residency.h"
 #include "run_state.h"
@@ -21,11 +26,15 @@ a time may write to an --out (a lock on OUT/lock).
 
 // What a checkpoint holds, where it lies now. weights, and optimizer's m, v and master, are device memory.
 typedef struct {
-    const Model *model;
+    const Model *model; // the table of what is trained: the model's or the adapters'
     const Ops *ops;
     char *weights;
     OptimizerState optimizer;
     DType moment_type;
+    const Lora *lora; // NULL: the model itself is trained
+    BaseKey base;     // with LoRA: what the adapters are for
+    const char *base_path;
+    const Model *base_model;
 } Trained;
 
 /*
@@ -79,6 +88,25 @@ static inline size_t optimizer_bytes(const Trained *t) {
 
 static inline size_t weights_bytes(const Trained *t) { return t->model->elements * dtype_size(t->model->dtype); }
 
+static inline int saves_master(const Trained *t) { return t->lora && t->optimizer.master; }
+
+// The type of the weights in the file, and the weights.
+static inline DType saved_type(const Trained *t) { return saves_master(t) ? DTYPE_FP32 : t->model->dtype; }
+
+static inline Section saved_weights(const Trained *t) {
+    Section section;
+    section.memory = saves_master(t) ? (char *)t->optimizer.master : t->weights;
+    section.bytes = t->model->elements * dtype_size(saved_type(t));
+    return section;
+}
+
+// Of all of a checkpoint, at most.
+static inline uint64_t checkpoint_bytes(const Trained *t) {
+    uint64_t header = sizeof(FlatHeader);
+    if (t->lora) header = adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
+    return header + saved_weights(t).bytes + optimizer_bytes(t) + RUN_STATE_LIMIT;
+}
+
 // ---- between device and file, a piece at a time ---------------------------------------------------------------------------
 #define CHECKPOINT_PIECE ((size_t)4 << 20) // bytes; checksums go by it, so it is part of the format
 static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
@@ -91,7 +119,7 @@ typedef struct {
 
 static inline Passage passage_begin(const char *what, const Trained *t) {
     Passage passage;
-    passage.bar = progress_begin(stderr, what, 0, (double)(weights_bytes(t) + optimizer_bytes(t)));
+    passage.bar = progress_begin(stderr, what, 0, (double)(saved_weights(t).bytes + optimizer_bytes(t)));
     passage.done = 0;
     return passage;
 }
@@ -133,12 +161,24 @@ static inline void section_read(const InputFile *file, uint64_t *at, const Ops *
 static inline void save_model(const char *path, const Trained *t, Passage *passage, uint64_t *bytes,
                               uint64_t *checksum) {
     FlatWriter writer;
-    Section weights;
-    weights.memory = t->weights, weights.bytes = weights_bytes(t);
     flat_begin(&writer, path, t->model, t->model->dtype);
-    section_write(&writer.output, &writer.at, t->ops, weights, checksum, passage);
+    section_write(&writer.output, &writer.at, t->ops, saved_weights(t), checksum, passage);
     *bytes = writer.at;
     output_commit(&writer.output);
+}
+
+// The checksum is that of the header, as one piece, and then of the data.
+static inline void save_adapters(const char *path, const Trained *t, Passage *passage, uint64_t *bytes,
+                                 uint64_t *checksum) {
+    const size_t header =
+        adapter_header(t->model, saved_type(t), &t->base, (char *)staged_reformed.bytes, sizeof(staged_reformed.bytes));
+    OutputFile file;
+    output_open(&file, path, header + saved_weights(t).bytes);
+    output_write(&file, 0, staged_reformed.bytes, header);
+    *checksum = checksum_piece(*checksum, staged_reformed.bytes, header);
+    *bytes = header;
+    section_write(&file, bytes, t->ops, saved_weights(t), checksum, passage);
+    output_commit(&file);
 }
 
 static inline void save_optimizer(const char *path, const Trained *t, size_t step, Passage *passage, uint64_t *bytes,
@@ -163,6 +203,13 @@ static inline void save_text(const char *path, const char *text, size_t length) 
     output_commit(&file);
 }
 
+static inline void save_config(const char *path, const Trained *t, uint64_t *bytes, uint64_t *checksum) {
+    static char text[ADAPTER_CONFIG_TEXT];
+    *bytes = adapter_config_text(t->lora, t->base_path, text, path);
+    *checksum = checksum_piece(*checksum, text, (size_t)*bytes);
+    save_text(path, text, (size_t)*bytes);
+}
+
 static inline void save_state(const char *path, const RunState *run, uint64_t *bytes, uint64_t *checksum) {
     static char text[RUN_STATE_LIMIT];
     *bytes = run_state_text(run, text, path);
@@ -172,7 +219,7 @@ static inline void save_state(const char *path, const RunState *run, uint64_t *b
 
 // Refuses a disk that is too small before anything is written to it. `where` begins the line.
 static inline void checkpoint_check_space(const CheckpointFolder *folder, const Trained *t, const char *where) {
-    uint64_t wanted = sizeof(FlatHeader) + weights_bytes(t) + optimizer_bytes(t) + RUN_STATE_LIMIT, available;
+    uint64_t wanted = checkpoint_bytes(t), available;
     char last[64] = "";
     if (!space_available(folder->path, &available) || wanted <= available) return;
     if (folder->last != CHECKPOINT_NONE)
@@ -188,15 +235,20 @@ static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, c
     if (folder->last == run->step) return; // it is there
     passage = passage_begin("saving", t);
     memset(&seal, 0, sizeof(seal));
+    seal.adapters = t->lora != NULL;
     checkpoint_path(path, folder->path, run->step, "");
     checkpoint_check_space(folder, t, path);
     checkpoint_begin(folder, run->step, partial);
-    path_join(path, partial, seal_names[SEAL_MODEL]);
-    save_model(path, t, &passage, &seal.bytes[SEAL_MODEL], &seal.checksum[SEAL_MODEL]);
-    path_join(path, partial, seal_names[SEAL_OPTIMIZER]);
+    path_join(path, partial, seal_file(&seal, SEAL_MODEL));
+    (t->lora ? save_adapters : save_model)(path, t, &passage, &seal.bytes[SEAL_MODEL], &seal.checksum[SEAL_MODEL]);
+    path_join(path, partial, seal_file(&seal, SEAL_OPTIMIZER));
     save_optimizer(path, t, run->step, &passage, &seal.bytes[SEAL_OPTIMIZER], &seal.checksum[SEAL_OPTIMIZER]);
-    path_join(path, partial, seal_names[SEAL_STATE]);
+    path_join(path, partial, seal_file(&seal, SEAL_STATE));
     save_state(path, run, &seal.bytes[SEAL_STATE], &seal.checksum[SEAL_STATE]);
+    if (t->lora) {
+        path_join(path, partial, seal_file(&seal, SEAL_CONFIG));
+        save_config(path, t, &seal.bytes[SEAL_CONFIG], &seal.checksum[SEAL_CONFIG]);
+    }
     path_join(path, partial, SEAL_NAME);
     save_text(path, done, seal_text(&seal, done));
     checkpoint_finish(folder, run->step, partial);
@@ -219,11 +271,10 @@ static inline void load_state(const char *path, const char *checkpoint, RunState
     free(text);
 }
 
-static inline void load_model(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
+static inline void load_weights(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
     WeightSource *source = weights_open(path);
     char saved[4096], wanted[4096];
     uint64_t at = sizeof(FlatHeader), checksum = 0;
-    Section weights;
     config_to_text(&source->config, saved, sizeof(saved));
     config_to_text(&t->model->config, wanted, sizeof(wanted));
     if (strcmp(saved, wanted) != 0) {
@@ -234,10 +285,64 @@ static inline void load_model(const char *path, const Trained *t, Passage *passa
     if (source->dtype != t->model->dtype)
         die("%s: holds %s weights, this program trains in %s; resume with one built by make PRECISION=%s", path,
             dtype_name(source->dtype), dtype_name(t->model->dtype), dtype_name(source->dtype));
-    weights.memory = t->weights, weights.bytes = weights_bytes(t);
-    section_read(&source->files[0], &at, t->ops, weights, &checksum, passage);
+    section_read(&source->files[0], &at, t->ops, saved_weights(t), &checksum, passage);
     load_check_sum(path, checksum, seal->checksum[SEAL_MODEL]);
     weights_close(source);
+}
+
+// The checksum of a file as save_adapters takes it; its parser shall not be the one to find damage.
+static inline uint64_t adapters_checksum(const InputFile *file) {
+    uint64_t header = safetensors_header_bytes(file), checksum, at;
+    size_t n;
+    header = header < sizeof(staged_reformed.bytes) - 8 ? header + 8 : sizeof(staged_reformed.bytes);
+    if (header > file->bytes) header = file->bytes; // damaged: any number of bytes will do
+    input_read(file, 0, staged_reformed.bytes, (size_t)header);
+    checksum = checksum_piece(0, staged_reformed.bytes, (size_t)header);
+    for (at = header; at < file->bytes; at += n) {
+        n = (size_t)(file->bytes - at < CHECKPOINT_PIECE ? file->bytes - at : CHECKPOINT_PIECE);
+        input_read(file, at, staged.bytes, n);
+        checksum = checksum_piece(checksum, staged.bytes, n);
+    }
+    return checksum;
+}
+
+static inline void load_adapters(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
+    InputFile file = input_open(path);
+    WeightSource *source;
+    SafeTensors list;
+    BaseKey base;
+    load_check_sum(path, adapters_checksum(&file), seal->checksum[SEAL_MODEL]);
+    input_close(&file);
+    list = adapter_list(path);
+    source = adapter_open_tensors(path, &list, t->lora, t->base_model);
+    base = adapter_recorded_base(&source->files[0]);
+    adapter_check_base(path, &base, &t->base, t->base_path);
+    if (source->dtype != saved_type(t))
+        die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
+            dtype_name(source->dtype), dtype_name(saved_type(t)));
+    weights_load(source, t->model, t->ops, t->weights); // rounds the master weights
+    passage_advance(passage, saved_weights(t).bytes);
+    safetensors_free(&list);
+    weights_close(source);
+}
+
+static inline void load_config(const char *path, const Seal *seal) {
+    size_t length;
+    char *text = input_read_text(path, ADAPTER_CONFIG_TEXT, &length);
+    load_check_sum(path, checksum_piece(0, text, length), seal->checksum[SEAL_CONFIG]);
+    free(text);
+}
+
+// A run goes on with what it began with. lora: whether this run trains adapters
+static inline void checkpoint_check_kind(const char *checkpoint, const Seal *seal, int lora) {
+    if (seal->adapters && !lora)
+        die("%s: holds adapters, but without --lora-rank or --adapter this run trains the whole model; resume with the "
+            "options that the run began with",
+            checkpoint);
+    if (!seal->adapters && lora)
+        die("%s: holds a whole model, but --lora-rank or --adapter trains adapters; resume without, or begin a new run "
+            "with --model %s and another --out",
+            checkpoint, checkpoint);
 }
 
 static inline void load_check_optimizer(const char *path, const OptimizerHeader *found, const OptimizerHeader *wanted) {
@@ -287,12 +392,17 @@ static inline void checkpoint_load(const CheckpointFolder *folder, size_t step, 
     checkpoint_path(checkpoint, folder->path, step, "");
     fault = seal_check(checkpoint, &seal);
     if (fault) die("%s: is not a complete checkpoint: %s", checkpoint, fault);
-    path_join(path, checkpoint, seal_names[SEAL_STATE]);
+    checkpoint_check_kind(checkpoint, &seal, t->lora != NULL);
+    path_join(path, checkpoint, seal_file(&seal, SEAL_STATE));
     load_state(path, checkpoint, run, &seal);
     if (run->step != step) die("%s: is of step %zu, its folder's name says %zu", path, run->step, step);
-    path_join(path, checkpoint, seal_names[SEAL_MODEL]);
-    load_model(path, t, &passage, &seal);
-    path_join(path, checkpoint, seal_names[SEAL_OPTIMIZER]);
+    path_join(path, checkpoint, seal_file(&seal, SEAL_MODEL));
+    (t->lora ? load_adapters : load_weights)(path, t, &passage, &seal);
+    if (t->lora) {
+        path_join(path, checkpoint, seal_file(&seal, SEAL_CONFIG));
+        load_config(path, &seal);
+    }
+    path_join(path, checkpoint, seal_file(&seal, SEAL_OPTIMIZER));
     load_optimizer(path, t, step, &passage, &seal);
     progress_end(&passage.bar);
 }

@@ -40,16 +40,26 @@ static inline size_t checkpoint_step_of(const char *name) {
 }
 
 // ---- the seal ---------------------------------------------------------------------------------------------------------------
-enum { SEAL_MODEL, SEAL_OPTIMIZER, SEAL_STATE, SEAL_FILES };
+enum { SEAL_MODEL, SEAL_OPTIMIZER, SEAL_STATE, SEAL_CONFIG, SEAL_FILES };
 
 #define SEAL_NAME "DONE"
 #define SEAL_TEXT 512 // bytes at most
 
-static const char *const seal_names[SEAL_FILES] = {"model.bin", "optimizer.bin", "state.json"};
+// Of a checkpoint of a whole model, and of one of adapters.
+static const char *const seal_names[2][SEAL_FILES] = {
+    {"model.bin", "optimizer.bin", "state.json", NULL},
+    {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json"},
+};
 
 typedef struct {
+    int adapters; // which of the two
     uint64_t bytes[SEAL_FILES], checksum[SEAL_FILES];
 } Seal;
+
+// The i-th file of such a checkpoint, or NULL behind the last.
+static inline const char *seal_file(const Seal *seal, size_t i) {
+    return i < SEAL_FILES ? seal_names[seal->adapters][i] : NULL;
+}
 
 /*
 A checksum against damage, not against intent: four lanes take eight bytes in turn. Each step of a lane is a bijection of its
@@ -73,8 +83,8 @@ static inline uint64_t checksum_piece(uint64_t before, const void *data, size_t 
 // Returns the length.
 static inline size_t seal_text(const Seal *seal, char text[SEAL_TEXT]) {
     size_t i, used = 0;
-    for (i = 0; i < SEAL_FILES; i++)
-        used += (size_t)snprintf(text + used, SEAL_TEXT - used, "%s %llu %016llx\n", seal_names[i],
+    for (i = 0; seal_file(seal, i); i++)
+        used += (size_t)snprintf(text + used, SEAL_TEXT - used, "%s %llu %016llx\n", seal_file(seal, i),
                                  (unsigned long long)seal->bytes[i], (unsigned long long)seal->checksum[i]);
     return used;
 }
@@ -93,23 +103,24 @@ static inline const char *seal_check(const char *checkpoint, Seal *seal) {
     length = read(fd, text, SEAL_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
-    for (i = 0; i < SEAL_FILES && cursor; i++) {
+    seal->adapters = !strncmp(text, seal_names[1][0], strlen(seal_names[1][0]));
+    for (i = 0; seal_file(seal, i) && cursor; i++) {
         unsigned long long bytes = 0, checksum = 0;
         if (sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum) != 2) break;
         seal->bytes[i] = bytes, seal->checksum[i] = checksum;
         cursor = strchr(cursor, '\n');
         if (cursor) cursor++;
     }
-    if (i < SEAL_FILES || (size_t)length != seal_text(seal, same) || memcmp(text, same, (size_t)length) != 0)
+    if (seal_file(seal, i) || (size_t)length != seal_text(seal, same) || memcmp(text, same, (size_t)length) != 0)
         return "its " SEAL_NAME " is damaged";
-    for (i = 0; i < SEAL_FILES; i++) {
-        path_join(path, checkpoint, seal_names[i]);
+    for (i = 0; seal_file(seal, i); i++) {
+        path_join(path, checkpoint, seal_file(seal, i));
         if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) {
-            snprintf(fault, sizeof(fault), "%s is missing", seal_names[i]);
+            snprintf(fault, sizeof(fault), "%s is missing", seal_file(seal, i));
             return fault;
         }
         if ((uint64_t)status.st_size != seal->bytes[i]) {
-            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", seal_names[i],
+            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", seal_file(seal, i),
                      (unsigned long long)status.st_size, (unsigned long long)seal->bytes[i]);
             return fault;
         }
@@ -162,7 +173,10 @@ static inline int checkpoint_delete(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     size_t i;
     if (fd >= 0) {
-        for (i = 0; i < SEAL_FILES; i++) unlinkat(fd, seal_names[i], 0);
+        for (i = 0; i < 2 * SEAL_FILES; i++) {
+            const char *name = seal_names[i / SEAL_FILES][i % SEAL_FILES];
+            if (name) unlinkat(fd, name, 0);
+        }
         unlinkat(fd, SEAL_NAME, 0);
         close(fd);
     }
@@ -177,7 +191,10 @@ static inline void checkpoint_delete_temporaries(const char *path) {
     while ((entry = readdir(directory))) {
         int ours = is_temporary_of(entry->d_name, SEAL_NAME);
         size_t i;
-        for (i = 0; i < SEAL_FILES; i++) ours |= is_temporary_of(entry->d_name, seal_names[i]);
+        for (i = 0; i < 2 * SEAL_FILES; i++) {
+            const char *name = seal_names[i / SEAL_FILES][i % SEAL_FILES];
+            ours |= name && is_temporary_of(entry->d_name, name);
+        }
         if (ours) unlinkat(dirfd(directory), entry->d_name, 0);
     }
     closedir(directory);

@@ -10,7 +10,7 @@ the file reads as if there had been no interruption, and holds the options of th
 #define LLMC_LOG_H
 #include "checkpoint_folder.h"
 #include "json_out.h"
-#include "options.h"
+#include "options_out.h"
 #include "progress.h"
 #include "report.h"
 

@@ -62,6 +62,16 @@ static inline uint64_t model_key(const Model *model, const Ops *ops, const void 
     return key ? key : 1;
 }
 
+// Of the model of a run, with the adapters that it has.
+static inline uint64_t run_model_key(const Run *run) {
+    const Residency *memory = &run->stream.memory;
+    uint64_t adapter = 0;
+    if (run->lora.rank)
+        adapter = device_key(bytes_key(1, &run->lora.scale, sizeof(run->lora.scale)), ops_device, memory->adapters,
+                             run->lora.table.dtype, run->lora.table.elements);
+    return model_key(&run->model, ops_device, memory->weights, adapter);
+}
+
 // What a file of log-probabilities of this data under that model says of itself.
 static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
     const Documents *d = &data->documents;

@@ -4,11 +4,12 @@ held against the memory there is, one allocation follows, and weights are filled
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
+#include "adapter_file.h"
 #include "dataloader.h"
 #include "logprobs.h"
 #include "plan.h"
 #include "model_path.h"
-#include "options.h"
+#include "options_out.h"
 #include "report.h"
 #include "tokenizer_place.h"
 #include "weights.h"
@@ -22,7 +23,10 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
-    Lora lora; // of rank 0: none
+    Lora lora;             // of rank 0: none
+    WeightSource *adapter; // of --adapter; open until it is read
+    BaseKey adapter_base;  // what it says of its base
+    BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
     Plan plan;
     void *memory; // plan.total_bytes
@@ -42,10 +46,14 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
 }
 
 // ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
-// New adapters of --lora-rank.
+// Those of --adapter, or new ones of --lora-rank.
 static inline void run_open_lora(Run *run) {
     const Options *o = run->options;
     Lora *lora = &run->lora;
+    char found[PATH_MAX];
+    if (o->adapter)
+        run->adapter =
+            adapter_open(adapter_path_find(o->adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
     lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
@@ -262,18 +270,40 @@ static inline void run_reference(Run *run, Batch *batch) {
 // A file that is kept open keeps its place on the disk, also when it is pruned.
 static inline void run_close_source(Run *run) {
     if (run->source) weights_close(run->source);
-    run->source = NULL;
+    if (run->adapter) weights_close(run->adapter);
+    run->source = run->adapter = NULL;
 }
 
-static inline void run_load_weights(Run *run) {
+// The model's; with LoRA the weights below the adapters, which must be those that the adapters of --adapter are for.
+static inline void run_load_base(Run *run) {
+    const Options *o = run->options;
     if (run->source)
         weights_load(run->source, &run->model, ops_device, run->stream.memory.weights);
     else
         weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
+    if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
+        run->base = base_key(&run->model, NULL, ops_device, run->stream.memory.weights);
+    if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
+}
+
+static inline void run_load_adapters(Run *run) {
+    const Model *table = &run->lora.table;
+    char when[PATH_MAX + 8];
+    if (!run->adapter) {
+        weights_init_random(table, ops_device, run->stream.memory.adapters, run->options->seed);
+        return;
+    }
+    weights_load(run->adapter, table, ops_device, run->stream.memory.adapters);
+    snprintf(when, sizeof(when), "%s: ", run->adapter->path);
+    weights_check_finite_at(table, ops_device, run->stream.memory.adapters, when,
+                            "take another copy or an earlier checkpoint");
+}
+
+static inline void run_load_weights(Run *run) {
+    run_load_base(run);
+    if (run->settings.lora) run_load_adapters(run);
     run_close_source(run);
-    if (run->settings.lora)
-        weights_init_random(&run->lora.table, ops_device, run->stream.memory.adapters, run->options->seed);
 }
 
 static inline void run_close(Run *run) {

@@ -136,9 +136,9 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
         saved += difference, now += difference;
         saved_length = (int)strcspn(saved, ","), now_length = (int)strcspn(now, ",");
         if (!setting->may_change)
-            die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run with --model "
-                "%s/model.bin and another --out",
-                checkpoint, setting->name, saved_length, saved, now_length, now, checkpoint);
+            die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
+                "another --out",
+                checkpoint, setting->name, saved_length, saved, now_length, now);
         note("%s was %.*s until %s, now it is %.*s: the run goes on, with other rounding", setting->name, saved_length,
              saved, checkpoint, now_length, now);
     }

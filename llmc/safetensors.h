@@ -143,15 +143,22 @@ static inline void safetensors_refuse_pointer(const InputFile *file) {
         die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
 }
 
-static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
+// Of the JSON text, as the file's first 8 bytes claim it.
+static inline uint64_t safetensors_header_bytes(const InputFile *file) {
     unsigned char prefix[8];
-    char *text;
-    cJSON *header;
+    uint64_t bytes = 0;
     int i;
     if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
-    safetensors_refuse_pointer(file);
     input_read(file, 0, prefix, 8);
-    for (*header_bytes = 0, i = 7; i >= 0; i--) *header_bytes = *header_bytes << 8 | prefix[i];
+    for (i = 7; i >= 0; i--) bytes = bytes << 8 | prefix[i];
+    return bytes;
+}
+
+static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
+    char *text;
+    cJSON *header;
+    safetensors_refuse_pointer(file);
+    *header_bytes = safetensors_header_bytes(file);
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
         die("%s: claims a header of %llu bytes; it has %llu bytes, and %u is the most a header may have. "
             "Is it a safetensors file, and complete?",

@@ -1,8 +1,8 @@
 /*
 Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header is the text
 that the reference implementation writes for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D) is
-[cols, rows] there, as in transformers. With `file` NULL nothing is written, only counted: the size of a file is known before
-it is opened. Nothing is allocated.
+[cols, rows] there, as in transformers. The header goes to a file, or into memory, or is only counted: the size of a file is
+known before it is opened. Nothing is allocated.
 */
 #ifndef LLMC_SAFETENSORS_WRITE_H
 #define LLMC_SAFETENSORS_WRITE_H
@@ -10,9 +10,11 @@ it is opened. Nothing is allocated.
 #include "model.h"
 
 typedef struct {
-    const OutputFile *file; // NULL: only count
-    uint64_t at;            // byte of the file where the header goes on
-    uint64_t data;          // bytes of the tensors so far
+    const OutputFile *file; // or NULL
+    char *text;             // [room], or NULL; both NULL: only count
+    size_t room;
+    uint64_t at;   // byte of the file where the header goes on
+    uint64_t data; // bytes of the tensors so far
 } SafetensorsWriter;
 
 static inline const char *safetensors_dtype_name(DType type) {
@@ -21,13 +23,29 @@ static inline const char *safetensors_dtype_name(DType type) {
 
 static inline void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
     if (writer->file) output_write(writer->file, writer->at, text, length);
+    if (writer->text && writer->at + length > writer->room)
+        die("internal: a safetensors header of more than %zu bytes", writer->room);
+    if (writer->text) memcpy(writer->text + writer->at, text, length);
     writer->at += length;
 }
 
+// more: further metadata, from its comma on
+static inline void safetensors_put_begin(SafetensorsWriter *writer, const char *more) {
+    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\"";
+    safetensors_put(writer, begin, sizeof(begin) - 1);
+    safetensors_put(writer, more, strlen(more));
+    safetensors_put(writer, "}", 1);
+}
+
 static inline SafetensorsWriter safetensors_write_begin(const OutputFile *file) {
-    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\"}";
-    SafetensorsWriter writer = {file, 8, 0};
-    safetensors_put(&writer, begin, sizeof(begin) - 1);
+    SafetensorsWriter writer = {file, NULL, 0, 8, 0};
+    safetensors_put_begin(&writer, "");
+    return writer;
+}
+
+static inline SafetensorsWriter safetensors_write_text(char *text, size_t room, const char *more) {
+    SafetensorsWriter writer = {NULL, text, room, 8, 0};
+    safetensors_put_begin(&writer, more);
     return writer;
 }
 
@@ -59,6 +77,7 @@ static inline uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     header_bytes = writer->at - 8;
     for (i = 0; i < 8; i++) prefix[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);
     if (writer->file) output_write(writer->file, 0, prefix, 8);
+    if (writer->text) memcpy(writer->text, prefix, 8);
     return writer->at;
 }
 

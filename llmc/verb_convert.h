@@ -5,6 +5,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #define LLMC_VERB_CONVERT_H
 #include "hf_write.h"
 #include "json_out.h"
+#include "merge.h"
 #include "run.h"
 #include "weights.h"
 
@@ -37,14 +38,37 @@ static inline size_t convert_write(const Run *run, const WeightSource *source, c
     return write.shards;
 }
 
+// Adapters are added to a model or not there at all; then its type must be one that is written.
+static inline void convert_check_merge(const Options *options) {
+    if (options->adapter && !options->merge)
+        die_usage(
+            "--adapter %s: give --merge to have the adapters added to the weights; to keep them apart, their folder is "
+            "copied as it is",
+            options->adapter);
+    if (options->merge && !options->adapter) die_usage("--merge: give --adapter with the adapters to add");
+}
+
+static inline void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
+    if (dtype == DTYPE_FP16)
+        die("%s: merged weights are not written in fp16; choose --dtype fp32 or bf16", run->source->path);
+    if (run->adapter_base.weights) {
+        const BaseKey found = base_key(&run->source->model, run->source, NULL, NULL);
+        adapter_check_base(run->adapter->path, &run->adapter_base, &found, run->options->model);
+    }
+    merge_begin(merge, run->source, run->adapter, &run->lora);
+}
+
 static inline int verb_convert(const Options *options) {
     Run run;
+    Merge merge;
     DType dtype;
     size_t files;
     int folder = convert_to_folder(options);
+    convert_check_merge(options);
     run_open_model(&run, options, NULL);
     if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
     dtype = option_given(options, "dtype") ? run.model.dtype : run.source->dtype;
+    if (options->merge) convert_begin_merge(&run, &merge, dtype);
     files = convert_write(&run, run.source, option_given(options, "dtype") ? &dtype : NULL);
     if (!options->quiet) {
         fprintf(run.text, "%s: %s parameters in %s", options->out, human_count((double)run.model.elements),
@@ -63,6 +87,7 @@ static inline int verb_convert(const Options *options) {
         json_object_end(&json);
         json_finish(&json);
     }
+    if (options->merge) merge_end(&merge);
     run_close(&run);
     return 0;
 }

@@ -50,7 +50,7 @@ static inline int verb_logprobs(const Options *options) {
     report_header(&run);
     report_data(&run, &loader, bound);
     begin = seconds_now();
-    writer.header.model_key = model_key(&run.model, ops_device, run.stream.memory.weights, 0);
+    writer.header.model_key = run_model_key(&run);
     sum = logprobs_compute(&writer, &run.stream, &loader, &batch);
     if (!options->quiet || !options->json)
         fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,

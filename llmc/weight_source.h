@@ -17,7 +17,9 @@ typedef struct {
     DType type;      // of its elements there
 } TensorPlace;
 
-typedef struct {
+typedef struct Merge Merge; // merge.h
+
+typedef struct WeightSource {
     const char *format; // for people
     char *path;         // as it was given
     Config config;
@@ -30,6 +32,9 @@ typedef struct {
     int random; // no files: initial weights, made from the seed
     uint64_t seed;
     char remark[256]; // something a person who trains this should know, or empty
+    Merge *merge;     // NULL, or adapters that are added to what is read, by:
+    int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                       int transposed, void *out);
 } WeightSource;
 
 // ---- staging: fixed memory through which everything passes, a slab of elements at a time -----------------------------------
@@ -107,22 +112,29 @@ static inline void place_read_transposed(const WeightSource *source, const Tenso
     }
 }
 
+// At most SLAB_ELEMENTS elements of a parameter as its files hold them, in the order wanted.
+static inline void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                                    int transposed, void *out) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const TensorPlace *place = &source->places[parameter];
+    if (!p->transposed || source->transposed == transposed)
+        place_read(source, place, begin, count, as, out);
+    else if (transposed)
+        place_read_transposed(source, place, p->cols, p->rows, begin, count, as, (char *)out);
+    else
+        place_read_transposed(source, place, p->rows, p->cols, begin, count, as, (char *)out);
+}
+
 // out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
 // or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
 static inline void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                      int transposed, void *out) {
-    const Parameter *p = &source->model.parameters[parameter];
-    const TensorPlace *place = &source->places[parameter];
     size_t done, n;
     for (done = 0; done < count; done += n) {
         char *to = (char *)out + done * dtype_size(as);
         n = min_size(count - done, SLAB_ELEMENTS);
-        if (!p->transposed || source->transposed == transposed)
-            place_read(source, place, begin + done, n, as, to);
-        else if (transposed)
-            place_read_transposed(source, place, p->cols, p->rows, begin + done, n, as, to);
-        else
-            place_read_transposed(source, place, p->rows, p->cols, begin + done, n, as, to);
+        if (source->merge && source->merge_range(source, parameter, begin + done, n, as, transposed, to)) continue;
+        source_read_slab(source, parameter, begin + done, n, as, transposed, to);
     }
 }
 

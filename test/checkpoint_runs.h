@@ -36,18 +36,40 @@ static inline RunState run_state(size_t step) {
 }
 
 // ---- its tensors -----------------------------------------------------------------------------------------------------------
+static inline void trained_allocate(Trained *t, DType moments, int master) {
+    const size_t n = t->model->elements;
+    t->ops = ops_fenced(), t->moment_type = moments;
+    t->weights = (char *)t->ops->allocate(n * dtype_size(t->model->dtype));
+    t->optimizer.m = t->ops->allocate(n * dtype_size(moments));
+    t->optimizer.v = t->ops->allocate(n * dtype_size(moments));
+    if (master) t->optimizer.master = (float *)t->ops->allocate(n * sizeof(float));
+    assert_true(t->weights && t->optimizer.m && t->optimizer.v && (!master || t->optimizer.master));
+}
+
 static inline Trained trained_open(const char *text, DType dtype, DType moments, int master) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
     Trained t;
     memset(&t, 0, sizeof(t));
     *model = model_build(&config, dtype);
-    t.model = model, t.ops = ops_fenced(), t.moment_type = moments;
-    t.weights = (char *)t.ops->allocate(model->elements * dtype_size(dtype));
-    t.optimizer.m = t.ops->allocate(model->elements * dtype_size(moments));
-    t.optimizer.v = t.ops->allocate(model->elements * dtype_size(moments));
-    if (master) t.optimizer.master = (float *)t.ops->allocate(model->elements * sizeof(float));
-    assert_true(t.weights && t.optimizer.m && t.optimizer.v && (!master || t.optimizer.master));
+    t.model = model;
+    trained_allocate(&t, moments, master);
+    return t;
+}
+
+// Adapters for that model, of all its linear layers.
+static inline Trained trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
+    Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
+    Trained t;
+    memset(&t, 0, sizeof(t));
+    *model = model_build(&config, dtype);
+    lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
+    lora_build(lora, model);
+    t.model = &lora->table, t.lora = lora, t.base_model = model, t.base_path = "the/base";
+    t.base.config = 0x1234, t.base.weights = 0x5678;
+    trained_allocate(&t, moments, master);
     return t;
 }
 
@@ -64,6 +86,11 @@ static inline void trained_close(Trained *t) {
     trained_sections(t, sections);
     for (i = 0; i < TRAINED_SECTIONS; i++)
         if (sections[i].bytes) t->ops->release(sections[i].memory, sections[i].bytes);
+    if (t->lora) {
+        lora_free((Lora *)t->lora);
+        free((Lora *)t->lora);
+        t->model = t->base_model;
+    }
     model_free((Model *)t->model);
     free((Model *)t->model);
 }
@@ -80,12 +107,24 @@ static inline unsigned char *step_bytes(size_t step, size_t section, size_t byte
     return data;
 }
 
+// What a section holds at a step: those bits, or where adapters have a master copy its rounding.
+static inline unsigned char *section_bytes(const Trained *t, size_t step, size_t i, size_t bytes) {
+    unsigned char *master, *rounded;
+    if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, bytes);
+    master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
+    rounded = (unsigned char *)malloc(bytes);
+    assert_non_null(rounded);
+    elements_convert(rounded, t->model->dtype, master, DTYPE_FP32, t->model->elements);
+    free(master);
+    return rounded;
+}
+
 static inline void trained_fill(const Trained *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
     size_t i;
     trained_sections(t, sections);
     for (i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *data = step_bytes(step, i, sections[i].bytes);
+        unsigned char *data = section_bytes(t, step, i, sections[i].bytes);
         if (sections[i].bytes) t->ops->copy_in(sections[i].memory, data, sections[i].bytes);
         free(data);
     }
@@ -103,7 +142,7 @@ static inline void expect_trained(const Trained *t, size_t step) {
     size_t i;
     trained_sections(t, sections);
     for (i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *found = section_copy(t, sections[i]), *expected = step_bytes(step, i, sections[i].bytes);
+        unsigned char *found = section_copy(t, sections[i]), *expected = section_bytes(t, step, i, sections[i].bytes);
         if (memcmp(found, expected, sections[i].bytes) != 0) test_fail("section %zu is not that of step %zu", i, step);
         free(found);
         free(expected);
@@ -149,9 +188,8 @@ static inline int private_tmpfs(const char *folder, int read_only) {
 static const char usual_model[] =
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
 
-// A checkpoint of the usual run at step 7 in scratch "out".
-static inline void save_usual(void) {
-    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+// A checkpoint of a run at step 7 in scratch "out"; takes the run's tensors.
+static inline void save_trained(Trained t) {
     RunState run = run_state(7);
     CheckpointFolder folder;
     trained_fill(&t, 7);
@@ -161,17 +199,23 @@ static inline void save_usual(void) {
     trained_close(&t);
 }
 
+static inline void save_usual(void) { save_trained(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
+static inline void save_usual_adapters(void) {
+    save_trained(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1));
+}
+
 // Saves one step as a run of its own does.
 typedef struct {
     const char *out;
     size_t keep, step;
     int resume;
     rlim_t file_limit; // bytes of a file; 0: none
+    int adapters;
 } Saving;
 
 static inline void save_body(const void *context) {
     const Saving *saving = (const Saving *)context;
-    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    Trained t = (saving->adapters ? trained_open_adapters : trained_open)(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     RunState run = run_state(saving->step);
     CheckpointFolder folder;
     struct rlimit limit = {saving->file_limit, saving->file_limit};

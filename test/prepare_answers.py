@@ -44,7 +44,7 @@ class Answers(WithCommand):
         self.assertEqual(pairs, 40)
         self.assertIn("--objective dpo", self.said)
         self.assertIn("preference pairs", self.inspected)
-        self.assertIn("groups of 2 to 2 documents", self.inspected)
+        self.assertIn("  16 pairs\n", self.inspected)
 
     def test_groups(self):
         rows = [{"prompt": "2+2", "completions": [" 4"] * (2 + i % 3), "rewards": [i / 2] * (2 + i % 3)} for i in range(40)]
@@ -58,6 +58,7 @@ class Answers(WithCommand):
             seen += groups
         self.assertEqual(seen, 40)
         self.assertIn("--objective grpo", self.said)
+        self.assertIn("groups of 2 to 4 documents, rewards 0 to ", self.inspected)
 
     def test_prompts(self):
         rows = [{"prompt": f"{i} + 2 =", **({"answer": f" {i + 2}"} if i % 2 else {})} for i in range(30)]

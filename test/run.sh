@@ -43,6 +43,9 @@ rows="
     methods       double      onednn
     methods       fp32        onednn
     methods       bf16        onednn
+    objective_methods double  onednn
+    objective_methods fp32    onednn
+    objective_methods bf16    onednn
     lora          double      onednn
     lora          fp32        onednn
     lora          bf16        onednn
@@ -82,6 +85,8 @@ rows="
     checkpoint_folder fp32    onednn
     checkpoint_folder bf16    onednn
     checkpoint_kill fp32      onednn
+    adapter       fp32        onednn
+    adapter       bf16        onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
     sampler_batch fp32        onednn
@@ -210,7 +215,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train || selected train_documents || selected logprobs || selected convert || selected transformers || selected example; then
+if selected cli || selected paper || selected train || selected train_documents || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected example; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -225,7 +230,7 @@ if selected cli || selected train || selected train_documents || selected logpro
     fi
 fi
 # The Python that some need is made first, once; the longest runs first.
-scripts=$(for script in prepare cxx cli train train_documents logprobs convert transformers example; do selected $script && echo $script; done)
+scripts=$(for script in prepare cxx cli paper train train_documents logprobs convert adapter_cli transformers peft example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts

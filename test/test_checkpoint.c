@@ -310,7 +310,7 @@ TEST(damaged_bits_are_refused) {
 // Files that are each whole, but do not belong together, or not under this name.
 TEST(mixed_up_files_are_refused) {
     Resumption r = usual_resumption();
-    Saving saving = {scratch_path("out"), 2, 9, 1, 0};
+    Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
     size_t count;
     char *bytes;
     save_usual();
@@ -378,7 +378,7 @@ static void expect_untouched(void) {
 }
 
 TEST(file_size_limit) {
-    Saving saving = {scratch_path("out"), 2, 8, 1, 0};
+    Saving saving = {scratch_path("out"), 2, 8, 1, 0, 0};
     Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     save_usual();
     saving.file_limit = 4000; // less than the header of model.bin
@@ -410,7 +410,7 @@ static void full_disk_body(const void *context) {
 
 // A file system of one MiB, which only this child sees.
 TEST(full_disk) {
-    Saving saving = {fresh_folder("mount"), 2, 8, 0, 0};
+    Saving saving = {fresh_folder("mount"), 2, 8, 0, 0, 0};
     const Child *child = run_child(full_disk_body, &saving);
     if (child->code == 77) test_skip("this machine does not let us mount a small file system");
     expect_refused(full_disk_body, &saving, 1, "checkpoint-00000008: a checkpoint takes");

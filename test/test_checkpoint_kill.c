@@ -160,13 +160,17 @@ static void expect_clean(const char *out) {
 // ---- at every call -----------------------------------------------------------------------------------------------------------
 typedef struct {
     const char *out;
-    int kill_at, halve;
+    int kill_at, halve, adapters;
 } Attempt;
+
+static Trained kill_open(int adapters) {
+    return (adapters ? trained_open_adapters : trained_open)(model_text, DTYPE_FP32, DTYPE_FP32, 1);
+}
 
 // Steps 1 and 2 are there; saves step 3, which removes step 1.
 static void attempt_body(const void *context) {
     const Attempt *attempt = (const Attempt *)context;
-    Trained t = trained_open(model_text, DTYPE_FP32, DTYPE_FP32, 1);
+    Trained t = kill_open(attempt->adapters);
     CheckpointFolder folder;
     int i;
     checkpoint_open(&folder, attempt->out, 2, 1);
@@ -178,10 +182,10 @@ static void attempt_body(const void *context) {
     for (i = 1; i <= calls.count; i++) putchar(calls.is_write[i] ? 'w' : '.');
 }
 
-TEST(killed_at_every_call) {
+static void every_call(int adapters) {
     const char *before = fresh_folder("before"), *out = scratch_path("out");
-    Trained t = trained_open(model_text, DTYPE_FP32, DTYPE_FP32, 1);
-    Attempt attempt = {out, 0, 0};
+    Trained t = kill_open(adapters);
+    Attempt attempt = {out, 0, 0, adapters};
     size_t count[2] = {0, 0}, step;
     char kinds[CALL_LIMIT + 1]; // of the calls: 'w' a write, '.' any other
     CheckpointFolder folder;
@@ -210,6 +214,9 @@ TEST(killed_at_every_call) {
     if (count[0] < 20 || count[1] < 5) test_fail("too few kills on one side");
     trained_close(&t);
 }
+
+TEST(killed_at_every_call) { every_call(0); }
+TEST(adapters_killed_at_every_call) { every_call(1); }
 
 // ---- at random moments ------------------------------------------------------------------------------------------------------
 static void sleep_seconds(double seconds) {
@@ -274,6 +281,7 @@ TEST(killed_at_random_moments) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(killed_at_every_call),
+        LISTED(adapters_killed_at_every_call),
         LISTED(killed_at_random_moments),
     };
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);

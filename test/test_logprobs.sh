@@ -47,6 +47,42 @@ check 'a high temperature makes all tokens alike' close "$(json loss)" 4.564348 
 refuses 2 'temperature 0 leaves the likeliest token alone' \
     logprobs --init $TINY --data $data --seq-len 64 --temperature 0 --out "$WORK/cold.logprobs"
 
+# ---- the reference of a run, computed before its first step ----------------------------------------------------------
+mkdir "$WORK/pairs"
+make_documents "$WORK/pairs/train.bin" 96 40,64,51,33,60,45,58,20 4 10 pairs
+make_documents "$WORK/pairs/val.bin" 96 30,20,50,44 5 3 pairs
+dpo="--init $TINY --objective dpo --data $WORK/pairs/train.bin --seq-len 63 --lr 1e-2 --schedule constant"
+validated="$dpo --val-data $WORK/pairs/val.bin"
+references() { ls "$WORK/pairs" | grep -c '^reference-[0-9a-f]*.logprobs$'; }
+losses() { grep -o '"step": [0-9]*, "loss": [-0-9.e]*' "$1/log.jsonl"; }
+succeeds train $validated --steps 4 --out "$WORK/straight"
+check 'of --data and of --val-data each one is kept' [ "$(references)" = 2 ]
+check 'both are said to be computed' [ "$(grep -c '^reference  computing ' "$WORK/out")" = 2 ]
+first=$(losses "$WORK/straight" | sed -n '1s/.*: //p')
+check 'a policy that is the reference begins at ln 2' close "$first" 0.693147 1e-4
+succeeds train $validated --steps 2 --out "$WORK/half"
+check 'a second run finds them' [ "$(grep -c '^reference  reused ' "$WORK/out")" = 2 ]
+succeeds train $validated --steps 4 --out "$WORK/half" --resume
+check 'so does a resumed run, whose model is another' [ "$(grep -c '^reference  reused ' "$WORK/out")" = 2 ]
+check 'and it goes on as if it had not been interrupted' [ "$(losses "$WORK/half")" = "$(losses "$WORK/straight")" ]
+check 'with the same weights' \
+    cmp -s "$WORK/half/checkpoint-00000004/model.bin" "$WORK/straight/checkpoint-00000004/model.bin"
+check 'and no other files' [ "$(references)" = 2 ]
+
+pairs="--data $WORK/pairs/train.bin --seq-len 63"
+succeeds logprobs --init $TINY $pairs --out "$WORK/named.logprobs"
+succeeds train $dpo --steps 4 --reference-logprobs "$WORK/named.logprobs" --out "$WORK/named"
+check 'a file that is named gives the same run' close "$(losses "$WORK/named" | sed -n '4s/.*: //p')" \
+    "$(losses "$WORK/straight" | sed -n '4s/.*: //p')" 1e-4
+succeeds logprobs --init $TINY $pairs --seed 3 --out "$WORK/other.logprobs"
+refuses 1 'other.logprobs: holds log-probabilities under another model' \
+    train $dpo --steps 1 --reference-logprobs "$WORK/other.logprobs"
+refuses 1 'x.logprobs: holds log-probabilities of other data or by another tokenizer' \
+    train $dpo --steps 1 --reference-logprobs "$WORK/x.logprobs"
+rm "$WORK"/pairs/reference-*.logprobs
+refuses 1 'reference-[0-9a-f]{16}.logprobs: is gone, .* that this run began with' \
+    train $validated --steps 6 --out "$WORK/half" --resume
+
 # ---- for people ----------------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs"
 check 'it says what it wrote' \

@@ -450,26 +450,33 @@ TEST(where_the_data_cannot_be_written_to) {
     assert_non_null(strstr(reference_path, "/out/reference-"));
 }
 
+// As --reference-logprobs names it
+static void check_named(Opened *o, uint64_t key) {
+    LogprobFile f;
+    logprobs_open(&f, reference_path);
+    o->data.documents.settings.reference = &f;
+    reference_check(&o->run, &o->data, key);
+    o->data.documents.settings.reference = NULL, o->data.documents.settings.old = &f;
+    reference_check(&o->run, &o->data, key);
+    logprobs_close(&f);
+}
+
 static void open_other(const void *setup) {
     Opened *o = opened((const Setup *)setup);
-    LogprobFile f;
-    reference_open(&f, reference_path, &o->run, &o->data, o->key);
+    check_named(o, o->key);
 }
 
 TEST(a_named_reference_is_held_to_the_run) {
     Setup s = some_setup(random_data("named"));
     Opened *o;
-    LogprobFile f;
     prepare(&s, 1);
     o = opened(&s);
-    reference_open(&f, reference_path, &o->run, &o->data, o->key);
-    logprobs_close(&f);
+    check_named(o, o->key);
     closed(o);
     s.seed = "6";
     expect_refused(open_other, &s, 1, "holds log-probabilities under another model: llama,");
     o = opened(&s);
-    reference_open(&f, reference_path, &o->run, &o->data, 0); // any model's
-    logprobs_close(&f);
+    check_named(o, 0); // any model's
     closed(o);
     s.seed = "5", s.T = "64";
     prepare(&s, 1);

@@ -1,0 +1,131 @@
+"""Adapters between this program and PEFT, both ways: the loss of adapters that the one made is what the other says, and the merged
+model is PEFT's merge_and_unload. test_peft.py TRAIN WORK: the program, an empty folder.
+"""
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+warnings.filterwarnings("ignore")
+
+import torch  # noqa: E402
+from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
+from checks import check, close  # noqa: E402
+
+logging.disable_progress_bar()
+
+GOLDEN = "test/golden"
+TRAIN, WORK = sys.argv[1:3]
+T, DOCUMENTS = 48, 6
+SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
+DATA = ["--data", SHARD, "--seq-len", str(T)]
+
+
+def train(*arguments):
+    run = subprocess.run([TRAIN, *arguments], capture_output=True, text=True)
+    check("train " + " ".join(arguments), run.returncode == 0, run.stderr.strip())
+    return run.stdout
+
+
+def our_loss(*arguments):
+    return json.loads(train("eval", *DATA, "--val-steps", str(DOCUMENTS), "--json", "--quiet", *arguments))["loss"]
+
+
+def their_loss(model):
+    """Of the same documents; in double."""
+    with open(SHARD, "rb") as file:
+        tokens = torch.frombuffer(bytearray(file.read()[1024:]), dtype=torch.uint16).to(torch.int64)
+    total = 0.0
+    with torch.no_grad():
+        for d in range(DOCUMENTS):
+            ids = tokens[d * T:d * T + T + 1]
+            total += torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0].double(), ids[1:]).item()
+    return total / DOCUMENTS
+
+
+def load(name, adapter=None):
+    model = AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32)
+    return (PeftModel.from_pretrained(model, adapter) if adapter else model).double().eval()
+
+
+def agree(what, ours, theirs):
+    check(what, abs(ours - theirs) <= 1e-5 * abs(theirs), f"{ours}, not {theirs}")
+
+
+def merged(what, name, adapter):
+    """convert --merge, to a folder and by way of a flat file, is PEFT's merge."""
+    out = f"{WORK}/{what}-merged"
+    train("convert", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--merge", "--out", out, "--quiet")
+    train("convert", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--merge", "--out", f"{out}.bin", "--quiet")
+    train("convert", "--model", f"{out}.bin", "--like", f"{GOLDEN}/{name}", "--out", f"{out}-flat", "--quiet")
+    expected = load(name, adapter).merge_and_unload().state_dict()
+    found, flat = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32).state_dict() for f in (out, f"{out}-flat"))
+    check(f"{what}: flat and folder have the same bits", all(torch.equal(found[k], flat[k]) for k in found))
+    check(f"{what}: merged weights are W + scale B A, rounded",
+          all(torch.allclose(found[k].double(), expected[k].double(), rtol=1.3e-7, atol=1e-12) for k in expected))
+    return out
+
+
+def ours_to_theirs(name, *options):
+    """Trained here, read by PEFT; nothing that it warns of."""
+    what, run = f"ours {name} {' '.join(options)}", f"{WORK}/ours-{name}-{len(options)}"
+    train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--lora-rank", "4", "--steps", "6", "--lr", "0.05", "--quiet", "--seed",
+          "5", "--out", run, *options)
+    adapter = f"{run}/checkpoint-00000006"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = load(name, adapter)
+    said = [str(w.message) for w in said if "adapter" in str(w.message).lower() or "peft" in str(w.message).lower()]
+    check(f"{what}: PEFT has nothing to say", not said, "; ".join(said))
+    tensors, held = load_file(f"{adapter}/adapter_model.safetensors"), model.state_dict()
+    names = {k.replace("lora_A.", "lora_A.default.").replace("lora_B.", "lora_B.default."): v for k, v in tensors.items()}
+    check(f"{what}: every tensor is in PEFT's model", names.keys() == {k for k in held if "lora_" in k})
+    check(f"{what}: with its values", all(torch.equal(held[k].float(), v) for k, v in names.items()))
+    theirs, base = their_loss(model), our_loss("--model", f"{GOLDEN}/{name}")
+    agree(f"{what}: loss", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", adapter), theirs)
+    agree(f"{what}: loss by the run's folder", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", run), theirs)
+    check(f"{what}: training has changed it", abs(theirs - base) > 1e-3, f"{theirs}")
+    agree(f"{what}: merged loss", our_loss("--model", merged(what.replace(" ", ""), name, adapter)), theirs)
+
+
+def theirs_to_ours(name, what, dtype=torch.float32, **config):
+    """Made by PEFT, with B that is not zero."""
+    torch.manual_seed(3)
+    what, adapter = f"theirs {name}, {what}", f"{WORK}/theirs-{name}-{what.replace(' ', '')}"
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32),
+                           LoraConfig(task_type="CAUSAL_LM", **config), autocast_adapter_dtype=False)
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            value.data = (0.2 * torch.randn_like(value)).to(dtype)
+    model.save_pretrained(adapter)
+    theirs = their_loss(load(name, adapter))
+    agree(f"{what}: loss", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", adapter), theirs)
+    agree(f"{what}: merged loss", our_loss("--model", merged(what.replace(" ", "").replace(",", "-"), name, adapter)), theirs)
+    train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--steps", "1", "--lr", "0", "--weight-decay", "0",
+          "--quiet", "--out", f"{adapter}-on")
+    ours, start = (load_file(f"{f}/adapter_model.safetensors") for f in (f"{adapter}-on/checkpoint-00000001", adapter))
+    check(f"{what}: training goes on from it", all(torch.equal(ours[k], start[k].float()) for k in start) and len(ours) == len(start))
+
+
+for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2"):
+    ours_to_theirs(golden)
+ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
+ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")
+for golden in ("llama", "qwen3", "gemma3"):
+    theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
+theirs_to_ours("qwen2", "some", r=8, lora_alpha=8, target_modules=["q_proj", "up_proj"], use_rslora=True, lora_dropout=0.2)
+theirs_to_ours("llama", "regular expression", r=2, lora_alpha=1, target_modules=r".*\.mlp\.(gate|down)_proj")
+theirs_to_ours("mistral", "bf16", dtype=torch.bfloat16, r=4, lora_alpha=16, target_modules=["k_proj", "o_proj"])
+theirs_to_ours("gpt2", "default", r=4, lora_alpha=2)
+theirs_to_ours("gpt2", "all", r=4, lora_alpha=2, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])
+with safe_open(f"{WORK}/ours-llama-0/checkpoint-00000006/adapter_model.safetensors", "pt") as file:
+    check("the base is recorded", len(file.metadata().get("streambp_base", "")) == 33)
+close()
