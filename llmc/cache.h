@@ -1,11 +1,12 @@
 /*
-The key/value cache: generation as one more order of the steps of streambp.h. Chunks are outermost, so that a chunk visits every
-layer before the next one comes; K and V of all layers are kept, of the residual stream one chunk. It is on the arena between two
-streams, never during one.
+The key/value cache: generation as one more order of the steps of streambp.h. Chunks are outermost, so that a chunk
+visits every layer before the next one comes; K and V of all layers are kept, of the residual stream one chunk. It is on
+the arena between two streams, never during one.
 
-A cache is a stream of `slots` documents of `capacity` tokens each: slot b is tokens [b * capacity, (b + 1) * capacity). Where there are
-several, `slots` more tokens behind them are where a step has what it computes, a row for each slot that takes part, before keys and
-values go to their slots. One slot is a text on its own: layers with a window slide along it; several hold all of theirs.
+A cache is a stream of `slots` documents of `capacity` tokens each: slot b is tokens [b * capacity, (b + 1) * capacity).
+Where there are several, `slots` more tokens behind them are where a step has what it computes, a row for each slot that
+takes part, before keys and values go to their slots. One slot is a text on its own: layers with a window slide along
+it; several hold all of theirs.
 
     cache_allocate   once, before training: host memory
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
@@ -121,7 +122,8 @@ static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int3
     cache->last.begin = c.begin + n - 1, cache->last.n = 1;
 }
 
-// One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own keys.
+// One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
+// keys.
 static inline void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t window = window_of_model(&s->model->config);
     Chunk c = {cache->slots * cache->capacity, n, {s->span, 0, 0, 0}, 0};
@@ -166,7 +168,8 @@ static inline void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
     if (cache->slots == 1) s->kv.first = 0;
 }
 
-// logits[n,V], as they are stored, of the last token that cache_feed was given (n = 1), or of the n of the last cache_step; host
+// logits[n,V], as they are stored, of the last token that cache_feed was given (n = 1), or of the n of the last
+// cache_step; host
 static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     const size_t row = s->model->config.vocab_size * dtype_size(s->model->dtype);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);

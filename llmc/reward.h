@@ -1,16 +1,17 @@
 /*
-The user's reward command: /bin/sh -c COMMAND, started once, asked once a step. Lines go to its standard input, a JSON object each;
-on its standard output it answers each with a line, in order: a JSON number, or an object with a number "reward". Its standard
-error is ours.
+The user's reward command: /bin/sh -c COMMAND, started once, asked once a step. Lines go to its standard input, a JSON
+object each; on its standard output it answers each with a line, in order: a JSON number, or an object with a number
+"reward". Its standard error is ours.
 
     reward_open      starts it
     reward_ask       a batch of lines, their answers; or what is wrong: RewardStatus, and a line for people in `message`
     reward_restart   after a failure: whatever is left of the command ends, a new one begins
     reward_close
 
-Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the other. Nothing
-waits longer than the timeout. The command is a process group of its own, which a guard (a shell that waits for the end of a pipe
-of ours) ends in whatever way this program ends, a kill -9 included. Nothing of ours is allocated after reward_open.
+Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
+other. Nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
+waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Nothing of ours is
+allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H
@@ -37,7 +38,8 @@ typedef enum {
     REWARD_TOO_MANY    // more answers than lines: which belongs to which is not known
 } RewardStatus;
 
-// Makes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: that was all.
+// Makes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: that was
+// all.
 typedef size_t (*RewardLines)(void *context, char *out, size_t room);
 
 typedef struct {
@@ -56,14 +58,14 @@ typedef struct {
     char message[512]; // what is wrong
 } Reward;
 
-// ---- the command and its guard -------------------------------------------------------------------------------------------------
+// ---- the command and its guard --------------------------------------------------------------------------------------
 static inline void reward_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC))
         die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
 }
 
-// sh -c script argument, as the leader of a new process group. in, out: its standard input and output; -1: ours. A spawned process
-// shares no memory with us: a fork would hold on to every page that training then changes.
+// sh -c script argument, as the leader of a new process group. in, out: its standard input and output; -1: ours. A
+// spawned process shares no memory with us: a fork would hold on to every page that training then changes.
 static inline pid_t reward_spawn(const char *script, const char *argument, int in, int out, int deaf) {
     char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
     posix_spawn_file_actions_t files;
@@ -162,7 +164,7 @@ static inline void reward_close(Reward *r) {
     memset(r, 0, sizeof(*r));
 }
 
-// ---- verdicts ----------------------------------------------------------------------------------------------------------------------
+// ---- verdicts -------------------------------------------------------------------------------------------------------
 __attribute__((format(printf, 3, 4))) static inline RewardStatus reward_verdict(Reward *r, RewardStatus status,
                                                                                 const char *format, ...) {
     size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command ");
@@ -202,7 +204,7 @@ static inline RewardStatus reward_late(Reward *r) {
                           r->answered, r->lines, r->timeout);
 }
 
-// ---- answers -----------------------------------------------------------------------------------------------------------------------
+// ---- answers --------------------------------------------------------------------------------------------------------
 // text is zero-terminated. Not a number: 0. Python's NaN and Infinity are numbers here, and refused as such.
 static inline int reward_number(const char *text, double *value) {
     static const char *const names[] = {"NaN", "Infinity", "nan", "inf"};
@@ -278,8 +280,9 @@ static inline RewardStatus reward_read(Reward *r, float *reward) {
                           r->lines, REWARD_ANSWER, reward_quote(r->answer, r->answer_bytes, quote));
 }
 
-// ---- asking ------------------------------------------------------------------------------------------------------------------------
-// write without the signal that ends a program whose reader has gone: blocked, and taken from what is pending if it was not before.
+// ---- asking ---------------------------------------------------------------------------------------------------------
+// write without the signal that ends a program whose reader has gone: blocked, and taken from what is pending if it was
+// not before.
 static inline ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     const struct timespec at_once = {0, 0};
     sigset_t pipe_signal, before, pending;
@@ -317,8 +320,8 @@ static inline RewardStatus reward_exchange(Reward *r, double seconds, float *rew
     return status;
 }
 
-// The rewards of n lines. Anything but REWARD_OK: the command is in no state to be asked again; of the rewards the first r->answered
-// are good.
+// The rewards of n lines. Anything but REWARD_OK: the command is in no state to be asked again; of the rewards the
+// first r->answered are good.
 static inline RewardStatus reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
     RewardStatus status = REWARD_OK;
     int more = 1;

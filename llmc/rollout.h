@@ -1,25 +1,26 @@
 /*
-Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the model as it
-is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's group, and streams of whole
-groups to train on.
+Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
+model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's
+group, and streams of whole groups to train on.
 
     rollout_bound      the largest stream there will be, and rollout_capacity the longest text: for the plan, before
     rollout_allocate   all memory; the command starts
-    rollout_step       step number s, from 1: how many streams it is, 0 where there is nothing to train on; what all of them count
-                       is in `counts`, what people watch in `metrics`
+    rollout_step       step number s, from 1: how many streams it is, 0 where there is nothing to train on; what all of
+                       them count is in `counts`, what people watch in `metrics`
     rollout_batch      one of these
     rollout_free
 
-A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order every epoch.
-Whether text number i of the run is drawn the same does not depend on how many are written side by side, but for rounding.
+A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order
+every epoch. A completion does not depend on how many are written side by side, but for rounding.
 
 The command is given a line for each completion,
 
-    {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7, "ended": true}
+    {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
+     "ended": true}
 
-texts as people see them (special tokens are not shown), and always valid JSON; `reference` is what the data has behind the prompt,
-`prompt_number` the prompt's place in the data, `ended` whether the model ended the completion. Where tokens have no text there are
-prompt_ids, completion_ids and reference_ids instead.
+texts as people see them (special tokens are not shown), and always valid JSON; `reference` is what the data has behind
+the prompt, `prompt_number` the prompt's place in the data, `ended` whether the model ended the completion. Where tokens
+have no text there are prompt_ids, completion_ids and reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
@@ -88,7 +89,7 @@ typedef struct {
     double sampling_seconds, reward_seconds; // of the step
 } Rollout;
 
-// ---- sizes -------------------------------------------------------------------------------------------------------------------------
+// ---- sizes ----------------------------------------------------------------------------------------------------------
 // Tokens of the key/value cache for the longest text, and positions of it in a stream: its last token is only a target.
 static inline size_t rollout_capacity(const RolloutSettings *settings, const Documents *data) {
     return prompts_longest(data) + settings->max_new_tokens - 1;
@@ -180,9 +181,9 @@ static inline void rollout_free(Rollout *r) {
     memset(r, 0, sizeof(*r));
 }
 
-// ---- prompts and completions -----------------------------------------------------------------------------------------------------------
-// The step's prompts, and a completion of each member of their groups that is to be written. Prompt number k of the run is number
-// k % count in the order of epoch k / count.
+// ---- prompts and completions ----------------------------------------------------------------------------------------
+// The step's prompts, and a completion of each member of their groups that is to be written. Prompt number k of the run
+// is number k % count in the order of epoch k / count.
 static inline void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t count = prompts_count(r->data), p, g;
@@ -203,7 +204,7 @@ static inline void rollout_prompts(Rollout *r, size_t step) {
     }
 }
 
-// ---- lines for the reward command: made a piece at a time -------------------------------------------------------------------------------
+// ---- lines for the reward command: made a piece at a time -----------------------------------------------------------
 static inline int rollout_has_text(const Rollout *r) { return r->decoder.tokenizer || r->decoder.bytes; }
 
 // What a field shows: ids[count]; NULL: nothing, which is null.
@@ -290,7 +291,7 @@ static inline size_t rollout_lines(void *context, char *out, size_t room) {
     return bytes;
 }
 
-// ---- rewards -------------------------------------------------------------------------------------------------------------------------
+// ---- rewards --------------------------------------------------------------------------------------------------------
 // How many of the step's completions, from the first on, have their rewards: all, unless the command fails.
 static inline size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
@@ -329,7 +330,7 @@ static inline void rollout_group_metrics(Rollout *r, size_t p) {
     metric_add(&r->metrics, "ended", (double)ended, (double)G);
 }
 
-// ---- streams -------------------------------------------------------------------------------------------------------------------------
+// ---- streams --------------------------------------------------------------------------------------------------------
 // Groups into streams, as few as first-fit decreasing finds.
 static inline void rollout_pack(Rollout *r, size_t known) {
     const RolloutSettings *s = &r->settings;
@@ -400,7 +401,7 @@ static inline void rollout_fill(Rollout *r) {
     }
 }
 
-// ---- a step ------------------------------------------------------------------------------------------------------------------------
+// ---- a step ---------------------------------------------------------------------------------------------------------
 // Streams to train on. Not while another is on its way through forward_backward or forward_only.
 static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     const RolloutSettings *s = &r->settings;
@@ -418,10 +419,11 @@ static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
 
 static inline Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
 
-// ---- from the command line ---------------------------------------------------------------------------------------------------------
+// ---- from the command line ------------------------------------------------------------------------------------------
 #define ROLLOUT_SLOTS 64 // texts written side by side, where nothing else is asked for
 
-// What ends a completion: the tokenizer's end tokens and those of --stop-ids. end_ids: [the two's number] or NULL; returns how many.
+// What ends a completion: the tokenizer's end tokens and those of --stop-ids. end_ids: [the two's number] or NULL;
+// returns how many.
 static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
     const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
     size_t i;
@@ -449,7 +451,8 @@ static inline RolloutSettings rollout_from_options(const Run *run, const Prompt 
     return s;
 }
 
-// What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being written.
+// What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
+// written.
 static inline StreamBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
                                        size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);

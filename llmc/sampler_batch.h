@@ -1,17 +1,19 @@
 /*
 Many texts at once: each has a slot of the key/value cache of cache.h, and every step draws a token for each of them.
 
-    sampler_batch_allocate   once, before training: host memory. RunSettings.rollout_slots and rollout_tokens have put the cache into
-                             the plan
+    sampler_batch_allocate   once, before training: host memory. RunSettings.rollout_slots and rollout_tokens have put
+                             the cache into the plan
     sampler_batch            completes texts, any number of them
     sampler_batch_free
 
-A text whose end token is drawn, or that has its `room` of tokens, leaves its slot to the next one that waits, so that steps are as
-wide as they can be. A prompt goes through the model once for all texts that have it (those whose `prompt` is the same pointer, one
-after the other); the others copy its keys and values. Its last token is fed by a step like any token drawn.
+A text whose end token is drawn, or that has its `room` of tokens, leaves its slot to the next one that waits, so that
+steps are as wide as they can be. A prompt goes through the model once for all texts that have it (those whose `prompt`
+is the same pointer, one after the other); the others copy its keys and values. Its last token is fed by a step like any
+token drawn.
 
-The token at position t of a text is drawn with random number t of its own seed, as Sampler would: what is drawn depends neither on
-the number of slots nor on the other texts (but for rounding: products of few rows and of many may sum in another order).
+The token at position t of a text is drawn with random number t of its own seed, as Sampler would: what is drawn depends
+neither on the number of slots nor on the other texts (but for rounding: products of few rows and of many may sum in
+another order).
 */
 #ifndef LLMC_SAMPLER_BATCH_H
 #define LLMC_SAMPLER_BATCH_H
@@ -117,8 +119,8 @@ static inline int slot_draw(SamplerBatch *sampler, DType type, const SamplingSet
     return text->ended || text->tokens == text->room;
 }
 
-// Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a text. Not while a stream
-// is on its way through forward_backward or forward_only.
+// Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a
+// text. Not while a stream is on its way through forward_backward or forward_only.
 static inline void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                                  const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, slot, steps, i;

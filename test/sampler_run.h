@@ -1,6 +1,6 @@
 /*
-What the tests of generation have in common: tiny models of every family, and a run that has exactly the memory of its plan,
-filled with NaN, with a cache to generate into.
+What the tests of generation have in common: tiny models of every family, and a run that has exactly the memory of its
+plan, filled with NaN, with a cache to generate into.
 */
 #ifndef TEST_SAMPLER_RUN_H
 #define TEST_SAMPLER_RUN_H

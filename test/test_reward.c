@@ -1,7 +1,8 @@
 /*
-The reward command: its answers in order whatever either side's speed and the length of the lines; every way to fail, each with its
-verdict in one line, in time, without a zombie or a process left behind; starting again; nothing allocated once it is open.
-This program is also the command: `test_reward --answer HOW` reads lines {"n": 12, "text": "..."} and answers them.
+The reward command: its answers in order whatever either side's speed and the length of the lines; every way to fail,
+each with its verdict in one line, in time, without a zombie or a process left behind; starting again; nothing allocated
+once it is open. This program is also the command: `test_reward --answer HOW` reads lines {"n": 12, "text": "..."} and
+answers them.
 */
 #include "child.h"
 #include "llmc/reward.h"
@@ -10,7 +11,7 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
 static char own_path[PATH_MAX]; // of this program
 
-// ---- what is asked: n lines whose texts have `length` bytes, made a piece at a time ----------------------------------------------------
+// ---- what is asked: n lines whose texts have `length` bytes, made a piece at a time ---------------------------------
 typedef struct {
     size_t n, length, piece; // piece: the most that is made at once
     size_t line, at;         // the next byte
@@ -37,7 +38,7 @@ static Asked asking(size_t n, size_t length) {
     return asked;
 }
 
-// ---- the command -----------------------------------------------------------------------------------------------------------------------
+// ---- the command ----------------------------------------------------------------------------------------------------
 // Reads a line and gives its number; the end of the input ends the program.
 static size_t answer_line(void) {
     size_t n = SIZE_MAX;
@@ -69,7 +70,7 @@ static const char *answering(const char *how) {
     return command;
 }
 
-// ---- what must hold ------------------------------------------------------------------------------------------------------------------
+// ---- what must hold -------------------------------------------------------------------------------------------------
 static void expect_rewards(Reward *r, Asked asked, double factor, double offset) {
     float *reward = (float *)case_memory((asked.n + 1) * sizeof(float));
     RewardStatus status;
@@ -133,7 +134,7 @@ static void expect_verdict(const char *command, size_t n, size_t length, RewardS
     close_and_expect_gone(&r);
 }
 
-// ---- the tests ---------------------------------------------------------------------------------------------------------------------
+// ---- the tests ------------------------------------------------------------------------------------------------------
 TEST(answers_in_order) {
     static const char *const ways[] = {"plainly", "objects", "slowly"};
     static const size_t pieces[] = {1, 7, 4096, SIZE_MAX};
@@ -301,7 +302,7 @@ TEST(signals_stay_as_they_are) {
     assert_false(sigismember(&mask, SIGPIPE));
 }
 
-// ---- however the program ends, the command does, with what it has started ------------------------------------------------------------
+// ---- however the program ends, the command does, with what it has started -------------------------------------------
 static void start_and_end(const void *context) {
     const char *how = (const char *)context;
     Reward r;

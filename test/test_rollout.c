@@ -1,7 +1,8 @@
 /*
-Rollouts: lines that the reward command can read whatever the bytes of a text are; streams of whole groups with the right targets,
-rewards and advantages; a step that follows from seed, number and weights alone; a command that fails costs its groups or ends the
-run; a policy that learns. This program is also the command: `test_rollout --answer HOW FILE` keeps the lines in FILE.
+Rollouts: lines that the reward command can read whatever the bytes of a text are; streams of whole groups with the
+right targets, rewards and advantages; a step that follows from seed, number and weights alone; a command that fails
+costs its groups or ends the run; a policy that learns. This program is also the command: `test_rollout --answer HOW
+FILE` keeps the lines in FILE.
 */
 #include "answer_files.h"
 #include "tiny.h"
@@ -10,7 +11,7 @@ run; a policy that learns. This program is also the command: `test_rollout --ans
 
 static char own_path[PATH_MAX]; // of this program
 
-// ---- the command: its reward of a completion is a number that its ids make ----------------------------------------------------------------
+// ---- the command: its reward of a completion is a number that its ids make ------------------------------------------
 static float reward_of(const int32_t *ids, size_t count) {
     size_t sum = 0, i;
     for (i = 0; i < count; i++) sum += (size_t)ids[i] * (i + 1);
@@ -51,7 +52,7 @@ __attribute__((noreturn)) static void answer(const char *how, const char *path) 
     exit(0);
 }
 
-// ---- data: prompts with every kind of byte, and a reference behind some ---------------------------------------------------------------
+// ---- data: prompts with every kind of byte, and a reference behind some ---------------------------------------------
 static const char *const prompts[] = {
     "plain", "quotes \" and \\",       "\x01\n\t\x7f", "\xc3\xa9t\xc3\xa9 \xe2\x82\xac", "\xff\xc3(\xe2\x82",
     "a",     "{\"prompt\": \"x\"}\r\n"};
@@ -84,7 +85,7 @@ static DataLoader open_prompts(void) {
     return open_data(write_shard("prompts.bin", &made, document, PROMPTS), &settings);
 }
 
-// ---- a run that has exactly the memory of its plan -------------------------------------------------------------------------------------
+// ---- a run that has exactly the memory of its plan ------------------------------------------------------------------
 typedef struct {
     Model model;
     DataLoader data;
@@ -169,7 +170,7 @@ static size_t step(Rolling *r, size_t number) {
     return streams;
 }
 
-// ---- what must hold ------------------------------------------------------------------------------------------------------------------
+// ---- what must hold -------------------------------------------------------------------------------------------------
 // Document d of a stream is the completion, with what belongs to it.
 static void expect_document(const Batch *b, size_t d, const Completion *text, float reward, double advantage,
                             size_t group) {
@@ -232,7 +233,7 @@ static double metric(const Rollout *r, const char *name) {
     return 0;
 }
 
-// ---- the tests ---------------------------------------------------------------------------------------------------------------------
+// ---- the tests ------------------------------------------------------------------------------------------------------
 static void expect_text(const cJSON *object, const char *key, const char *text) {
     const cJSON *item = cJSON_GetObjectItem(object, key);
     if (!text && cJSON_IsNull(item)) return;
@@ -368,7 +369,7 @@ TEST(groups_without_spread) {
     rolling_close(r);
 }
 
-// ---- the text of a tokenizer -----------------------------------------------------------------------------------------------------------
+// ---- the text of a tokenizer ----------------------------------------------------------------------------------------
 static int32_t *encoded(Tokenizer *t, const char *text, int prompt, size_t *count) {
     TokenIds ids = {NULL, 0, 0};
     int32_t *copy;
@@ -382,7 +383,8 @@ static int32_t *encoded(Tokenizer *t, const char *text, int prompt, size_t *coun
     return copy;
 }
 
-// The line of a prompt and a completion; texts together are what the ids of both decode to, and special tokens are not shown.
+// The line of a prompt and a completion; texts together are what the ids of both decode to, and special tokens are not
+// shown.
 static void expect_tokenizer_line(const char *style, const char *prompt, const char *answer_text) {
     static char line[1 << 16], whole[1 << 16], texts[1 << 16];
     char path[128];
@@ -432,7 +434,7 @@ TEST(lines_of_a_tokenizer) {
         for (k = 0; k < 3; k++) expect_tokenizer_line(styles[i], texts[k][0], texts[k][1]);
 }
 
-// ---- a command that fails -----------------------------------------------------------------------------------------------------------
+// ---- a command that fails -------------------------------------------------------------------------------------------
 static void skip_failures(const void *how) {
     RolloutSettings settings = rollout_settings();
     Rolling *r;
@@ -478,7 +480,7 @@ TEST(failures) {
     expect_refused(too_small_streams, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
 }
 
-// ---- learning ------------------------------------------------------------------------------------------------------------------------
+// ---- learning -------------------------------------------------------------------------------------------------------
 // The reward is the share of bytes below 128: at random a half, soon nearly all.
 TEST(a_policy_learns) {
     RolloutSettings settings = rollout_settings();
