@@ -386,6 +386,11 @@ static inline void report_header(const Run *run) {
     fputs("command  ", run->text);
     options_echo(run->text, run->options);
     report_model(run->text, &run->model);
+    if (run->lora.rank)
+        fprintf(run->text, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank,
+                run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,
+                human_count((double)run->lora.table.elements), run->options->adapter ? " of " : "",
+                run->options->adapter ? run->options->adapter : "");
     fprintf(run->text, "plan     %s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
             human_bytes((double)run->plan.total_bytes), run->options->method ? run->options->method : "forward only",
             run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.flops));

@@ -90,7 +90,7 @@ static void train_steps(Trained *t, void *gradients, size_t begin, size_t end) {
     }
 }
 
-static void resume_case(DType moments, int master) {
+static void resume_case(Trained (*open)(const char *, DType, DType, int), DType moments, int master) {
     const char *out = fresh_folder("out");
     DType stored = ops_device->stored;
     CheckpointFolder folder;
@@ -98,10 +98,10 @@ static void resume_case(DType moments, int master) {
     Trained whole, first, second;
     void *gradients, *weights;
     size_t n, i;
-    test_case("moments %s, %s master", dtype_name(moments), master ? "with" : "without");
-    whole = trained_open(usual_model, stored, moments, master),
-    first = trained_open(usual_model, stored, moments, master);
-    second = trained_open(usual_model, stored, moments, master);
+    test_case("%s, moments %s, %s master", open == trained_open ? "a model" : "adapters", dtype_name(moments),
+              master ? "with" : "without");
+    whole = open(usual_model, stored, moments, master), first = open(usual_model, stored, moments, master);
+    second = open(usual_model, stored, moments, master);
     n = whole.model->elements;
     weights = case_memory(n * dtype_size(stored));
     gradients = whole.ops->allocate(n * sizeof(float));
@@ -126,10 +126,14 @@ static void resume_case(DType moments, int master) {
 }
 
 TEST(resumed_run_has_the_same_bits) {
-    resume_case(DTYPE_FP32, 0);
-    resume_case(DTYPE_FP32, 1);
-    resume_case(DTYPE_BF16, 0);
-    resume_case(DTYPE_BF16, 1);
+    size_t moments;
+    int master;
+    for (moments = 0; moments < 2; moments++) {
+        for (master = 0; master < 2; master++) {
+            resume_case(trained_open, (DType)moments, master);
+            resume_case(trained_open_adapters, (DType)moments, master);
+        }
+    }
 }
 
 // ---- what differs is refused by name ---------------------------------------------------------------------------------------
