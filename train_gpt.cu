@@ -5,6 +5,7 @@ C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc 
 tensors goes through struct Ops; nothing here looks inside one.
 */
 #include "llmc/options.h"       // the command line: one table of options
+#include "llmc/options_out.h"   // the same written out
 #include "llmc/config.h"        // configuration, families, presets
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
@@ -14,6 +15,7 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/ops.h"           // what can be done to tensors
 #include "llmc/arena.h"         // the one allocation
 #include "streambp.h"           // steps and methods: the algorithm
+#include "llmc/cache.h"         // keys and values of texts that are being written
 #include "llmc/plan.h"          // what a run needs, before it is allocated
 #include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"       // generation with a key/value cache
@@ -40,6 +42,9 @@ typedef struct {
     char setting_text[40][1024];
     int has_folder;
     CheckpointFolder folder;
+    Rollout rollout; // with --rollout: where batches come from
+    Prompt rollout_text;
+    uint32_t *end_ids;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the model that is the reference; 0: there is none, or it is the base under adapters
     RunLog log;
@@ -72,7 +77,12 @@ static void trainer_objective_settings(Trainer *t) {
                     o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
                     objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
                     o->max_new_tokens, o->scale_rewards);
+    if (o->rollout)
+        add_setting(t, "--rollout", 0, "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%zu,reward-failure=%s",
+                    o->group_size, o->top_k, o->top_p, o->updates, t->rollout.settings.end_count, o->reward_failure);
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
+    if (o->old_logprobs)
+        add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
     if (lora->rank)
         add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", lora->rank,
                     lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
@@ -101,6 +111,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
     add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
+    if (o->rollout) add_setting(t, "--slots", 1, "%zu", t->rollout.settings.slots);
     add_setting(t, "threads", 1, "%d", cpu_threads());
 }
 
@@ -113,6 +124,10 @@ static void trainer_schedule(Trainer *t) {
     schedule->decay_fraction = o->decay_fraction;
     schedule->warmup = o->warmup;
     schedule->steps = o->steps ? o->steps : dataloader_batches(&t->data) / o->grad_accum;
+    if (o->rollout && !o->steps) schedule->steps = o->updates * (prompts_count(&t->data.documents) / o->batch);
+    if (!schedule->steps && o->rollout)
+        die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again",
+            prompts_count(&t->data.documents), o->batch);
     if (!schedule->steps)
         die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
             dataloader_batches(&t->data), o->grad_accum);
@@ -164,20 +179,48 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
-// Whether log-probabilities that were computed beforehand are part of the run: then their model is one of its settings.
+// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its model.
 static int trainer_has_reference(const Trainer *t) {
-    return t->run.options->old_logprobs ||
-           (objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run));
+    return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
+           !t->run.options->rollout;
 }
 
-// The log-probabilities that batches are filled from: those of --data may have been named, others are kept beside the data.
-static void trainer_open_logprobs(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!data->of_documents) return;
-    reference_check(&t->run, data, t->run.options->any_reference ? 0 : t->reference_key);
-    if (!objective_needs_reference(&t->run.settings.objective) || run_computes_reference(&t->run)) return;
-    if (data->documents.settings.reference) return;
+// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one that goes on,
+// whose settings say which they were.
+static void trainer_find_reference(Trainer *t, const char *last) {
+    const Options *o = t->run.options;
+    const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
+    uint64_t at_hand = 0;
+    if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
+        at_hand = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+    if (t->data.of_documents) reference_check(&t->run, &t->data, at_hand);
+    if (!trainer_has_reference(t)) return;
+    if (o->reference_logprobs)
+        t->reference_key = t->run.reference.header.model_key;
+    else
+        t->reference_key = begins ? at_hand : reference_key_of(last);
+}
+
+// What batches are filled from where no file was named: it is kept beside the data.
+static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
+    if (!trainer_has_reference(t) || data->documents.settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].batch, t->reference_key, t->state.step == 0);
     data->documents.settings.reference = file;
+}
+
+static StreamBound trainer_plan_rollout(Trainer *t) {
+    RolloutSettings settings;
+    prompt_choose_tokenizer(&t->rollout_text, &t->run);
+    t->end_ids = (uint32_t *)checked_calloc(rollout_ends(t->run.options, &t->rollout_text, NULL) + 1, sizeof(uint32_t),
+                                            "what ends a completion");
+    rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
+    settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
+    return rollout_plan(&settings, &t->data.documents, &t->run.settings, t->run.options->seq_len);
+}
+
+static void trainer_open_rollout(Trainer *t) {
+    RolloutSettings settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
+    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data.documents);
 }
 
 // Data, plan, memory, weights (or the last checkpoint): everything before the first step.
@@ -208,7 +251,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     check_positions(&t->run, o->seq_len, "--seq-len");
     t->run.settings = settings_from_options(&t->run);
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
-    bound = dataloader_bound(&t->data);
+    bound = o->rollout ? trainer_plan_rollout(t) : dataloader_bound(&t->data);
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
         dataloader_check_pair(&t->data, &t->validation);
@@ -219,7 +262,10 @@ static void trainer_begin(Trainer *t, const Options *o) {
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
     run_allocate(&t->run, bound);
-    prefetch_allocate(&t->train_batches, &t->data, o->grad_accum);
+    if (o->rollout)
+        trainer_open_rollout(t);
+    else
+        prefetch_allocate(&t->train_batches, &t->data, o->grad_accum);
     if (o->val_data.count) prefetch_allocate(&t->validation_batches, &t->validation, 1);
     if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
@@ -234,7 +280,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
         Trained trained;
         if (t->run.lora.rank) run_load_base(&t->run);
         trained = trainer_trained(t);
-        if (trainer_has_reference(t)) t->reference_key = reference_key_of(last);
+        trainer_find_reference(t, last);
         trainer_settings(t);
         checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
         if (!o->quiet)
@@ -245,12 +291,11 @@ static void trainer_begin(Trainer *t, const Options *o) {
         run_load_weights(&t->run);
         optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
                        t->run.settings.moment_type);
-        if (trainer_has_reference(t))
-            t->reference_key = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+        trainer_find_reference(t, "");
         trainer_settings(t);
     }
-    trainer_open_logprobs(t, &t->data, &t->train_batches, &t->reference[0]);
-    if (o->val_data.count) trainer_open_logprobs(t, &t->validation, &t->validation_batches, &t->reference[1]);
+    trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
+    if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
     if (t->has_folder) {
         Trained trained = trainer_trained(t);
         tokenizer_keep(&t->run, o->out);
@@ -258,7 +303,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     }
     t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
     runlog_options(&t->log, t->state.step, o);
-    if (t->state.step < t->state.schedule.steps) prefetch_start(&t->train_batches, t->state.next_batch);
+    if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }
 
 static void trainer_validate(Trainer *t, size_t step) {
@@ -281,45 +326,90 @@ static void trainer_sample(Trainer *t, size_t step) {
     runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
-// Forward, backward and optimizer over the micro-batches of one step.
-static StepReport trainer_step(Trainer *t, size_t step) {
+// ---- one step -----------------------------------------------------------------------------------------------------------------------
+// Completions for this step, or those that the steps before have used already; returns how many streams they are.
+static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
+    const size_t updates = t->run.options->updates;
+    Rollout *rollout = &t->rollout;
+    size_t i;
+    if ((step - 1) % updates == 0) {
+        rollout_step(rollout, &t->run.stream, (step - 1) / updates + 1);
+        for (i = 0; i < rollout->streams; i++) {
+            Batch *batch = rollout_batch(rollout, i);
+            run_reference(&t->run, batch);
+            if (batch->old) forward_policy(&t->run.stream, batch, 0, batch->old);
+        }
+    }
+    for (i = 0; i < rollout->metrics.count; i++)
+        metric_add(&report->metrics, rollout->metrics.metric[i].name, rollout->metrics.metric[i].sum,
+                   rollout->metrics.metric[i].count);
+    return rollout->streams;
+}
+
+// The i-th micro-batch of the step, and what the step's losses are divided by.
+static Batch *trainer_batch(Trainer *t, size_t i, double *Z) {
+    const Objective *objective = &t->run.stream.objective;
+    MicroBatch *micro;
+    if (t->run.options->rollout) {
+        *Z = objective_normaliser(objective, t->rollout.counts);
+        return rollout_batch(&t->rollout, i);
+    }
+    micro = prefetch_take(&t->train_batches);
+    *Z = objective_normaliser(objective, micro->step_counts);
+    t->state.next_batch = micro->after;
+    run_reference(&t->run, &micro->batch);
+    return &micro->batch;
+}
+
+// Loss and gradient of all micro-batches. What is not finite ends the run before anything is changed.
+static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     const Options *o = t->run.options;
     StreamBP *stream = &t->run.stream;
-    DType gradient_type = t->run.settings.gradient_type;
+    size_t streams = o->rollout ? trainer_rollout(t, step, report) : o->grad_accum, i;
     const Parameter *bad = NULL;
-    double begin = seconds_now(), waited = t->train_batches.waited;
-    uint64_t after = t->state.next_batch;
-    StepReport report;
-    AdamW adamw;
-    size_t i;
-    memset(&report, 0, sizeof(report));
-    report.step = step;
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
-    for (i = 0; i < o->grad_accum; i++) {
-        MicroBatch *micro = prefetch_take(&t->train_batches);
-        double Z = objective_normaliser(&stream->objective, micro->step_counts);
-        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, step * o->grad_accum + i);
-        run_reference(&t->run, &micro->batch);
-        report.loss += forward_backward(stream, &micro->batch, Z, &report.metrics);
-        report.tokens += (double)micro->batch.N;
-        report.flops += flops_of(&t->run.flop_count, &micro->batch);
-        after = micro->after;
+    for (i = 0; i < streams; i++) {
+        double Z;
+        const Batch *batch = trainer_batch(t, i, &Z);
+        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, step * (uint64_t)PLACES + i);
+        report->loss += forward_backward(stream, batch, Z, &report->metrics);
+        report->tokens += (double)batch->N;
+        report->flops += flops_of(&t->run.flop_count, batch);
     }
-    if (!isfinite(report.loss)) {
+    if (!isfinite(report->loss)) {
         trainer_check_weights(t, step - 1);
-        die("step %zu: the loss is %f, but all weights are finite; %s", step, report.loss, last_good(t));
+        die("step %zu: the loss is %f, but all weights are finite; %s", step, report->loss, last_good(t));
     }
-    report.grad_norm = gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, gradient_type, &bad);
+    report->grad_norm =
+        gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, t->run.settings.gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
-    report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
+    report->streams = streams;
+}
+
+// The optimizer's step from the gradient.
+static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
+    const Options *o = t->run.options;
+    AdamW adamw;
     memset(&adamw, 0, sizeof(adamw));
-    adamw.learning_rate = report.learning_rate;
+    adamw.learning_rate = report->learning_rate;
     adamw.beta1 = o->beta1, adamw.beta2 = o->beta2, adamw.epsilon = o->epsilon;
     adamw.weight_decay = o->weight_decay;
-    adamw.gradient_scale = gradient_clip(report.grad_norm, o->grad_clip);
+    adamw.gradient_scale = gradient_clip(report->grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&stream->memory), stream->memory.gradients,
-                   gradient_type, &t->run.optimizer, t->run.settings.moment_type, &adamw);
+    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory),
+                   t->run.stream.memory.gradients, t->run.settings.gradient_type, &t->run.optimizer,
+                   t->run.settings.moment_type, &adamw);
+}
+
+// Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they are.
+static StepReport trainer_step(Trainer *t, size_t step) {
+    double begin = seconds_now(), waited = t->train_batches.waited;
+    StepReport report;
+    memset(&report, 0, sizeof(report));
+    report.step = step;
+    report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
+    trainer_gradient(t, step, &report);
+    if (report.streams) trainer_update(t, step, &report);
     ops_device->finish();
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;
@@ -328,7 +418,6 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.peak_flops = t->peak_flops;
     report.memory_bytes = (double)(ops_device->memory_peak() - t->run.memory_at_start);
     t->state.step = step;
-    t->state.next_batch = after;
     t->state.tokens += (size_t)report.tokens;
     t->state.seconds += report.seconds;
     return report;
@@ -372,6 +461,7 @@ static int verb_train(const Options *options) {
     runlog_close(&t->log);
     if (options->json) train_json(t, &report);
     if (t->has_folder) checkpoint_close(&t->folder);
+    if (options->rollout) rollout_free(&t->rollout), prompt_free(&t->rollout_text), free(t->end_ids);
     prefetch_free(&t->train_batches), prefetch_free(&t->validation_batches);
     dataloader_close(&t->data);
     if (options->val_data.count) dataloader_close(&t->validation);
@@ -392,7 +482,7 @@ int main(int argc, char **argv) {
     progress_off = options.quiet;
     settle_threads(options.threads);
     status = verbs[options.verb](&options);
-    free(options.prompt_ids.id);
+    free(options.prompt_ids.id), free(options.stop_ids.id);
     stdout_finish();
     return status;
 }

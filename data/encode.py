@@ -62,6 +62,7 @@ class Document:
     counts: np.ndarray  # [tokens] uint8
     prompt: int = 0  # tokens before the completion
     reward: float = 0.0
+    values: np.ndarray = None  # [tokens] float32: advantages, where there are such
     truncated: bool = False
     straddles: int = 0  # stretches whose first character lies within a token that begins before them
     begins: bool = False  # what counts begins with the first token, which itself cannot
@@ -206,7 +207,12 @@ class Encoder:
             except (TypeError, UnicodeEncodeError):
                 raise Rejected(records.MALFORMED, "holds half of a surrogate pair, which is not text") from None
             document.reward = source.reward
+            prompt = document.prompt
             documents.append(self.bounded(document))
+            if record.kind == shards.PROMPTS and document.prompt < prompt:
+                raise Rejected(records.TOO_LONG, f"a prompt of {prompt} tokens, which is not cut")
+        if record.kind == shards.PROMPTS:
+            return record.kind, documents
         for number, document in enumerate(documents):
             if len(document.ids) < 2 or not document.counts.any():
                 which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
@@ -214,6 +220,10 @@ class Encoder:
         return record.kind, documents
 
     def document(self, source, record):
+        if record.kind == shards.PROMPTS:
+            return self.prompt_alone(source, record)
+        if record.kind == shards.ADVANTAGES:
+            return self.finished(self.tokens(*source.body))
         if source.prompt is None:
             ids, _ = self.surrounded(self.encoding(source.body).ids)
             return self.finished(Document(ids, np.ones(len(ids), np.uint8)))
@@ -245,6 +255,7 @@ class Encoder:
         if self.options.long == "skip":
             raise Rejected(records.TOO_LONG, f"{tokens} tokens")
         document.ids, document.counts = document.ids[:limit], document.counts[:limit]
+        document.values = None if document.values is None else document.values[:limit]
         document.prompt = min(document.prompt, limit)
         document.truncated, document.texts = True, None
         return document
@@ -275,6 +286,30 @@ class Encoder:
         elif self.train_on == "last" or "assistant" in self.train_on:
             counts[begin:] = 1
         return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
+
+    def tokens(self, ids, train, advantages):
+        """What is tokens already; its prompt is what comes before the first that counts."""
+        wrong = next((i for i, token in enumerate(ids) if token >= self.vocabulary), None)
+        if wrong is not None:
+            raise Rejected(records.WRONG_TYPE, f"ids[{wrong}] is {ids[wrong]}, the vocabulary has {self.vocabulary}")
+        counts = np.array(train, np.uint8)
+        return Document(np.array(ids, np.uint32), counts, int(np.argmax(counts)) if counts.any() else 0,
+                        values=np.array(advantages, np.float32))
+
+    def prompt_alone(self, source, record):
+        """A prompt as it stands before a completion, up to where the model begins; behind it the reference answer, nothing around it."""
+        if isinstance(source.prompt, str):
+            ids = self.encoding(source.prompt).ids
+            ids = ids if ids[:len(self.before)].tolist() == self.before else np.concatenate([np.array(self.before, np.uint32), ids])
+        elif self.template is None:
+            raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
+        else:
+            more = {**self.template_arguments, **record.template_arguments}
+            ids = self.encoding(self.template.render(source.prompt, True, record.tools, **more)).ids
+        if not len(ids):
+            raise Rejected(records.EMPTY, "the prompt has no tokens")
+        answer = self.encoding(source.body).ids if source.body else ids[:0]
+        return Document(np.concatenate([ids, answer]), np.zeros(len(ids) + len(answer), np.uint8), len(ids))
 
     @staticmethod
     def mask(encoding, stretches):
@@ -415,13 +450,14 @@ def texts_of(value):
 
 
 def pack(documents, id_type):
-    """Documents of one sample as the shard has them: ids, counts, table (begin counted from the first)."""
+    """Documents of one sample as the shard has them: ids, counts, values (None where there are none), table (begin counted from the
+    first)."""
     table = np.zeros(len(documents), shards.TABLE)
     begin = 0
     ids = [document.ids.astype(id_type) for document in documents]
     for row, document, own in zip(table, documents, ids):
         row["begin"], row["tokens"], row["counted"] = begin, len(own), int(document.counts.sum())
         row["prompt"], row["reward"] = document.prompt, document.reward
-        row["crc"] = shards.document_crc(own.data, document.counts.data)
+        row["crc"] = shards.document_crc(own.data, document.counts.data, b"" if document.values is None else document.values.data)
         begin += len(own)
-    return ids, [document.counts for document in documents], table
+    return ids, [document.counts for document in documents], [document.values for document in documents], table

@@ -158,7 +158,8 @@ def report(work, arguments):
     for reason, many in sorted(work.reasons.items()):
         print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
     if work.notes.get("long"):
-        print(f"{work.notes['long']:,} documents are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer splits them")
+        later = "does not split pairs and groups, but has --long truncate" if kind in (shards.PAIRS, shards.GROUPS) else "splits them"
+        print(f"{work.notes['long']:,} documents are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}")
     if work.notes.get("truncated"):
         print(f"{work.notes['truncated']:,} documents were cut to {arguments.max_tokens} tokens")
     if work.notes.get("straddles"):
@@ -173,8 +174,10 @@ def report(work, arguments):
         length = positions
         print(f"the longest document has {longest:,} tokens, the model was made for {positions:,}: --long of the trainer says what "
               "becomes of what is longer")
-    print(f"next: ./train --model {shlex.quote(model)} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}{validation} "
-          f"--seq-len {length} --lr 1e-5 --save-every 100 --out run")
+    objective = {shards.PAIRS: " --objective dpo", shards.GROUPS: " --objective grpo", shards.ADVANTAGES: " --objective ppo",
+                 shards.PROMPTS: " --objective grpo --rollout --reward-command COMMAND"}.get(kind, "")
+    print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
+          f"{validation} --seq-len {length} --lr 1e-5 --save-every 100 --out run")
 
 
 def model_positions(folder):
@@ -217,8 +220,8 @@ def show(arguments):
                 print(f"--- {where}: left out: {rejected}\n")
                 continue
             for i, document in enumerate(documents):
-                which = {shards.DOCUMENTS: "", shards.PAIRS: (" chosen", " rejected")[i % 2],
-                         shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}[kind]
+                which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
+                         shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
                 prompt = f", {document.prompt} of the prompt" if document.prompt else ""
                 print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
                 for text, counts in pieces(encoder, document.ids, document.counts):
@@ -246,14 +249,22 @@ def inspect(paths):
             bad += 1
             continue
         table = shard.table
-        print(f"{path}: whole; version {shard.version}, {shards.KINDS[shard.kind]}, {shard.documents:,} documents, {shard.tokens:,} tokens of "
+        print(f"{path}: whole; version {shard.version}, {shard.holds}, {shard.documents:,} documents, {shard.tokens:,} tokens of "
               f"{shard.id_bytes} bytes, {shard.counted:,} count ({100 * shard.counted / shard.tokens:.1f} %), longest {shard.longest:,}, "
               f"shortest {int(table['tokens'].min()):,}")
         made = f"tokenizer.json of {shard.tokenizer >> 32:,} bytes, crc32 {shard.tokenizer & 0xffffffff:08x}" if shard.tokenizer else "bytes"
         print(f"  tokenizer {shard.name!r}, vocabulary {shard.vocabulary:,}, {made}; {shard.file_bytes:,} bytes")
-        if shard.kind != shards.DOCUMENTS:
-            print(f"  groups {int(table['group'][-1]) + 1:,}, prompts of {table['prompt'].mean():.1f} tokens in the mean, rewards "
-                  f"{table['reward'].min():g} to {table['reward'].max():g}")
+        if shard.kind == shards.PAIRS:
+            print(f"  {shard.documents // 2:,} pairs")
+        if shard.kind == shards.GROUPS:
+            sizes = np.bincount(table["group"].astype(np.int64))
+            print(f"  {len(sizes):,} groups of {sizes.min():,} to {sizes.max():,} documents, rewards {table['reward'].min():g} to "
+                  f"{table['reward'].max():g}")
+        if table["prompt"].any():
+            print(f"  prompts in {np.count_nonzero(table['prompt']):,} documents, of {table['prompt'].mean():.1f} tokens in the mean, the "
+                  f"longest {int(table['prompt'].max()):,}")
+        if shard.values is not None:
+            print(f"  advantages {shard.values.min():g} to {shard.values.max():g}, in the mean {shard.values.mean(dtype=np.float64):.4g}")
     return 1 if bad else 0
 
 

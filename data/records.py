@@ -5,8 +5,10 @@ Shapes of an object (keys that are None count as absent):
   {"text"}  {"messages"} or {"conversations"}  {"prompt", "completion"}             one document
   {"prompt", "chosen", "rejected"}                                                  a preference pair, two documents
   {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
+  {"prompt"}, maybe with {"answer"}                                                 a prompt alone, with a reference answer behind it
+  {"ids": [...], "train": [...], "advantages": [...]}                               a document that is tokens already
 
-Prompts and completions are texts, or lists of messages. What is not so is a Rejected with a reason for counting and a detail.
+Prompts and completions are texts, or lists of messages; an answer is a text. What is not so is a Rejected with a reason for counting and a detail.
 """
 
 import json
@@ -14,11 +16,12 @@ from dataclasses import dataclass, field
 
 import shards
 
-FORMATS = ("auto", "text", "messages", "completion", "preference", "groups")
+FORMATS = ("auto", "text", "messages", "completion", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
-COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "tools",
-           "chat_template_kwargs")
+COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
+           "ids", "train", "advantages", "tools", "chat_template_kwargs")
+BESIDE_PROMPTS = {"prompt", "answer", "tools", "chat_template_kwargs"}
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
@@ -35,7 +38,8 @@ class Rejected(Exception):
 
 @dataclass
 class Source:
-    """What a document is made of: a prompt and what follows it, both texts or both messages. Plain text has no prompt."""
+    """What a document is made of: a prompt and what follows it, both texts or both messages. Plain text has no prompt; of a prompt
+    alone the body is a reference answer or None; of tokens it is (ids, train, advantages)."""
 
     body: object
     prompt: object = None
@@ -77,6 +81,14 @@ def want(value, kind, what):
     return value
 
 
+def want_finite(values, what):
+    """Numbers that a float32 holds."""
+    for i, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 3.4e38:
+            shown = value if isinstance(value, float) else type_name(value)
+            raise Rejected(WRONG_TYPE, f"{what}[{i}] is {shown}, not a finite number")
+
+
 def template_arguments(value, what):
     """Variables for a template, whose names are not those of what it gets anyway."""
     taken = next((name for name in TAKEN if name in want(value, dict, what)), None)
@@ -92,6 +104,10 @@ def detect(record):
         return "preference"
     if {"completions", "rewards"} <= has:
         return "groups"
+    if {"ids", "advantages"} <= has:
+        return "advantages"
+    if "prompt" in has and has <= BESIDE_PROMPTS:
+        return "prompts"
     found = [name for name, there in (("messages", bool(has & {"messages", "conversations"})),
                                       ("completion", {"prompt", "completion"} <= has), ("text", "text" in has)) if there]
     if len(found) > 1:
@@ -99,7 +115,8 @@ def detect(record):
     if not found:
         keys = ", ".join(map(str, list(record)[:8])) or "none"
         raise Rejected(UNKNOWN_FORMAT, f"keys are {keys}; wanted are text, messages, prompt and completion, prompt with chosen and "
-                                       "rejected, or prompt with completions and rewards")
+                                       "rejected, prompt with completions and rewards, prompt alone or with answer, or ids with train "
+                                       "and advantages")
     return found[0]
 
 
@@ -160,12 +177,36 @@ class Reader:
             raise Rejected(EMPTY, "completions is empty")
         if len(completions) != len(rewards):
             raise Rejected(WRONG_TYPE, f"{len(completions)} completions, {len(rewards)} rewards")
-        for i, reward in enumerate(rewards):
-            if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= 3.4e38:
-                shown = reward if isinstance(reward, float) else type_name(reward)
-                raise Rejected(WRONG_TYPE, f"rewards[{i}] is {shown}, not a finite number")
+        if len(completions) == 1:
+            raise Rejected(WRONG_TYPE, "one completion alone is no group: there is nothing to compare its reward with")
+        want_finite(rewards, "rewards")
         return shards.GROUPS, [self.pair(prompt, completion, f"completions[{i}]", float(reward))
                                for i, (completion, reward) in enumerate(zip(completions, rewards))]
+
+    def prompts(self):
+        prompt, answer = self.get("prompt"), self.record.get("answer")
+        if answer is None:
+            answer = self.record.get("completion")
+        if answer is not None:
+            want(answer, str, "answer")
+        if isinstance(prompt, list):
+            return shards.PROMPTS, [Source(answer, self.message_list(prompt, "prompt"))]
+        if not want(prompt, str, "prompt"):
+            raise Rejected(EMPTY, "prompt is empty")
+        return shards.PROMPTS, [Source(answer, prompt)]
+
+    def advantages(self):
+        ids, train, advantages = (self.get(key, list) for key in ("ids", "train", "advantages"))
+        if not len(ids) == len(train) == len(advantages):
+            raise Rejected(WRONG_TYPE, f"{len(ids)} ids, {len(train)} of train, {len(advantages)} advantages; each token has one of each")
+        wrong = next((i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < 1 << 31), None)
+        if wrong is not None:
+            raise Rejected(WRONG_TYPE, f"ids[{wrong}] is {json.dumps(ids[wrong])[:20]}, not a token's number")
+        wrong = next((i for i, value in enumerate(train) if value not in (0, 1)), None)
+        if wrong is not None:
+            raise Rejected(WRONG_TYPE, f"train[{wrong}] is {json.dumps(train[wrong])[:20]}, not 0 or 1")
+        want_finite(advantages, "advantages")
+        return shards.ADVANTAGES, [Source((ids, train, advantages))]
 
     # -- their parts
     def shared_prompt(self, prompt, chosen, rejected):

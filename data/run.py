@@ -23,7 +23,7 @@ import workers
 STATE_SECONDS = 10  # between states, beside those at the ends of shards
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
 SHOWN = 10  # rejected samples of each kind that are printed
-OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
+OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
 
 
 class Failure(Exception):
@@ -292,7 +292,8 @@ class Run:
         first = int(table["begin"][0])
         last = int(table["begin"][-1] + table["tokens"][-1])
         table["begin"] -= np.uint64(first)
-        self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents)
+        values = result.values[first:last] if self.kind == shards.ADVANTAGES else None
+        self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values)
         self.parts[name].add(table, len(documents))
 
     def save_state(self, status, position, ordinal):

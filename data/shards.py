@@ -1,6 +1,6 @@
 """Token shards of streambp.c, version 1: writing and verifying. data/README.md describes the format byte by byte.
 
-A shard is written in three sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp), because the document table, whose
+A shard is written in sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp), because the document table, whose
 size nobody knows before the end, comes first. They are joined to NAME.tmp, which the caller renames. ShardWriter.state() is all
 that is needed to go on after a crash: sections are cut back to the lengths it implies. Needs numpy.
 """
@@ -18,8 +18,9 @@ HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64s64x")
 FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "documents", "tokens", "counted", "longest", "id_bytes",
           "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name")
 HEADER_CRC_AT = 124
-DOCUMENTS, PAIRS, GROUPS = 0, 1, 2
-KINDS = ("documents", "preference pairs", "groups")
+DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES = range(5)  # the last: documents with values, which the format calls kind 0
+KINDS = ("documents", "preference pairs", "groups", "prompts", "documents with advantages")
+VALUES = np.dtype("<f4")
 LLM_C = {20240520: "uint16", 20240801: "uint32"}
 TABLE = np.dtype([("begin", "<u8"), ("tokens", "<u8"), ("counted", "<u8"), ("group", "<u8"), ("prompt", "<u8"), ("reward", "<f4"),
                   ("crc", "<u4")])
@@ -44,17 +45,15 @@ def short_name(name):
     return name.encode("utf-8", "replace")[:NAME_BYTES - 1].decode("utf-8", "ignore").encode("utf-8")
 
 
-def document_crc(ids, counts):
-    """Of the file's bytes of one document's ids, then of its counts."""
-    return zlib.crc32(counts, zlib.crc32(ids))
+def document_crc(ids, counts, values=b""):
+    """Of the file's bytes of one document's ids, then of its counts, then of its values where there are any."""
+    return zlib.crc32(values, zlib.crc32(counts, zlib.crc32(ids)))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------------
 class ShardWriter:
     """Writes STEM-00000.bin.tmp, STEM-00001.bin.tmp, ... into a folder: a shard ends before the sample that would take it above
     `shard_tokens`, so a sample never lies in two; only one that alone is larger makes a larger shard."""
-
-    SECTIONS = ("table", "ids", "counts")
 
     def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None):
         self.folder, self.stem, self.kind = folder, stem, kind
@@ -77,7 +76,8 @@ class ShardWriter:
         return os.path.join(self.folder, f"{self.stem}-{self.shard if shard is None else shard:05d}.bin")
 
     def _sizes(self):
-        return {"table": self.documents * TABLE.itemsize, "ids": self.tokens * self.id_bytes, "counts": self.tokens}
+        values = {"values": self.tokens * VALUES.itemsize} if self.kind == ADVANTAGES else {}
+        return {"table": self.documents * TABLE.itemsize, "ids": self.tokens * self.id_bytes, "counts": self.tokens, **values}
 
     def _open(self, mode):
         self.files = {}
@@ -89,9 +89,9 @@ class ShardWriter:
             file.truncate(size)
             file.seek(size)
 
-    def add(self, ids, counts, table, documents_of_sample):
+    def add(self, ids, counts, table, documents_of_sample, values=None):
         """Whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted
-        from ids[0], and for every sample its number of documents."""
+        from ids[0], for every sample its number of documents, and of ADVANTAGES `values` [tokens] float32."""
         ends = np.cumsum(documents_of_sample)  # one past each sample's last document
         token_ends = (table["begin"] + table["tokens"])[ends - 1].astype(np.int64)
         first = token = document = 0
@@ -103,10 +103,13 @@ class ShardWriter:
                     continue
                 fitting = first + 1
             last, until = int(ends[fitting - 1]), int(token_ends[fitting - 1])
-            self._append(ids[token:until], counts[token:until], table[document:last], token, documents_of_sample[first:fitting])
+            sections = {"ids": ids[token:until], "counts": counts[token:until]}
+            if values is not None:
+                sections["values"] = values[token:until].astype(VALUES)
+            self._append(sections, table[document:last], token, documents_of_sample[first:fitting])
             first, token, document = fitting, until, last
 
-    def _append(self, ids, counts, table, begin, documents_of_sample):
+    def _append(self, sections, table, begin, documents_of_sample):
         if self.files is None:
             self._open("w+b")
         table = table.copy()
@@ -114,12 +117,12 @@ class ShardWriter:
         table["group"] = self.samples + np.repeat(np.arange(len(documents_of_sample), dtype=np.uint64), documents_of_sample)
         raw = table.tobytes()
         self.files["table"].write(raw)
-        self.files["ids"].write(np.ascontiguousarray(ids).data)
-        self.files["counts"].write(np.ascontiguousarray(counts).data)
+        for name, section in sections.items():
+            self.files[name].write(np.ascontiguousarray(section).data)
         self.table_crc = zlib.crc32(raw, self.table_crc)
         self.documents += len(table)
         self.samples += len(documents_of_sample)
-        self.tokens += len(ids)
+        self.tokens += len(sections["ids"])
         self.counted += int(table["counted"].sum())
         self.longest = max(self.longest, int(table["tokens"].max()))
 
@@ -127,11 +130,15 @@ class ShardWriter:
         table_at = HEADER_BYTES
         ids_at = aligned(table_at + self.documents * TABLE.itemsize)
         counts_at = aligned(ids_at + self.tokens * self.id_bytes)
-        fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, counts_at + self.tokens, self.documents, self.tokens, self.counted,
-                  self.longest, self.id_bytes, self.kind, self.vocabulary, self.tokenizer, table_at, ids_at, counts_at, 0,
+        end, values_at, kind = counts_at + self.tokens, 0, self.kind
+        if kind == ADVANTAGES:
+            values_at, kind = aligned(end), DOCUMENTS
+            end = values_at + self.tokens * VALUES.itemsize
+        fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, end, self.documents, self.tokens, self.counted,
+                  self.longest, self.id_bytes, kind, self.vocabulary, self.tokenizer, table_at, ids_at, counts_at, values_at,
                   self.table_crc, 0, short_name(self.name)]
         fields[-2] = zlib.crc32(HEADER.pack(*fields))
-        return HEADER.pack(*fields), {"table": table_at, "ids": ids_at, "counts": counts_at}
+        return HEADER.pack(*fields), {"table": table_at, "ids": ids_at, "counts": counts_at, "values": values_at}
 
     def close(self):
         """Joins the sections to NAME.tmp, safely on the disk. Nothing is done for a shard without documents."""
@@ -140,8 +147,7 @@ class ShardWriter:
         header, at = self.header()
         with open(self.path() + ".tmp", "wb") as whole:
             whole.write(header)
-            for section in self.SECTIONS:
-                file = self.files[section]
+            for section, file in self.files.items():
                 whole.write(b"\0" * (at[section] - whole.tell()))
                 file.flush()
                 file.seek(0)
@@ -171,7 +177,8 @@ class ShardWriter:
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
 class Shard:
-    """A shard's header, and its table, ids and counts as maps of the file. What is out of place is a ShardError."""
+    """A shard's header, and its table, ids, counts and values (None: it has none) as maps of the file. What is out of place is a
+    ShardError."""
 
     def __init__(self, path):
         self.path = path
@@ -198,6 +205,8 @@ class Shard:
         self.table = self._map(TABLE, self.table_at, self.documents)
         self.ids = self._map(np.dtype("<u2" if self.id_bytes == 2 else "<u4"), self.ids_at, self.tokens)
         self.counts = self._map(np.dtype("u1"), self.counts_at, self.tokens)
+        self.values = self._map(VALUES, self.values_at, self.tokens) if self.values_at else None
+        self.holds = KINDS[ADVANTAGES if self.values_at else self.kind]
 
     def _map(self, dtype, at, length):
         return np.memmap(self.path, dtype, "r", at, (length,))
@@ -205,13 +214,15 @@ class Shard:
     def _check_layout(self):
         table_end = HEADER_BYTES + self.documents * TABLE.itemsize
         ids_end = self.ids_at + self.tokens * self.id_bytes
-        wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind >= len(KINDS)
+        counts_end = self.counts_at + self.tokens
+        end = self.values_at + self.tokens * VALUES.itemsize if self.values_at else counts_end
+        wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind > PROMPTS
                  else "byte order" if self.byte_order != BYTE_ORDER
-                 else "values, which this program does not know," if self.values_at
+                 else "kind, with values," if self.values_at and self.kind != DOCUMENTS
                  else "number of documents" if not self.documents
                  else "vocabulary" if self.id_bytes == 2 and self.vocabulary > 1 << 16
-                 else "layout" if (self.header_bytes, self.table_at, self.ids_at, self.counts_at, self.file_bytes)
-                 != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end), self.counts_at + self.tokens)
+                 else "layout" if (self.header_bytes, self.table_at, self.ids_at, self.counts_at, self.values_at, self.file_bytes)
+                 != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end), self.values_at and aligned(counts_end), end)
                  else None)
         if wrong:
             raise ShardError(f"{self.path}: its header's {wrong} cannot be right; make it again")
@@ -228,7 +239,7 @@ class Shard:
             raise ShardError(f"{path}: its header's sums are not those of its documents; make it again")
         group = table["group"].astype(np.int64)
         steps = np.diff(group)
-        if self.kind == DOCUMENTS:
+        if self.kind in (DOCUMENTS, PROMPTS):
             grouped = np.array_equal(group, np.arange(self.documents))
         elif self.kind == PAIRS:
             grouped = self.documents % 2 == 0 and np.array_equal(group, np.arange(self.documents) // 2)
@@ -236,13 +247,18 @@ class Shard:
             grouped = group[0] == 0 and bool(((steps == 0) | (steps == 1)).all())
         if not grouped:
             raise ShardError(f"{path}: its groups are not numbered in order; make it again")
+        if self.kind == GROUPS and np.bincount(group).min() < 2:
+            raise ShardError(f"{path}: group {int(np.argmin(np.bincount(group)))} has one completion alone; make it again")
+        if not np.isfinite(table["reward"]).all():
+            raise ShardError(f"{path}: has rewards that are not finite numbers; make it again")
         for number, entry in enumerate(table):
             self._verify_document(number, entry, int(begins[number]))
         self._verify_padding()
 
     def _verify_document(self, number, entry, begin):
         tokens, counted, crc, largest = int(entry["tokens"]), 0, 0, 0
-        if tokens < 2 or int(entry["counted"]) < 1 or int(entry["prompt"]) > tokens:
+        alone = self.kind == PROMPTS
+        if tokens < 2 - alone or (int(entry["counted"]) < 1) != alone or not alone <= int(entry["prompt"]) <= tokens:
             raise ShardError(f"{self.path}: document {number} has {tokens} tokens, {entry['counted']} that count, a prompt of "
                              f"{entry['prompt']}: that cannot be; make it again")
         for at in range(begin, begin + tokens, STRETCH):
@@ -253,6 +269,11 @@ class Shard:
             counted, crc = counted + int(counts.sum()), zlib.crc32(counts.data, crc)
             if counts.max() > 1 or (at == begin and counts[0]):
                 raise ShardError(f"{self.path}: document {number} has counts that cannot be; make it again")
+        for at in range(begin, begin + tokens if self.values_at else begin, STRETCH):
+            values = self.values[at:min(at + STRETCH, begin + tokens)]
+            crc = zlib.crc32(values.data, crc)
+            if not np.isfinite(values).all():
+                raise ShardError(f"{self.path}: document {number} has advantages that are not finite numbers; make it again")
         if crc != int(entry["crc"]):
             raise ShardError(f"{self.path}: document {number} (tokens {begin} to {begin + tokens - 1}) is damaged (checksum); "
                              "make it again")
@@ -263,7 +284,8 @@ class Shard:
 
     def _verify_padding(self):
         gaps = ((HEADER_BYTES + self.documents * TABLE.itemsize, self.ids_at),
-                (self.ids_at + self.tokens * self.id_bytes, self.counts_at))
+                (self.ids_at + self.tokens * self.id_bytes, self.counts_at),
+                (self.counts_at + self.tokens, self.values_at or self.counts_at + self.tokens))
         with open(self.path, "rb") as file:
             for begin, end in gaps:
                 file.seek(begin)

@@ -29,6 +29,7 @@ class Result:
 
     ids: np.ndarray
     counts: np.ndarray
+    values: np.ndarray  # of each token where some sample has advantages, 0 for the others; else None
     table: np.ndarray  # begin counted from ids[0]
     rows: list  # of taken samples: their row in the batch
     kinds: list  # and their kind
@@ -45,8 +46,8 @@ def parsed(row):
 def process(encoder, file, rows, checked):
     """The Result of (number, line or object) rows; the first `checked` of them have their masks checked."""
     id_type = np.dtype("<u2" if shards.id_bytes_of(encoder.vocabulary) == 2 else "<u4")
-    result = Result(None, None, None, [], [], [])
-    ids, counts, tables, notes, begin = [], [], [], collections.Counter(), 0
+    result = Result(None, None, None, None, [], [], [])
+    ids, counts, values, tables, notes, begin = [], [], [], [], collections.Counter(), 0
     for i, (number, row) in enumerate(rows):
         try:
             kind, documents = encoder.encode(parsed(row))
@@ -62,11 +63,12 @@ def process(encoder, file, rows, checked):
         except encode.SetupFailure as failure:
             result.fatal = f"{file}:{number}: {failure}"
             break
-        own_ids, own_counts, table = encode.pack(documents, id_type)
+        own_ids, own_counts, own_values, table = encode.pack(documents, id_type)
         table["begin"] += np.uint64(begin)
         begin += sum(map(len, own_ids))
         ids += own_ids
         counts += own_counts
+        values += own_values
         tables.append(table)
         result.rows.append(i)
         result.kinds.append(kind)
@@ -76,6 +78,8 @@ def process(encoder, file, rows, checked):
         notes["long"] += sum(0 < encoder.options.max_tokens < len(document.ids) for document in documents)
     result.ids = np.concatenate(ids) if ids else np.zeros(0, id_type)
     result.counts = np.concatenate(counts) if counts else np.zeros(0, np.uint8)
+    if shards.ADVANTAGES in result.kinds:
+        result.values = np.concatenate([np.zeros(len(c), np.float32) if v is None else v for v, c in zip(values, counts)])
     result.table = np.concatenate(tables) if tables else np.zeros(0, shards.TABLE)
     result.notes = {name: int(count) for name, count in notes.items()}
     return result

@@ -19,25 +19,25 @@ static inline JsonOut json_open(FILE *file) {
     return json;
 }
 
+// The character at the beginning of text[left] as it stands in a JSON string: its bytes, at most 6. *taken: of the text
+static inline size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
+    const unsigned char c = (unsigned char)*text;
+    size_t length = utf8_length((const unsigned char *)text, left);
+    *taken = length ? length : 1;
+    if (length == 0) return (size_t)snprintf(out, 8, "\\ufffd");
+    if (c == '"' || c == '\\') return (size_t)snprintf(out, 8, "\\%c", c);
+    if (c == '\n') return (size_t)snprintf(out, 8, "\\n");
+    if (c == '\t') return (size_t)snprintf(out, 8, "\\t");
+    if (c < 0x20 || c == 0x7f) return (size_t)snprintf(out, 8, "\\u%04x", c);
+    memcpy(out, text, length);
+    return length;
+}
+
 static inline void json_quote(FILE *file, const char *text, size_t bytes) {
-    const unsigned char *cursor = (const unsigned char *)text, *end = cursor + bytes;
+    size_t i, taken;
+    char out[8];
     fputc('"', file);
-    while (cursor < end) {
-        size_t length = utf8_length(cursor, (size_t)(end - cursor));
-        if (length == 0)
-            fputs("\\ufffd", file);
-        else if (*cursor == '"' || *cursor == '\\')
-            fputc('\\', file), fputc(*cursor, file);
-        else if (*cursor == '\n')
-            fputs("\\n", file);
-        else if (*cursor == '\t')
-            fputs("\\t", file);
-        else if (*cursor < 0x20 || *cursor == 0x7f)
-            fprintf(file, "\\u%04x", *cursor);
-        else
-            fwrite(cursor, 1, length, file);
-        cursor += length ? length : 1;
-    }
+    for (i = 0; i < bytes; i += taken) fwrite(out, 1, json_escape(text + i, bytes - i, out, &taken), file);
     fputc('"', file);
 }
 

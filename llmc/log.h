@@ -10,7 +10,7 @@ the file reads as if there had been no interruption, and holds the options of th
 #define LLMC_LOG_H
 #include "checkpoint_folder.h"
 #include "json_out.h"
-#include "options.h"
+#include "options_out.h"
 #include "progress.h"
 #include "report.h"
 
@@ -22,6 +22,7 @@ typedef struct {
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
     double data_seconds; // of these seconds, waiting for data
+    size_t streams;      // micro-batches
     Metrics metrics;     // of the objective
 } StepReport;
 

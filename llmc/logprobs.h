@@ -1,11 +1,13 @@
 /*
-A file of log-probabilities (data/README.md): those that a model gives the targets of some shards, a float32 for every token of all of
-them, in the order of their paths; 0 where a token is no target that counts. The verb `logprobs` writes it, and so does a run whose
-objective has a reference, before its first step (reference.h); the data loader reads from it what it puts into a batch.
+A file of log-probabilities (data/README.md): those that a model gives the targets of some shards, a float32 for every
+token of all of them, in the order of their paths; 0 where a token is no target that counts. The verb `logprobs`
+writes it, and so does a run whose objective has a reference, before its first step (reference.h); the data loader
+reads from it what it puts into a batch.
 
-A file is complete or absent (file.h), and it is checked when it is opened: every field of the header, the checksum of the body, and
-that every value can be a log-probability. Two keys say what it was made of (reference.h): a run that is of another model, other data,
-another temperature, or that cuts its documents elsewhere refuses it, in one line with both sides. Reading allocates nothing.
+A file is complete or absent (file.h), and it is checked when it is opened: every field of the header, the checksum of
+the body, and that every value can be a log-probability. Two keys say what it was made of (reference.h): a run that is
+of another model, other data, another temperature, or that cuts its documents elsewhere refuses it, in one line with
+both sides. Reading allocates nothing.
 */
 #ifndef LLMC_LOGPROBS_H
 #define LLMC_LOGPROBS_H
@@ -63,7 +65,7 @@ static inline void logprobs_name(char name[64], const char *text) {
     snprintf(name, 64, "%s", text + begin);
 }
 
-// ---- the body ------------------------------------------------------------------------------------------------------------------
+// ---- the body -----------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t crc;
     uint64_t set; // values other than 0
@@ -89,7 +91,7 @@ static inline LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) 
     return scan;
 }
 
-// ---- writing -------------------------------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------------------------
 typedef struct {
     OutputFile output;
     LogprobHeader header;
@@ -140,7 +142,7 @@ static inline void logprobs_commit(LogprobWriter *w, uint64_t counted) {
     output_commit(&w->output);
 }
 
-// ---- opening -------------------------------------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------------------------
 #define LOGPROBS_AGAIN "remove it and compute it again (train logprobs)"
 
 static inline void logprobs_check_begin(const LogprobHeader *h, const InputFile *file) {
@@ -206,7 +208,7 @@ static inline void logprobs_open(LogprobFile *f, const char *path) {
 
 static inline void logprobs_close(LogprobFile *f) { input_close(&f->file); }
 
-// ---- is it the right one? ------------------------------------------------------------------------------------------------------
+// ---- is it the right one? -----------------------------------------------------------------------------------------
 static inline const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     if (h->cut == DOCUMENTS_WHOLE) return "whole";
     snprintf(text, 64, "%s %llu positions", h->cut == DOCUMENTS_SPLIT ? "split into" : "truncated to",
@@ -214,7 +216,8 @@ static inline const char *logprobs_cut_text(const LogprobHeader *h, char text[64
     return text;
 }
 
-// Whether tokens that `wanted` looks at are in `have`, and saw the same tokens before them: what comes later does not matter.
+// Whether tokens that `wanted` looks at are in `have`, and saw the same tokens before them: what comes later does not
+// matter.
 static inline int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
@@ -223,8 +226,8 @@ static inline int logprobs_cut_serves(const LogprobHeader *have, const LogprobHe
     }
 }
 
-// Ends the program where the file is not of what this run is of: `wanted`, as reference.h makes it; `data` names its shards. A model
-// key of 0: any model's.
+// Ends the program where the file is not of what this run is of: `wanted`, as reference.h makes it; `data` names its
+// shards. A model key of 0: any model's.
 static inline void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
     const LogprobHeader *h = &f->header;
     const char *path = f->file.path;
@@ -250,7 +253,7 @@ static inline void logprobs_check(const LogprobFile *f, const LogprobHeader *wan
             path, logprobs_cut_text(h, had), logprobs_cut_text(wanted, want));
 }
 
-// ---- reading -------------------------------------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------------------------
 // out[n] = those of tokens [token, token + n), counted over all shards. Any thread's.
 static inline void logprobs_read(const LogprobFile *f, uint64_t token, size_t n, float *out) {
     if (token > f->header.tokens || n > f->header.tokens - token)

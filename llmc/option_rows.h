@@ -77,7 +77,8 @@ typedef struct {
     int any_reference;
     // rollout
     int rollout;
-    size_t updates;
+    size_t updates, slots;
+    IdList stop_ids;
     const char *reward_command, *reward_failure;
     double reward_timeout;
     // LoRA
@@ -246,6 +247,10 @@ static const OptionRow option_rows[] = {
      "that the command may take for the completions of a step"},
     {"reward-failure", OPTION_CHOICE, AT(reward_failure), "stop", NO_RANGE, ON(TRAIN), "stop|skip",
      "where it fails: end the run, or start it again and leave out the groups without rewards"},
+    {"slots", OPTION_SIZE, AT(slots), "auto", 1, 65536, ON(TRAIN) | ON(PLAN), "N",
+     "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most"},
+    {"stop-ids", OPTION_IDS, AT(stop_ids), NULL, 0, 2147483647, ON(TRAIN) | ON(PLAN), "ID,ID,...",
+     "ids that end a completion, beside the tokenizer's"},
     {"updates", OPTION_SIZE, AT(updates), "1", 1, 1000, ON(TRAIN), "K",
      "optimizer steps on the completions of a rollout"},
     SECTION("LoRA"),
@@ -361,6 +366,51 @@ static const struct {
     {"dtype", "fp16"}, {"dtype", "fp8"},   {"moments", "int8"},
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
+
+// Options that other programs have, and that are refused by name: objectives here are a weight per token (objective.h).
+static const struct {
+    const char *option, *reason;
+} options_not_in_this_version[] = {
+    {"entropy-bonus", "the gradient of an entropy is not a weight per token"},
+    {"entropy-coef", "the gradient of an entropy is not a weight per token"},
+    {"critic",
+     "a critic is a second model, and its loss is not a weight per token; ppo takes advantages with the data"},
+    {"value-model",
+     "a critic is a second model, and its loss is not a weight per token; ppo takes advantages with the data"},
+    {"sft-label-smoothing",
+     "targets spread over the vocabulary are not a weight per token; --label-smoothing is of dpo"},
+};
+#define OPTIONS_NOT_IN_THIS_VERSION (sizeof(options_not_in_this_version) / sizeof(options_not_in_this_version[0]))
+
+// Options that belong to some objectives, and are refused with the others; each word between two spaces.
+static const struct {
+    const char *option, *objectives;
+} of_objectives[] = {
+    {"dpo-loss", " dpo "},
+    {"label-smoothing", " dpo "},
+    {"beta", " dpo simpo orpo grpo gspo ppo "},
+    {"gamma", " simpo "},
+    {"normalisation", " grpo gspo ppo "},
+    {"clip-low", " grpo gspo ppo "},
+    {"clip-high", " grpo gspo ppo "},
+    {"scale-rewards", " grpo gspo "},
+    {"group-size", " grpo gspo "},
+    {"reference-logprobs", " dpo grpo gspo ppo "},
+    {"old-logprobs", " grpo gspo ppo "},
+    {"rollout", " grpo gspo "},
+};
+#define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
+
+// Options that have no meaning without another.
+static const struct {
+    const char *option, *needs;
+} of_options[] = {
+    {"reward-command", "rollout"}, {"reward-timeout", "rollout"}, {"reward-failure", "rollout"},
+    {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
+    {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
+    {"stop-ids", "rollout"},
+};
+#define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 
 // Words that have no meaning where the model is of this dtype, refused so that nobody believes them to be in force.
 static const struct {

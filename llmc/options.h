@@ -3,13 +3,11 @@ The command line: what is generated from the table in option_rows.h.
 
     train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
 
-options_parse reads it, options_help explains it, options_echo writes it back without the defaults (the result parses to the
-same options), options_json puts it into a log with them. A malformed command line ends with one line on stderr that
-says what is wrong and what is allowed, and with exit 2.
+options_parse reads it, options_help explains it; options_out.h writes it back. A malformed command line ends with one line
+on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
-#include "json_out.h"
 #include "option_rows.h"
 #include "utils.h"
 
@@ -18,7 +16,6 @@ says what is wrong and what is allowed, and with exit 2.
 #endif
 #define HELP_WIDTH  100
 #define HELP_COLUMN 30
-#define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
 
 // ---- looking things up ---------------------------------------------------------------------------------------------------
 // -1: no row has this name
@@ -295,6 +292,7 @@ static inline int looks_like_option(const char *text) { return text[0] == '-' &&
 
 // The verb, and in *first the index of the first option.
 static inline Verb options_verb(int argc, char **argv, int *first) {
+    char all[128] = "", text[128];
     const char *nearest = NULL;
     size_t best = SIZE_MAX;
     int verb;
@@ -306,15 +304,18 @@ static inline Verb options_verb(int argc, char **argv, int *first) {
         if (!strcmp(argv[1], verb_rows[verb].name)) return (Verb)verb;
         if (distance < best) best = distance, nearest = verb_rows[verb].name;
     }
-    die_usage("'%s' is not a verb; verbs are train, bp, plan, eval, sample, convert and info%s%s%s; see train --help",
-              argv[1], nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+    for (verb = 0; verb < VERBS; verb++)
+        snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
+    words_text(all, text, sizeof(text));
+    die_usage("'%s' is not a verb, it must be %s%s%s%s; see train --help", argv[1], text,
+              nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
 }
 
 // The row of an argument "--name" or "--name=value" (then *value is set).
 static inline int options_row_of(const char *argument, Verb verb, const char **value) {
     char name[64], verbs[96];
     const char *nearest;
-    size_t length;
+    size_t length, i;
     int index;
     if (!looks_like_option(argument))
         options_refuse(verb, "'%s' does not belong here: options begin with two dashes%s", argument,
@@ -323,6 +324,9 @@ static inline int options_row_of(const char *argument, Verb verb, const char **v
     *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
     snprintf(name, sizeof(name), "%.*s", (int)min_size(length, 63), argument + 2);
     index = option_find(name);
+    for (i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++)
+        if (!strcmp(options_not_in_this_version[i].option, name))
+            options_refuse(verb, "--%s is not in this version: %s", name, options_not_in_this_version[i].reason);
     if (index < 0) {
         nearest = option_nearest(name, verb);
         options_refuse(verb, "unknown option --%s%s%s%s", name, nearest ? "; did you mean --" : "",
@@ -409,40 +413,58 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
 }
 
+// Rollouts need a reward, and leave other options without meaning.
+static inline void options_check_rollout(const Options *o) {
+    if (!o->rollout) return;
+    if (o->verb == VERB_TRAIN && !o->reward_command)
+        options_refuse(o->verb, "--rollout needs --reward-command, which says what a completion is worth");
+    if (o->verb == VERB_PLAN && !o->data.count)
+        options_refuse(o->verb, "a plan with --rollout needs --data, whose prompts have a length");
+    if (o->val_data.count)
+        options_refuse(o->verb, "--val-data with --rollout is not in this version; eval the checkpoints on it");
+    if (o->grad_accum > 1)
+        options_refuse(o->verb, "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many "
+                                "streams as they take");
+    if (o->old_logprobs || o->reference_logprobs)
+        options_refuse(o->verb, "--old-logprobs and --reference-logprobs are of completions in the data; --rollout "
+                                "writes its own");
+    if (o->beta > 0 && !o->lora_rank && !o->adapter)
+        options_refuse(o->verb, "--beta above 0 with --rollout needs a reference for new completions, and only under "
+                                "adapters (--lora-rank) is the base model at hand; give --beta 0 or train adapters");
+    if (o->verb == VERB_TRAIN && (o->save_every % o->updates || o->steps % o->updates))
+        options_refuse(o->verb,
+                       "--save-every and --steps must be multiples of --updates %zu: a rollout that is half used "
+                       "cannot be written again",
+                       o->updates);
+}
+
+// Whether a flag or a number that can be off is neither absent nor off.
+static inline int option_in_force(const Options *options, const char *name) {
+    const OptionRow *row = &option_rows[option_find(name)];
+    const void *field = (const char *)options + row->offset;
+    return row->kind == OPTION_FLAG ? *(const int *)field : *(const size_t *)field != 0;
+}
+
 // Options of objectives that have no meaning for the one at hand, or need each other.
 static inline void options_check_objective(const Options *o) {
-    static const struct {
-        const char *option, *objectives;
-    } needs[] = {{"dpo-loss", " dpo "},
-                 {"label-smoothing", " dpo "},
-                 {"beta", " dpo simpo orpo grpo gspo ppo "},
-                 {"gamma", " simpo "},
-                 {"normalisation", " grpo gspo ppo "},
-                 {"clip-low", " grpo gspo ppo "},
-                 {"clip-high", " grpo gspo ppo "},
-                 {"scale-rewards", " grpo gspo "},
-                 {"group-size", " grpo gspo "},
-                 {"reference-logprobs", " dpo grpo gspo ppo "},
-                 {"old-logprobs", " grpo gspo ppo "},
-                 {"rollout", " grpo gspo "}};
-    static const char *const of_rollout[] = {"reward-command", "reward-timeout", "reward-failure", "updates"};
-    static const char *const of_lora[] = {"lora-alpha", "lora-targets", "lora-dropout", "rslora"};
     char word[16];
     size_t i;
     if (!o->objective) return;
     snprintf(word, sizeof(word), " %s ", o->objective);
-    for (i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
-        if (option_given(o, needs[i].option) && !strstr(needs[i].objectives, word))
-            options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s", needs[i].option,
-                           o->objective, (int)strlen(needs[i].objectives) - 1, needs[i].objectives);
-    for (i = 0; i < sizeof(of_rollout) / sizeof(of_rollout[0]); i++)
-        if (option_given(o, of_rollout[i]) && !o->rollout)
-            options_refuse(o->verb, "--%s belongs to --rollout", of_rollout[i]);
-    for (i = 0; i < sizeof(of_lora) / sizeof(of_lora[0]); i++)
-        if (option_given(o, of_lora[i]) && !o->lora_rank)
-            options_refuse(o->verb, "--%s belongs to adapters that --lora-rank begins", of_lora[i]);
+    options_check_rollout(o);
+    for (i = 0; i < OF_OBJECTIVES; i++)
+        if (option_given(o, of_objectives[i].option) && !strstr(of_objectives[i].objectives, word))
+            options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s",
+                           of_objectives[i].option, o->objective, (int)strlen(of_objectives[i].objectives) - 1,
+                           of_objectives[i].objectives);
+    for (i = 0; i < OF_OPTIONS; i++)
+        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
+            options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
+                           of_options[i].needs);
     if (o->lora_rank && o->adapter)
         options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
+    if (o->any_reference && !o->reference_logprobs && !o->old_logprobs)
+        options_refuse(o->verb, "--any-reference has no meaning without --reference-logprobs or --old-logprobs");
     if (o->label_smoothing > 0 && strcmp(o->dpo_loss, "sigmoid") != 0)
         options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", o->dpo_loss);
     if (o->beta == 0 && strstr(" dpo simpo orpo ", word))
@@ -496,139 +518,6 @@ static inline void options_check_storage(const Options *options, const char *dty
         if (!option_given(options, row->name) || !option_accepted(row, options->verb)) continue;
         options_refuse(options->verb, "--%s %s has no meaning for a model in %s; leave it out", row->name, word, dtype);
     }
-}
-
-// ---- writing them out ------------------------------------------------------------------------------------------------------
-// A scalar's value as it would be typed; NULL: unset.
-static inline const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
-    const void *field = (const char *)options + row->offset;
-    const char *word = option_word(row);
-    char number[32];
-    switch (row->kind) {
-    case OPTION_SIZE:
-    case OPTION_BYTES:
-        if (word && *(const size_t *)field == 0) return word;
-        snprintf(buffer, size, "%zu", *(const size_t *)field);
-        return buffer;
-    case OPTION_DOUBLE:
-        if (word && isnan(*(const double *)field)) return word;
-        snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
-        return buffer;
-    default: return *(const char *const *)field;
-    }
-}
-
-// Whether the row says anything about a run of this verb.
-static inline int option_echoed(const OptionRow *row, Verb verb) {
-    return option_of(row, verb) && strcmp(row->name, "help") != 0 && strcmp(row->name, "version") != 0;
-}
-
-// One word, quoted where a shell would read it differently.
-static inline void echo_quoted(FILE *out, const char *text) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,:/@%";
-    const char *c;
-    size_t length = strlen(text);
-    if (length && strspn(text, plain) == length) {
-        fputs(text, out);
-        return;
-    }
-    fputc('\'', out);
-    for (c = text; *c; c++) {
-        if (*c == '\'')
-            fputs("'\\''", out);
-        else
-            fputc(*c, out);
-    }
-    fputc('\'', out);
-}
-
-// "--name value", or "--name=value" where the value could be taken for an option, on a new line where this one is full.
-static inline void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
-    size_t length = strlen(row->name) + 4 + (value ? strlen(value) : 0);
-    if (*column + length > HELP_WIDTH - ECHO_MARGIN) {
-        fputs(" \\\n   ", out);
-        *column = 3;
-    }
-    fprintf(out, " --%s", row->name);
-    *column += length;
-    if (!value) return;
-    fputc(looks_like_option(value) ? '=' : ' ', out);
-    echo_quoted(out, value);
-}
-
-// The command line that repeats this run: what was given, as it was understood.
-static inline void options_echo(FILE *out, const Options *options) {
-    size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name), i, j;
-    for (i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        const void *field = (const char *)options + row->offset;
-        const PathList *paths = (const PathList *)field;
-        const IdList *ids = (const IdList *)field;
-        char buffer[64];
-        if (!option_echoed(row, options->verb) || !options->given[i]) continue;
-        if (row->kind == OPTION_FLAG) {
-            if (*(const int *)field) echo_option(out, row, NULL, &column);
-        } else if (row->kind == OPTION_PATHS) {
-            if (paths->count) echo_option(out, row, paths->path[0], &column);
-            for (j = 1; j < paths->count; j++) {
-                fputc(' ', out);
-                echo_quoted(out, paths->path[j]);
-                column += 1 + strlen(paths->path[j]);
-            }
-        } else if (row->kind == OPTION_IDS) {
-            if (ids->count) echo_option(out, row, NULL, &column);
-            for (j = 0; j < ids->count; j++) column += (size_t)fprintf(out, "%c%d", j ? ',' : ' ', ids->id[j]);
-        } else if (option_text(row, options, buffer, sizeof(buffer))) {
-            echo_option(out, row, option_text(row, options, buffer, sizeof(buffer)), &column);
-        }
-    }
-    fputc('\n', out);
-}
-
-// An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
-static inline void options_json(JsonOut *json, const char *key, const Options *options) {
-    size_t i, j;
-    json_object(json, key);
-    json_text(json, "verb", verb_rows[options->verb].name);
-    for (i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        const void *field = (const char *)options + row->offset;
-        const char *word = option_word(row);
-        char name[64];
-        if (!option_echoed(row, options->verb)) continue;
-        for (j = 0; row->name[j]; j++) name[j] = row->name[j] == '-' ? '_' : row->name[j];
-        name[j] = 0;
-        switch (row->kind) {
-        case OPTION_FLAG: json_bool(json, name, *(const int *)field); break;
-        case OPTION_DOUBLE:
-            if (word && isnan(*(const double *)field))
-                json_text(json, name, word);
-            else
-                json_number(json, name, *(const double *)field);
-            break;
-        case OPTION_SIZE:
-        case OPTION_BYTES:
-            if (word && *(const size_t *)field == 0)
-                json_text(json, name, word);
-            else
-                json_size(json, name, *(const size_t *)field);
-            break;
-        case OPTION_PATHS:
-            json_array(json, name);
-            for (j = 0; j < ((const PathList *)field)->count; j++)
-                json_text(json, NULL, ((const PathList *)field)->path[j]);
-            json_array_end(json);
-            break;
-        case OPTION_IDS:
-            json_array(json, name);
-            for (j = 0; j < ((const IdList *)field)->count; j++)
-                json_size(json, NULL, (size_t)((const IdList *)field)->id[j]);
-            json_array_end(json);
-            break;
-        default: json_text(json, name, *(const char *const *)field);
-        }
-    }
-    json_object_end(json);
 }
 
 #endif

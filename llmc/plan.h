@@ -4,7 +4,7 @@ set "dry" and an arena without memory, so a plan is the run's own code; plan_lon
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
-#include "../streambp.h"
+#include "cache.h"
 
 typedef struct {
     const Model *model;
@@ -14,10 +14,11 @@ typedef struct {
     DType gradient_type;        // of the stored gradients
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
-    int master;          // fp32 copy of the weights, where these are bf16
-    Objective objective; // as zeros: sft
-    const Lora *lora;    // NULL: the model itself is trained
-    size_t cache_tokens; // of the longest text that is generated, prompt and all; 0: none
+    int master;                           // fp32 copy of the weights, where these are bf16
+    Objective objective;                  // as zeros: sft
+    const Lora *lora;                     // NULL: the model itself is trained
+    size_t cache_tokens;                  // of the longest text that is generated, prompt and all; 0: none
+    size_t rollout_slots, rollout_tokens; // texts that are generated side by side, tokens of the longest; 0: none
 } RunSettings;
 
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
@@ -55,7 +56,8 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
             model->config.head_dim / 2, sizeof(float));
     s->host_tokens = largest->N, s->host_documents = largest->documents;
-    s->span = (Span *)checked_calloc(2 * max_size(largest->documents, 1), sizeof(Span), "spans");
+    s->span = (Span *)checked_calloc(2 * max_size(max_size(largest->documents, settings->rollout_slots), 1),
+                                     sizeof(Span), "spans");
     if (s->dry) return;
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (objective_has_entropy(&s->objective))
@@ -114,10 +116,12 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
     Ops ops;
+    size_t longest;
     int share;
-    if (!plan_countable(settings->model, max_size(batch->N, settings->cache_tokens)))
-        die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens",
-            max_size(batch->N, settings->cache_tokens), settings->model->config.num_hidden_layers);
+    longest = max_size(max_size(batch->N, settings->cache_tokens), settings->rollout_slots * settings->rollout_tokens);
+    if (!plan_countable(settings->model, longest))
+        die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens", longest,
+            settings->model->config.num_hidden_layers);
     memset(&plan, 0, sizeof(plan));
     arena_plan(&plan.arena);
     ops = ops_dry(settings->model->dtype, &plan.arena);
@@ -128,7 +132,8 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
         forward_only(&s, batch, 1, NULL);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
-    if (settings->cache_tokens) cache_walk(&s, settings->cache_tokens);
+    if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
+    if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
     plan.total_bytes = plan.arena.peak;
     for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);

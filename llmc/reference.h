@@ -1,11 +1,11 @@
 /*
-Log-probabilities of data under the model at hand: the keys that they are known by, the walk through the data that computes them (the
-verb `logprobs`), and the reference of a training run, which is the model as it was before the first step: computed then, once, and kept
-beside the first shard as reference-KEY.logprobs (logprobs.h), where later runs of the same model and data find it. Where that folder
-cannot be written to, it is kept in --out.
+Log-probabilities of data under the model at hand: the keys that they are known by, the walk through the data that
+computes them (the verb `logprobs`), and the reference of a training run, which is the model as it was before the
+first step: computed then, once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), where later
+runs of the same model and data find it. Where that folder cannot be written to, it is kept in --out.
 
-A resumed run has another model at hand. Its state remembers the key of the one that was the reference ("reference" among the settings
-of state.json), and by that key the file is found.
+A resumed run has another model at hand. Its state remembers the key of the one that was the reference ("reference"
+among the settings of state.json), and by that key the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
@@ -14,7 +14,7 @@ of state.json), and by that key the file is found.
 #include "run.h"
 #include "run_state.h"
 
-// ---- keys ------------------------------------------------------------------------------------------------------------------------
+// ---- keys ---------------------------------------------------------------------------------------------------------
 // Changes wherever a bit of the data does, in four lanes that a processor mixes at the same time.
 static inline uint64_t bytes_key(uint64_t key, const void *data, size_t bytes) {
     const unsigned char *p = (const unsigned char *)data;
@@ -42,8 +42,8 @@ static inline uint64_t device_key(uint64_t key, const Ops *ops, const void *base
     return key;
 }
 
-// Of a configuration and all weights, as they lie in device memory: any op set and number of threads give the same. Never 0.
-// adapter: 0, or a key of what is added to the weights.
+// Of a configuration and all weights, as they lie in device memory: any op set and number of threads give the same.
+// Never 0. adapter: 0, or a key of what is added to the weights.
 static inline uint64_t model_key(const Model *model, const Ops *ops, const void *weights, uint64_t adapter) {
     Progress progress = progress_begin(stderr, "key of the model", 0, (double)model->elements);
     char config[4096];
@@ -91,17 +91,10 @@ static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *da
     return h;
 }
 
-// ---- the walk --------------------------------------------------------------------------------------------------------------------
+// ---- the walk -----------------------------------------------------------------------------------------------------
 typedef struct {
     double sum, counted; // of the log-probabilities
 } LogprobSum;
-
-static inline void logprobs_check_documents(const DataLoader *data) {
-    if (!data->of_documents)
-        die("%s: is one of llm.c's shards, which have no documents; log-probabilities are of shards that "
-            "data/prepare.py wrote",
-            data->shard[0].path);
-}
 
 // Of document i of a stream that has gone through the model: logp[N] of `type`.
 static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
@@ -127,8 +120,8 @@ static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const
     }
 }
 
-// All documents once through the model at hand, into a file that has been created. batch has room for the loader's largest stream;
-// whatever the run's objective is, its temperature is in force. The loader is somewhere else afterwards.
+// All documents once through the model at hand, into a file that has been created. batch: of dataloader_batch, or as
+// large. The loader is somewhere else afterwards.
 static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch) {
     const DType type = dtype_of_sums(stream->model->dtype);
     Documents *d = &data->documents;
@@ -149,7 +142,7 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
     return sum;
 }
 
-// ---- the reference of a training run ---------------------------------------------------------------------------------------------
+// ---- the reference of a training run ------------------------------------------------------------------------------
 // The key by which the state of a checkpoint (its folder) knows the reference.
 static inline uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *text, *end;
@@ -193,9 +186,9 @@ static inline int folder_is_writable(const char *path) {
     return access(*folder ? folder : "/", W_OK | X_OK) == 0;
 }
 
-// The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's, computed. Before
-// the first step; batch as above, the loader is to be put in its place afterwards.
-// key: of the reference, by model_key or, in a resumed run, by reference_key_of.
+// The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,
+// computed. Before the first step; batch as above, the loader is to be put in its place afterwards. key: of the
+// reference, by model_key or, in a resumed run, by reference_key_of.
 static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
                                      int at_hand) {
     char path[2][PATH_MAX];

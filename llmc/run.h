@@ -9,7 +9,7 @@ held against the memory there is, one allocation follows, and weights are filled
 #include "logprobs.h"
 #include "plan.h"
 #include "model_path.h"
-#include "options.h"
+#include "options_out.h"
 #include "report.h"
 #include "tokenizer_place.h"
 #include "weights.h"
@@ -145,7 +145,7 @@ static inline RunSettings settings_from_options(const Run *run) {
     if (settings.method != METHOD_STREAM && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole stream at once: --chunk and --logits-chunk are ignored", o->method);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
-    settings.gradient_type = o->grad_accum > 1 ? dtype_of_sums(stored) : stored;
+    settings.gradient_type = o->grad_accum > 1 || (o->rollout && o->batch > 1) ? dtype_of_sums(stored) : stored;
     if (o->grad_dtype) settings.gradient_type = dtype_from_name(o->grad_dtype, settings.gradient_type);
     if (stored == DTYPE_FP64) settings.gradient_type = DTYPE_FP64;
     settings.optimizer = trains;
@@ -164,6 +164,12 @@ static inline void run_find_tokenizer(Run *run) {
     if (!tokenizer_beside(path, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 
+// Whether advantages are divided by the standard deviation of their group's rewards.
+static inline int run_scales_rewards(const Options *o) {
+    if (strcmp(o->scale_rewards, "auto") != 0) return !strcmp(o->scale_rewards, "group");
+    return strcmp(o->normalisation, "dr_grpo") != 0;
+}
+
 // What --data and --val-data are opened with.
 static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
@@ -173,8 +179,7 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     settings.shuffle = shuffle, settings.seed = o->seed;
     settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
     settings.objective = &run->settings.objective;
-    settings.scale_rewards = !strcmp(o->scale_rewards, "group") ||
-                             (!strcmp(o->scale_rewards, "auto") && strcmp(o->normalisation, "dr_grpo") != 0);
+    settings.scale_rewards = run_scales_rewards(o);
     if (!strcmp(o->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     if (!strcmp(o->long_documents, "refuse")) settings.long_documents = LONG_REFUSE;
     if (paths == &o->data && o->reference_logprobs) {

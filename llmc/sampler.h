@@ -1,5 +1,5 @@
 /*
-Text generation: the host side of the key/value cache of streambp.h, and the draw of a token from its logits.
+Text generation: the host side of the key/value cache of cache.h, and the draw of a token from its logits.
 
     sampler_allocate   once, before training: host memory, and every refusal that is known beforehand
     sampler_begin      pushes the cache on the run's arena; RunSettings.cache_tokens has put it into the plan
@@ -28,10 +28,9 @@ typedef struct {
 
 typedef struct {
     StreamBP *stream;
-    Cache cache;
+    Cache cache;         // of one slot
     size_t capacity;     // tokens, prompt and all; the last one drawn need not fit
     size_t V;            // vocab_size
-    int32_t *position;   // [capacity] 0, 1, 2, ...
     void *stored_logits; // [V] as they come from the device
     double *logits;      // [V]
     int32_t *order;      // [V] token ids, the likeliest last
@@ -127,19 +126,18 @@ static inline void sampler_check(const Model *model, size_t tokens) {
 }
 
 static inline void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity) {
-    size_t t, V = model->config.vocab_size;
+    size_t V = model->config.vocab_size;
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
     sampler->capacity = capacity, sampler->V = V;
-    sampler->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
+    cache_allocate(&sampler->cache, 1, capacity);
     sampler->stored_logits = checked_calloc(V, dtype_size(model->dtype), "logits to sample from");
     sampler->logits = (double *)checked_calloc(V, sizeof(double), "logits to sample from");
     sampler->order = (int32_t *)checked_calloc(V, sizeof(int32_t), "tokens to sample from");
-    for (t = 0; t < capacity; t++) sampler->position[t] = (int32_t)t;
 }
 
 static inline void sampler_free(Sampler *sampler) {
-    free(sampler->position);
+    cache_free(&sampler->cache);
     free(sampler->stored_logits);
     free(sampler->logits);
     free(sampler->order);
@@ -150,7 +148,7 @@ static inline void sampler_free(Sampler *sampler) {
 static inline void sampler_begin(Sampler *sampler, StreamBP *s) {
     sampler->stream = s;
     sampler->drawn = -1;
-    cache_begin(&sampler->cache, s, sampler->capacity, sampler->position);
+    cache_begin(&sampler->cache, s);
 }
 
 static inline void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->stream); }
@@ -158,18 +156,18 @@ static inline void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sa
 static inline void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
     size_t done, n, i;
-    if (count > cache->capacity - cache->used)
+    if (count > cache->capacity - cache->used[0])
         die("a text of %zu tokens does not fit into a key/value cache planned for %zu; shorten the prompt or ask for "
             "fewer "
             "new tokens",
-            cache->used + count, cache->capacity);
+            cache->used[0] + count, cache->capacity);
     for (i = 0; i < count; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= sampler->V)
-            die("token %zu of the text to continue is %d, but the vocabulary ends at %zu", cache->used + i, ids[i],
+            die("token %zu of the text to continue is %d, but the vocabulary ends at %zu", cache->used[0] + i, ids[i],
                 sampler->V - 1);
     for (done = 0; done < count; done += n) {
         n = min_size(count - done, cache->chunk);
-        cache_feed(cache, sampler->stream, ids + done, n);
+        cache_feed(cache, sampler->stream, 0, ids + done, n);
     }
 }
 
@@ -189,24 +187,30 @@ static inline void sampler_feed(Sampler *sampler, const int32_t *ids, size_t cou
     sampler_append(sampler, ids, count);
 }
 
-// logits[V] of the token that comes next; refuses those of a model that has diverged.
-static inline const double *sampler_logits(Sampler *sampler) {
+// logits[V] from row `row` of what the device stores; refuses those of a model that has diverged. position: of the token to be drawn
+static inline void logits_read(double *logits, const void *stored, DType type, size_t row, size_t V, size_t position) {
     size_t i;
-    sampler_catch_up(sampler);
-    if (sampler->cache.used == 0) die("there is nothing to continue: a prompt has at least one token");
-    cache_logits(&sampler->cache, sampler->stream, sampler->stored_logits);
-    for (i = 0; i < sampler->V; i++) {
-        sampler->logits[i] = element_to_double(sampler->stored_logits, sampler->stream->model->dtype, i);
-        if (!isfinite(sampler->logits[i]))
+    for (i = 0; i < V; i++) {
+        logits[i] = element_to_double(stored, type, row * V + i);
+        if (!isfinite(logits[i]))
             die("the logit of token %zu at position %zu is %g: the weights are damaged or training has diverged", i,
-                sampler->cache.used, sampler->logits[i]);
+                position, logits[i]);
     }
+}
+
+// logits[V] of the token that comes next.
+static inline const double *sampler_logits(Sampler *sampler) {
+    sampler_catch_up(sampler);
+    if (sampler->cache.used[0] == 0) die("there is nothing to continue: a prompt has at least one token");
+    cache_logits(&sampler->cache, sampler->stream, sampler->stored_logits);
+    logits_read(sampler->logits, sampler->stored_logits, sampler->stream->model->dtype, 0, sampler->V,
+                sampler->cache.used[0]);
     return sampler->logits;
 }
 
 static inline int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     const double *logits = sampler_logits(sampler);
-    double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, sampler->cache.used);
+    double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, sampler->cache.used[0]);
     sampler->drawn = sampling_draw(settings, logits, sampler->V, sampler->order, uniform);
     return sampler->drawn;
 }

@@ -1,6 +1,6 @@
 /*
-The verb `logprobs`: the log-probabilities of data under a model, into a file for objectives that have a reference or old
-log-probabilities (logprobs.h). Shards of any kind: to the walk they are documents.
+The verb `logprobs`: the log-probabilities of data under a model, into a file for objectives that have a reference or
+old log-probabilities (logprobs.h). Shards of any kind: to the walk they are documents.
 */
 #ifndef LLMC_VERB_LOGPROBS_H
 #define LLMC_VERB_LOGPROBS_H

@@ -5,7 +5,16 @@ The verb `plan`: memory and FLOPs of a run, before anything is allocated; and th
 #define LLMC_VERB_PLAN_H
 #include "json_out.h"
 #include "prompt.h"
+#include "rollout.h"
 #include "run.h"
+
+static inline StreamBound plan_rollout(Run *run, const DataLoader *data) {
+    RolloutSettings settings;
+    Prompt text;
+    memset(&text, 0, sizeof(text));
+    settings = rollout_from_options(run, &text, NULL);
+    return rollout_plan(&settings, &data->documents, &run->settings, run->options->seq_len);
+}
 
 static inline int verb_plan(const Options *options) {
     Run run;
@@ -26,7 +35,7 @@ static inline int verb_plan(const Options *options) {
     memset(&data, 0, sizeof(data));
     if (options->data.count) {
         data = run_open_data(&run, &options->data, run_shuffle(options));
-        bound = dataloader_bound(&data);
+        bound = options->rollout ? plan_rollout(&run, &data) : dataloader_bound(&data);
     }
     if (options->val_data.count && strcmp(options->plan_for, "bp") != 0) {
         DataLoader validation = run_open_data(&run, &options->val_data, SHUFFLE_OFF);

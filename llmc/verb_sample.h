@@ -54,7 +54,7 @@ static inline void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt,
         turn.count = 0;
         chat_turn(prompt->tokenizer, o->system, line, bytes, turns++ == 0, &turn);
         prompt_check_ids(turn.id, turn.count, run->model.config.vocab_size);
-        room = sampler->capacity - sampler->cache.used;
+        room = sampler->capacity - sampler->cache.used[0];
         room -= room && sampler->drawn >= 0; // that one is still to be fed
         if (!room || turn.count > room) {
             note("the chat has reached its %zu tokens; --max-context plans for more", sampler->capacity);

@@ -17,3 +17,21 @@ python_with_matplotlib() {
 pictures_skipped() {
     echo "No pictures: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then $1."
 }
+
+# ---- the StreamBP paper (arXiv 2506.03077) ---------------------------------------------------------------------------------
+PAPER_TABLES=scripts/paper/tables.csv
+PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # of its longest sequences (Figure 3, Table 3)
+
+# A preset's name as the paper has it.
+title() {
+    case $1 in
+    qwen3-4b) echo "Qwen3-4B" ;;
+    qwen3-8b) echo "Qwen3-8B" ;;
+    qwen3-14b) echo "Qwen3-14B" ;;
+    qwen3-32b) echo "Qwen3-32B" ;;
+    qwen3-32b-lora) echo "Qwen3-32B-LoRA" ;;
+    llama3.1-8b) echo "Llama 3.1 8B" ;;
+    gemma3-1b) echo "Gemma 3 1B" ;;
+    *) echo "$1" ;;
+    esac
+}

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Memory of one backpropagation against the sequence length, as `plan` has it, beside what the StreamBP paper measured
-# (arXiv 2506.03077): its Figure 3 for Qwen3-8B and 14B, its longest sequences, and its Table 9 (Llama 3.1 8B, Gemma 3 1B).
+# (arXiv 2506.03077): its Figure 3 (Qwen3-8B, 14B, and 32B with LoRA), its longest sequences, and its Table 9 (Llama 3.1 8B,
+# Gemma 3 1B).
 #
 #     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper
 #
@@ -14,16 +15,17 @@ OUT=${OUT:-build/paper}
 [ -x "$TRAIN" ] || { echo "paper_memory.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 mkdir -p "$OUT"
 
-PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # of the paper's longest sequences (its Figure 3)
-LIMIT=78                                      # GiB that an 80 GB A800 or H100 leaves to a program
+LIMIT=78 # GiB that an 80 GB A800 or H100 leaves to a program
 FIG3=scripts/paper/fig3_bp_memory.csv
-TABLES=scripts/paper/tables.csv
+
+FIG3_MODELS="qwen3-8b qwen3-14b qwen3-32b-lora" # -lora: adapters of rank 32 on all linear layers have gradients, nothing else
 
 # plan MODEL METHOD T [more options] -> JSON
 plan() {
     plan_model=$1 plan_method=$2 plan_T=$3
     shift 3
-    "$TRAIN" plan --init "$plan_model" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --json --quiet "$@"
+    case $plan_model in *-lora) set -- --lora-rank 32 --lora-alpha 128 "$@" ;; esac
+    "$TRAIN" plan --init "${plan_model%-lora}" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --json --quiet "$@"
 }
 chunks_of() { [ "$1" != stream ] || echo "$PAPER_CHUNKS"; } # the other methods have no chunks
 total() { plan "$1" "$2" "$3" $(chunks_of "$2") | json_number total_bytes; }
@@ -33,20 +35,11 @@ longest() { # MODEL METHOD [chunk options]
     plan "$longest_model" "$longest_method" 1024 --memory-limit ${LIMIT}GiB "$@" | json_number max_seq_len
 }
 
-title() {
-    case $1 in
-    qwen3-8b) echo "Qwen3-8B" ;;
-    qwen3-14b) echo "Qwen3-14B" ;;
-    llama3.1-8b) echo "Llama 3.1 8B" ;;
-    gemma3-1b) echo "Gemma 3 1B" ;;
-    esac
-}
-
 # ---- every point, ours and the paper's -------------------------------------------------------------------------------------
 csv=$OUT/memory.csv
 echo "panel,method,source,seq_len,bytes" >"$csv"
 lengths=$(awk 'BEGIN { for (i = 0; i <= 36; i++) printf "%d\n", 512 * 2 ^ (i / 4) }') # 512 to 256k, four to an octave
-for model in qwen3-8b qwen3-14b llama3.1-8b; do
+for model in $FIG3_MODELS llama3.1-8b; do
     for method in full checkpoint stream; do
         for T in $lengths; do
             echo "$(title $model),$method,plan,$T,$(total $model $method "$T")" >>"$csv"
@@ -54,10 +47,10 @@ for model in qwen3-8b qwen3-14b llama3.1-8b; do
     done
 done
 # The paper's values, both in 2^30 bytes; for Table 9 see the note that is printed below.
-for model in qwen3-8b qwen3-14b; do
+for model in $FIG3_MODELS; do
     awk -F, -v model=$model -v title="$(title $model)" '$1 == model { printf "%s,%s,paper,%d,%.0f\n", title, $2, $3, $4 * 2^30 }' $FIG3
 done >>"$csv"
-table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $TABLES; }
+table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $PAPER_TABLES; }
 table9 llama3.1-8b | while read -r T full checkpoint stream; do
     [ "$full" = - ] || echo "full $T $full"
     echo "checkpoint $T $checkpoint"
@@ -65,13 +58,14 @@ table9 llama3.1-8b | while read -r T full checkpoint stream; do
 done | awk -v title="$(title llama3.1-8b)" '{ printf "%s,%s,paper,%d,%.0f\n", title, $1, $2, $3 * 2^30 }' >>"$csv"
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------
-echo "One forward and backward pass, bf16 weights and gradients, no optimizer. 'ours' is the plan of ./train, 'paper' is what"
-echo "the StreamBP paper (arXiv 2506.03077) reports of its own implementation on an A800 of 80 GB. k = 1000 tokens."
+echo "One forward and backward pass, bf16 weights and gradients (32B: those of LoRA adapters), no optimizer. 'ours' is the plan"
+echo "of ./train, 'paper' is what the StreamBP paper (arXiv 2506.03077) reports of its own implementation on an A800 of 80 GB."
+echo "k = 1000 tokens."
 echo "stream: chunks of 500 tokens, logits of 100, as in the paper; 'defaults' are those of ./train."
 echo
 echo "Figure 3: peak memory in GiB (2^30 bytes), at the paper's shortest and longest sequence"
-printf '%-13s %-11s %8s %8s %8s %12s\n' model method T ours paper ours/paper
-for model in qwen3-8b qwen3-14b; do
+printf '%-14s %-11s %8s %8s %8s %12s\n' model method T ours paper ours/paper
+for model in $FIG3_MODELS; do
     for method in full checkpoint stream; do
         awk -F, -v m=$model -v k=$method '$1 == m && $2 == k { if (!n++) first = $3 " " $4; last = $3 " " $4 }
                                           END { print first; print last }' $FIG3 |
@@ -79,13 +73,13 @@ for model in qwen3-8b qwen3-14b; do
                 echo "$(title $model) $method $T $(total $model $method "$T") $paper"
             done
     done
-done | awk '{ printf "%-13s %-11s %8d %8.1f %8.1f %12.2f\n", $1, $2, $3, $4 / 2^30, $5, $4 / 2^30 / $5 }'
+done | awk '{ printf "%-14s %-11s %8d %8.1f %8.1f %12.2f\n", $1, $2, $3, $4 / 2^30, $5, $4 / 2^30 / $5 }'
 
-echo "(At short lengths ours is above the paper's: the head's gradient is summed in fp32, 2.3 GiB for Qwen3-8B.)"
+echo "(At short lengths ours is above the paper's: the head's gradient is summed in fp32, 2.3 GiB for Qwen3-8B; with LoRA it has none.)"
 echo
 echo "Figure 3: growth in GiB per 1,000 tokens, between the same two lengths"
-printf '%-13s %-11s %8s %8s %8s %12s\n' model method "" ours paper ours/paper
-for model in qwen3-8b qwen3-14b; do
+printf '%-14s %-11s %8s %8s %8s %12s\n' model method "" ours paper ours/paper
+for model in $FIG3_MODELS; do
     for method in full checkpoint stream; do
         awk -F, -v m=$model -v k=$method '$1 == m && $2 == k { if (!n++) { T0 = $3; y0 = $4 } T1 = $3; y1 = $4 }
                                           END { print T0, T1, y1 - y0 }' $FIG3 |
@@ -94,22 +88,22 @@ for model in qwen3-8b qwen3-14b; do
             done
     done
 done | awk '{ k = ($4 - $3) / 1000; ours = ($7 - $6) / 2^30 / k
-              printf "%-13s %-11s %8s %8.3f %8.3f %12.2f\n", $1, $2, "", ours, $5 / k, ours / ($5 / k) }'
+              printf "%-14s %-11s %8s %8.3f %8.3f %12.2f\n", $1, $2, "", ours, $5 / k, ours / ($5 / k) }'
 
 echo
 echo "Longest sequence within $LIMIT GiB, in k tokens"
-printf '%-13s %-11s %8s %8s %8s %12s\n' model method defaults ours paper ours/paper
-for model in qwen3-8b qwen3-14b; do
+printf '%-14s %-11s %8s %8s %8s %12s\n' model method defaults ours paper ours/paper
+for model in $FIG3_MODELS; do
     for method in full checkpoint stream; do
         column=$(case $method in full) echo 5 ;; checkpoint) echo 6 ;; stream) echo 8 ;; esac)
-        paper=$(awk -F, -v m=$model -v c="$column" '$1 == "fig3_max_len" && $2 == m { print $c }' $TABLES)
+        paper=$(awk -F, -v m="${model%-lora}" -v c="$column" '$1 == "fig3_max_len" && $2 == m { print $c }' $PAPER_TABLES)
         echo "$(title $model) $method $(longest $model $method) $(longest $model $method $(chunks_of $method)) $paper"
     done
-done | awk '{ printf "%-13s %-11s %8.1f %8.1f %8s %12.2f\n", $1, $2, $3 / 1000, $4 / 1000, $5, $4 / 1000 / $5 }'
+done | awk '{ printf "%-14s %-11s %8.1f %8.1f %8s %12.2f\n", $1, $2, $3 / 1000, $4 / 1000, $5, $4 / 1000 / $5 }'
 
 echo
 echo "Table 9: peak memory"
-printf '%-13s %-11s %8s %10s %10s %8s %12s\n' model method T "ours, GB" "ours, GiB" paper ours/paper
+printf '%-14s %-11s %8s %10s %10s %8s %12s\n' model method T "ours, GB" "ours, GiB" paper ours/paper
 for model in llama3.1-8b gemma3-1b; do
     table9 $model | while read -r T full checkpoint stream; do
         echo "$(title $model),full,$T,$(total $model full "$T"),$full"
@@ -117,7 +111,7 @@ for model in llama3.1-8b gemma3-1b; do
         echo "$(title $model),stream,$T,$(total $model stream "$T"),$stream"
     done
 done | awk -F, '{ ratio = $5 == "-" ? "-" : sprintf("%.2f", $4 / 2^30 / $5)
-                  printf "%-13s %-11s %8d %10.1f %10.1f %8s %12s\n", $1, $2, $3, $4 / 1e9, $4 / 2^30, $5, ratio }'
+                  printf "%-14s %-11s %8d %10.1f %10.1f %8s %12s\n", $1, $2, $3, $4 / 1e9, $4 / 2^30, $5, ratio }'
 weights=$(plan llama3.1-8b stream 1024 | json_number weights)
 awk -v w="$weights" 'BEGIN {
     printf "The paper heads Table 9 with GB. Its weights and gradients alone take 2 x %.2f = %.1f GB (10^9 bytes), more than the\n", w / 1e9, 2 * w / 1e9
@@ -128,9 +122,8 @@ echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
     "$python" scripts/plot_memory.py --in "$csv" --out "$OUT/memory.png" --limit-gib $LIMIT --caption "\
-Lines: the plan of ./train for one forward and backward pass; bf16 weights and gradients, no optimizer; stream with the paper's chunks (500 tokens, logits of 100).\n\
-Crosses: the paper's own values (StreamBP, arXiv 2506.03077: Figure 3 for Qwen3, Table 9 for Llama), measured on an A800. Dashed: $LIMIT GiB. Below a method's name: its longest sequence.\n\
-The third panel of Figure 3, 32B with LoRA, will follow with LoRA."
+Lines: the plan of ./train for one forward and backward pass; bf16 weights and gradients, no optimizer; 32B: gradients of LoRA adapters of rank 32; stream with the paper's chunks (500, logits 100).\n\
+Crosses: the paper's own values (StreamBP, arXiv 2506.03077: Figure 3 for Qwen3, Table 9 for Llama), measured on an A800. Dashed: $LIMIT GiB. Below a method's name: its longest sequence."
     echo "points: $csv   picture: $OUT/memory.png"
 else
     echo "points: $csv"

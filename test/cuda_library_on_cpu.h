@@ -39,6 +39,15 @@ static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored 
     if (dbias) bias_backward(dbias, dout, n, OC);
 }
 
+static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                            size_t r, size_t OC) {
+    ops_cpu_device->adapter_forward(out, width, column, h, b, n, r, OC);
+}
+static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
+                             const Stored *b, size_t n, size_t r, size_t OC) {
+    ops_cpu_device->adapter_backward(dh, db, dout, width, column, h, b, n, r, OC);
+}
+
 #ifdef HAVE_CUDNN
 #include "llmc/cuda/cudnn_attention.h"
 #include <vector>

@@ -67,6 +67,12 @@ static inline Batch batch_for(const DataLoader *loader) {
     return batch;
 }
 
+// Both have it, and it is the same, or neither has.
+static inline void expect_same(const void *a, const void *b, size_t bytes) {
+    assert_true(!a == !b);
+    if (a) assert_memory_equal(a, b, bytes);
+}
+
 static inline void expect_same_batch(const Batch *a, const Batch *b) {
     assert_int_equal(a->N, b->N);
     assert_int_equal(a->documents, b->documents);
@@ -75,6 +81,11 @@ static inline void expect_same_batch(const Batch *a, const Batch *b) {
     assert_memory_equal(a->position, b->position, a->N * 4);
     assert_memory_equal(a->loss_weight, b->loss_weight, a->N * 4);
     assert_memory_equal(a->document_start, b->document_start, (a->documents + 1) * sizeof(size_t));
+    expect_same(a->origin, b->origin, a->documents * sizeof(size_t));
+    expect_same(a->group, b->group, a->documents * sizeof(size_t));
+    expect_same(a->counted, b->counted, a->documents * sizeof(double));
+    expect_same(a->reward, b->reward, a->documents * sizeof(float));
+    expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }
 
 #endif

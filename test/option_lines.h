@@ -5,7 +5,7 @@ is parsed, echoed and parsed again must be the same. Part of test_options.c.
 #ifndef TEST_OPTION_LINES_H
 #define TEST_OPTION_LINES_H
 #include "child.h"
-#include "llmc/options.h"
+#include "llmc/options_out.h"
 
 enum { ARGUMENTS = 160 };
 
@@ -80,7 +80,10 @@ static int row_differs(const OptionRow *row, const Options *a, const Options *b)
     case OPTION_FLAG: return *(const int *)x != *(const int *)y;
     case OPTION_SIZE:
     case OPTION_BYTES: return *(const size_t *)x != *(const size_t *)y;
-    case OPTION_DOUBLE: return *(const double *)x != *(const double *)y;
+    case OPTION_DOUBLE: { // NAN stands for a word, and is the same as itself
+        double a_number = *(const double *)(const void *)x, b_number = *(const double *)(const void *)y;
+        return isnan(a_number) ? !isnan(b_number) : a_number != b_number;
+    }
     case OPTION_PATHS: return paths_differ((const PathList *)x, (const PathList *)y);
     case OPTION_IDS:
         return ((const IdList *)x)->count != ((const IdList *)y)->count ||
@@ -97,7 +100,27 @@ static void expect_same(const Options *a, const Options *b) {
         if (option_rows[i].verbs && row_differs(&option_rows[i], a, b)) test_fail("--%s differs", option_rows[i].name);
 }
 
-// What the verb cannot do without, except the row under test and what excludes it.
+// What gives the tested option a meaning: an objective that it belongs to, or the option that it needs.
+static void add_company(CommandLine *line, const char *tested) {
+    char text[64];
+    size_t i;
+    for (i = 0; i < OF_OBJECTIVES; i++) {
+        const char *words = of_objectives[i].objectives + 1;
+        if (strcmp(of_objectives[i].option, tested) != 0) continue;
+        snprintf(text, sizeof(text), "--objective=%.*s", (int)strcspn(words, " "), words);
+        add(line, text);
+    }
+    for (i = 0; i < OF_OPTIONS; i++) {
+        if (strcmp(of_options[i].option, tested) != 0) continue;
+        add_company(line, of_options[i].needs);
+        snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
+                 option_rows[option_find(of_options[i].needs)].kind == OPTION_FLAG ? "" : "=4");
+        add(line, text);
+    }
+    if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
+}
+
+// What the verb cannot do without and the row under test means something with, except what excludes it.
 static CommandLine least_line(Verb verb, const char *tested) {
     static const char *const needed[][2] = {
         {"model", "m"}, {"data", "d.bin"}, {"val-data", "v.bin"}, {"out", "o"}, {"prompt", "p"}};
@@ -113,6 +136,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
         snprintf(text, sizeof(text), "--%s=%s", needed[i][0], needed[i][1]);
         add(&line, text);
     }
+    add_company(&line, tested);
     return line;
 }
 
@@ -134,6 +158,16 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
         snprintf(text, size, "%.*s", (int)strcspn(choice, "|"), choice);
     }
     return text;
+}
+
+// The option with the first of these values.
+static void add_example(CommandLine *line, const OptionRow *row) {
+    char value[64], text[128];
+    if (row->kind == OPTION_FLAG)
+        snprintf(text, sizeof(text), "--%s", row->name);
+    else
+        snprintf(text, sizeof(text), "--%s=%s", row->name, example_value(row, 0, value, sizeof(value)));
+    add(line, text);
 }
 
 // The shell's own reading of the echo.

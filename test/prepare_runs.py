@@ -122,30 +122,6 @@ class Format(WithCommand):
         self.assertEqual(begin, fields["tokens"])
         self.assertEqual(set(contents(out)) - {"tokenizer.tok"}, {"train-00000.bin", "prepare.json"})
 
-    def test_pairs_and_groups(self):
-        pairs = self.write("pairs.jsonl", [{"prompt": f"{i} + 2 =", "chosen": " 4", "rejected": " 5 and six"} for i in range(40)])
-        self.prepare(self.path("pairs"), pairs, "--shard-tokens", "300")
-        groups = self.write("groups.jsonl", [{"prompt": "2+2", "completions": [" 4"] * (1 + i % 3), "rewards": [i / 2] * (1 + i % 3)}
-                                             for i in range(40)])
-        self.prepare(self.path("groups"), groups, "--shard-tokens", "300")
-        for folder, kind in ((self.path("pairs"), 1), (self.path("groups"), 2)):
-            shards, seen = sorted(glob.glob(folder + "/train-*.bin")), 0
-            self.assertGreater(len(shards), 1)
-            for shard in shards:
-                with open(shard, "rb") as file:
-                    fields, table, _, _ = read_shard(file.read())
-                self.assertEqual(fields["kind"], kind)
-                group = [row[3] for row in table]
-                if kind == 1:
-                    self.assertEqual(group, [i // 2 for i in range(len(table))])
-                    self.assertTrue(all(4 <= row[4] < row[1] for row in table))
-                else:
-                    expected = [(g, g0 / 2) for g, g0 in enumerate(range(seen, seen + group[-1] + 1)) for _ in range(1 + g0 % 3)]
-                    self.assertEqual([(row[3], row[5]) for row in table], expected)
-                seen += group[-1] + 1
-            self.assertEqual(seen, 40)
-            self.assertEqual(subprocess.run(self.inspect(*shards), capture_output=True).returncode, 0)
-
     def test_large_vocabularies_have_ids_of_four_bytes(self):
         tokenizer = samples.byte_level()
         tokenizer.add_tokens([f"<extra{i}>" for i in range(65536 - tokenizer.get_vocab_size())])
@@ -533,7 +509,10 @@ class Many(WithCommand):
     @unittest.skipUnless(pyarrow, "Parquet: pyarrow is not installed")
     def test_parquet_gives_what_jsonl_gives(self):
         records = {"messages": list(samples.conversations(700)), "text": [{"text": f"hello {i}", "id": i} for i in range(700)],
-                   "groups": [{"prompt": "a", "completions": [" b", " c"][:1 + i % 2], "rewards": [0.5, 1.0][:1 + i % 2]} for i in range(100)],
+                   "groups": [{"prompt": "a", "completions": [" b", " c", " d"][:2 + i % 2], "rewards": [0.5, 1.0, 0.0][:2 + i % 2]}
+                              for i in range(100)],
+                   "advantages": [{"ids": [5, 6, i], "train": [0, 1, 1], "advantages": [0.0, -0.5, i / 8]} for i in range(100)],
+                   "prompts": [{"prompt": "a", "answer": str(i) if i % 2 else None} for i in range(100)],
                    "pairs": [{"prompt": "a", "chosen": " b", "rejected": f" {i}"} for i in range(100)]}
         for name, rows in records.items():
             data, table = self.write(name + ".jsonl", rows), self.path(name + ".parquet")

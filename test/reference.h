@@ -50,7 +50,7 @@ static inline void reference_norm_forward(double *out, const double *x, const do
     }
 }
 
-// db is NULL for RMSNorm; dw may be NULL. With u = normalised x and g = dout * (w + offset):
+// db is NULL for RMSNorm. With u = normalised x and g = dout * (w + offset):
 //     dx = (g - mean(g) [LayerNorm only] - u * mean(g * u)) / sqrt(variance + eps)
 static inline void reference_norm_backward(double *dx, double *dw, double *db, const double *dout, const double *x,
                                            const double *w, size_t n, size_t C, double eps, double offset) {
@@ -65,7 +65,7 @@ static inline void reference_norm_backward(double *dx, double *dw, double *db, c
         for (i = 0; i < C; i++) {
             double u = (xt[i] - mean) * scale;
             dx[t * C + i] += (dt[i] * (w[i] + offset) - mean_g - u * mean_gu) * scale;
-            if (dw) dw[i] += dt[i] * u;
+            dw[i] += dt[i] * u;
             if (db) db[i] += dt[i];
         }
     }

@@ -42,6 +42,9 @@ rows="
     methods       double      onednn
     methods       fp32        onednn
     methods       bf16        onednn
+    objective_methods double  onednn
+    objective_methods fp32    onednn
+    objective_methods bf16    onednn
     lora          double      onednn
     lora          fp32        onednn
     lora          bf16        onednn
@@ -85,7 +88,13 @@ rows="
     adapter       bf16        onednn
     sampler       fp32        onednn
     sampler       bf16        onednn
+    sampler_batch fp32        onednn
+    sampler_batch double      onednn
+    sampler_batch bf16        onednn
     tokenizer     fp32        onednn
+    reward        fp32        onednn
+    rollout       fp32        onednn
+    rollout       double      onednn
 "
 
 total_passed=0 total_failed=0 total_skipped=0
@@ -205,7 +214,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected train || selected train_documents || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected example; then
+if selected cli || selected paper || selected train || selected train_documents || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected example; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -220,7 +229,7 @@ if selected cli || selected train || selected train_documents || selected logpro
     fi
 fi
 # The Python that some need is made first, once; the longest runs first.
-scripts=$(for script in prepare cxx cli train train_documents logprobs convert adapter_cli transformers peft example; do selected $script && echo $script; done)
+scripts=$(for script in prepare cxx cli paper train train_documents logprobs convert adapter_cli transformers peft example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts

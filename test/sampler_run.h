@@ -6,6 +6,7 @@ filled with NaN, with a cache to generate into.
 #define TEST_SAMPLER_RUN_H
 #include "testing.h"
 #include "tiny.h"
+#include "llmc/safetensors.h"
 #include "llmc/sampler.h"
 
 typedef struct {
@@ -67,6 +68,27 @@ static inline void generate(Run *run, int32_t *ids, size_t prompt, size_t count,
     for (t = prompt; t < count; t++) ids[t] = sampler_next(&run->sampler, settings);
     sampler_end(&run->sampler);
     allocation_guard = 0;
+}
+
+// An int32 tensor of a golden model's reference; lasts until the next case.
+static inline int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
+    SafeTensors list = {NULL, 0};
+    char path[256];
+    InputFile file;
+    SafeTensor *tensor;
+    int32_t *ids;
+    snprintf(path, sizeof(path), "%s/reference.safetensors", folder);
+    file = input_open(path);
+    safetensors_read_header(&list, &file, 0);
+    safetensors_sort(&list);
+    tensor = safetensors_find(&list, name);
+    if (!tensor || strcmp(tensor->dtype, "I32") != 0) test_fail("%s has no int32 tensor %s", path, name);
+    *count = (size_t)tensor->shape[0];
+    ids = (int32_t *)case_memory(*count * sizeof(int32_t));
+    input_read(&file, tensor->begin, ids, *count * sizeof(int32_t));
+    input_close(&file);
+    safetensors_free(&list);
+    return ids;
 }
 
 // Both norms, learned positions and RoPE, tied and not, biases, heads that share keys, a single layer.

@@ -33,7 +33,21 @@ refuses 2 'seq-len' bp --init gpt2 --seq-len
 refuses 2 'seq-len.*twice' bp --init gpt2 --seq-len 5 --seq-len 6
 refuses 2 'method.*mst' bp --init gpt2 --method mst
 refuses 2 'method.*stream' bp --init gpt2 --method fast
-refuses 2 'objective.*dpo' bp --init gpt2 --objective dpo
+refuses 2 '--objective is .reinforce., it must be sft, dpo, simpo, orpo, grpo, gspo or ppo' bp --init gpt2 --objective reinforce
+refuses 2 '--objective kto is not in this version' bp --init gpt2 --objective kto
+refuses 2 '--gamma has no meaning with --objective dpo; it belongs to simpo' bp --init gpt2 --objective dpo --gamma 1
+refuses 2 '--label-smoothing has no meaning with --objective sft; it belongs to dpo' bp --init gpt2 --label-smoothing 0.1
+refuses 2 '--entropy-bonus is not in this version: .* not a weight per token' bp --init gpt2 --objective grpo --entropy-bonus 0.01
+refuses 2 '--value-model is not in this version: a critic' bp --init gpt2 --objective ppo --value-model v
+refuses 2 '--sft-label-smoothing is not in this version' bp --init gpt2 --sft-label-smoothing 0.1
+refuses 2 '--beta 0 leaves nothing' bp --init gpt2 --objective dpo --beta 0
+refuses 2 '--temperature 0 has no gradient' bp --init gpt2 --objective grpo --temperature 0
+refuses 2 '--group-size is .1.' plan --init gpt2 --objective grpo --group-size 1
+refuses 2 '--updates has no meaning without --rollout' train --init gpt2 --data $SHARD --objective grpo --updates 2
+refuses 2 '--rslora has no meaning without --lora-rank' bp --init gpt2 --rslora
+refuses 2 '--lora-rank and --adapter exclude each other' bp --init gpt2 --lora-rank 4 --adapter x
+refuses 2 '--lora-rank is not an option of sample but of train, bp, plan' sample --init $TINY --prompt-ids 1 --lora-rank 4
+refuses 2 "lora-targets: 'lm_head' is no linear layer .*there are q_proj, " bp --init $TINY --lora-rank 4 --lora-targets q_proj,lm_head
 refuses 2 'epsilon' train --init gpt2 --data $SHARD --epsilon 0
 refuses 2 'dtype is bf16 but this program was built for fp32' info --init $TINY --dtype bf16
 refuses 2 'grad-dtype fp32 has no meaning for a model in double' plan --init $TINY --dtype double --grad-dtype fp32
@@ -107,6 +121,10 @@ refuses 1 'not a token shard' train --init $TINY --data "$WORK/noise.bin"
 head -c 3000 $SHARD >"$WORK/short.bin"
 refuses 1 'truncated' train --init $TINY --data "$WORK/short.bin"
 refuses 1 '4097 tokens.*would fit' train --init $TINY --data $SHARD --seq-len 4097
+refuses 1 'tokens_uint16.bin: .* hold text, --objective dpo trains on preference pairs' \
+    train --init $TINY --data $SHARD --seq-len 64 --objective dpo
+refuses 1 'tokens_uint16.bin: .* hold text, --objective grpo trains on groups of completions with rewards' \
+    train --init $TINY --data $SHARD --seq-len 64 --objective grpo
 refuses 1 'outside the model.s vocabulary of 20' train --init ${TINY%96}20 --data $SHARD --seq-len 64 --steps 5
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------------------
@@ -167,7 +185,7 @@ echo '{"step": 1, "loss": 4.5}' >"$WORK/logged/log.jsonl"
 refuses 1 'log.jsonl: holds an earlier run' train --model "$WORK/nothing_here" --data $SHARD --out "$WORK/logged"
 
 # ---- what works -----------------------------------------------------------------------------------------------------------------
-for verb in train bp plan eval sample convert info; do succeeds $verb --help; done
+for verb in train bp plan eval logprobs sample convert info; do succeeds $verb --help; done
 succeeds --help
 succeeds --version
 "$TRAIN" plan --help >"$WORK/out"
@@ -181,6 +199,19 @@ succeeds info --model $GOLDEN/gpt2 --json
 check 'info knows the family' [ "$(json model_type)" = gpt2 ]
 succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
 check 'plan solves for the longest' [ "$(json max_seq_len)" -gt 100000 ]
+# Random pairs and groups: the policy is its own reference and its own past.
+succeeds bp --init $TINY --seq-len 50 --objective dpo --json
+check 'dpo begins at ln 2' close "$(json loss)" 0.693147180559945 1e-9
+check 'where no pair has a margin' [ "$(json rewards.margins)" = 0 ]
+succeeds bp --init $TINY --seq-len 50 --objective grpo --group-size 4 --beta 0.1 --json
+check 'grpo begins with ratio 1' [ "$(json ratio)" = 1 -a "$(json clip_fraction)" = 0 -a "$(json tokens)" = 200 ]
+check 'and next to its reference' [ "$(json kl)" = 0 ]
+for options in '--lora-rank 4' '--lora-rank 4 --objective dpo' '--objective grpo --group-size 3 --beta 0.1'; do
+    succeeds bp --init $TINY --seq-len 50 $options --json
+    planned=$(json plan_bytes)
+    succeeds plan --init $TINY --seq-len 50 $options --for bp --json
+    check "the plan of bp $options is what it does" [ "$(json total_bytes)" = "$planned" -a "$planned" -gt 0 ]
+done
 succeeds bp --init $TINY --seq-len 100 --method full --chunk 10 --json
 check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
 check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]

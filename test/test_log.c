@@ -90,9 +90,26 @@ TEST(json_nesting) {
 }
 
 // ---- log.jsonl ---------------------------------------------------------------------------------------------------------------
-static StepReport report_of(size_t step) {
-    StepReport r = {step, 10.0 / (double)step, 1.5, 3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0.001};
+static StepReport report_with(size_t step, double loss, double grad_norm, double learning_rate, double tokens,
+                              double seconds, double flops, double peak_flops, double memory_bytes,
+                              double data_seconds) {
+    StepReport r;
+    memset(&r, 0, sizeof(r));
+    r.step = step, r.loss = loss, r.grad_norm = grad_norm, r.learning_rate = learning_rate;
+    r.tokens = tokens, r.seconds = seconds, r.flops = flops, r.peak_flops = peak_flops;
+    r.memory_bytes = memory_bytes, r.data_seconds = data_seconds;
     return r;
+}
+
+static StepReport report_of(size_t step) {
+    return report_with(step, 10.0 / (double)step, 1.5, 3e-4, 8192, 0.5, 1e12, 4e12, 3e9, 0.001);
+}
+
+static Evaluation evaluation_of(double loss, double tokens) {
+    Evaluation found;
+    memset(&found, 0, sizeof(found));
+    found.loss = loss, found.counts.tokens = tokens;
+    return found;
 }
 
 // Steps first..last as a run writes them; every third step is followed by a validation, every fourth by a sample.
@@ -100,8 +117,9 @@ static void run_steps(RunLog *log, size_t first, size_t last) {
     size_t step;
     for (step = first; step <= last; step++) {
         StepReport r = report_of(step);
+        Evaluation found = evaluation_of(2.5, 1000);
         runlog_step(log, &r);
-        if (step % 3 == 0) runlog_validation(log, step, 2.5, 1000);
+        if (step % 3 == 0) runlog_validation(log, step, &found);
         if (step % 4 == 0) runlog_sample(log, step, "tw\xc3\xb6 \"lines\"\n\xff", 14);
     }
 }
@@ -259,8 +277,8 @@ static char *line_of(const StepReport *r, size_t steps) {
 }
 
 TEST(step_lines_are_aligned) {
-    StepReport a = report_of(7), b = {1234, 0.0123456, 1234.5678, 0, 1e7, 1, 3.2e15, 4e15, 123, 0.01},
-               c = {10000, 12.75, 1e-5, 0.25, 1, 100, 1e9, 4e12, 5e11, 0};
+    StepReport a = report_of(7), b = report_with(1234, 0.0123456, 1234.5678, 0, 1e7, 1, 3.2e15, 4e15, 123, 0.01),
+               c = report_with(10000, 12.75, 1e-5, 0.25, 1, 100, 1e9, 4e12, 5e11, 0);
     char *first, *second, *third;
     size_t i, bars = 0;
     assert_string_equal(
@@ -280,6 +298,68 @@ TEST(step_lines_are_aligned) {
     assert_null(strstr(line_of(&a, 10), "peak")); // not known
     a.seconds = 0;
     assert_null(strstr(line_of(&a, 10), "inf"));
+}
+
+// ---- metrics -------------------------------------------------------------------------------------------------------------------
+// What a log of one step and one validation holds after the fields of every objective, and what it says to people.
+typedef struct {
+    const char *step, *validation; // members of log.jsonl, in their order
+    const char *line, *said;
+} MetricTexts;
+
+static void expect_metrics(const Metrics *metrics, const MetricTexts *expected) {
+    const char *folder = scratch_path("metrics");
+    FILE *people = tmpfile();
+    RunLog log = runlog_open(people, folder, 1, 0, 9);
+    StepReport r = report_of(2);
+    Evaluation found = evaluation_of(0.5, 100);
+    char text[4096], *records;
+    r.metrics = found.metrics = *metrics;
+    allocation_guard = 1;
+    runlog_step(&log, &r);
+    runlog_validation(&log, 2, &found);
+    allocation_guard = 0;
+    runlog_close(&log);
+    records = read_whole(log.path, NULL);
+    if (!strstr(records, expected->step)) test_fail("log.jsonl: %s", records);
+    if (!strstr(records, expected->validation)) test_fail("log.jsonl: %s", records);
+    child_slurp(people, text, sizeof(text));
+    if (!strstr(text, expected->line) || !strstr(text, expected->said)) test_fail("%s", text);
+}
+
+TEST(metrics_of_pairs) {
+    static const MetricTexts expected = {
+        "\"memory_bytes\": 3000000000, \"rewards/chosen\": 0.5, \"rewards/margins\": 0.75, "
+        "\"rewards/accuracies\": 0.625, \"logps/chosen\": -12.5}\n",
+        "{\"step\": 2, \"val_loss\": 0.5, \"val_tokens\": 100, \"val_rewards/chosen\": 0.5, "
+        "\"val_rewards/margins\": 0.75, \"val_rewards/accuracies\": 0.625, \"val_logps/chosen\": -12.5}\n",
+        " | 2.79 GiB | accuracy 0.625 | margin 0.75\n",
+        "step 2/9 | validation loss  0.50000 | accuracy 0.625 | margin 0.75 over 100 tokens\n"};
+    Metrics metrics;
+    memset(&metrics, 0, sizeof(metrics));
+    metric_add(&metrics, "rewards/chosen", 2, 8), metric_add(&metrics, "rewards/chosen", 6, 8); // of two micro-batches
+    metric_add(&metrics, "rewards/margins", 12, 16);
+    metric_add(&metrics, "rewards/accuracies", 10, 16);
+    metric_add(&metrics, "logps/chosen", -200, 16);
+    expect_metrics(&metrics, &expected);
+}
+
+// A mean over nothing is null, and is not shown.
+TEST(metrics_of_groups) {
+    static const MetricTexts expected = {
+        "\"reward\": 0.25, \"kl\": null, \"clip_fraction\": 0, \"completion_length\": 128, \"entropy\": 1.5}\n",
+        "\"val_tokens\": 100, \"val_reward\": 0.25, \"val_kl\": null, \"val_clip_fraction\": 0, "
+        "\"val_completion_length\": 128, \"val_entropy\": 1.5}\n",
+        " GiB | reward 0.25 | clipped 0 | entropy 1.5 | length 128\n",
+        "validation loss  0.50000 | reward 0.25 | clipped 0 | entropy 1.5 | length 128 over 100 tokens\n"};
+    Metrics metrics;
+    memset(&metrics, 0, sizeof(metrics));
+    metric_add(&metrics, "reward", 2, 8);
+    metric_add(&metrics, "kl", 0, 0);
+    metric_add(&metrics, "clip_fraction", 0, 1024);
+    metric_add(&metrics, "completion_length", 1024, 8);
+    metric_add(&metrics, "entropy", 1536, 1024);
+    expect_metrics(&metrics, &expected);
 }
 
 // ---- the progress bar ----------------------------------------------------------------------------------------------------------
@@ -437,6 +517,8 @@ int main(int argc, char **argv) {
                                        LISTED(options_are_in_the_log),
                                        LISTED(what_cannot_be_written_is_said),
                                        LISTED(step_lines_are_aligned),
+                                       LISTED(metrics_of_pairs),
+                                       LISTED(metrics_of_groups),
                                        LISTED(time_for_people),
                                        LISTED(the_bar_fits_any_width),
                                        LISTED(the_bar_on_a_terminal),

@@ -1,6 +1,6 @@
 /*
-The file of log-probabilities: what is written is read, in any order and range; nothing that is damaged, half written, or of another
-model, other data, another temperature or length is taken for the right one.
+The file of log-probabilities: what is written is read, in any order and range; nothing that is damaged, half written,
+or of another model, other data, another temperature or length is taken for the right one.
 */
 #include "child.h"
 #include "llmc/logprobs.h"
@@ -125,7 +125,7 @@ TEST(ranges_end_with_the_data) {
     assert_false(path_exists(scratch_path("none.logprobs")));
 }
 
-// ---- damage --------------------------------------------------------------------------------------------------------------------
+// ---- damage -------------------------------------------------------------------------------------------------------
 static void reseal(char *bytes) {
     LogprobHeader *h = (LogprobHeader *)(void *)bytes;
     h->header_crc = logprobs_header_crc(h);
@@ -272,7 +272,7 @@ TEST(random_damage_is_found) {
     }
 }
 
-// ---- half written ----------------------------------------------------------------------------------------------------------------
+// ---- half written -------------------------------------------------------------------------------------------------
 static void killed_half_way(const void *path) {
     const LogprobHeader h = some_header();
     LogprobWriter w;
@@ -332,7 +332,7 @@ TEST(files_of_other_kinds_are_not_replaced) {
     expect_refused(ended_half_way, scratch_folder(), 1, "is a directory");
 }
 
-// ---- of something else -------------------------------------------------------------------------------------------------------------
+// ---- of something else --------------------------------------------------------------------------------------------
 typedef struct {
     const char *path;
     LogprobHeader wanted;

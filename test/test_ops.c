@@ -5,29 +5,16 @@ twice (CALL in testing.h). Inputs are rounded to their element type first, so wh
 */
 #include "testing.h"
 #include "reference.h"
+#include "test_ops_tensors.h"   // tensors in their usual roles
 #include "test_ops_reference.h" // tests of the reference itself
 #include "test_ops_attention.h" // tests of attention
+#include "test_ops_adapter.h"   // tests of adapters, scaling, dropout and scattered rows
+#include "test_ops_logprob.h"   // tests of the loss head
 #include "test_ops_adamw.h"     // tests of the optimizer
-
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 // An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
-
-static const Ops *ops; // == ops_device
-
-static Guarded *input(const char *name, size_t count) {
-    return guarded_normal(INPUT, name, ops->stored, count, 0.0, 1.0);
-}
-static Guarded *output(const char *name, size_t count) { return guarded_poison(CHANGED, name, ops->stored, count); }
-static Guarded *in_place(const char *name, size_t count) {
-    return guarded_normal(CHANGED, name, ops->stored, count, 0.0, 1.0);
-}
-static Guarded *accumulated(const char *name, size_t count) {
-    return guarded_normal(CHANGED, name, ops->summed, count, 0.0, 1.0);
-}
-static Guarded *scratch_of(size_t count) { return guarded_poison(SCRATCH, "scratch", ops->summed, count); }
 
 // ---- memory -----------------------------------------------------------------------------------------------------------------
 TEST(memory) {
@@ -150,12 +137,15 @@ static double norm_gradient_size(int layernorm, const double *dout, const double
 
 enum { SEPARATE, ACCUMULATE, DX_IS_DOUT, DX_IS_X, NORM_VARIANTS };
 
-static void norm_backward_case(int layernorm, size_t n, size_t C, double mean, double slack, int variant) {
+// alone: without dw and db, for which there is no scratch then
+
+static void norm_backward_case(int layernorm, size_t n, size_t C, double mean, double slack, int variant, int alone) {
     static const char *const variants[] = {"", ", accumulating", ", dx is dout", ", dx is x"};
     Guarded *dx, *dw, *db, *dout, *x, *w, *scratch;
     double *e_dx, *e_dw, *e_db, eps = 1e-5, offset = !layernorm && n % 2 ? 1.0 : 0.0, size;
     int accumulate = variant == ACCUMULATE;
-    test_case("%s_backward n=%zu C=%zu mean %g%s", layernorm ? "layernorm" : "rmsnorm", n, C, mean, variants[variant]);
+    test_case("%s_backward n=%zu C=%zu mean %g%s%s", layernorm ? "layernorm" : "rmsnorm", n, C, mean, variants[variant],
+              alone ? ", dx alone" : "");
     x = guarded_normal(variant == DX_IS_X ? CHANGED : INPUT, "x", ops->stored, n * C, mean, 1.0), w = input("w", C);
     dout = variant == DX_IS_DOUT ? in_place("dout", n * C) : input("dout", n * C);
     dw = accumulated("dw", C), db = layernorm ? accumulated("db", C) : NULL;
@@ -165,16 +155,17 @@ static void norm_backward_case(int layernorm, size_t n, size_t C, double mean, d
                                : output("dx", n * C);
     scratch = scratch_of(ops->norm_backward_scratch(n, C));
     if (layernorm)
-        CALL(ops->layernorm_backward(dx->data, dw->data, db->data, dout->data, x->data, w->data, n, C, eps, accumulate,
-                                     scratch->data));
+        CALL(ops->layernorm_backward(dx->data, alone ? NULL : dw->data, alone ? NULL : db->data, dout->data, x->data,
+                                     w->data, n, C, eps, accumulate, alone ? NULL : scratch->data));
     else
-        CALL(ops->rmsnorm_backward(dx->data, dw->data, dout->data, x->data, w->data, n, C, eps, offset, accumulate,
-                                   scratch->data));
+        CALL(ops->rmsnorm_backward(dx->data, alone ? NULL : dw->data, dout->data, x->data, w->data, n, C, eps, offset,
+                                   accumulate, alone ? NULL : scratch->data));
     e_dx = accumulate ? case_copy(dx->values, n * C) : case_doubles(n * C);
     e_dw = case_copy(dw->values, C), e_db = layernorm ? case_copy(db->values, C) : NULL;
     reference_norm_backward(e_dx, e_dw, e_db, dout->values, x->values, w->values, n, C, eps, offset);
     size = norm_gradient_size(layernorm, dout->values, x->values, w->values, n, C, eps, offset);
     expect_within(dx, e_dx, slack, size);
+    if (alone) return;
     expect_within(dw, e_dw, slack, sqrt((double)n));
     if (db) expect_within(db, e_db, slack, sqrt((double)n));
 }
@@ -187,15 +178,18 @@ static void norm_cases(int layernorm) {
         for (r = 0; r < COUNT_OF(rows); r++) {
             norm_forward_case(layernorm, rows[r], widths[c], 0.0, 1.0,
                               (int)(c + r) % (layernorm ? LAYERNORM_FORWARDS : RMSNORM_FORWARDS));
-            norm_backward_case(layernorm, rows[r], widths[c], 0.0, 1.0, (int)(c + r) % NORM_VARIANTS);
+            norm_backward_case(layernorm, rows[r], widths[c], 0.0, 1.0, (int)(c + r) % NORM_VARIANTS,
+                               (c / 2 + r) % 3 == 0);
         }
-    for (c = 0; c < NORM_VARIANTS; c++) norm_backward_case(layernorm, 300, 64, 0.0, 1.0, (int)c);
+    for (c = 0; c < 2 * NORM_VARIANTS; c++)
+        norm_backward_case(layernorm, 300, 64, 0.0, 1.0, (int)c % NORM_VARIANTS, c >= NORM_VARIANTS);
     // E[x^2] - mean^2 would lose three digits here; fp32 rounding of the mean itself loses one
     norm_forward_case(layernorm, 20, 500, 30.0, 5.0, OUT_ALONE);
-    norm_backward_case(layernorm, 20, 500, 30.0, 5.0, SEPARATE);
+    norm_backward_case(layernorm, 20, 500, 30.0, 5.0, SEPARATE, 0);
     // more than 512 threads hold a few packs of
-    norm_backward_case(layernorm, 2, 20000, 0.0, 3.0, SEPARATE); // statistics are fp32 sums of a row
-    norm_backward_case(layernorm, 2, 17001, 0.0, 3.0, ACCUMULATE);
+    norm_backward_case(layernorm, 2, 20000, 0.0, 3.0, SEPARATE, 0); // statistics are fp32 sums of a row
+    norm_backward_case(layernorm, 2, 17001, 0.0, 3.0, ACCUMULATE, 0);
+    norm_backward_case(layernorm, 2, 17001, 0.0, 3.0, SEPARATE, 1);
 }
 
 TEST(rmsnorm) { norm_cases(0); }
@@ -404,73 +398,6 @@ TEST(activations_of_extremes) { // no overflow, no 0 * inf
     }
 }
 
-// ---- loss head ------------------------------------------------------------------------------------------------------------------
-enum { NO_WEIGHT, ZERO_WEIGHT, RANDOM_WEIGHT };
-
-static void logprob_case(const double *values, const int32_t *targets, int weights, size_t n, size_t V,
-                         double temperature, double size) {
-    Guarded *logits, *g_targets, *g_weight, *logp;
-    double *expected, *weight;
-    size_t t;
-    test_case("logprob n=%zu V=%zu temperature %g, %s", n, V, temperature,
-              weights == NO_WEIGHT     ? "no weight"
-              : weights == ZERO_WEIGHT ? "weight 0"
-                                       : "weights");
-    logits = guarded_values(weights == NO_WEIGHT ? INPUT : CHANGED, "logits", ops->stored, values, n * V);
-    g_targets = guarded_bytes(INPUT, "targets", targets, 4, n), logp = guarded_poison(CHANGED, "logp", ops->summed, n);
-    weight = case_doubles(n);
-    for (t = 0; t < n; t++) weight[t] = weights == RANDOM_WEIGHT ? test_normal() : 0.0;
-    g_weight = weights == NO_WEIGHT ? NULL : guarded_values(INPUT, "weight", ops->summed, weight, n);
-    CALL(ops->logprob(logp->data, NULL, logits->data, g_targets->data, g_weight ? g_weight->data : NULL, n, V,
-                      temperature));
-    expected = case_doubles(n * V);
-    reference_logprob_forward(expected, logits->values, targets, n, V, temperature);
-    expect_within(logp, expected, 1.0, size);
-    for (t = 0; t < n; t++)
-        if (targets[t] < 0 && result(logp, t) != 0.0)
-            test_fail("logp[%zu] of a masked token is %g", t, result(logp, t));
-    if (weights == NO_WEIGHT) return; // CALL has seen that the logits are untouched
-    memset(expected, 0, n * V * sizeof(double));
-    reference_logprob_backward(expected, logits->values, targets, g_weight->values, n, V, temperature);
-    if (weights == ZERO_WEIGHT)
-        expect_exactly(logits, expected);
-    else
-        expect_within(logits, expected, 1.0, V < 3 ? 1.0 : 0.0); // of one or two words, 1 - softmax cancels
-}
-
-TEST(logprob) {
-    static const size_t shapes[][2] = {{1, 1},  {1, 2},   {3, 3},    {2, 7},    {5, 16},   {4, 17},   {7, 33},
-                                       {9, 64}, {6, 100}, {20, 257}, {3, 1000}, {1, 4099}, {3, 50257}};
-    static double logits[3 * 50257];
-    int32_t targets[20];
-    size_t s, i;
-    for (s = 0; s < 6 * COUNT_OF(shapes); s++) {
-        size_t n = shapes[s / 6][0], V = shapes[s / 6][1];
-        for (i = 0; i < n * V; i++) logits[i] = 3.0 * test_normal();
-        for (i = 0; i < n; i++) targets[i] = test_random_below(4) == 0 ? -1 : (int32_t)test_random_below(V);
-        if (n > 1) targets[0] = (int32_t)V - 1, targets[1] = 0;
-        logprob_case(logits, targets, (int)(s % 3), n, V, s / 3 % 2 ? 0.7 : 1.0, 3.0);
-    }
-}
-
-// exp(logit) overflows by far here, and logit - lse cancels: the largest logit must be subtracted first.
-TEST(logprob_of_extreme_logits) {
-    enum { ROW = 35 };
-    size_t row, i;
-    for (row = 0; row < 2 * 6; row++) {
-        int32_t target = 20;
-        double logits[ROW], temperature = row % 2 ? 0.7 : 1.0;
-        for (i = 0; i < ROW; i++) logits[i] = row / 2 == 3 ? 1e4 : -1e4;
-        if (row / 2 == 0) logits[20] = 1e4;             // certain: 0
-        if (row / 2 == 1) logits[20] = logits[3] = 1e4; // one of two: -log 2
-        if (row / 2 == 2) logits[34] = 1e4;             // hopeless: -2e4
-        if (row / 2 == 5)
-            for (i = 0; i < ROW; i++) logits[i] = 1e4 + 64.0 * (double)(i % 3);
-        logprob_case(logits, &target, RANDOM_WEIGHT, 1, ROW, temperature, 1.0); // 3, 4: all alike: -log 35
-        logprob_case(logits, &target, NO_WEIGHT, 1, ROW, temperature, 1.0);
-    }
-}
-
 // ---- gradients ------------------------------------------------------------------------------------------------------------------
 static const size_t lengths_of_vectors[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 1000, 4099, 100003};
 
@@ -560,6 +487,12 @@ int main(int argc, char **argv) {
         LISTED(layernorm),
         LISTED(norms_of_constant_rows),
         LISTED(linear),
+        LISTED(linear_adapter_forward),
+        LISTED(linear_adapter_backward),
+        LISTED(scale),
+        LISTED(dropout),
+        LISTED(dropout_is_of_places),
+        LISTED(scatter_rows),
         LISTED(rope),
         LISTED(attention_one_document),
         LISTED(attention_documents),
@@ -574,6 +507,8 @@ int main(int argc, char **argv) {
         LISTED(attention_scratch_of_any_threads),
         LISTED(attention_chunks_equal_whole),
         LISTED(attention_windows),
+        LISTED(attention_batched_decoding),
+        LISTED(attention_gaps),
 #ifdef HAVE_CUDNN
         LISTED(attention_used_cudnn),
 #endif
@@ -583,6 +518,7 @@ int main(int argc, char **argv) {
         LISTED(activations_of_extremes),
         LISTED(logprob),
         LISTED(logprob_of_extreme_logits),
+        LISTED(logprob_entropy_of_few_words),
         LISTED(round_sums),
         LISTED(gradient_add),
         LISTED(sum_of_squares),

@@ -49,43 +49,45 @@ static size_t sum_of(const size_t *lengths, size_t documents) {
     return N;
 }
 
-// K or V of the whole stream; NaN in the tokens before `from` and from `to` on.
-static Guarded *keys_or_values(const char *name, size_t N, size_t from, size_t to, size_t row, double amplitude) {
+// For each of N tokens, whether a query of the spans sees its key.
+static char *seen_by(Spans spans, size_t N) {
+    char *seen = (char *)case_memory(N);
+    size_t s, t;
+    for (s = 0; s < spans.count; s++)
+        for (t = attention_first_key(spans, s, spans.span[s].begin); t < spans.span[s].end; t++) seen[t] = 1;
+    return seen;
+}
+
+// K or V of the whole stream; NaN in tokens that are not seen.
+static Guarded *keys_or_values(const char *name, size_t N, const char *seen, size_t row, double amplitude) {
     double *values = case_doubles(N * row);
     size_t i;
-    for (i = 0; i < N * row; i++) values[i] = i < from * row || i >= to * row ? NAN : amplitude * test_normal();
+    for (i = 0; i < N * row; i++) values[i] = seen[i / row] ? amplitude * test_normal() : NAN;
     return guarded_values(INPUT, name, ops_device->stored, values, N * row);
 }
 
-static void expect_untouched(const Guarded *t, size_t from, size_t to) {
+static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
     size_t i;
-    for (i = from; i < to; i++)
-        if (result(t, i) != t->values[i])
-            test_fail("%s[%zu] belongs to no key of this chunk, but was changed", t->name, i);
+    for (i = 0; i < t->count; i++)
+        if (!seen[i / row] && result(t, i) != t->values[i])
+            test_fail("%s[%zu] belongs to no key of these spans, but was changed", t->name, i);
 }
 
-// Forward and backward of the chunk [t0, t1) alone. amplitude: of q and k; slack: how much their size costs in accuracy.
-static void attention_chunk_case(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads,
-                                 double amplitude, double slack) {
+// Forward and backward of spans of a stream of N tokens. amplitude: of q and k; slack: how much their size costs in accuracy.
+static void attention_spans_case(Spans spans, size_t N, Heads heads, double amplitude, double slack) {
     const Ops *ops = ops_device;
-    size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, N = sum_of(lengths, documents), n = t1 - t0, first;
+    size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, n = spans_rows(spans);
     size_t queries = n * NH * HD, keys = N * NKV * HD, key_row = NKV * HD, scratch_count;
     double scale = 1.0 / sqrt((double)HD), *expected_out, *expected_lse, *dq, *dk, *dv, *p;
     Guarded *q, *k, *v, *out, *lse, *scratch, *given_out, *given_lse, *dout, *g_dq, *g_dk, *g_dv;
-    Span *span;
-    Spans spans;
-    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0, t1,
-              N, documents, NH, NKV, HD, amplitude, case_window);
+    const char *seen = seen_by(spans, N);
     // dout . v - delta: two sums of HD products, which nearly cancel in short documents.
     slack *= fmax(1.0, sqrt((double)HD / 128.0));
-    span = (Span *)case_memory(documents * sizeof(Span));
-    spans = spans_of(lengths, documents, t0, t1, span);
-    first = first_key(span[0].document, t0, case_window);
     p = case_doubles(N);
 
     q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, amplitude);
-    k = keys_or_values("k", N, first, t1, key_row, amplitude);
-    v = keys_or_values("v", N, first, t1, key_row, 1.0);
+    k = keys_or_values("k", N, seen, key_row, amplitude);
+    v = keys_or_values("v", N, seen, key_row, 1.0);
     out = guarded_poison(CHANGED, "out", ops->stored, queries);
     lse = guarded_poison(CHANGED, "lse", ops->summed, n * NH);
     scratch_count = ops->attention_scratch(n, NH, NKV, HD);
@@ -112,10 +114,42 @@ static void attention_chunk_case(const size_t *lengths, size_t documents, size_t
     expect_within(g_dq, dq, slack, 0.3 * amplitude);
     expect_within(g_dk, dk, slack, 0.3 * amplitude);
     expect_within(g_dv, dv, slack, 0.3);
-    expect_untouched(g_dk, 0, first * key_row);
-    expect_untouched(g_dv, 0, first * key_row);
-    expect_untouched(g_dk, t1 * key_row, keys);
-    expect_untouched(g_dv, t1 * key_row, keys);
+    expect_untouched(g_dk, seen, key_row);
+    expect_untouched(g_dv, seen, key_row);
+}
+
+// The chunk [t0, t1) alone.
+static void attention_chunk_case(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads,
+                                 double amplitude, double slack) {
+    size_t N = sum_of(lengths, documents);
+    Span *span;
+    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0, t1,
+              N, documents, heads.NH, heads.NKV, heads.HD, amplitude, case_window);
+    span = (Span *)case_memory(documents * sizeof(Span));
+    attention_spans_case(spans_of(lengths, documents, t0, t1, span), N, heads, amplitude, slack);
+}
+
+// `count` spans of up to `most` queries somewhere in documents of `room` tokens each: between two of them there are other documents'
+// later keys, and they come in no order of the stream.
+static void attention_gaps_case(size_t count, size_t most, size_t room, Heads heads) {
+    Spans spans;
+    Span *span;
+    size_t s, other, row = 0;
+    test_case("%zu spans of up to %zu queries in documents of %zu, NH=%zu NKV=%zu HD=%zu, window %zu", count, most,
+              room, heads.NH, heads.NKV, heads.HD, case_window);
+    span = (Span *)case_memory(count * sizeof(Span));
+    memset(&spans, 0, sizeof(spans));
+    spans.span = span, spans.count = count, spans.window = case_window;
+    for (s = 0; s < count; s++) { // a shuffle of the documents
+        other = test_random_below(s + 1);
+        span[s].document = span[other].document, span[other].document = s * room;
+    }
+    for (s = 0; s < count; s++) {
+        const size_t queries = 1 + test_random_below(most), before = test_random_below(room - queries + 1);
+        span[s].begin = span[s].document + before, span[s].end = span[s].begin + queries;
+        span[s].row = row, row += queries;
+    }
+    attention_spans_case(spans, count * room, heads, 1.0, testing.operands > 0.0 ? 2.0 : 1.0);
 }
 
 TEST(attention_one_document) {
@@ -294,6 +328,7 @@ TEST(attention_with_any_threads) {
         for (h = 0; h < sizeof(shapes) / sizeof(shapes[0]); h++) {
             set_threads(threads[i]);
             attention_chunk_case(lengths, 5, 120 + 10 * i, 330 + 20 * i, shapes[h], 1.0, 1.0);
+            attention_gaps_case(9, 1 + 20 * h, 60, shapes[h]);
         }
     set_threads(before);
 }
@@ -434,6 +469,30 @@ TEST(attention_windows) {
         attention_chunk_case(longer, 4, 120, 150, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
         attention_chunk_case(longer, 4, 413, 415, head_shapes[h++ % HEAD_SHAPES], 1.0, 1.0);
         if (CASE_STEP == 1 || w % 4 == 0) attention_stream_case(longer, 4, 61 + w, head_shapes[h++ % HEAD_SHAPES]);
+    }
+    case_window = 0;
+}
+
+// A token of each of so many sequences, at positions of their own, as when a batch is decoded.
+TEST(attention_batched_decoding) {
+    static const size_t counts[] = {1, 2, 3, 7, 17, 64, 65, 70}, windows[] = {0, 1, 9, 64};
+    size_t c, h = 0;
+    for (c = 0; c < 2 * sizeof(counts) / sizeof(counts[0]); c++) {
+        case_window = windows[c % 4];
+        attention_gaps_case(counts[c / 2], 1, 30 + 17 * (c % 3), head_shapes[h++ % HEAD_SHAPES]);
+        if (CASE_STEP == 1 && counts[c / 2] < 20)
+            attention_gaps_case(counts[c / 2], 1, 150, head_shapes[h++ % HEAD_SHAPES]);
+    }
+    case_window = 0;
+}
+
+// Several queries of each.
+TEST(attention_gaps) {
+    static const size_t windows[] = {0, 20, 0, 130};
+    size_t c;
+    for (c = 0; c < HEAD_SHAPES; c += CASE_STEP) {
+        case_window = windows[c % 4];
+        attention_gaps_case(2 + c % 9, 45, 160, head_shapes[c % HEAD_SHAPES]);
     }
     case_window = 0;
 }

@@ -89,6 +89,36 @@ TEST(defaults) {
     assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
     assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
     for (i = 0; i < OPTION_ROWS; i++) assert_int_equal(o.given[i], (int)i == option_find("init"));
+    assert_true(isnan(o.beta) && isnan(o.gamma) && isnan(o.clip_low) && isnan(o.clip_high) && isnan(o.lora_alpha));
+    assert_true(o.label_smoothing == 0 && o.lora_dropout == 0 && o.lora_rank == 0 && o.group_size == 8 && !o.rollout);
+}
+
+// Of a number that is open, the word is its default: it can be given, and 0 is another value.
+TEST(numbers_that_are_open) {
+    size_t r, opened = 0;
+    for (r = 0; r < OPTION_ROWS; r++) {
+        const OptionRow *row = &option_rows[r];
+        CommandLine line, again;
+        char text[64];
+        int verb = 0;
+        Options o;
+        if (row->kind != OPTION_DOUBLE || !option_word(row)) continue;
+        while (!option_of(row, (Verb)verb)) verb++;
+        snprintf(text, sizeof(text), "--%s=%s", row->name, row->fallback);
+        test_case("%s", text);
+        line = least_line((Verb)verb, row->name);
+        add(&line, text);
+        again = line; // parsing takes the names off paths
+        o = options_parse(line.argc, line.argv);
+        assert_true(isnan(*(const double *)(const void *)((const char *)&o + row->offset)));
+        expect_round_trip(&again);
+        opened++;
+    }
+    assert_int_equal(opened, 5);
+    assert_true(parse("bp --init gpt2 --objective grpo --beta 0").beta == 0);
+    assert_true(parse("bp --init gpt2 --lora-rank 4 --lora-alpha 0").lora_alpha == 0);
+    refused("bp --init gpt2 --objective dpo --beta off",
+            "--beta is 'off', it must be a number from 0 to 1000000, or auto");
 }
 
 // ---- verbs -----------------------------------------------------------------------------------------------------------------
@@ -100,10 +130,12 @@ TEST(verbs) {
     }
     assert_int_equal(parse("--model m --data d").verb, VERB_TRAIN);
     assert_int_equal(parse("--resume --out o --data d").verb, VERB_TRAIN);
-    refused("bpp --init gpt2",
-            "'bpp' is not a verb; verbs are train, bp, plan, eval, sample, convert and info (did you mean bp?)");
-    refused("chat", "'chat' is not a verb; verbs are train");
+    refused(
+        "bpp --init gpt2",
+        "'bpp' is not a verb, it must be train, bp, plan, eval, logprobs, sample, convert or info (did you mean bp?)");
+    refused("chat", "'chat' is not a verb, it must be train, bp");
     refused("m.bin", "'m.bin' is not a verb");
+    refused("logprob", "(did you mean logprobs?); see train --help");
 }
 
 // A run's own command line can be planned, though the plan's help shows only what changes it.
@@ -280,6 +312,27 @@ TEST(what_comes_later_is_refused_by_name) {
     }
 }
 
+TEST(options_that_come_later_are_refused_by_name) {
+    size_t i;
+    for (i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++) {
+        const char *name = options_not_in_this_version[i].option;
+        char text[128], message[256];
+        assert_int_equal(option_find(name), -1);
+        snprintf(message, sizeof(message), "--%s is not in this version: %s; see train train --help", name,
+                 options_not_in_this_version[i].reason);
+        snprintf(text, sizeof(text), "train --model m --data d --%s 0.01", name);
+        refused(text, message);
+        snprintf(text, sizeof(text), "--%s=x --model m", name);
+        refused(text, message);
+    }
+    refused("bp --init gpt2 --objective grpo --entropy-bonus 0.1",
+            "is not in this version: the gradient of an entropy");
+    refused("plan --init gpt2 --objective ppo --critic c",
+            "--critic is not in this version: a critic is a second model");
+    refused("train --model m --data d --sft-label-smoothing 0.1",
+            "targets spread over the vocabulary are not a weight");
+}
+
 TEST(malformed_lines_are_refused) {
     refused("", "no model: give --model PATH or --init NAME; see train train --help");
     refused("bp --seqlen 3", "unknown option --seqlen; did you mean --seq-len?; see train bp --help");
@@ -322,6 +375,80 @@ TEST(options_that_need_or_exclude_each_other) {
     refused("sample --model m --chat --prompt-ids 1", "--chat and --prompt-ids exclude each other");
     refused("sample --model m --system s --prompt-ids 1", "--chat and --prompt-ids exclude each other");
     refused("sample --model m --chat --json", "--json gives one answer");
+}
+
+// Whether the option, on its line with this objective, is let pass; else what must be said is.
+static void expect_with_objective(const char *option, const char *objective, int allowed) {
+    CommandLine line;
+    char text[128];
+    test_case("--%s with --objective %s", option, objective);
+    line = words("plan --init gpt2");
+    snprintf(text, sizeof(text), "--objective=%s", objective);
+    add(&line, text);
+    add_example(&line, &option_rows[option_find(option)]);
+    snprintf(text, sizeof(text), "--%s has no meaning with --objective %s; it belongs to ", option, objective);
+    if (allowed)
+        options_parse(line.argc, line.argv);
+    else
+        expect_refused(parse_in_child, &line, EXIT_USAGE, text);
+}
+
+TEST(options_of_objectives) {
+    const char *const all = option_rows[option_find("objective")].value;
+    size_t i, allowed = 0, tried = 0;
+    for (i = 0; i < OF_OBJECTIVES; i++) {
+        const char *word = all;
+        while (*word) {
+            char objective[16], among[20];
+            int may;
+            snprintf(objective, sizeof(objective), "%.*s", (int)strcspn(word, "|"), word);
+            snprintf(among, sizeof(among), " %s ", objective);
+            may = strstr(of_objectives[i].objectives, among) != NULL;
+            expect_with_objective(of_objectives[i].option, objective, may);
+            allowed += (size_t)may, tried++;
+            word += strlen(objective) + (word[strlen(objective)] == '|');
+        }
+    }
+    assert_int_equal(tried, 7 * OF_OBJECTIVES);
+    assert_int_equal(allowed, 31); // words in the table, none of them misspelt
+    refused("bp --init gpt2 --gamma 1", "--gamma has no meaning with --objective sft; it belongs to simpo;");
+    refused("bp --init gpt2 --label-smoothing 0.1", "--label-smoothing has no meaning with --objective sft");
+    refused("train --model m --data d --objective kto", "--objective kto is not in this version");
+}
+
+TEST(values_without_meaning_for_an_objective) {
+    refused("bp --init gpt2 --objective dpo --dpo-loss ipo --label-smoothing 0.1",
+            "--label-smoothing has no meaning with --dpo-loss ipo");
+    refused("bp --init gpt2 --objective dpo --dpo-loss hinge --label-smoothing 0.1",
+            "has no meaning with --dpo-loss hinge");
+    refused("bp --init gpt2 --objective dpo --label-smoothing 0.5", "it must be a number from 0 to 0.499999");
+    refused("bp --init gpt2 --objective dpo --beta 0", "--beta 0 leaves nothing of --objective dpo");
+    refused("bp --init gpt2 --objective simpo --beta 0", "--beta 0 leaves nothing of --objective simpo");
+    refused("bp --init gpt2 --objective orpo --beta 0", "--beta 0 leaves nothing of --objective orpo");
+    refused("bp --init gpt2 --objective grpo --temperature 0",
+            "--temperature 0 has no gradient; --objective grpo takes");
+    refused("bp --init gpt2 --objective grpo --clip-low 1.5", "--clip-low is '1.5', it must be a number from 0 to 1");
+    refused("bp --init gpt2 --objective grpo --group-size 1", "--group-size is '1', it must be a whole number from 2");
+    refused("bp --init gpt2 --objective dpo --any-reference",
+            "--any-reference has no meaning without --reference-logprobs");
+    assert_true(parse("bp --init gpt2 --objective grpo --old-logprobs f --any-reference").any_reference);
+    assert_true(parse("sample --init gpt2 --prompt x --temperature 0").temperature == 0);
+}
+
+TEST(options_that_need_another) {
+    size_t i;
+    for (i = 0; i < OF_OPTIONS; i++) {
+        const OptionRow *row = &option_rows[option_find(of_options[i].option)];
+        CommandLine line = words("plan --init gpt2");
+        char text[128];
+        add_example(&line, row);
+        snprintf(text, sizeof(text), "--%s has no meaning without --%s", row->name, of_options[i].needs);
+        expect_refused(parse_in_child, &line, EXIT_USAGE, text);
+    }
+    refused("bp --init gpt2 --lora-rank off --rslora",
+            "--rslora has no meaning without --lora-rank; give both or none");
+    refused("train --model m --data d --lora-rank 4 --adapter a", "--lora-rank and --adapter exclude each other");
+    refused("train --model m --data d --objective dpo --rollout", "--rollout has no meaning with --objective dpo");
 }
 
 static void check_dtype(const void *context) {
@@ -406,7 +533,7 @@ static void print_json(FILE *file, const Options *options) {
 }
 
 TEST(echo_and_json) {
-    Options info = parse("info --model m"), dashes = parse("info --seed 42 --model=--help"), many;
+    Options info = parse("info --model m"), dashes = parse("info --seed 42 --model=--help"), many, adapters;
     Options sample = parse("sample --init gpt2 --prompt-ids 1,2 --temperature 0.70 --top-k off");
     Options plan = parse("plan --init gpt2 --data d.bin --batch 2 --lr 1"); // what plays no part in a plan is left out
     assert_string_equal(printed(options_echo, &info), "train info --model m\n");
@@ -422,6 +549,17 @@ TEST(echo_and_json) {
     assert_string_equal(printed(options_echo, &many),
                         "train train --init gpt2 --data 's/*.bin' b.bin --val-data v.bin --seq-len 8192 \\\n"
                         "    --grad-accum 4 --lr 1e-05 --out r\n");
+    adapters = parse("train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 --rslora");
+    assert_string_equal(printed(options_echo, &adapters),
+                        "train train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 \\\n"
+                        "    --rslora\n");
+    assert_non_null(strstr(printed(print_json, &adapters),
+                           "\"objective\": \"dpo\", \"dpo_loss\": \"sigmoid\", \"label_smoothing\": 0, "
+                           "\"beta\": \"auto\", \"gamma\": \"auto\", \"normalisation\": \"grpo\""));
+    assert_non_null(strstr(printed(print_json, &adapters),
+                           "\"lora_rank\": 8, \"lora_alpha\": 16, \"lora_targets\": \"all\", "
+                           "\"lora_dropout\": 0, \"rslora\": true"));
+    assert_non_null(strstr(printed(print_json, &many), "\"lora_rank\": \"off\", \"lora_alpha\": \"auto\""));
     free(sample.prompt_ids.id);
 }
 
@@ -430,6 +568,7 @@ static const struct CMUnitTest tests[] = {
     LISTED(values_arrive),
     LISTED(values_that_look_like_options),
     LISTED(defaults),
+    LISTED(numbers_that_are_open),
     LISTED(verbs),
     LISTED(plan_takes_what_train_and_bp_take),
     LISTED(help_mentions_every_row),
@@ -439,8 +578,12 @@ static const struct CMUnitTest tests[] = {
     LISTED(ranges_are_kept),
     LISTED(choices_are_refused),
     LISTED(what_comes_later_is_refused_by_name),
+    LISTED(options_that_come_later_are_refused_by_name),
     LISTED(malformed_lines_are_refused),
     LISTED(options_that_need_or_exclude_each_other),
+    LISTED(options_of_objectives),
+    LISTED(values_without_meaning_for_an_objective),
+    LISTED(options_that_need_another),
     LISTED(dtype_is_the_builds_own),
     LISTED(storage_without_meaning_is_refused),
     LISTED(the_table_is_sound),

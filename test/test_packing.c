@@ -269,6 +269,25 @@ TEST(not_shuffled_is_the_order_of_the_file) {
     packing_free(&p), epoch_streams_free(&e);
 }
 
+TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than a length
+    size_t count = 5000, i, epoch;
+    uint32_t *length = uniform_lengths(count, 1, 300),
+             (*table)[4] = (uint32_t(*)[4])case_memory(count * sizeof(*table));
+    Packing p = packing_allocate(length, sizeof(uint32_t), count, 1000, 1, 4), q;
+    EpochStreams e = epoch_streams_allocate(&p), f;
+    for (i = 0; i < count; i++) table[i][0] = table[i][1] = table[i][3] = 7777777, table[i][2] = length[i];
+    q = packing_allocate(&table[0][2], sizeof(*table), count, 1000, 1, 4);
+    f = epoch_streams_allocate(&q);
+    assert_int_equal(p.positions, q.positions);
+    for (epoch = 0; epoch < 3; epoch++) {
+        packing_epoch(&p, &e, epoch), packing_epoch(&q, &f, epoch);
+        check_epoch(&q, &f);
+        assert_int_equal(e.streams, f.streams);
+        assert_memory_equal(e.order, f.order, count * sizeof(uint32_t));
+    }
+    packing_free(&p), packing_free(&q), epoch_streams_free(&e), epoch_streams_free(&f);
+}
+
 TEST(permutations_are_uniform) {
     size_t seen[4][4] = {{0}}, round, i;
     for (round = 0; round < 4000; round++) {
@@ -313,6 +332,7 @@ int main(int argc, char **argv) {
                                        LISTED(epochs_and_seeds_differ_and_repeat),
                                        LISTED(small_sets_are_permuted_too),
                                        LISTED(not_shuffled_is_the_order_of_the_file),
+                                       LISTED(lengths_lie_a_stride_apart),
                                        LISTED(permutations_are_uniform),
                                        LISTED(crc32_is_zlibs)};
     RUN_TESTS(argc, argv, tests, NULL, NULL);

@@ -1,6 +1,6 @@
 // The thread that reads ahead: the same micro-batches at any speed of either side, the targets of a whole step with each, errors where
 // they would have been without it, an end that leaves no thread behind.
-#include "document_files.h"
+#include "answer_files.h"
 #include "llmc/prefetch.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
@@ -101,6 +101,36 @@ TEST(llmc_shards_are_read_ahead_too) {
     dataloader_close(&one), dataloader_close(&other);
 }
 
+TEST(answers_are_read_ahead_too) {
+    size_t c;
+    for (c = 0; c < 3; c++) {
+        const Objective objective = objective_of(c == 0 ? OBJECTIVE_DPO : c == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
+        DataSettings settings = answer_settings(2, 40, &objective);
+        MadeShard made = made_kind(objective_data[objective.kind].kind);
+        static const float value[64] = {0.5f, -1, 2, 0.25f};
+        MadeDocument document[200];
+        DataLoader one, other;
+        Prefetch ahead;
+        Batch batch;
+        size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40), i;
+        const char *path;
+        for (i = 0; i < count; i++) document[i].value = value;
+        made.values = c == 2;
+        path = write_shard("answers.bin", &made, document, count);
+        one = open_data(path, &settings), other = open_data(path, &settings);
+        batch = batch_for(&other);
+        prefetch_allocate(&ahead, &one, 3);
+        prefetch_start(&ahead, 0);
+        allocation_guard = 1;
+        expect_steps(&ahead, &other, &batch, 40, 0); // over the end of epochs
+        allocation_guard = 0;
+        assert_true(dataloader_place(&other) > one.documents.units);
+        prefetch_free(&ahead);
+        batch_free(&batch);
+        dataloader_close(&one), dataloader_close(&other);
+    }
+}
+
 TEST(waiting_is_measured) {
     DataSettings settings = data_settings(1, 4000);
     DataLoader loader = open_data(write_documents(300, 4000), &settings);
@@ -190,6 +220,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {LISTED(the_same_at_any_speed),
                                        LISTED(stopped_and_started_anywhere),
                                        LISTED(llmc_shards_are_read_ahead_too),
+                                       LISTED(answers_are_read_ahead_too),
                                        LISTED(waiting_is_measured),
                                        LISTED(errors_come_where_they_would_have),
                                        LISTED(another_error_stops_the_threads)};

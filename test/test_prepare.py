@@ -27,6 +27,7 @@ import prepare_samples as samples
 import records
 import spans
 import templates
+from prepare_answers import *
 from prepare_runs import *  # the tests of whole runs
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -237,6 +238,18 @@ class Masks(WithTokenizers):
                              [head + "\u00abHello<|im_end|>\u00bb\n", head + "\u00abNo<|im_end|>\u00bb\n"])
         kind, group = self.documents("chatml", {"prompt": chat("2+2"), "completions": ["4", "5", "6"], "rewards": [1, -0.5, 0]})
         self.assertEqual((kind, [document.reward for document in group]), (2, [1.0, -0.5, 0.0]))
+
+    def test_prompts_alone(self):
+        kind, (document,) = self.documents("sentencepiece", {"prompt": "hello", "answer": "w"})
+        self.assertEqual((kind, document.prompt, bool(document.counts.any())), (3, 2, False))
+        self.assertEqual(self.encoder("sentencepiece").letters(document.ids[2:]), "w")
+        self.assert_marked("sentencepiece", {"prompt": "<s>hello"}, "<s> hello")
+        self.assert_marked("chatml", {"prompt": chat("Hi"), "completion": "ho"}, "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user"
+                           "\nHi<|im_end|>\n<|im_start|>assistant\nho", format="prompts")
+        self.rejected("gemma", {"prompt": chat("Hi", system="x")}, records.TEMPLATE, "no system role")
+        _, (cut,) = self.documents("chatml", {"prompt": "hello", "answer": "world and more"}, max_tokens=document.prompt + 1, long="truncate")
+        self.assertTrue(cut.truncated and cut.prompt < len(cut.ids))
+        self.rejected("chatml", {"prompt": "hello world and more and more"}, records.TOO_LONG, "not cut", max_tokens=3, long="truncate")
 
     def test_lengths(self):
         record = {"messages": chat("Hi", "hello world the weather is nice")}
@@ -476,8 +489,23 @@ class Shapes(WithTokenizers):
                 ({"prompt": "Ho", "chosen": message, "rejected": chat("Hi", "x")}, records.UNKNOWN_FORMAT, "not among"),
                 ({"prompt": "a", "completions": [], "rewards": []}, records.EMPTY, "completions"),
                 ({"prompt": "a", "completions": ["b"], "rewards": [1, 2]}, records.WRONG_TYPE, "1 completions, 2 rewards"),
-                ({"prompt": "a", "completions": ["b"], "rewards": [float("nan")]}, records.WRONG_TYPE, "finite"),
-                ({"prompt": "a", "completions": ["b"], "rewards": ["1"]}, records.WRONG_TYPE, "rewards[0]"),
+                ({"prompt": "a", "completions": ["b"], "rewards": [1]}, records.WRONG_TYPE, "one completion alone is no group"),
+                ({"prompt": "a", "completions": ["b", "c"]}, records.UNKNOWN_FORMAT, "keys are prompt, completions"),
+                ({"prompt": "a", "completions": ["b", "c"], "rewards": [0, float("nan")]}, records.WRONG_TYPE, "rewards[1] is nan"),
+                ({"prompt": "a", "completions": ["b", "c"], "rewards": [None, 1]}, records.WRONG_TYPE, "rewards[0] is null"),
+                ({"prompt": "a", "completions": ["b", "c"], "rewards": ["1", 1]}, records.WRONG_TYPE, "rewards[0]"),
+                ({"prompt": ""}, records.EMPTY, "prompt"), ({"prompt": []}, records.EMPTY, "prompt"), ({"prompt": 5}, records.WRONG_TYPE, "prompt"),
+                ({"prompt": "a", "answer": 5}, records.WRONG_TYPE, "answer is a number"), ({"answer": "a"}, records.UNKNOWN_FORMAT, "answer"),
+                ({"ids": [1, 2], "advantages": [0, 1]}, records.UNKNOWN_FORMAT, "has no train"),
+                ({"ids": [1, 2], "train": [0, 1]}, records.UNKNOWN_FORMAT, "keys are ids, train"),
+                ({"ids": [1, 2], "train": [0, 1], "advantages": [0, 1, 2]}, records.WRONG_TYPE, "2 ids, 2 of train, 3 advantages"),
+                ({"ids": [1, 2], "train": [0], "advantages": [0, 1]}, records.WRONG_TYPE, "1 of train"),
+                ({"ids": [1, -2], "train": [0, 1], "advantages": [0, 1]}, records.WRONG_TYPE, "ids[1] is -2, not a token's number"),
+                ({"ids": [1, 2000], "train": [0, 1], "advantages": [0, 1]}, records.WRONG_TYPE, "ids[1] is 2000, the vocabulary has"),
+                ({"ids": [1.5, 2], "train": [0, 1], "advantages": [0, 1]}, records.WRONG_TYPE, "ids[0] is 1.5"),
+                ({"ids": [1, 2], "train": [0, 2], "advantages": [0, 1]}, records.WRONG_TYPE, "train[1] is 2, not 0 or 1"),
+                ({"ids": [1, 2], "train": [0, 1], "advantages": [0, float("inf")]}, records.WRONG_TYPE, "advantages[1] is inf"),
+                ({"ids": [1, 2], "train": [1, 0], "advantages": [0, 1]}, records.NO_TARGET, ""),
                 ({"messages": chat("Hi")}, records.NO_TARGET, ""), ({"messages": [{"role": "assistant", "content": "\ud800"}]}, records.MALFORMED, "surrogate"),
                 ({"messages": message, "tools": 3}, records.WRONG_TYPE, "tools"), ({"messages": message, "tools": "{"}, records.WRONG_TYPE, "tools"),
                 ({"messages": message, "chat_template_kwargs": []}, records.WRONG_TYPE, "chat_template_kwargs")):

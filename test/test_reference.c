@@ -1,6 +1,7 @@
 /*
-Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through packed and cut
-documents against each document by itself, and a training run's reference: computed once, found again, never half of one.
+Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through
+packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
+never half of one.
 */
 #define PROGRAM_NAME "train"
 #include "document_files.h"
@@ -8,11 +9,12 @@ documents against each document by itself, and a training run's reference: compu
 #include <signal.h>
 
 #define VOCABULARY 96
-#define TINY                                                                                                           \
-    "llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"       \
-    "vocab_size=96"
+#define LAYERS(n)                                                                                                      \
+    "llama,hidden_size=32,intermediate_size=48,num_hidden_layers=" n                                                   \
+    ",num_attention_heads=4,num_key_value_heads=2,vocab_size=96"
+#define TINY LAYERS("2")
 
-// ---- a run without a first step ------------------------------------------------------------------------------------------------
+// ---- a run without a first step -----------------------------------------------------------------------------------
 typedef struct {
     Options options;
     Run run;
@@ -22,14 +24,14 @@ typedef struct {
 } Opened;
 
 typedef struct {
-    const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed;
+    const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed, *method, *chunk;
     DataUse use;
     const Objective *objective;
 } Setup;
 
 // All NULL but what matters to a test
 static Setup some_setup(const char *shards) {
-    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5", DATA_TRAINS, NULL};
+    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5", "stream", "64", DATA_TRAINS, NULL};
     return s;
 }
 
@@ -46,11 +48,11 @@ static Opened *opened(const Setup *s) {
     static char word[32][512];
     static char *argv[32];
     static Opened o;
-    const char *given[] = {"train",   "train",           "--init",    s->init,    "--data",
-                           s->shards, "--seq-len",       s->T,        "--batch",  s->B,
-                           "--long",  s->long_documents, "--shuffle", s->shuffle, "--seed",
-                           s->seed,   "--quiet",         "--out",     s->out};
-    int argc = s->out ? 19 : 17, i;
+    const char *given[] = {"train",     "train",    "--init",  s->init, "--data",   s->shards,
+                           "--seq-len", s->T,       "--batch", s->B,    "--long",   s->long_documents,
+                           "--shuffle", s->shuffle, "--seed",  s->seed, "--method", s->method,
+                           "--chunk",   s->chunk,   "--quiet", "--out", s->out};
+    int argc = (int)(sizeof(given) / sizeof(given[0])) - (s->out ? 0 : 2), i;
     for (i = 0; i < argc; i++) snprintf(word[i], sizeof(word[i]), "%s", given[i]), argv[i] = word[i];
     argv[argc] = NULL;
     memset(&o, 0, sizeof(o));
@@ -104,7 +106,7 @@ static const char *random_data(const char *folder) {
     return scratch_path(name);
 }
 
-// ---- keys ----------------------------------------------------------------------------------------------------------------------
+// ---- keys ---------------------------------------------------------------------------------------------------------
 TEST(key_of_bytes_changes_with_every_bit) {
     unsigned char *bytes = (unsigned char *)case_memory(200);
     uint64_t seen[2000], key;
@@ -192,7 +194,7 @@ TEST(key_of_the_data) {
     assert_true(data_key_of(&s) != key);
 }
 
-// ---- the walk --------------------------------------------------------------------------------------------------------------------
+// ---- the walk -----------------------------------------------------------------------------------------------------
 static float *computed(const Setup *s, const char *name, size_t *tokens, LogprobSum *sum) {
     Opened *o = opened(s);
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
@@ -221,7 +223,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (place = 0; place < d->documents; place++) {
         dataloader_next(&o->data, &o->batch);
-        forward_only(&o->run.stream, &o->batch, 1);
+        forward_logprobs(&o->run.stream, &o->batch, 1);
         for (t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
                 value[first] = (float)value_at(o->run.stream.host_sums, dtype_of_sums(o->run.model.dtype), t);
@@ -334,7 +336,7 @@ TEST(values_that_are_none_are_refused) {
     assert_false(path_exists(scratch_path("overflow.logprobs")));
 }
 
-// ---- the reference of a run --------------------------------------------------------------------------------------------------------
+// ---- the reference of a run ---------------------------------------------------------------------------------------
 static char reference_path[PATH_MAX];
 
 // Prepares, and says which file it is.
@@ -448,26 +450,33 @@ TEST(where_the_data_cannot_be_written_to) {
     assert_non_null(strstr(reference_path, "/out/reference-"));
 }
 
+// As --reference-logprobs names it
+static void check_named(Opened *o, uint64_t key) {
+    LogprobFile f;
+    logprobs_open(&f, reference_path);
+    o->data.documents.settings.reference = &f;
+    reference_check(&o->run, &o->data, key);
+    o->data.documents.settings.reference = NULL, o->data.documents.settings.old = &f;
+    reference_check(&o->run, &o->data, key);
+    logprobs_close(&f);
+}
+
 static void open_other(const void *setup) {
     Opened *o = opened((const Setup *)setup);
-    LogprobFile f;
-    reference_open(&f, reference_path, &o->run, &o->data, o->key);
+    check_named(o, o->key);
 }
 
 TEST(a_named_reference_is_held_to_the_run) {
     Setup s = some_setup(random_data("named"));
     Opened *o;
-    LogprobFile f;
     prepare(&s, 1);
     o = opened(&s);
-    reference_open(&f, reference_path, &o->run, &o->data, o->key);
-    logprobs_close(&f);
+    check_named(o, o->key);
     closed(o);
     s.seed = "6";
     expect_refused(open_other, &s, 1, "holds log-probabilities under another model: llama,");
     o = opened(&s);
-    reference_open(&f, reference_path, &o->run, &o->data, 0); // any model's
-    logprobs_close(&f);
+    check_named(o, 0); // any model's
     closed(o);
     s.seed = "5", s.T = "64";
     prepare(&s, 1);
@@ -477,7 +486,53 @@ TEST(a_named_reference_is_held_to_the_run) {
     expect_refused(open_other, &s, 1, "holds log-probabilities of other data or by another tokenizer");
 }
 
-// ---- the state of a run --------------------------------------------------------------------------------------------------------------
+// With its reference attached, a policy that still is the reference loses ln 2 on every pair.
+TEST(a_batch_gets_its_reference) {
+    Setup s = some_setup(shard_of_kind("attached.bin", KIND_PAIRS));
+    Objective objective;
+    Opened *o;
+    LogprobFile f;
+    size_t i, t;
+    memset(&objective, 0, sizeof(objective));
+    objective.kind = OBJECTIVE_DPO, objective.beta = 2, objective.temperature = 1;
+    s.objective = &objective, s.shuffle = "on", s.B = "2";
+    o = opened(&s);
+    o->run.stream.objective = objective;
+    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
+    o->data.documents.settings.reference = &f;
+    dataloader_seek(&o->data, 0);
+    allocation_guard = 1;
+    for (i = 0; i < dataloader_batches(&o->data); i++) {
+        double loss;
+        dataloader_next(&o->data, &o->batch);
+        loss = forward_only(&o->run.stream, &o->batch, batch_count(&o->batch).groups, NULL);
+        if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
+        for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
+    }
+    allocation_guard = 0;
+    logprobs_close(&f);
+    closed(o);
+}
+
+// The run's one allocation is that of its training; every method's has room.
+TEST(a_reference_fits_into_the_plan_of_training) {
+    static const char *const methods[] = {"stream", "checkpoint", "full"};
+    Setup s = some_setup(random_data("methods"));
+    char first[PATH_MAX];
+    size_t i;
+    s.B = "3";
+    for (i = 0; i < 6; i++) {
+        s.method = methods[i % 3], s.chunk = i < 3 ? "16" : "100000";
+        s.init = i % 2 ? LAYERS("1") : TINY;
+        prepare(&s, 1);
+        assert_int_equal(unlink(reference_path), 0); // so that it is computed again
+        if (i % 2) continue;
+        if (i == 0) snprintf(first, sizeof(first), "%s", reference_path);
+        assert_string_equal(reference_path, first);
+    }
+}
+
+// ---- the state of a run -------------------------------------------------------------------------------------------
 static const char *state_with(const char *settings) {
     char text[256];
     const char *folder = scratch_path("checkpoint");
@@ -511,6 +566,8 @@ int main(int argc, char **argv) {
                                        LISTED(a_lost_reference_is_named),
                                        LISTED(where_the_data_cannot_be_written_to),
                                        LISTED(a_named_reference_is_held_to_the_run),
+                                       LISTED(a_batch_gets_its_reference),
+                                       LISTED(a_reference_fits_into_the_plan_of_training),
                                        LISTED(a_resumed_run_knows_its_reference)};
     RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
 }

@@ -75,26 +75,6 @@ TEST(cache_equals_full_pass) {
 }
 
 // ---- greedy text against transformers ---------------------------------------------------------------------------------------
-static int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
-    SafeTensors list = {NULL, 0};
-    char path[256];
-    InputFile file;
-    SafeTensor *tensor;
-    int32_t *ids;
-    snprintf(path, sizeof(path), "%s/reference.safetensors", folder);
-    file = input_open(path);
-    safetensors_read_header(&list, &file, 0);
-    safetensors_sort(&list);
-    tensor = safetensors_find(&list, name);
-    if (!tensor || strcmp(tensor->dtype, "I32") != 0) test_fail("%s has no int32 tensor %s", path, name);
-    *count = (size_t)tensor->shape[0];
-    ids = (int32_t *)case_memory(*count * sizeof(int32_t));
-    input_read(&file, tensor->begin, ids, *count * sizeof(int32_t));
-    input_close(&file);
-    safetensors_free(&list);
-    return ids;
-}
-
 static void greedy_as_transformers(const char *name, size_t chunk) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
     char folder[256];

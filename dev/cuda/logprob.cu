@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
     const RowCut cut = row_cut(x, V);
     if (kept_packs > cut.packs) kept_packs = cut.packs;
     const float temperature = (float)inverse, value = load(x[target]);
-    Exponentials e = {-FLT_MAX, 0.0};
+    Exponentials e = {-FLT_MAX, 0.0, 0.0};
     for (size_t i = threadIdx.x; i < kept_packs; i += blockDim.x) {
         const Pack<floatX, W> pack = pack_read<W>(x + cut.head + i * W);
         float values[W];

@@ -21,13 +21,15 @@ struct SpanBlocks {
     Span span[MOST_SPANS];
     unsigned first[MOST_SPANS + 1]; // block of each span, the last being their number
     unsigned count;
-    size_t origin; // the chunk's first query: row 0 of q, out, lse
     size_t window; // keys that a query sees at most; SIZE_MAX: all
 };
 
 struct SpanBlock {
     Span span;
     size_t begin; // of the block's queries or keys
+    size_t
+        origin; // the token that would be row 0 of q, out, lse: it may lie before the stream, but what is in row t - origin is
+                // right, as unsigned numbers wrap
 };
 
 __host__ __device__ inline size_t first_key_in(size_t document, size_t t, size_t window) {
@@ -37,7 +39,6 @@ __host__ __device__ inline size_t first_key_in(size_t document, size_t t, size_t
 // by_keys: blocks of `size` keys that a query of the span sees, otherwise of its queries [begin, end)
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
-    blocks->origin = spans.span[0].begin;
     blocks->window = spans.window ? spans.window : SIZE_MAX;
     for (; from < spans.count && blocks->count < MOST_SPANS; from++) {
         const Span span = spans.span[from];
@@ -55,7 +56,7 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
     const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x;
     unsigned i = 0;
     while (block >= blocks.first[i + 1]) i++;
-    SpanBlock found = {blocks.span[i], 0};
+    SpanBlock found = {blocks.span[i], 0, blocks.span[i].begin - blocks.span[i].row};
     found.begin = by_keys ? first_key_in(found.span.document, found.span.begin, blocks.window) : found.span.begin;
     found.begin += (size_t)(block - blocks.first[i]) * size;
     return found;
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (row + 8 * i >= end) continue;
-            floatX *const to = out + ((row + 8 * i - blocks.origin) * shape.NH + head) * shape.HD;
+            floatX *const to = out + ((row + 8 * i - block.origin) * shape.NH + head) * shape.HD;
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
             folded = true, folded_largest[0] = largest[0], folded_largest[1] = largest[1];
         }
     };
-    tile_fetch<HD, THREADS>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
+    tile_fetch<HD, THREADS>(tq, q, queries, block.begin - block.origin, end - block.origin, T.held);
     pass_tiles<T.stages>(tiles_in<KEYS>(length), bring, use);
     float total[2], shrink[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         total[i] = (float)quad_sum(sum[i]);
         if (folded) shrink[i] = exp2f(folded_largest[i] - largest[i]);
         if (row + 8 * i < end && lane % 4 == 0)
-            lse[(row + 8 * i - blocks.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
+            lse[(row + 8 * i - block.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
     }
     for_outputs([&](int i, float sum, floatX &to) {
         if (FOLDS && folded) sum += load(to) * shrink[i];
@@ -361,7 +362,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     const float scale = shape.scale * LOG2_E;
     float sums[HD / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
     for (int i = 0; i < 2; i++) {
-        const size_t place = (row + 8 * i - blocks.origin) * shape.NH + head;
+        const size_t place = (row + 8 * i - block.origin) * shape.NH + head;
         if (row + 8 * i < end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
     const auto bring = [&](unsigned i, unsigned stage) {
@@ -385,8 +386,8 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                 ds[j][e] = exp2f(fmaf(s[j][e], scale, -row_lse[e / 2])) * (ds[j][e] - row_delta[e / 2]);
         product_with_rows<HD, KEYS>(sums, ds, tk);
     };
-    tile_fetch<HD, THREADS>(tq, q, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
-    tile_fetch<HD, THREADS>(td, dout, queries, block.begin - blocks.origin, end - blocks.origin, T.held);
+    tile_fetch<HD, THREADS>(tq, q, queries, block.begin - block.origin, end - block.origin, T.held);
+    tile_fetch<HD, THREADS>(td, dout, queries, block.begin - block.origin, end - block.origin, T.held);
     pass_tiles<T.stages>(tiles_in<KEYS>(length), bring, use);
 #pragma unroll
     for (int d = 0; d < HD / 8; d++)
@@ -394,7 +395,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         for (int e = 0; e < 4; e++) {
             const size_t column = d * 8 + lane % 4 * 2 + e % 2, t = row + 8 * (e / 2);
             if (t < end && column < shape.HD)
-                dq[((t - blocks.origin) * shape.NH + head) * shape.HD + column] = store(sums[d][e] * shape.scale);
+                dq[((t - block.origin) * shape.NH + head) * shape.HD + column] = store(sums[d][e] * shape.scale);
         }
 }
 
@@ -433,10 +434,10 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     const auto bring = [&](unsigned, unsigned stage) {
         floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const HeadRows queries = {shape.NH, coming_head, shape.HD, shape.packed};
-        tile_fetch<HD, THREADS>(tq, q, queries, coming - blocks.origin, query_end - blocks.origin, QUERIES);
-        tile_fetch<HD, THREADS>(td, dout, queries, coming - blocks.origin, query_end - blocks.origin, QUERIES);
+        tile_fetch<HD, THREADS>(tq, q, queries, coming - block.origin, query_end - block.origin, QUERIES);
+        tile_fetch<HD, THREADS>(td, dout, queries, coming - block.origin, query_end - block.origin, QUERIES);
         for (unsigned i = threadIdx.x; i < QUERIES; i += THREADS) {
-            const size_t place = (coming + i - blocks.origin) * shape.NH + coming_head;
+            const size_t place = (coming + i - block.origin) * shape.NH + coming_head;
             fetch<4>(beside_row<HD>(tq, i), lse + place, coming + i < query_end);
             fetch<4>(beside_row<HD>(td, i), delta + place, coming + i < query_end);
         }
@@ -533,11 +534,11 @@ static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored 
                                const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     const AttentionShape shape = attention_shape(NH, NKV, HD, scale, q, k, v, dout);
-    const size_t rows = spans.count ? (spans.span[spans.count - 1].end - spans.span[0].begin) * NH : 0;
+    const size_t first = spans.count ? spans.span[0].row * NH : 0, rows = spans_rows(spans) * NH - first;
     float *delta = (float *)scratch;
     if (!rows) return;
     LAUNCH((attention_delta_kernel), dim3((unsigned)blocks_for(rows, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
-    (delta, (const floatX *)dout, (const floatX *)out, rows, HD);
+    (delta + first, (const floatX *)dout + first * HD, (const floatX *)out + first * HD, rows, HD);
     with_head_size(HD, [&](auto PADDED) {
         constexpr Tiles T = BACKWARD_TILES<PADDED>;
         static_assert(T.held);

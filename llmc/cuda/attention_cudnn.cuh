@@ -111,7 +111,7 @@ static size_t cudnn_stage_bytes(size_t n, size_t NH, size_t NKV, size_t HD) {
 
 // ---- spans that stay ours: any of the chunk's, in order --------------------------------------------------------------------------------------
 template <typename Run> struct OwnSpans {
-    Run run; // of our kernels, on spans with gaps between them
+    Run run; // of our kernels, on spans with gaps between their rows
     size_t window;
     Span span[MOST_SPANS] = {};
     size_t count = 0;
@@ -123,14 +123,16 @@ template <typename Run> struct OwnSpans {
         if (count) run(spans);
         count = 0;
     }
-    void add(size_t document, size_t begin, size_t end) {
+    // Queries [begin, end) of a span. Two parts of one document are not of one call: dk and dv of a key have one owner in it.
+    void add(Span whole, size_t begin, size_t end) {
+        const bool same = count && span[count - 1].document == whole.document;
         if (begin >= end) return;
-        if (count && span[count - 1].document == document && span[count - 1].end == begin) {
+        if (same && span[count - 1].end == begin) {
             span[count - 1].end = end;
             return;
         }
-        if (count == MOST_SPANS) flush();
-        span[count++] = Span{document, begin, end};
+        if (same || count == MOST_SPANS) flush();
+        span[count++] = Span{whole.document, begin, end, whole.row + begin - whole.begin};
     }
 };
 template <typename Run> OwnSpans(Run, size_t) -> OwnSpans<Run>;
@@ -158,22 +160,16 @@ static size_t attention_scratch_with_cudnn(size_t n, size_t NH, size_t NKV, size
 
 static void attention_forward_with_cudnn(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    const size_t origin = spans.count ? spans.span[0].begin : 0;
     const bool takes = !spans.window && cudnn_takes(HD, all_aligned(out, q, k, v)); // windows are ours
-    OwnSpans own = {[&](Spans left) {
-                        const size_t row = (left.span[0].begin - origin) * NH;
-                        attention_forward((Stored *)((floatX *)out + row * HD), (Summed *)((float *)lse + row),
-                                          (const Stored *)((const floatX *)q + row * HD), k, v, left, NH, NKV, HD,
-                                          scale, scratch);
-                    },
+    OwnSpans own = {[&](Spans left) { attention_forward(out, lse, q, k, v, left, NH, NKV, HD, scale, scratch); },
                     spans.window};
     for (size_t i = 0; i < spans.count; i++) {
         const Span span = spans.span[i];
         const CudnnAttention shape = {
             span.end - span.begin, span.end - span.document, NH, NKV, NH, NKV, HD, (float)scale, 1};
-        const size_t row = (span.begin - origin) * NH, key = span.document * NKV * HD;
+        const size_t row = span.row * NH, key = span.document * NKV * HD;
         if (!takes || shape.queries < CUDNN_GRID || !cudnn_has(&shape, 0, CUDNN_FORWARD_WORKSPACE)) {
-            own.add(span.document, span.begin, span.end);
+            own.add(span, span.begin, span.end);
             continue;
         }
         float *const staged = (float *)scratch;
@@ -196,29 +192,21 @@ static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, co
                                           const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
                                           Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
                                           Summed *scratch) {
-    const size_t origin = spans.count ? spans.span[0].begin : 0;
-    const size_t n = spans.count ? spans.span[spans.count - 1].end - origin : 0;
+    const size_t n = spans_rows(spans);
     const size_t block =
         !spans.window && cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)) ? cudnn_block(n, NH, NKV, HD) : 0;
     const size_t key_heads = block ? cudnn_key_heads(block, NH, NKV, HD) : 0, heads = key_heads * (NH / NKV);
     const CudnnStage stage =
         cudnn_stage((char *)((float *)scratch + attention_scratch(n, NH, NKV, HD)), block, heads, key_heads, NH, HD);
-    OwnSpans own = {[&](Spans left) {
-                        const size_t row = (left.span[0].begin - origin) * NH;
-                        attention_backward((Stored *)((floatX *)dq + row * HD), dk, dv,
-                                           (const Stored *)((const floatX *)dout + row * HD),
-                                           (const Stored *)((const floatX *)out + row * HD),
-                                           (const Stored *)((const floatX *)q + row * HD), k, v,
-                                           (const Summed *)((const float *)lse + row), left, NH, NKV, HD, scale,
-                                           scratch);
-                    },
-                    spans.window};
+    OwnSpans own = {
+        [&](Spans left) { attention_backward(dq, dk, dv, dout, out, q, k, v, lse, left, NH, NKV, HD, scale, scratch); },
+        spans.window};
     for (size_t i = 0; i < spans.count; i++) {
         const Span span = spans.span[i];
         size_t t = span.document + blocks_for(span.begin - span.document, CUDNN_GRID) * CUDNN_GRID, queries;
-        own.add(span.document, span.begin, t < span.end ? t : span.end);
+        own.add(span, span.begin, t < span.end ? t : span.end);
         for (; block && t + CUDNN_GRID <= span.end; t += queries) {
-            const size_t row = (t - origin) * NH * HD, before = t - span.document;
+            const size_t place = (span.row + t - span.begin) * NH, row = place * HD, before = t - span.document;
             bool has = true;
             queries = cudnn_piece(span.end - t, block);
             const auto shape_of = [&](size_t key, size_t keys) {
@@ -229,28 +217,28 @@ static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, co
                 has = has && cudnn_has(&shape, 1, cudnn_attention_workspace(queries, keys, heads, HD));
             });
             if (!has) {
-                own.add(span.document, t, t + queries);
+                own.add(span, t, t + queries);
                 continue;
             }
-            transpose(stage.lse, (const float *)lse + (t - origin) * NH, queries, NH);
+            transpose(stage.lse, (const float *)lse + place, queries, NH);
             zero(stage.dq_sums, queries * NH * HD * sizeof(float));
             cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
                 const CudnnAttention shape = shape_of(key, keys);
                 for (size_t group = 0; group < NKV / key_heads; group++) {
                     const size_t head = group * heads * HD, at = row + head;
-                    const size_t place = ((span.document + key) * NKV + group * key_heads) * HD;
+                    const size_t keys_at = ((span.document + key) * NKV + group * key_heads) * HD;
                     cudnn_attention_backward(&shape, stage.dq, stage.dk, stage.dv, (const floatX *)dout + at,
                                              (const floatX *)out + at, (const floatX *)q + at,
-                                             (const floatX *)k + place, (const floatX *)v + place,
+                                             (const floatX *)k + keys_at, (const floatX *)v + keys_at,
                                              stage.lse + group * heads * queries, stage.workspace);
                     add_staged(stage.dq_sums + head, stage.dq, queries, heads * HD, NH * HD);
-                    add_staged((float *)dk + place, stage.dk, keys, key_heads * HD, NKV * HD);
-                    add_staged((float *)dv + place, stage.dv, keys, key_heads * HD, NKV * HD);
+                    add_staged((float *)dk + keys_at, stage.dk, keys, key_heads * HD, NKV * HD);
+                    add_staged((float *)dv + keys_at, stage.dv, keys, key_heads * HD, NKV * HD);
                 }
             });
             round_sums((Stored *)((floatX *)dq + row), (const Summed *)stage.dq_sums, queries * NH * HD);
         }
-        own.add(span.document, t, span.end);
+        own.add(span, t, span.end);
     }
     own.flush();
 }

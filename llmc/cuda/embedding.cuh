@@ -161,4 +161,19 @@ static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const 
     });
 }
 
+// ---- rows put elsewhere ----------------------------------------------------------------------------------------------------------------
+template <int W>
+__global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
+    const size_t packs = width / W;
+    FOR_EACH_PACK(i, n * packs)
+    pack_write(out + (size_t)row[i / packs] * width + i % packs * W, pack_read<W>(in + i * W));
+}
+
+static void scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+    with_width<floatX>(width % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
+        LAUNCH((scatter_rows_kernel<W>), loop_grid(n * width / W), LOOP_THREADS, 0)
+        ((floatX *)out, (const floatX *)in, row, n, width);
+    });
+}
+
 #endif

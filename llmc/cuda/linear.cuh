@@ -24,6 +24,7 @@ constexpr unsigned MOST_ALIGNMENT =
 // out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
 struct Matmul {
     size_t m, n, k;
+    size_t stride_b, stride_out; // elements from row to row of B and out as stored; 0: as long as a row
     int transposed_a, transposed_b, summed_out, bias;
     unsigned alignment; // bytes that divide all addresses
 };
@@ -52,9 +53,11 @@ static void cublas_require(void) {
         die("no device memory for cuBLASLt's workspace of %s", human_bytes((double)CUBLAS_WORKSPACE));
 }
 
-static cublasLtMatrixLayout_t cublas_layout(cudaDataType_t type, size_t rows, size_t columns) {
+// stride: from column to column; 0: rows
+static cublasLtMatrixLayout_t cublas_layout(cudaDataType_t type, size_t rows, size_t columns, size_t stride) {
     cublasLtMatrixLayout_t layout;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, (int64_t)rows), "describing a matrix");
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, (int64_t)(stride ? stride : rows)),
+                 "describing a matrix");
     return layout;
 }
 
@@ -105,9 +108,9 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
         matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, stored);
         matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     }
-    kept->a = cublas_layout(stored, p->transposed_a ? p->k : p->m, p->transposed_a ? p->m : p->k);
-    kept->b = cublas_layout(stored, p->transposed_b ? p->n : p->k, p->transposed_b ? p->k : p->n);
-    kept->out = cublas_layout(p->summed_out ? CUDA_R_32F : stored, p->m, p->n);
+    kept->a = cublas_layout(stored, p->transposed_a ? p->k : p->m, p->transposed_a ? p->m : p->k, 0);
+    kept->b = cublas_layout(stored, p->transposed_b ? p->n : p->k, p->transposed_b ? p->k : p->n, p->stride_b);
+    kept->out = cublas_layout(p->summed_out ? CUDA_R_32F : stored, p->m, p->n, p->stride_out);
     kept->possible = matmul_algorithms(kept, &found, 1) > 0;
     kept->algorithm = found.algo;
 }
@@ -180,6 +183,24 @@ static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored 
                                    size_t C, size_t OC) {
     matmul(matmul_shape(C, OC, n, 0, 1, 1), dweight, x, dout, NULL, dweight);
     if (dbias) bias_backward(dbias, dout, n, OC);
+}
+
+// ---- adapters ------------------------------------------------------------------------------------------------------------------------
+static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                            size_t r, size_t OC) {
+    Matmul p = matmul_shape(OC, n, r, 1, 0, 0);
+    floatX *const columns = (floatX *)out + column;
+    p.stride_out = width;
+    matmul(p, columns, b, h, NULL, columns);
+}
+
+static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
+                             const Stored *b, size_t n, size_t r, size_t OC) {
+    Matmul input = matmul_shape(r, n, OC, 0, 0, 0), weight = matmul_shape(r, OC, n, 0, 1, 1);
+    const floatX *const columns = (const floatX *)dout + column;
+    input.stride_b = weight.stride_b = width;
+    matmul(input, dh, b, columns, NULL, NULL);
+    if (db) matmul(weight, db, h, columns, NULL, db);
 }
 
 #endif

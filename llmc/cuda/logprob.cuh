@@ -2,7 +2,8 @@
 The loss head of op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of logits[n,V].
 A row is read once for its maximum and its sum of exponentials together (a thread rescales its sum where its maximum grows), and
 once more, in the opposite direction so that its end may still be in a cache, to be overwritten by its gradient. As in llmc/cpu/logprob.h the target
-stands aside while the others are summed, so that 1 - p does not cancel, and sums over the vocabulary are double.
+stands aside while the others are summed, so that 1 - p does not cancel, sums over the vocabulary are double, and entropy comes from
+the first reading.
 Bytes moved per logit: 3 s; how much of the second reading the L2 cache serves has not been measured (dev/cuda/logprob.cu).
 */
 #ifndef LLMC_CUDA_LOGPROB_CUH
@@ -12,29 +13,41 @@ Bytes moved per logit: 3 s; how much of the second reading the L2 cache serves h
 
 constexpr unsigned LOGPROB_THREADS = 512;
 
-// sum of exp((x - top) / temperature). top starts at the lowest finite number, so that logits of -inf count as probability 0,
-// while +inf and NaN reach the sum as NaN.
+// sum of exp z, and with entropy of z exp z, where z = (x - top) / temperature. top starts at the lowest finite number, so that
+// logits of -inf count as probability 0, while +inf and NaN reach the sum as NaN.
 struct Exponentials {
     float top;
-    double sum;
+    double sum, weighted;
 };
 
+__device__ inline void raise_top(Exponentials *e, float top, double inverse_temperature) {
+    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
+    if (e->sum > 0.0) e->weighted = shrink * (e->weighted - fall * e->sum);
+    e->sum *= shrink;
+    e->top = top;
+}
+
+constexpr float LEAST_Z = -1e4f; // exp is 0 from here on; times -inf that would be NaN
+
+template <bool WEIGHTED = false>
 __device__ inline void see(Exponentials *e, const float *x, int count, float inverse_temperature) {
-    float top = e->top, sum = 0.0f;
+    float top = e->top, sum = 0.0f, weighted = 0.0f;
     for (int j = 0; j < count; j++) top = x[j] > top ? x[j] : top;
-    if (top > e->top) {
-        e->sum *= exp(((double)e->top - (double)top) * (double)inverse_temperature);
-        e->top = top;
+    if (top > e->top) raise_top(e, top, (double)inverse_temperature);
+    for (int j = 0; j < count; j++) {
+        const float z = (x[j] - top) * inverse_temperature, p = expf(z);
+        sum += p;
+        if (WEIGHTED) weighted += p * (z < LEAST_Z ? LEAST_Z : z);
     }
-    for (int j = 0; j < count; j++) sum += expf((x[j] - top) * inverse_temperature);
     e->sum += (double)sum;
+    if (WEIGHTED) e->weighted += (double)weighted;
 }
 
 __device__ inline Exponentials merged(Exponentials a, Exponentials b, float inverse_temperature) {
     const float top = a.top > b.top ? a.top : b.top;
-    a.sum *= exp(((double)a.top - (double)top) * (double)inverse_temperature);
-    b.sum *= exp(((double)b.top - (double)top) * (double)inverse_temperature);
-    return Exponentials{top, a.sum + b.sum};
+    raise_top(&a, top, (double)inverse_temperature);
+    raise_top(&b, top, (double)inverse_temperature);
+    return Exponentials{top, a.sum + b.sum, a.weighted + b.weighted};
 }
 
 // A row begins anywhere (V may be odd): elements [head, tail) are whole packs, the rest is done one by one.
@@ -55,19 +68,20 @@ __device__ inline RowCut row_cut(const floatX *row, size_t V) {
 
 __device__ inline size_t single_of(RowCut cut, size_t i) { return i < cut.head ? i : cut.tail + i - cut.head; }
 
+template <bool WEIGHTED>
 __device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, size_t target, float inverse_temperature) {
     constexpr int W = full_pack<floatX>;
-    Exponentials e = {-FLT_MAX, 0.0};
+    Exponentials e = {-FLT_MAX, 0.0, 0.0};
     float value[W];
     for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x) {
         const size_t first = cut.head + i * W;
         const Pack<floatX, W> pack = pack_read<W>(x + first);
         for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : load(pack.x[j]);
-        see(&e, value, W, inverse_temperature);
+        see<WEIGHTED>(&e, value, W, inverse_temperature);
     }
     for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) {
         value[0] = single_of(cut, i) == target ? -INFINITY : load(x[single_of(cut, i)]);
-        see(&e, value, 1, inverse_temperature);
+        see<WEIGHTED>(&e, value, 1, inverse_temperature);
     }
     return e;
 }
@@ -98,8 +112,10 @@ __device__ inline void row_zero(floatX *x, RowCut cut) {
     for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x) pack_write(x + cut.head + i * W, zeros);
 }
 
+template <bool ENTROPY>
 __global__ void __launch_bounds__(LOGPROB_THREADS)
-    logprob_kernel(float *logp, floatX *logits, const int32_t *targets, const float *weight, size_t V, double inverse) {
+    logprob_kernel(float *logp, float *entropy, floatX *logits, const int32_t *targets, const float *weight, size_t V,
+                   double inverse) {
     SHARED(Exponentials, parts, LOGPROB_THREADS);
     const size_t t = blockIdx.x;
     const bool counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0.0f;
@@ -107,28 +123,30 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
     floatX *x = logits + t * V;
     const RowCut cut = row_cut(x, V);
     if (!counts) {
-        if (threadIdx.x == 0) logp[t] = 0.0f;
+        if (threadIdx.x == 0) {
+            logp[t] = 0.0f;
+            if (ENTROPY) entropy[t] = 0.0f;
+        }
         if (weight != NULL) row_zero(x, cut);
         return;
     }
     const float value = load(x[target]);
-    parts[threadIdx.x] = row_exponentials(x, cut, target, (float)inverse);
+    parts[threadIdx.x] = row_exponentials<ENTROPY>(x, cut, target, (float)inverse);
     for (unsigned step = LOGPROB_THREADS / 2; step; step /= 2) {
         __syncthreads();
         if (threadIdx.x < step)
             parts[threadIdx.x] = merged(parts[threadIdx.x], parts[threadIdx.x + step], (float)inverse);
     }
     __syncthreads(); // also: everybody has read the target's logit and may overwrite the row
-    double others = parts[0].sum;
-    float top = parts[0].top;
-    if (value > top) {
-        others *= exp(((double)top - (double)value) * inverse);
-        top = value;
+    Exponentials all = parts[0];
+    if (value > all.top) raise_top(&all, value, inverse);
+    const float top = all.top;
+    const double others = all.sum, z = ((double)value - (double)top) * inverse, itself = exp(z), sum = itself + others;
+    if (threadIdx.x == 0) {
+        logp[t] = (float)(itself > others ? -log1p(others / itself) : z - log(sum));
+        if (ENTROPY)
+            entropy[t] = (float)((itself == 1.0 ? log1p(others) : log(sum)) - (all.weighted + z * itself) / sum);
     }
-    const double itself = exp(((double)value - (double)top) * inverse), sum = itself + others;
-    if (threadIdx.x == 0)
-        logp[t] =
-            (float)(itself > others ? -log1p(others / itself) : ((double)value - (double)top) * inverse - log(sum));
     if (gradient) {
         const double slope = (double)weight[t] * inverse;
         row_gradient(x, cut, target, top, (float)(-slope / sum), (float)(slope * (others / sum)), (float)inverse);
@@ -137,10 +155,19 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
     }
 }
 
-static void logprob(Summed *logp, Stored *logits, const int32_t *targets, const Summed *weight, size_t n, size_t V,
-                    double temperature) {
-    LAUNCH((logprob_kernel), dim3((unsigned)n), LOGPROB_THREADS, 0)
-    ((float *)logp, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
+template <bool ENTROPY>
+static void launch_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                           size_t n, size_t V, double temperature) {
+    LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
+    ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
+}
+
+static void logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                    size_t n, size_t V, double temperature) {
+    if (entropy)
+        launch_logprob<true>(logp, entropy, logits, targets, weight, n, V, temperature);
+    else
+        launch_logprob<false>(logp, entropy, logits, targets, weight, n, V, temperature);
 }
 
 #endif

@@ -93,10 +93,11 @@ static void layernorm_forward(Stored *out, const Stored *x, const Stored *w, con
 // ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,  db += dout -----------
 static inline size_t norm_takers(size_t n) { return n < NORM_TAKERS ? n : NORM_TAKERS; }
 
-// [2, takers, C]: dw's lines, then db's
+// [2, takers, C]: dw's lines, then db's; none of it where dw is NULL
 static size_t norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers(n) * C; }
 
 // P: packs of a row that one thread has; a row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers, ...
+// lines NULL: dx alone
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
             pack_write(dx + first + c, result);
         }
     }
-    if (taker >= takers) return;
+    if (taker >= takers || !lines) return;
 #pragma unroll(P > 32 ? 1 : P)
     for (int p = 0; p < P; p++) {
         const size_t c = (threadIdx.x + p * blockDim.x) * W;
@@ -174,7 +175,7 @@ template <bool CENTRED>
 static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
                           size_t n, size_t C, double eps, double offset, int accumulate, Summed *scratch) {
     const size_t takers = norm_takers(n);
-    float *lines = (float *)scratch;
+    float *lines = dw ? (float *)scratch : NULL;
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w), [&](auto W) {
         constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
         const auto run = [&](auto P) {
@@ -193,6 +194,7 @@ static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout
         else
             run(Width<4 * FEW>());
     });
+    if (!dw) return;
     LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)dw, lines, takers, C);
     if (CENTRED) LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)db, lines + takers * C, takers, C);
 }

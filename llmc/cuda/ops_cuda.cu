@@ -11,8 +11,9 @@ are the libraries' here, come from op set "cpu".
 #include "memory.cuh" // allocate, release, copy, zero
 #include "linear.cuh" // matrix products, by cuBLASLt
 #endif
-#include "embedding.cuh" // token and position embeddings
+#include "embedding.cuh" // token and position embeddings, scattered rows
 #include "norm.cuh"      // RMSNorm, LayerNorm
+#include "adapter.cuh"   // scaling and dropout, of adapters (LoRA)
 #include "rope.cuh"      // rotary position embedding
 #include "attention.cuh" // attention of one chunk over its documents' keys
 #ifdef HAVE_CUDNN
@@ -60,6 +61,7 @@ static const Ops ops_cuda = {
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .embedding_backward_scratch = embedding_backward_scratch,
+    .scatter_rows = scatter_rows,
     .rmsnorm_forward = rmsnorm_forward,
     .rmsnorm_backward = rmsnorm_backward,
     .layernorm_forward = layernorm_forward,
@@ -68,6 +70,10 @@ static const Ops ops_cuda = {
     .linear_forward = linear_forward,
     .linear_backward_input = linear_backward_input,
     .linear_backward_weight = linear_backward_weight,
+    .adapter_forward = adapter_forward,
+    .adapter_backward = adapter_backward,
+    .scale = scale,
+    .dropout = dropout,
     .rope_forward = rope_forward,
     .rope_backward = rope_backward,
     .attention_forward = WITH_CUDNN(attention_forward),

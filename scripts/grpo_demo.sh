@@ -1,0 +1,69 @@
+#!/bin/sh
+# Online GRPO on a task that can be checked: a small Llama-style model of bytes learns to sort digits. First it learns the form of an
+# answer ("4192>" is followed by these digits in any order, and a line's end), from data; then to sort them, from rewards alone: it
+# writes answers, scripts/grpo_demo.py gives each the share of its places that are right, and group-normalised advantages do the rest.
+#
+#     scripts/grpo_demo.sh            a minute on two cores; needs a Python with numpy (PYTHON=...), and ./train
+#
+# Everything goes into build/grpo-demo/, which is replaced: two shards, format/ and run/ (checkpoints and log.jsonl), reward.png. Exit
+# status 1 unless the mean reward of the last 20 steps is 0.9 or more.
+set -eu
+LC_ALL=C
+export LC_ALL
+cd "$(dirname "$0")/.."
+. scripts/common.sh
+TRAIN=${TRAIN:-./train}
+PYTHON=${PYTHON:-python3}
+OUT=build/grpo-demo
+[ -x "$TRAIN" ] || { echo "grpo_demo.sh: there is no $TRAIN; make builds it" >&2; exit 1; }
+"$PYTHON" -c 'import numpy' 2>/dev/null || { echo "grpo_demo.sh: $PYTHON has no numpy: pip install numpy, or name another with PYTHON=..." >&2; exit 1; }
+
+MODEL=llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=4,head_dim=16
+MODEL=$MODEL,intermediate_size=192,vocab_size=256,max_position_embeddings=64
+T=16 # positions of "4192>1249" and a line's end: 9
+FORMAT_STEPS=150
+STEPS=${STEPS:-200}
+ENOUGH=0.9 # of the reward
+# Threads that wait should sleep: elsewhere, with other programs on the same cores, spinning costs more than waking up.
+OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+export OMP_WAIT_POLICY
+
+say() { printf '\n== %s\n' "$1"; }
+
+# The mean of KEY over lines FIRST to LAST of those that have it.
+mean_of() { # LOG KEY FIRST LAST
+    json_number "$2" <"$1" | awk -v first="$3" -v last="$4" 'NR >= first && NR <= last { sum += $1; n++ } END { printf "%.3f", n ? sum / n : 0 }'
+}
+
+rm -rf "$OUT"
+mkdir -p "$OUT"
+"$PYTHON" scripts/grpo_demo.py data "$OUT"
+
+say "The form of an answer, from data"
+"$TRAIN" --init $MODEL --data "$OUT/format-00000.bin" --seq-len $T --batch 64 --steps $FORMAT_STEPS --lr 3e-3 --out "$OUT/format" --quiet
+printf '4192>'
+"$TRAIN" sample --model "$OUT/format" --prompt '4192>' --max-new-tokens 4 --json 2>/dev/null | sed -n 's/.*"text": "\([^"]*\)".*/\1/p'
+
+say "What is right, from rewards: $STEPS steps of 16 prompts, 16 answers to each"
+"$TRAIN" --model "$OUT/format" --data "$OUT/task-00000.bin" --seq-len $T --objective grpo --rollout \
+    --reward-command "'$PYTHON' scripts/grpo_demo.py reward" --batch 16 --group-size 16 --max-new-tokens 5 --stop-ids 10 \
+    --steps "$STEPS" --lr 1e-3 --warmup 10 --out "$OUT/run"
+for digits in 4192 7305 8861; do
+    printf '%s>' $digits
+    "$TRAIN" sample --model "$OUT/run" --prompt "$digits>" --max-new-tokens 4 --temperature 0 --json 2>/dev/null |
+        sed -n 's/.*"text": "\([^"]*\)".*/\1/p'
+done
+
+python=$(python_with_matplotlib)
+[ -z "$python" ] || "$python" scripts/plot_log.py --out "$OUT/reward.png" --key reward "$OUT/run/log.jsonl"
+
+say "Result: the mean reward"
+before=$(mean_of "$OUT/run/log.jsonl" reward 1 5) after=$(mean_of "$OUT/run/log.jsonl" reward $((STEPS - 19)) "$STEPS")
+printf '%-24s %s\n' "of the first 5 steps" "$before" "of the last 20 steps" "$after"
+echo
+echo "in $OUT: run/log.jsonl, the checkpoint in run/$([ -z "$python" ] || echo ", reward.png")"
+[ -n "$python" ] || pictures_skipped "run this again"
+awk -v a="$after" -v enough=$ENOUGH 'BEGIN { exit !(a >= enough) }' || {
+    echo "grpo_demo.sh: the mean reward did not reach $ENOUGH" >&2
+    exit 1
+}

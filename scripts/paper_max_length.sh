@@ -1,0 +1,96 @@
+#!/bin/sh
+# The longest sequences of fine-tuning within 79 GiB, as `plan` has them, beside Table 3 of the StreamBP paper (arXiv 2506.03077):
+# SFT, GRPO and DPO of Qwen3-4B to 32B, all weights or LoRA, everything on one device.
+#
+#     scripts/paper_max_length.sh        TRAIN=./train LIMIT=79 (GiB)
+#
+# Nothing is trained or allocated. The paper's values come from scripts/paper/tables.csv and are always called the paper's.
+# Exit 1 where a length of ours is below the paper's own for StreamBP.
+set -eu
+cd "$(dirname "$0")/.."
+. scripts/common.sh
+TRAIN=${TRAIN:-./train}
+LIMIT=${LIMIT:-79} # what an A800 of 80 GB leaves to a program that keeps nothing for anything else
+[ -x "$TRAIN" ] || { echo "paper_max_length.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
+
+LORA="--lora-rank 32 --lora-alpha 128 --lora-targets all"
+
+# longest MODEL OBJECTIVE [more options] -> tokens of one sequence; 0 where not even one fits
+longest() { longest_within "${LIMIT}GiB" "$@"; }
+longest_within() { # BYTES, and as above
+    longest_limit=$1 longest_model=$2 longest_objective=$3
+    shift 3
+    case $longest_objective in
+    grpo) set -- --group-size 8 --beta 0.04 "$@" ;; # without a divergence from a reference the paper's code does not run
+    esac
+    # one thread: the scratch memory of a CPU's further ones is no part of this comparison
+    "$TRAIN" plan --init "$longest_model" --objective "$longest_objective" --seq-len 1024 --dtype bf16 --threads 1 \
+        --memory-limit "$longest_limit" --json --quiet "$@" | json_number max_seq_len
+}
+
+# ---- every row ---------------------------------------------------------------------------------------------------------------
+# model, objective, full or lora; the paper's standard, checkpointing, StreamBP; ours with its chunks, with our defaults, and
+# with its chunks and an optimizer of all weights
+rows=$(awk -F, '$1 == "table3_max_len" { print $2, $3, $5, $6, $8 }' $PAPER_TABLES |
+    while read -r model objective trained standard checkpoint stream; do
+        case $trained in
+        full) what="--for bp" optimizer=$(longest "$model" "$objective" $PAPER_CHUNKS --moments bf16 --master none) ;;
+        lora) what=$LORA optimizer=- ;;
+        *) echo "paper_max_length.sh: $PAPER_TABLES: '$trained' is not full or lora" >&2 && exit 1 ;;
+        esac
+        paper_chunks=$(longest "$model" "$objective" $what $PAPER_CHUNKS)
+        defaults=$(longest "$model" "$objective" $what)
+        echo "$(title "$model") $objective $trained $standard $checkpoint $stream $paper_chunks $defaults $optimizer"
+    done)
+[ -n "$rows" ] || { echo "paper_max_length.sh: $PAPER_TABLES has no rows of Table 3" >&2; exit 1; }
+
+# ---- the table ---------------------------------------------------------------------------------------------------------------
+cat <<END
+Longest sequence in k = 1000 tokens. 'paper': what the StreamBP paper (arXiv 2506.03077, Table 3) reports of standard
+backpropagation, gradient checkpointing and its own implementation, on an A800 of 80 GB. 'ours': the plan of ./train with
+--method stream within $LIMIT GiB, everything on the device; chunks of 500 tokens and logits of 100 as in the paper, or defaults.
+
+                       | paper                        | ours                 over the paper's StreamBP | ours, its chunks,
+model      run         | standard  checkpoint  stream | its chunks  defaults   its chunks     defaults | bf16 optimizer
+END
+echo "$rows" | awk '{
+    optimizer = $9 == "-" ? "-" : sprintf("%.1f (%.2f)", $9 / 1000, $9 / 1000 / $6)
+    printf "%-10s %-4s %-6s | %8s  %10s  %6s | %10.1f  %8.1f  %11.2f  %11.2f | %14s\n", $1, toupper($2),
+        $3 == "lora" ? "LoRA" : $3, $4, $5, $6, $7 / 1000, $8 / 1000, $7 / 1000 / $6, $8 / 1000 / $6, optimizer }'
+
+cat <<'END'
+
+What is counted, and what was assumed where the paper does not say:
+- Weights, activations and gradients in bf16, one sequence (SFT), one pair (DPO) or one group (GRPO) in a stream.
+- LoRA: rank 32, alpha 128, all linear layers; with its optimizer, moments and master copies of the adapters in fp32.
+- full: weights and gradients, no optimizer, as the paper's scripts stop before the first update. The last column has one:
+  AdamW with both moments in bf16 and no master weights (--moments bf16 --master none), in brackets over the paper's StreamBP.
+  It may lie below 1: the paper's value has no moments in it.
+- DPO: the length is that of each of the two sequences; chosen and rejected are documents of one stream, their prompt stored
+  with both. The reference's log-probabilities are computed beforehand (full) or by the base model without its adapters (LoRA):
+  there is no second model.
+- GRPO: the length is that of each of 8 sequences, prompt and completion, all of them in one stream; with a divergence from a
+  reference (beta 0.04), which comes as for DPO. The completions have been written before: no key/value cache is counted.
+END
+
+# The paper's value for SFT of all of Qwen3-8B is below its Figure 3 of the same model.
+figure=$(awk -F, '$1 == "fig3_max_len" && $2 == "qwen3-8b" { print $8 }' $PAPER_TABLES)
+table=$(awk -F, '$1 == "table3_max_len" && $2 == "qwen3-8b" && $3 == "sft full" { print $8 }' $PAPER_TABLES)
+weights=$("$TRAIN" plan --init qwen3-8b --dtype bf16 --for bp --json --quiet | json_number weights)
+rest=$(awk -v limit="$LIMIT" -v weights="$weights" 'BEGIN { printf "%.0f", limit * 2^30 - weights }')
+with_copy=$(longest_within "$rest" qwen3-8b sft --for bp $PAPER_CHUNKS)
+awk -v figure="$figure" -v table="$table" -v weights="$weights" -v ours="$with_copy" 'BEGIN {
+    printf "- Qwen3-8B, SFT full: for one pass Figure 3 of the paper has %sk, Table 3 %sk. At its 0.43 GiB per 1,000 tokens\n", figure, table
+    printf "  that is %.0f GiB less, about a copy of the weights (%.1f GiB), of which it says nothing. ", (figure - table) * 0.43, weights / 2^30
+    printf "Ours, less a copy: %.1fk.\n", ours / 1000 }'
+
+# ---- the verdict -------------------------------------------------------------------------------------------------------------
+echo "$rows" | awk '{
+    n++
+    for (i = 7; i <= 8; i++) {
+        if ($i >= 1000 * $6) continue
+        printf "BELOW the paper: %s %s %s, %s: %.1fk, paper %sk\n", $1, $2, $3, i == 7 ? "its chunks" : "defaults", $i / 1000, $6
+        below++
+    } }
+    END { if (!below) printf "\nAll %d rows reach the paper'\''s StreamBP, with its chunks and with our defaults.\n", n
+          exit below > 0 }'

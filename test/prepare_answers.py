@@ -1,0 +1,168 @@
+"""Answers, for test_prepare.py: whole runs that make shards of pairs, groups, prompts and documents with advantages."""
+
+import glob
+import json
+import math
+import os
+import struct
+import subprocess
+import zlib
+
+import numpy as np
+
+import encode
+import prepare_samples as samples
+import shards
+from prepare_runs import WithCommand, contents, read_shard
+
+
+def rollout(i):
+    """Tokens, which of them are trained on, and their advantages."""
+    ids = [(7 * i + k * k) % 300 for k in range(4 + i % 20)]
+    return {"ids": ids, "train": [int(k > i % 3) for k in range(len(ids))], "advantages": [math.sin(i + k) for k in range(len(ids))]}
+
+
+class Answers(WithCommand):
+    def made(self, name, rows, *arguments):
+        """(shard's path, header fields, table, ids, counts, raw bytes) for every shard of a run over these rows; inspected."""
+        done = self.prepare(self.path(name), self.write(name + ".jsonl", rows), *arguments)
+        paths = sorted(glob.glob(self.path(name) + "/train-*.bin"))
+        inspected = subprocess.run(self.inspect(*paths), capture_output=True, text=True)
+        self.assertEqual(inspected.returncode, 0, inspected.stderr)
+        self.said, self.inspected = done.stdout, inspected.stdout
+        return [(path, *read_shard(raw), raw) for path in paths for raw in [open(path, "rb").read()]]
+
+    def test_pairs(self):
+        rows = [{"prompt": f"{i} + 2 =", "chosen": " 4", "rejected": " 5 and six"} for i in range(40)]
+        made, pairs = self.made("pairs", rows, "--shard-tokens", "300"), 0
+        self.assertGreater(len(made), 1)
+        for _, fields, table, _, _, _ in made:
+            self.assertEqual((fields["kind"], fields["values"]), (1, 0))
+            self.assertEqual([row[3] for row in table], [i // 2 for i in range(len(table))])
+            self.assertTrue(all(4 <= row[4] < row[1] for row in table))
+            pairs += len(table) // 2
+        self.assertEqual(pairs, 40)
+        self.assertIn("--objective dpo", self.said)
+        self.assertIn("preference pairs", self.inspected)
+        self.assertIn("  16 pairs\n", self.inspected)
+
+    def test_groups(self):
+        rows = [{"prompt": "2+2", "completions": [" 4"] * (2 + i % 3), "rewards": [i / 2] * (2 + i % 3)} for i in range(40)]
+        made, seen = self.made("groups", rows, "--shard-tokens", "300"), 0
+        self.assertGreater(len(made), 1)
+        for _, fields, table, _, _, _ in made:
+            self.assertEqual(fields["kind"], 2)
+            groups = table[-1][3] + 1
+            expected = [(g, (seen + g) / 2) for g in range(groups) for _ in range(2 + (seen + g) % 3)]
+            self.assertEqual([(row[3], row[5]) for row in table], expected)
+            seen += groups
+        self.assertEqual(seen, 40)
+        self.assertIn("--objective grpo", self.said)
+        self.assertIn("groups of 2 to 4 documents, rewards 0 to ", self.inspected)
+
+    def test_prompts(self):
+        rows = [{"prompt": f"{i} + 2 =", **({"answer": f" {i + 2}"} if i % 2 else {})} for i in range(30)]
+        rows.append({"prompt": [{"role": "user", "content": "Hi"}], "answer": "Hello"})
+        encoder = encode.Encoder(encode.Options(tokenizer=self.tokenizer))
+        decode = lambda ids: encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
+        (_, fields, table, ids, counts, _), = self.made("prompts", rows)
+        self.assertEqual((fields["kind"], fields["counted"], set(counts)), (3, 0, {0}))
+        for i, (begin, tokens, counted, group, prompt, reward, _) in enumerate(table):
+            self.assertEqual((counted, group, reward), (0, i, 0))
+            text = (decode(ids[begin:begin + prompt]), decode(ids[begin + prompt:begin + tokens]))
+            self.assertEqual(text, (rows[i]["prompt"], rows[i].get("answer", "")) if i < 30 else
+                             ("<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "Hello"))
+        self.assertIn("--rollout --reward-command", self.said)
+        self.assertIn("prompts in 31 documents", self.inspected)
+        self.assertIn("prompt alone", self.prepare(None, "--show", "1", self.path("prompts.jsonl")).stdout)
+
+    def test_advantages(self):
+        rows = [rollout(i) for i in range(200)]
+        made, i = self.made("values", rows, "--shard-tokens", "900"), 0
+        self.assertGreater(len(made), 1)
+        for _, fields, table, ids, counts, raw in made:
+            self.assertEqual((fields["kind"], fields["values"] % 64, fields["file"]), (0, 0, fields["values"] + 4 * fields["tokens"]))
+            values = struct.unpack_from(f"<{fields['tokens']}f", raw, fields["values"])
+            for number, (begin, tokens, counted, group, prompt, _, crc) in enumerate(table):
+                own = slice(begin, begin + tokens)
+                self.assertEqual((list(ids[own]), list(counts[own])), (rows[i]["ids"], [0] + rows[i]["train"][1:]))
+                self.assertEqual(np.float32(rows[i]["advantages"]).tolist(), list(values[own]))
+                self.assertEqual((group, prompt), (number, 1 + i % 3))
+                whole = struct.pack(f"<{tokens}H", *ids[own]) + counts[own] + struct.pack(f"<{tokens}f", *values[own])
+                self.assertEqual(crc, zlib.crc32(whole))
+                i += 1
+        self.assertEqual(i, len(rows))
+        self.assertIn("--objective ppo", self.said)
+        self.assertIn("documents with advantages", self.inspected)
+        self.prepare(self.path("workers"), self.path("values.jsonl"), "--shard-tokens", "900", "--workers", "3")
+        self.assertEqual({n: raw for n, raw in contents(self.path("workers")).items() if n.endswith(".bin")},
+                         {os.path.basename(path): raw for path, *_, raw in made})
+
+    def test_kinds_do_not_mix(self):
+        for number, (first, other) in enumerate(((rollout(5), {"text": "hello world"}), ({"text": "hello world"}, rollout(5)),
+                                                 ({"prompt": "a"}, {"prompt": "a", "completion": " b"}))):
+            data = self.write(f"{number}.jsonl", [first, other])
+            self.refused(1, "1 bad sample", self.command(self.path(str(number)), data))
+            with open(os.path.join(self.path(str(number)), "rejected.jsonl"), encoding="utf-8") as file:
+                self.assertEqual(json.loads(file.read())["reason"], "another kind")
+
+    def test_a_writer_of_values_goes_on(self):
+        tables = np.zeros(4, shards.TABLE)
+        tables["tokens"], tables["begin"], tables["counted"] = 5, 5 * np.arange(4), 4
+        ids, counts, values = np.arange(20, dtype="<u2"), np.ones(20, np.uint8), np.linspace(-1, 1, 20, dtype=np.float32)
+        made = []
+        for name, halves in (("whole", False), ("halves", True)):
+            folder = self.path(name)
+            os.makedirs(folder)
+            writer = lambda state=None: shards.ShardWriter(folder, "train", shards.ADVANTAGES, 300, 0, "x", 1000, state)
+            w = writer()
+            w.add(ids[:10], counts[:10], tables[:2], [1, 1], values[:10])
+            if halves:  # what came after the state is lost
+                state = w.state()
+                w.add(ids[:5], counts[:5], tables[:1], [1], values[:5])
+                for file in w.files.values():
+                    file.close()
+                w = writer(state)
+            rest = tables[2:].copy()
+            rest["begin"] -= 10
+            w.add(ids[10:], counts[10:], rest, [1, 1], values[10:])
+            w.close()
+            made.append(contents(folder)["train-00000.bin.tmp"])
+        self.assertEqual(made[0], made[1])
+        self.assertEqual(struct.unpack("<20f", made[0][-80:]), tuple(values.tolist()))
+
+    def test_damage_is_found(self):
+        for name, rows in (("values", [rollout(i) for i in range(9)]), ("prompts", [{"prompt": "hello world", "answer": "a"}] * 9),
+                           ("groups", [{"prompt": "a", "completions": [" b", " c"], "rewards": [0, 1]}] * 5)):
+            (path, fields, _, _, _, raw), = self.made(name, rows)
+            last = fields["values"] or fields["counts"]
+            for at in (*range(0, 192, 7), *range(256, fields["ids"], 17), *range(last - 3, len(raw), 11)):
+                with open(path, "wb") as file:
+                    file.write(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1:])
+                with self.assertRaises(shards.ShardError, msg=f"{name}, byte {at}"):
+                    shards.Shard(path).verify()
+
+    def test_faults_with_right_checksums(self):
+        """As a writer with a fault would make them."""
+        (path, fields, table, _, counts, raw), = self.made("groups", [{"prompt": "a", "completions": [" b", " c"], "rewards": [0, 1]}] * 3)
+
+        def sealed(changes):
+            changed = bytearray(raw)
+            for at, value in changes:
+                changed[at:at + len(value)] = value
+            changed[120:124] = struct.pack("<I", zlib.crc32(changed[256:256 + 48 * fields["documents"]]))
+            changed[124:128] = bytes(4)
+            changed[124:128] = struct.pack("<I", zlib.crc32(changed[:256]))
+            with open(path, "wb") as file:
+                file.write(changed)
+            return shards.Shard(path)
+
+        at = lambda document, field: 256 + 48 * document + field
+        for words, changes in (("group 0 has one completion alone", [(at(1, 24), b"\1")]),
+                               ("not numbered in order", [(at(2, 24), b"\2")]), ("not numbered in order", [(at(4, 24), b"\0")]),
+                               ("rewards that are not finite", [(at(2, 40), struct.pack("<f", math.nan))]),
+                               ("not numbered in order", [(68, b"\1"), (at(5, 24), b"\5")]),
+                               ("cannot be", [(68, b"\3"), *((at(i, 24), bytes([i])) for i in range(6))])):
+            with self.assertRaisesRegex(shards.ShardError, words):
+                sealed(changes).verify()
+        sealed([]).verify()
