@@ -546,6 +546,10 @@ static inline Counts documents_counted(Documents *d, uint64_t place) {
 static inline void documents_report(FILE *out, const Documents *d) {
     fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; ", d->documents, d->shards,
             d->shards > 1 ? "s" : "", d->shard[0].header.tokenizer_name);
+    if (d->settings.use == DATA_PROMPTS) {
+        fprintf(out, "%zu prompts of at most %zu tokens\n", d->prompts, d->longest_prompt);
+        return;
+    }
     if (!d->unit) fprintf(out, "%zu pieces of at most %zu positions\n", d->pieces, d->bound.longest);
     if (d->unit)
         fprintf(out, "%zu %s, documents of at most %zu positions\n", d->units,
