@@ -74,8 +74,7 @@ static inline void shard_examine(Shard *shard) {
     }
     if (i == SHARD_KINDS)
         die("%s: is not a token shard, its magic number is %u, expected %u (uint16 ids) or %u (uint32 ids), or one "
-            "that "
-            "data/prepare.py wrote",
+            "that data/prepare.py wrote",
             path, magic, shard_kinds[0].magic, shard_kinds[1].magic);
     if (version != shard_kinds[i].version)
         die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,

@@ -161,8 +161,7 @@ static inline void documents_check_tokenizers(const Documents *d) {
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
             die("%s: its tokenizer %s has %llu ids, the model's vocabulary only %zu; prepare the data with the model's "
-                "own "
-                "tokenizer",
+                "own tokenizer",
                 s->path, s->tokenizer_name, (unsigned long long)s->vocabulary, settings->vocab_size);
     }
     if (!settings->tokenizer_path) return;
@@ -310,8 +309,7 @@ static inline void documents_tell(const Documents *d) {
     const size_t T = d->settings.T;
     if (d->long_documents && d->settings.long_documents == LONG_SPLIT)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are split; %zu pieces in all (--long "
-             "truncate or "
-             "refuse)",
+             "truncate or refuse)",
              path, others, d->long_documents, d->documents, T, d->pieces);
     if (d->long_documents && d->settings.long_documents == LONG_TRUNCATE)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are truncated, by %llu tokens in all", path,
@@ -416,8 +414,7 @@ static inline void documents_add_prompt(Documents *d, const DocumentAt *at, int 
     if (!begins) return;
     if (!at->entry.prompt)
         die("%s: document %llu does not say where its prompt ends, and --rollout needs prompts; prepare samples of "
-            "prompt "
-            "and completion, or of prompts alone",
+            "prompt and completion, or of prompts alone",
             at->shard->header.path, (unsigned long long)at->number);
     d->longest_prompt = max_size(d->longest_prompt, (size_t)at->entry.prompt);
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);

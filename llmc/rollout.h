@@ -104,8 +104,7 @@ static inline StreamBound rollout_bound(const RolloutSettings *settings, const D
     bound.N = settings->stream_tokens ? settings->stream_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
-            "and "
-            "lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
+            "and lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
             "--group-size",
             G, G * longest, prompts_longest(data), settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);

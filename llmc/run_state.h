@@ -130,8 +130,7 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
         size_t difference;
         if (!json_get(settings, setting->name))
             die("%s: does not say what %s was: the run began without it, or with another version of this program; "
-                "resume with "
-                "the options that it began with",
+                "resume with the options that it began with",
                 path, setting->name);
         saved = run_state_string(settings, setting->name, path);
         if (!strcmp(saved, now)) continue;
@@ -149,8 +148,7 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
         for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
         if (i == run->setting_count)
             die("%s: the run began with \"%s\", which is no setting of this one; resume with the options and the "
-                "version "
-                "that it began with",
+                "version that it began with",
                 path, item->string);
     }
 }
