@@ -197,15 +197,16 @@ static int trainer_has_reference(const Trainer *t) {
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
-    uint64_t at_hand = 0;
+    uint64_t base = 0, policy;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        at_hand = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
-    if (t->data.of_documents) reference_check(&t->run, &t->data, at_hand);
+        base = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+    policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
+    reference_check(&t->run, &t->data, base, policy);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)
         t->reference_key = t->run.reference.header.model_key;
     else
-        t->reference_key = begins ? at_hand : reference_key_of(last);
+        t->reference_key = begins ? base : reference_key_of(last);
 }
 
 // What batches are filled from where no file was named: it is kept beside the data.
@@ -356,6 +357,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     size_t i;
     if ((step - 1) % updates == 0) {
         rollout_step(rollout, &t->run.stream, (step - 1) / updates + 1);
+        report->rollout_seconds = rollout->sampling_seconds, report->reward_seconds = rollout->reward_seconds;
         for (i = 0; i < rollout->streams; i++) {
             Batch *batch = rollout_batch(rollout, i);
             run_reference(&t->run, batch);

@@ -97,6 +97,7 @@ static inline const char *seal_check(const char *checkpoint, Seal *seal) {
     ssize_t length;
     size_t i;
     int fd;
+    memset(seal, 0, sizeof(*seal));
     path_join(path, checkpoint, SEAL_NAME);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return "it has no " SEAL_NAME;

@@ -61,7 +61,7 @@ static inline unsigned lora_modules(const Family *family, const char *targets, c
     char known[256] = "";
     size_t i;
     for (i = 0; (module = lora_module(family, i)) != NULL; i++) {
-        const char *end = strrchr(module, '.');
+        const char *end = family->conv1d ? NULL : strrchr(module, '.'); // GPT-2 has c_proj twice
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }
@@ -130,13 +130,13 @@ static inline void lora_build(Lora *lora, const Model *model) {
                                                     "the table of adapters");
     for (layer = 0; layer < c->num_hidden_layers; layer++) {
         const size_t begin = table->elements;
-        size_t module = 0;
+        size_t place = 0;
         char prefix[64];
         snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
         for (t = 0; t < LORA_TENSORS; t++) {
             if (!c->family->layer_names[lora_tensors[t]]) continue;
-            if (lora->modules >> module & 1) lora_add_module(lora, prefix, lora_module(c->family, module), &t, begin);
-            module++;
+            if (lora->modules >> place & 1) lora_add_module(lora, prefix, lora_module(c->family, place), &t, begin);
+            place++;
         }
         table->layer_elements = table->elements - begin;
     }

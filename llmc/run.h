@@ -405,7 +405,11 @@ static inline void report_header(const Run *run) {
 // Of shards of documents: what was made of them, and the stream that was planned for.
 static inline void report_data(const Run *run, const DataLoader *data, StreamBound bound) {
     if (run->options->quiet || !data->of_documents) return;
-    documents_report(run->text, &data->documents);
+    if (data->documents.settings.use == DATA_PROMPTS)
+        fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->documents.prompts,
+                data->documents.longest_prompt, data->documents.shard[0].header.tokenizer_name);
+    else
+        documents_report(run->text, &data->documents);
     fprintf(run->text, "longest  the plan is for a stream of %zu positions, of at most %zu documents\n", bound.N,
             bound.documents);
     fflush(run->text);
