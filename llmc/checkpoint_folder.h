@@ -104,6 +104,7 @@ static inline const char *seal_check(const char *checkpoint, Seal *seal) {
     length = read(fd, text, SEAL_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
+    memset(seal, 0, sizeof(*seal));
     seal->adapters = !strncmp(text, seal_names[1][0], strlen(seal_names[1][0]));
     for (i = 0; seal_file(seal, i) && cursor; i++) {
         unsigned long long bytes = 0, checksum = 0;

@@ -101,7 +101,7 @@ static inline void lora_add_matrix(Lora *lora, const char *prefix, const char *m
 // A and B of the module that begins at lora_tensors[*t], which is moved to the last tensor of the module.
 static inline void lora_add_module(Lora *lora, const char *prefix, const char *module, size_t *t, size_t begin) {
     const Config *c = &lora->table.config;
-    const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols, first = *t;
+    const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols;
     const size_t a = lora->table.elements - begin, b = a + lora->rank * in;
     size_t rows = 0;
     for (;; ++*t) {
@@ -112,7 +112,7 @@ static inline void lora_add_module(Lora *lora, const char *prefix, const char *m
         if (*t + 1 == LORA_TENSORS || c->family->layer_names[lora_tensors[*t + 1]]) break;
         if (!layer_tensor_shape(c, lora_tensors[*t + 1]).rows) break;
     }
-    lora_add_matrix(lora, prefix, module, 'A', lora->rank, layer_tensor_shape(c, lora_tensors[first]).cols);
+    lora_add_matrix(lora, prefix, module, 'A', lora->rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, lora->rank);
 }
 

@@ -215,7 +215,9 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
         if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path[place]);
         fflush(run->text);
         logprobs_create(&writer, path[place], &wanted);
+        run->stream.memory.without = 1; // adapters are what is trained
         logprobs_compute(&writer, &run->stream, data, batch);
+        run->stream.memory.without = 0;
     }
     logprobs_open(file, path[place]);
     logprobs_check(file, &wanted, data->documents.shard[0].header.path);
