@@ -2,8 +2,10 @@
 steps in `train`, and what rollouts write. The formulas are here once more, in float64 and of whole documents, one document at a time
 through transformers' models. test_objectives_torch.py TRAIN WORK: the program, an empty folder.
 """
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -267,7 +269,7 @@ class Bench:
                           "tokens": documents_of(rng, vocabulary, [1] * 6)}
         kinds = {"pairs": shards.PAIRS, "groups": shards.GROUPS, "tokens": shards.ADVANTAGES}
         self.shard = {data: write_shard(f"{name}-{data}", kind, vocabulary, self.documents[data]) for data, kind in kinds.items()}
-        self.known = {}
+        self.known, self.adapter, self.new_adapter = {}, make_adapter(self), new_adapter(self)
 
     def logprobs(self, which, data, temperature):
         """(file, values by document): `which` model's, written by the program and computed by torch, which must agree."""
@@ -295,14 +297,10 @@ class Bench:
             found += [f"--{which}-logprobs", self.logprobs(which, case.data, case.temperature)[0]]
         return found + ["--any-reference"] if case.files and files else found
 
-    def score(self, case, model=None):
+    def score(self, case):
         """Scored documents with what the other models say of them."""
-        found = score(model or self.model, self.documents[case.data], case.temperature)
-        for which in case.files.split():
-            values = self.logprobs(which, case.data, case.temperature)[1]
-            for d, value in zip(found, values):
-                setattr(d, which, value)
-        return found
+        found = score(self.model, self.documents[case.data], case.temperature)
+        return known(found, **{which: self.logprobs(which, case.data, case.temperature)[1] for which in case.files.split()})
 
 
 def gradients(model, loss):
@@ -347,10 +345,14 @@ def evaluated(bench, case):
     metrics_agree(f"{bench.name}, eval of {case.objective}", found, {key: float(value) for key, value in metrics.items()})
 
 
-def accumulated(bench, case, micro_batches):
-    """The data in several micro-batches, whose losses and gradients have one normaliser."""
+def accumulated(bench, case):
+    """The data in all the micro-batches that there are, whose losses and gradients have one normaliser."""
     options = bench.options(case)
     options[options.index("--batch") + 1] = 1
+    refused = subprocess.run([TRAIN, "bp", "--model", bench.folder, *map(str, options), "--grad-accum", "999", "--quiet"],
+                             capture_output=True, text=True)
+    micro_batches = int(re.search(r"the data has (\d+) micro-batches", refused.stderr)[1])
+    check(f"{bench.name}: several micro-batches of {case.data}", micro_batches > 1, refused.stderr)
     loss, _ = case.formula(bench.score(case))
     expected, out = gradients(bench.model, loss), f"{WORK}/g.safetensors"
     found = json.loads(train("bp", "--model", bench.folder, *options, "--grad-accum", micro_batches, "--json", "--quiet",
@@ -361,39 +363,62 @@ def accumulated(bench, case, micro_batches):
 
 
 # ---- LoRA --------------------------------------------------------------------------------------------------------------------
-def adapted(bench, adapter):
+def make_adapter(bench):
+    """By PEFT, with B that is not zero."""
+    torch.manual_seed(3)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(bench.folder, dtype=torch.float32), LoraConfig(
+        task_type="CAUSAL_LM", r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=bench.name == "gpt2"))
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            value.data = 0.1 * torch.randn_like(value)
+    model.save_pretrained(f"{WORK}/{bench.name}-adapter")
+    return f"{WORK}/{bench.name}-adapter"
+
+
+def new_adapter(bench):
+    """As the program draws them: what a run saves whose learning rate is 0."""
+    run = f"{WORK}/{bench.name}-new-adapter"
+    train("train", "--model", bench.folder, *bench.options(Case("pairs", "simpo", None)), *NEW_ADAPTER, "--steps", 1, "--lr", 0,
+          "--weight-decay", 0, "--quiet", "--out", run)
+    return f"{run}/checkpoint-00000001"
+
+
+NEW_ADAPTER = ["--lora-rank", 2, "--seed", 11]
+
+
+def policy_of(bench, adapter=None):
+    """To train: the model, or its adapters."""
+    if not adapter:
+        return load_model(bench.folder, F64, "sdpa")
     model = AutoModelForCausalLM.from_pretrained(bench.folder, dtype=torch.float32)
     return PeftModel.from_pretrained(model, adapter, is_trainable=True).to(F64).eval()
 
 
-def lora_passes(what, bench, adapter, options, case):
-    """Where the case has a reference, it is the model without its adapters, which the program finds by itself."""
-    model = adapted(bench, adapter)
-    scored = score(model, bench.documents[case.data], case.temperature)
-    if "reference" in case.files:
-        with torch.no_grad(), model.disable_adapter():
-            for d, base in zip(scored, score(model, bench.documents[case.data], case.temperature)):
-                d.reference = base.logp
-    passes(what, ["--model", bench.folder, *options, *bench.options(case, files=False)], model, scored, case.formula)
+def reference_of(model, documents, temperature=1.0):
+    """Before the first step: of a model with adapters, the one without them."""
+    with torch.no_grad(), model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext():
+        return [d.logp for d in score(model, documents, temperature)]
+
+
+def known(scored, **values):
+    """Of each document, the reference's or the old policy's log-probabilities."""
+    for which, of_documents in values.items():
+        for d, value in zip(scored, of_documents or ()):
+            setattr(d, which, value)
+    return scored
 
 
 def lora(bench, case):
-    """Adapters of PEFT, with B that is not zero; and new ones, whose A a run without a step writes."""
-    what, adapter = f"{bench.name} with LoRA, {case.objective}", f"{WORK}/{bench.name}-adapter"
-    if not os.path.exists(adapter):
-        torch.manual_seed(3)
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(bench.folder, dtype=torch.float32), LoraConfig(
-            task_type="CAUSAL_LM", r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=bench.name == "gpt2"))
-        for key, value in model.named_parameters():
-            if "lora_" in key:
-                value.data = 0.1 * torch.randn_like(value)
-        model.save_pretrained(adapter)
-    lora_passes(what, bench, adapter, ["--adapter", adapter], case)
-    options, run = ["--lora-rank", 2, "--seed", 11], f"{WORK}/{bench.name}-new-adapter"
-    if not os.path.exists(run):
-        train("train", "--model", bench.folder, *bench.options(Case("pairs", "simpo", None)), *options, "--steps", 1, "--lr", 0,
-              "--weight-decay", 0, "--quiet", "--out", run)
-    lora_passes(f"{what}, rank 2", bench, f"{run}/checkpoint-00000001", options, case)
+    """The reference of adapters is the model without them, which the program finds by itself."""
+    for what, adapter, options in ((f"{bench.name} with LoRA, {case.objective}", bench.adapter, ["--adapter", bench.adapter]),
+                                   (f"{bench.name} with new adapters, {case.objective}", bench.new_adapter, NEW_ADAPTER)):
+        model, documents = policy_of(bench, adapter), bench.documents[case.data]
+        scored = known(score(model, documents, case.temperature), reference=reference_of(model, documents, case.temperature))
+        options = ["--model", bench.folder, *options, *bench.options(case, files=False)]
+        passes(what, options, model, scored, case.formula)
+        if "--adapter" in options:
+            found = json.loads(train("eval", *options, "--json", "--quiet"))
+            near(f"{what}, eval: loss", found["loss"], case.formula(scored)[0].detach(), LOSS)
 
 
 # ---- training ----------------------------------------------------------------------------------------------------------------
@@ -422,34 +447,42 @@ def log_of(run):
         return [line for line in map(json.loads, log) if "step" in line and "loss" in line]
 
 
-def same_weights(what, run, steps, model, start):
+def trainable(model):
+    return {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def copies(model):
+    return {name: p.detach().clone() for name, p in trainable(model).items()}
+
+
+def same_weights(what, run, last, model, start):
     """The last checkpoint against the model, whose weights were `start`: also the steps themselves agree."""
-    train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
-    ours, theirs = load_file(f"{run}-hf/model.safetensors"), dict(model.named_parameters())
-    ours = {name: ours[name] if name in ours else ours[name.removeprefix("transformer.")] for name in theirs}
-    with torch.no_grad():
-        near_tensors(f"{what}: weights", ours, theirs, 1e-5)
-        moved = {name: value.to(F64) - start[name] for name, value in ours.items()}
-        near_tensors(f"{what}: sum of the steps", moved, {name: p - start[name] for name, p in theirs.items()}, 2e-3)
+    theirs = copies(model)
+    if isinstance(model, PeftModel):
+        ours = load_file(f"{run}/checkpoint-{last:08d}/adapter_model.safetensors")
+    else:
+        train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
+        ours = load_file(f"{run}-hf/model.safetensors")
+    near_tensors(f"{what}: weights", ours, theirs, 1e-5)
+    if ours.keys() == theirs.keys():
+        near_tensors(f"{what}: steps", {n: ours[n].to(F64) - start[n] for n in start}, {n: theirs[n] - start[n] for n in start}, 2e-3)
 
 
-def trained(bench):
-    """Three steps of dpo, whose reference is the model as it was."""
-    what, run, steps = f"{bench.name}, dpo of 3 steps", f"{WORK}/{bench.name}-run", 3
-    train("train", "--model", bench.folder, *bench.options(DPO, files=False), *STEPS, "--steps", steps, "--quiet", "--out", run)
-    model = load_model(bench.folder, F64, "sdpa")
-    start, optimizer, losses = {n: p.detach().clone() for n, p in model.named_parameters()}, adamw(model), []
-    with torch.no_grad():
-        reference = [d.logp for d in score(model, bench.documents["pairs"])]
-    for _ in range(steps):
-        scored = score(model, bench.documents["pairs"])
-        for d, logp in zip(scored, reference):
-            d.reference = logp
-        losses.append(step(model, optimizer, DPO.formula(scored)[0]))
+def trained(bench, adapter):
+    """Three steps of dpo; its reference is the model as it was."""
+    what, run = f"{bench.name}{' with LoRA' if adapter else ''}, 3 steps of dpo", f"{WORK}/{bench.name}-{'lora-' * bool(adapter)}dpo"
+    train("train", "--model", bench.folder, *bench.options(DPO, files=False), *STEPS, *(["--adapter", adapter] if adapter else []),
+          "--steps", 3, "--quiet", "--out", run)
+    model, documents = policy_of(bench, adapter), bench.documents["pairs"]
+    start, reference, optimizer, losses = copies(model), reference_of(model, documents), adamw(model), []
+    for _ in range(3):
+        losses.append(step(model, optimizer, DPO.formula(known(score(model, documents), reference=reference))[0]))
+    check(f"{what}: a line of log for each", [line["step"] for line in log_of(run)] == [1, 2, 3])
     for line, loss in zip(log_of(run), losses):
         near(f"{what}: loss of step {line['step']}", line["loss"], loss, LOSS)
-    check(f"{what}: begins at ln 2, and falls", abs(losses[0] - 0.6931471805599453) < 1e-12 and losses[2] < losses[0] - 1e-3)
-    same_weights(what, run, steps, model, start)
+    check(f"{what}: begins at ln 2", adapter or abs(losses[0] - 0.6931471805599453) < 1e-12)
+    check(f"{what}: the loss falls", losses[2] < losses[0] - 1e-3, str(losses))
+    same_weights(what, run, 3, model, start)
 
 
 # ---- rollouts ------------------------------------------------------------------------------------------------------------------
@@ -487,38 +520,40 @@ def greedy_rollout(bench, prompts, documents):
               f"{line['completion_ids']}, not {expected}")
 
 
-def trained_rollout(bench, prompts):
-    """Two steps on the completions of one rollout: the old policy of the second is the one that wrote them."""
-    what = f"{bench.name}, rollout of 2 steps"
-    run, lines = rollout(bench, prompts, "rollout", "--temperature", 1.3, "--updates", 2, "--steps", 2, "--stop-ids", "5,17,33")
+def trained_rollout(bench, prompts, adapter):
+    """Two steps on the completions of one rollout: the old policy of the second is the one that wrote them. With adapters
+    there is a divergence from the model without them."""
+    what, beta, temperature = f"{bench.name}{' with LoRA' if adapter else ''}, rollout of 2 steps", 0.1 if adapter else 0, 1.3
+    run, lines = rollout(bench, prompts, "rollout-lora" if adapter else "rollout", "--temperature", temperature, "--updates", 2,
+                         "--steps", 2, "--stop-ids", "5,17,33", "--beta", beta, *(["--adapter", adapter] if adapter else []))
     check(f"{what}: 12 completions", len(lines) == 12, str(len(lines)))
-    check(f"{what}: some ended", 0 < sum(line["ended"] for line in lines) and
-          all(line["ended"] == (line["completion_ids"][-1] in (5, 17, 33)) for line in lines))
+    check(f"{what}: what ended, ended so", all(line["ended"] == (line["completion_ids"][-1] in (5, 17, 33)) for line in lines))
     documents = []
     for i, line in enumerate(lines):
-        prompt, ids = line["prompt_ids"], np.array(line["prompt_ids"] + line["completion_ids"])
-        documents.append(Document(ids, (np.arange(len(ids)) >= len(prompt)).astype(np.uint8), len(prompt), i // 3,
+        prompt, ids = len(line["prompt_ids"]), np.array(line["prompt_ids"] + line["completion_ids"])
+        documents.append(Document(ids, (np.arange(len(ids)) >= prompt).astype(np.uint8), prompt, i // 3,
                                   float(sum(line["completion_ids"]) % 7)))
-    model = load_model(bench.folder, F64, "sdpa")
-    start, optimizer, old = {n: p.detach().clone() for n, p in model.named_parameters()}, adamw(model), None
+    model = policy_of(bench, adapter)
+    start, optimizer, old = copies(model), adamw(model), None
+    reference = reference_of(model, documents, temperature) if beta else None
+    check(f"{what}: a line of log for each", [line["step"] for line in log_of(run)] == [1, 2])
     for line in log_of(run):
-        scored = score(model, documents, 1.3)
+        scored = score(model, documents, temperature)
         old = old or [d.logp.detach() for d in scored]
-        for d, logp in zip(scored, old):
-            d.old = logp
-        loss, metrics = policy()(scored)
+        loss, metrics = policy(beta=beta)(known(scored, old=old, reference=reference))
+        metrics = {key: float(value) for key, value in metrics.items()}
         near(f"{what}: loss of step {line['step']}", line["loss"], step(model, optimizer, loss), LOSS)
-        metrics_agree(f"{what}: step {line['step']}", line, {key: float(value) for key, value in metrics.items()})
+        metrics_agree(f"{what}: step {line['step']}", line, metrics)
     same_weights(what, run, 2, model, start)
 
 
-def rollouts(bench, seed):
-    rng = np.random.default_rng(seed)
-    documents = [Document(ids, np.zeros(len(ids), np.uint8), len(ids), i) for i, ids in enumerate(
-        rng.integers(0, bench.model.config.vocab_size, n) for n in (6, 1, 11, 3))]
-    prompts = write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.model.config.vocab_size, documents)
-    greedy_rollout(bench, prompts, documents)
-    trained_rollout(bench, prompts)
+def rollouts(bench, adapter, seed):
+    rng, vocabulary = np.random.default_rng(seed), bench.model.config.vocab_size
+    documents = [Document(rng.integers(0, vocabulary, n), np.zeros(n, np.uint8), n, i) for i, n in enumerate((6, 1, 11, 3))]
+    prompts = write_shard(f"{bench.name}-prompts", shards.PROMPTS, vocabulary, documents)
+    if not adapter:
+        greedy_rollout(bench, prompts, documents)
+    trained_rollout(bench, prompts, adapter)
 
 
 with rmsnorm_in_the_models_dtype():
@@ -527,10 +562,11 @@ with rmsnorm_in_the_models_dtype():
         for case in CASES if golden == "llama" else (DPO, GRPO, GSPO):
             full(bench, case)
             evaluated(bench, case)
-        accumulated(bench, DPO, 3)
-        accumulated(bench, GRPO, 2)
+        accumulated(bench, DPO)
+        accumulated(bench, GRPO)
         for case in (DPO, Case("groups", "grpo --beta 0.05", policy(beta=0.05), "reference", 0.7)):
             lora(bench, case)
-        trained(bench)
-        rollouts(bench, 200 + number)
+        for adapter in (None, bench.adapter):
+            trained(bench, adapter)
+            rollouts(bench, adapter, 200 + number)
 close()
