@@ -1,0 +1,572 @@
+"""Objectives end to end against PyTorch's autograd: losses, gradients and metrics of `bp` and `eval`, the values of `logprobs`, AdamW's
+steps in `train`, and what rollouts write. The formulas are here once more, in float64 and of whole documents, one document at a time
+through transformers' models. test_objectives_torch.py TRAIN WORK: the program, an empty folder.
+"""
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+warnings.filterwarnings("ignore")
+sys.path[1:1] = ["test/golden", "data"]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import shards  # noqa: E402
+from checks import check, close  # noqa: E402
+from make_golden import load_model, rmsnorm_in_the_models_dtype  # noqa: E402
+
+TRAIN, WORK = sys.argv[1:3]
+F64 = torch.float64
+T = 40  # --seq-len: no document has more positions
+LOSS, GRADIENT, METRIC = 1e-5, 2e-5, 1e-5  # relative errors allowed in fp32; of a gradient the L2 norm
+CHUNKS = ((1, 1), (7, 5), (10**6, 10**6))  # --chunk, --logits-chunk
+MODELS = ("llama", "qwen3", "gpt2", "gemma3")
+
+
+def train(*arguments):
+    run = subprocess.run([TRAIN, *map(str, arguments)], capture_output=True, text=True)
+    check("train " + " ".join(map(str, arguments)), run.returncode == 0, run.stderr.strip()[-400:])
+    return run.stdout
+
+
+def near(what, ours, theirs, tolerance=METRIC):
+    theirs = float(theirs)
+    check(what, ours is not None and abs(ours - theirs) <= tolerance * abs(theirs) + 1e-6, f"{ours}, not {theirs}")
+
+
+def near_tensors(what, ours, theirs, tolerance):
+    """Every tensor, by name, within a relative L2 error; one that is next to nothing beside the others need not be more exact."""
+    check(f"{what}: names", ours.keys() == theirs.keys(), str(sorted(ours.keys() ^ theirs.keys())[:4]))
+    floor = 1e-7 * sum(float(t.norm()) ** 2 for t in theirs.values()) ** 0.5
+    for name in ours.keys() & theirs.keys():
+        error, norm = float((ours[name].to(F64) - theirs[name]).norm()), float(theirs[name].norm())
+        if not error <= tolerance * norm + floor:
+            check(f"{what}: {name}", False, f"relative error {error / max(norm, 1e-300):.1e}, norm {norm:.1e}")
+            return
+    check(what, True)
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------------
+@dataclass
+class Document:
+    ids: np.ndarray     # [tokens]
+    counts: np.ndarray  # [tokens] 1: a target that counts
+    prompt: int         # tokens
+    sample: int         # which pair or group it is in
+    reward: float = 0.0
+    advantages: np.ndarray = None  # [tokens]
+
+
+def documents_of(rng, vocabulary, sizes):
+    """sizes[i] documents of sample i: one prompt, answers of unequal lengths, of which some targets in the middle do not count."""
+    made = []
+    for sample, size in enumerate(sizes):
+        prompt = rng.integers(0, vocabulary, rng.integers(1, 9))
+        for _ in range(size):
+            ids = np.concatenate([prompt, rng.integers(0, vocabulary, rng.integers(2, T - 8))])
+            counts = (rng.random(len(ids)) < 0.8).astype(np.uint8)
+            counts[:len(prompt)], counts[-1] = 0, 1
+            made.append(Document(ids, counts, len(prompt), sample, float(np.float32(rng.normal())), rng.normal(size=len(ids))))
+    return made
+
+
+def write_shard(stem, kind, vocabulary, documents):
+    writer = shards.ShardWriter(WORK, stem, kind, vocabulary, 0, "random", 10**9)
+    table = np.zeros(len(documents), shards.TABLE)
+    ids = [d.ids.astype("<u2") for d in documents]
+    counts = [d.counts for d in documents]
+    values = [d.advantages.astype(shards.VALUES) for d in documents] if kind == shards.ADVANTAGES else None
+    begin = 0
+    for i, d in enumerate(documents):
+        crc = shards.document_crc(ids[i].tobytes(), counts[i].tobytes(), values[i].tobytes() if values else b"")
+        reward = d.reward if kind == shards.GROUPS else 0
+        table[i] = (begin, len(d.ids), d.counts.sum(), 0, d.prompt, reward, crc)
+        begin += len(d.ids)
+    of_sample = [sum(d.sample == s for d in documents) for s in range(documents[-1].sample + 1)]
+    writer.add(np.concatenate(ids), np.concatenate(counts), table, of_sample, np.concatenate(values) if values else None)
+    path = writer.path()
+    writer.close()
+    os.rename(path + ".tmp", path)
+    writer.forget_old()
+    shards.Shard(path).verify()
+    return path
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------------
+def variant(name, what, noise):
+    """A model like the golden one with other weights."""
+    folder = f"{WORK}/{name}-{what}"
+    model = load_model(f"test/golden/{name}", torch.float32, "sdpa")
+    for p in model.parameters():
+        p.data += noise * p.data.abs().mean() * torch.randn_like(p)
+    model.save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Scored:
+    """A document under a model, by target: all [tokens - 1], in float64."""
+    logp: torch.Tensor
+    entropy: torch.Tensor
+    m: torch.Tensor  # 1: counts
+    document: Document
+    reference: torch.Tensor = None
+    old: torch.Tensor = None
+
+    def sum(self, x):
+        return (self.m * x).sum()
+
+    def mean(self, x):
+        return self.sum(x) / self.m.sum()
+
+
+def score(model, documents, temperature=1.0):
+    found = []
+    for d in documents:
+        ids = torch.tensor(d.ids.astype(np.int64))
+        logp = torch.log_softmax(model(input_ids=ids[None, :-1], use_cache=False).logits[0] / temperature, -1)
+        m = torch.tensor(d.counts[1:], dtype=F64)
+        found.append(Scored(logp.gather(1, ids[1:, None])[:, 0], -(logp.exp() * logp).sum(-1).detach(), m, d))
+    return found
+
+
+# ---- objectives: from scored documents to the loss and its metrics -----------------------------------------------------------
+def of_pairs(documents, loss_of, reward, logps):
+    """loss_of(chosen, rejected), reward(document), logps(document)."""
+    pairs = list(zip(documents[::2], documents[1::2]))
+    mean = lambda values: sum(values) / len(pairs)
+    margins = [reward(c) - reward(r) for c, r in pairs]
+    return mean([loss_of(c, r) for c, r in pairs]), {
+        "rewards/chosen": mean([reward(c) for c, _ in pairs]), "rewards/rejected": mean([reward(r) for _, r in pairs]),
+        "rewards/margins": mean(margins), "rewards/accuracies": mean([float(m > 0) for m in margins]),
+        "logps/chosen": mean([logps(c) for c, _ in pairs]), "logps/rejected": mean([logps(r) for _, r in pairs])}
+
+
+def dpo(loss="sigmoid", beta=0.1, smoothing=0.0):
+    def formula(documents):
+        def loss_of(c, r):
+            total = Scored.mean if loss == "ipo" else Scored.sum
+            h = total(c, c.logp - c.reference) - total(r, r.logp - r.reference)
+            if loss == "ipo":
+                return (h - 1 / (2 * beta)) ** 2
+            if loss == "hinge":
+                return F.relu(1 - beta * h)
+            return -(1 - smoothing) * F.logsigmoid(beta * h) - smoothing * F.logsigmoid(-beta * h)
+        return of_pairs(documents, loss_of, lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp))
+    return formula
+
+
+def simpo(beta=2.0, gamma=1.0):
+    return lambda documents: of_pairs(
+        documents, lambda c, r: -F.logsigmoid(beta * c.mean(c.logp) - beta * r.mean(r.logp) - gamma),
+        lambda d: beta * d.mean(d.logp), lambda d: d.mean(d.logp))
+
+
+def orpo(weight=0.1):
+    def odds(d):
+        p = d.mean(d.logp).exp()
+        return p / (1 - p)
+    return lambda documents: of_pairs(
+        documents, lambda c, r: -c.mean(c.logp) - weight * F.logsigmoid(torch.log(odds(c) / odds(r))),
+        lambda d: weight * d.mean(d.logp), lambda d: d.mean(d.logp))
+
+
+def advantages_of(documents, scale):
+    """[tokens - 1] for each: its own where it has some, else from the rewards of its group."""
+    found = []
+    for d in documents:
+        rewards = torch.tensor([e.document.reward for e in documents if e.document.sample == d.document.sample], dtype=F64)
+        A = d.document.reward - rewards.mean()
+        found.append((A / (rewards.std() + 1e-4) if scale else A) * torch.ones_like(d.m))
+    return found
+
+
+def policy(normalisation="grpo", beta=0.0, low=0.2, high=0.2, sequence=False, most=0, scale=True, per_token=False):
+    def formula(documents):
+        tokens = sum(d.m.sum() for d in documents)
+        totals = dict.fromkeys(("kl", "ratio", "clip_low", "clip_high", "entropy"), 0.0)
+        loss = 0
+        advantages = ([torch.tensor(d.document.advantages[1:]) for d in documents] if per_token else
+                      advantages_of(documents, scale))
+        for d, A in zip(documents, advantages):
+            over = d.logp - (d.logp.detach() if d.old is None else d.old)
+            r = (d.mean(over).exp() if sequence else over.exp()) * torch.ones_like(over)
+            each = -torch.minimum(r * A, r.clamp(1 - low, 1 + high) * A)
+            if d.reference is not None:
+                k3 = (d.reference - d.logp).exp() - (d.reference - d.logp) - 1
+                each = each + beta * k3
+                totals["kl"] += d.sum(k3)
+            totals["ratio"] += d.sum(r)
+            totals["entropy"] += d.sum(d.entropy)
+            totals["clip_low"] += d.sum(((r < 1 - low) & (A < 0)).to(F64))
+            totals["clip_high"] += d.sum(((r > 1 + high) & (A > 0)).to(F64))
+            loss += {"grpo": d.mean(each) / len(documents), "dr_grpo": d.sum(each) / (len(documents) * max(most, 1)),
+                     "bnpo": d.sum(each) / tokens, "dapo": d.sum(each) / tokens}[normalisation]
+        metrics = {key: total / tokens for key, total in totals.items() if key != "kl" or documents[0].reference is not None}
+        metrics["clip_fraction"] = metrics["clip_low"] + metrics["clip_high"]
+        metrics["completion_length"] = tokens / len(documents)
+        if not per_token:
+            metrics["reward"] = sum(d.document.reward for d in documents) / len(documents)
+        return loss, metrics
+    return formula
+
+
+@dataclass
+class Case:
+    data: str        # pairs, groups, tokens: which of the shards
+    objective: str   # the options, in one text
+    formula: object
+    files: str = ""  # reference, old
+    temperature: float = 1.0
+
+
+DPO = Case("pairs", "dpo", dpo(), "reference")
+GRPO = Case("groups", "grpo --beta 0.05", policy(beta=0.05), "reference old", 0.7)
+GSPO = Case("groups", "gspo --clip-low 0.02 --clip-high 0.03 --beta 0.02", policy(beta=0.02, low=0.02, high=0.03, sequence=True),
+            "reference old")
+CASES = [
+    DPO, GRPO, GSPO,
+    Case("pairs", "dpo --label-smoothing 0.2 --beta 0.3", dpo(beta=0.3, smoothing=0.2), "reference"),
+    Case("pairs", "dpo --dpo-loss ipo --beta 0.4", dpo("ipo", 0.4), "reference"),
+    Case("pairs", "dpo --dpo-loss hinge --beta 0.2", dpo("hinge", 0.2), "reference"),
+    Case("pairs", "simpo", simpo()),
+    Case("pairs", "simpo --beta 2.5 --gamma 0.3", simpo(2.5, 0.3)),
+    Case("pairs", "orpo --beta 0.7", orpo(0.7)),
+    Case("groups", "grpo", policy()),
+    Case("groups", "grpo --normalisation bnpo --beta 0.1 --clip-low 0.1", policy("bnpo", 0.1, 0.1, 0.1), "reference old"),
+    Case("groups", "grpo --normalisation dapo", policy("dapo", high=0.28), "old", 1.5),
+    Case("groups", "grpo --normalisation dr_grpo --max-new-tokens 50", policy("dr_grpo", most=50, scale=False), "old"),
+    Case("groups", "grpo --scale-rewards none --clip-high 0.1", policy(high=0.1, scale=False), "old"),
+    Case("groups", "gspo --normalisation dapo", policy("dapo", low=3e-4, high=4e-4, sequence=True), "old"),
+    Case("tokens", "ppo --beta 0.2 --normalisation bnpo", policy("bnpo", 0.2, per_token=True), "reference old", 0.8),
+    Case("tokens", "ppo", policy(per_token=True), "old"),
+]
+
+
+class Bench:
+    """A model, data for each kind of objective, and what two other models say of these."""
+
+    def __init__(self, name, seed):
+        torch.manual_seed(seed)
+        rng = np.random.default_rng(seed)
+        self.name, self.folder = name, f"test/golden/{name}"
+        self.folders = {"reference": variant(name, "reference", 0.7), "old": variant(name, "old", 0.05)}
+        self.model = load_model(self.folder, F64, "sdpa")
+        vocabulary = self.model.config.vocab_size
+        self.documents = {"pairs": documents_of(rng, vocabulary, [2] * 5), "groups": documents_of(rng, vocabulary, [2, 3, 4, 3]),
+                          "tokens": documents_of(rng, vocabulary, [1] * 6)}
+        kinds = {"pairs": shards.PAIRS, "groups": shards.GROUPS, "tokens": shards.ADVANTAGES}
+        self.shard = {data: write_shard(f"{name}-{data}", kind, vocabulary, self.documents[data]) for data, kind in kinds.items()}
+        self.known, self.adapter, self.new_adapter = {}, make_adapter(self), new_adapter(self)
+
+    def logprobs(self, which, data, temperature):
+        """(file, values by document): `which` model's, written by the program and computed by torch, which must agree."""
+        key = (which, data, temperature)
+        if key in self.known:
+            return self.known[key]
+        path = f"{WORK}/{self.name}-{which}-{data}-{temperature}.logprobs"
+        train("logprobs", "--model", self.folders[which], "--data", self.shard[data], "--seq-len", T, "--temperature", temperature,
+              "--out", path, "--quiet")
+        with torch.no_grad():
+            scored = score(load_model(self.folders[which], F64, "sdpa"), self.documents[data], temperature)
+        theirs = torch.cat([F.pad(d.logp * d.m, (1, 0)) for d in scored])
+        with open(path, "rb") as file:
+            ours = torch.frombuffer(bytearray(file.read()[256:]), dtype=torch.float32).to(F64)
+        check(f"{self.name}: log-probabilities of {which}, {data}, temperature {temperature}",
+              ours.shape == theirs.shape and float((ours - theirs).abs().max()) <= 2e-5, f"{ours.shape} {theirs.shape}")
+        self.known[key] = path, [d.logp for d in scored]
+        return self.known[key]
+
+    def options(self, case, files=True):
+        found = ["--data", self.shard[case.data], "--seq-len", T, "--batch", 12, "--objective", *case.objective.split()]
+        if case.temperature != 1:
+            found += ["--temperature", case.temperature]
+        for which in case.files.split() if files else ():
+            found += [f"--{which}-logprobs", self.logprobs(which, case.data, case.temperature)[0]]
+        return found + ["--any-reference"] if case.files and files else found
+
+    def score(self, case):
+        """Scored documents with what the other models say of them."""
+        found = score(self.model, self.documents[case.data], case.temperature)
+        return known(found, **{which: self.logprobs(which, case.data, case.temperature)[1] for which in case.files.split()})
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name.replace(".default", ""): p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def metrics_agree(what, ours, theirs):
+    for key, value in theirs.items():
+        near(f"{what}: {key}", ours.get(key), value)
+
+
+# ---- bp and eval -------------------------------------------------------------------------------------------------------------
+def passes(what, options, model, scored, formula):
+    """One pass of bp for every size of chunk against autograd."""
+    loss, metrics = formula(scored)
+    expected = gradients(model, loss)
+    for chunk, logits_chunk in CHUNKS:
+        name, out = f"{what}, chunks of {chunk}", f"{WORK}/g.safetensors"
+        found = json.loads(train("bp", *options, "--chunk", chunk, "--logits-chunk", logits_chunk, "--json", "--quiet",
+                                 "--grads-out", out) or "{}")
+        if found:
+            near(f"{name}: loss", found["loss"], loss.detach(), LOSS)
+            metrics_agree(name, found, {key: float(value) for key, value in metrics.items()})
+            near_tensors(f"{name}: gradients", load_file(out), expected, GRADIENT)
+
+
+def full(bench, case):
+    what = f"{bench.name}, {case.objective}"
+    passes(what, ["--model", bench.folder, *bench.options(case)], bench.model, bench.score(case), case.formula)
+
+
+def evaluated(bench, case):
+    """eval, of streams of one pair or group at a time."""
+    options = bench.options(case)
+    options[options.index("--batch") + 1] = 1
+    found = json.loads(train("eval", "--model", bench.folder, *options, "--json", "--quiet"))
+    with torch.no_grad():
+        loss, metrics = case.formula(bench.score(case))
+    near(f"{bench.name}, eval of {case.objective}: loss", found["loss"], loss, LOSS)
+    metrics_agree(f"{bench.name}, eval of {case.objective}", found, {key: float(value) for key, value in metrics.items()})
+
+
+def accumulated(bench, case):
+    """The data in all the micro-batches that there are, whose losses and gradients have one normaliser."""
+    options = bench.options(case)
+    options[options.index("--batch") + 1] = 1
+    refused = subprocess.run([TRAIN, "bp", "--model", bench.folder, *map(str, options), "--grad-accum", "999", "--quiet"],
+                             capture_output=True, text=True)
+    micro_batches = int(re.search(r"the data has (\d+) micro-batches", refused.stderr)[1])
+    check(f"{bench.name}: several micro-batches of {case.data}", micro_batches > 1, refused.stderr)
+    loss, _ = case.formula(bench.score(case))
+    expected, out = gradients(bench.model, loss), f"{WORK}/g.safetensors"
+    found = json.loads(train("bp", "--model", bench.folder, *options, "--grad-accum", micro_batches, "--json", "--quiet",
+                             "--grads-out", out))
+    what = f"{bench.name}, {micro_batches} micro-batches of {case.objective}"
+    near(f"{what}: loss", found["loss"], loss.detach(), LOSS)
+    near_tensors(f"{what}: gradients", load_file(out), expected, GRADIENT)
+
+
+# ---- LoRA --------------------------------------------------------------------------------------------------------------------
+def make_adapter(bench):
+    """By PEFT, with B that is not zero."""
+    torch.manual_seed(3)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(bench.folder, dtype=torch.float32), LoraConfig(
+        task_type="CAUSAL_LM", r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=bench.name == "gpt2"))
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            value.data = 0.1 * torch.randn_like(value)
+    model.save_pretrained(f"{WORK}/{bench.name}-adapter")
+    return f"{WORK}/{bench.name}-adapter"
+
+
+def new_adapter(bench):
+    """As the program draws them: what a run saves whose learning rate is 0."""
+    run = f"{WORK}/{bench.name}-new-adapter"
+    train("train", "--model", bench.folder, *bench.options(Case("pairs", "simpo", None)), *NEW_ADAPTER, "--steps", 1, "--lr", 0,
+          "--weight-decay", 0, "--quiet", "--out", run)
+    return f"{run}/checkpoint-00000001"
+
+
+NEW_ADAPTER = ["--lora-rank", 2, "--seed", 11]
+
+
+def policy_of(bench, adapter=None):
+    """To train: the model, or its adapters."""
+    if not adapter:
+        return load_model(bench.folder, F64, "sdpa")
+    model = AutoModelForCausalLM.from_pretrained(bench.folder, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, adapter, is_trainable=True).to(F64).eval()
+
+
+def reference_of(model, documents, temperature=1.0):
+    """Before the first step: of a model with adapters, the one without them."""
+    with torch.no_grad(), model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext():
+        return [d.logp for d in score(model, documents, temperature)]
+
+
+def known(scored, **values):
+    """Of each document, the reference's or the old policy's log-probabilities."""
+    for which, of_documents in values.items():
+        for d, value in zip(scored, of_documents or ()):
+            setattr(d, which, value)
+    return scored
+
+
+def lora(bench, case):
+    """The reference of adapters is the model without them, which the program finds by itself."""
+    for what, adapter, options in ((f"{bench.name} with LoRA, {case.objective}", bench.adapter, ["--adapter", bench.adapter]),
+                                   (f"{bench.name} with new adapters, {case.objective}", bench.new_adapter, NEW_ADAPTER)):
+        model, documents = policy_of(bench, adapter), bench.documents[case.data]
+        scored = known(score(model, documents, case.temperature), reference=reference_of(model, documents, case.temperature))
+        options = ["--model", bench.folder, *options, *bench.options(case, files=False)]
+        passes(what, options, model, scored, case.formula)
+        if "--adapter" in options:
+            found = json.loads(train("eval", *options, "--json", "--quiet"))
+            near(f"{what}, eval: loss", found["loss"], case.formula(scored)[0].detach(), LOSS)
+
+
+# ---- training ----------------------------------------------------------------------------------------------------------------
+LR, DECAY, EPSILON = 2e-3, 0.1, 1e-5  # an epsilon above the rounding of a gradient, whose sign alone would count otherwise
+STEPS = ["--lr", LR, "--schedule", "constant", "--weight-decay", DECAY, "--epsilon", EPSILON, "--grad-clip", 0.5]
+
+
+def adamw(model):
+    """As the program's options are by default; matrices decay."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW([{"params": [p for p in parameters if p.dim() > 1], "weight_decay": DECAY},
+                              {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0}],
+                             lr=LR, betas=(0.9, 0.95), eps=EPSILON)
+
+
+def step(model, optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 0.5)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def log_of(run):
+    with open(f"{run}/log.jsonl") as log:
+        return [line for line in map(json.loads, log) if "step" in line and "loss" in line]
+
+
+def trainable(model):
+    return {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def copies(model):
+    return {name: p.detach().clone() for name, p in trainable(model).items()}
+
+
+def same_weights(what, run, last, model, start):
+    """The last checkpoint against the model, whose weights were `start`: also the steps themselves agree."""
+    theirs = copies(model)
+    if isinstance(model, PeftModel):
+        ours = load_file(f"{run}/checkpoint-{last:08d}/adapter_model.safetensors")
+    else:
+        train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
+        ours = load_file(f"{run}-hf/model.safetensors")
+    near_tensors(f"{what}: weights", ours, theirs, 1e-5)
+    if ours.keys() == theirs.keys():
+        near_tensors(f"{what}: steps", {n: ours[n].to(F64) - start[n] for n in start}, {n: theirs[n] - start[n] for n in start}, 2e-3)
+
+
+def trained(bench, adapter):
+    """Three steps of dpo; its reference is the model as it was."""
+    what, run = f"{bench.name}{' with LoRA' if adapter else ''}, 3 steps of dpo", f"{WORK}/{bench.name}-{'lora-' * bool(adapter)}dpo"
+    train("train", "--model", bench.folder, *bench.options(DPO, files=False), *STEPS, *(["--adapter", adapter] if adapter else []),
+          "--steps", 3, "--quiet", "--out", run)
+    model, documents = policy_of(bench, adapter), bench.documents["pairs"]
+    start, reference, optimizer, losses = copies(model), reference_of(model, documents), adamw(model), []
+    for _ in range(3):
+        losses.append(step(model, optimizer, DPO.formula(known(score(model, documents), reference=reference))[0]))
+    check(f"{what}: a line of log for each", [line["step"] for line in log_of(run)] == [1, 2, 3])
+    for line, loss in zip(log_of(run), losses):
+        near(f"{what}: loss of step {line['step']}", line["loss"], loss, LOSS)
+    check(f"{what}: begins at ln 2", adapter or abs(losses[0] - 0.6931471805599453) < 1e-12)
+    check(f"{what}: the loss falls", losses[2] < losses[0] - 1e-3, str(losses))
+    same_weights(what, run, 3, model, start)
+
+
+# ---- rollouts ------------------------------------------------------------------------------------------------------------------
+RECORDER = """import json, sys
+with open(sys.argv[1], "w") as record:
+    for line in iter(sys.stdin.readline, ""):
+        reward = sum(json.loads(line)["completion_ids"]) % 7
+        print(line.strip(), file=record, flush=True)
+        print(reward, flush=True)
+"""
+
+
+def rollout(bench, prompts, name, *options):
+    """A run and the lines that its reward command got. The prompts are read by 4, of 3 completions each."""
+    run, record, recorder = f"{WORK}/{bench.name}-{name}", f"{WORK}/{bench.name}-{name}.jsonl", f"{WORK}/recorder.py"
+    with open(recorder, "w") as file:
+        file.write(RECORDER)
+    train("train", "--model", bench.folder, "--objective", "grpo", "--rollout", "--data", prompts, "--batch", 4, "--group-size", 3,
+          "--seq-len", T, "--max-new-tokens", 12, *STEPS, *options, "--quiet", "--out", run, "--reward-command",
+          f"{sys.executable} {recorder} {record}")
+    with open(record) as file:
+        return run, [json.loads(line) for line in file]
+
+
+def greedy_rollout(bench, prompts, documents):
+    """Completions of the likeliest tokens are those that transformers generates."""
+    _, lines = rollout(bench, prompts, "greedy", "--top-k", 1, "--steps", 1)
+    check(f"{bench.name}: a rollout of 12 completions", len(lines) == 12, str(len(lines)))
+    for line in lines:
+        ids = documents[line["prompt_number"]].ids
+        check(f"{bench.name}: the rollout's prompt", line["prompt_ids"] == ids.tolist())
+        expected = bench.model.generate(torch.tensor(ids.astype(np.int64))[None], do_sample=False, max_new_tokens=12,
+                                        attention_mask=torch.ones(1, len(ids), dtype=torch.long))[0, len(ids):].tolist()
+        check(f"{bench.name}: greedy completion of prompt {line['prompt_number']}", line["completion_ids"] == expected,
+              f"{line['completion_ids']}, not {expected}")
+
+
+def trained_rollout(bench, prompts, adapter):
+    """Two steps on the completions of one rollout: the old policy of the second is the one that wrote them. With adapters
+    there is a divergence from the model without them."""
+    what, beta, temperature = f"{bench.name}{' with LoRA' if adapter else ''}, rollout of 2 steps", 0.1 if adapter else 0, 1.3
+    run, lines = rollout(bench, prompts, "rollout-lora" if adapter else "rollout", "--temperature", temperature, "--updates", 2,
+                         "--steps", 2, "--stop-ids", "5,17,33", "--beta", beta, *(["--adapter", adapter] if adapter else []))
+    check(f"{what}: 12 completions", len(lines) == 12, str(len(lines)))
+    check(f"{what}: what ended, ended so", all(line["ended"] == (line["completion_ids"][-1] in (5, 17, 33)) for line in lines))
+    documents = []
+    for i, line in enumerate(lines):
+        prompt, ids = len(line["prompt_ids"]), np.array(line["prompt_ids"] + line["completion_ids"])
+        documents.append(Document(ids, (np.arange(len(ids)) >= prompt).astype(np.uint8), prompt, i // 3,
+                                  float(sum(line["completion_ids"]) % 7)))
+    model = policy_of(bench, adapter)
+    start, optimizer, old = copies(model), adamw(model), None
+    reference = reference_of(model, documents, temperature) if beta else None
+    check(f"{what}: a line of log for each", [line["step"] for line in log_of(run)] == [1, 2])
+    for line in log_of(run):
+        scored = score(model, documents, temperature)
+        old = old or [d.logp.detach() for d in scored]
+        loss, metrics = policy(beta=beta)(known(scored, old=old, reference=reference))
+        metrics = {key: float(value) for key, value in metrics.items()}
+        near(f"{what}: loss of step {line['step']}", line["loss"], step(model, optimizer, loss), LOSS)
+        metrics_agree(f"{what}: step {line['step']}", line, metrics)
+    same_weights(what, run, 2, model, start)
+
+
+def rollouts(bench, adapter, seed):
+    rng, vocabulary = np.random.default_rng(seed), bench.model.config.vocab_size
+    documents = [Document(rng.integers(0, vocabulary, n), np.zeros(n, np.uint8), n, i) for i, n in enumerate((6, 1, 11, 3))]
+    prompts = write_shard(f"{bench.name}-prompts", shards.PROMPTS, vocabulary, documents)
+    if not adapter:
+        greedy_rollout(bench, prompts, documents)
+    trained_rollout(bench, prompts, adapter)
+
+
+with rmsnorm_in_the_models_dtype():
+    for number, golden in enumerate(MODELS):
+        bench = Bench(golden, 100 + number)
+        for case in CASES if golden == "llama" else (DPO, GRPO, GSPO):
+            full(bench, case)
+            evaluated(bench, case)
+        accumulated(bench, DPO)
+        accumulated(bench, GRPO)
+        for case in (DPO, Case("groups", "grpo --beta 0.05", policy(beta=0.05), "reference", 0.7)):
+            lora(bench, case)
+        for adapter in (None, bench.adapter):
+            trained(bench, adapter)
+            rollouts(bench, adapter, 200 + number)
+close()
