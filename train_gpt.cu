@@ -507,7 +507,7 @@ int main(int argc, char **argv) {
     progress_off = options.quiet;
     settle_threads(options.threads);
     status = verbs[options.verb](&options);
-    free(options.prompt_ids.id), free(options.stop_ids.id);
+    options_free(&options);
     stdout_finish();
     return status;
 }

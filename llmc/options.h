@@ -451,7 +451,6 @@ static inline void options_check_objective(const Options *o) {
     size_t i;
     if (!o->objective) return;
     snprintf(word, sizeof(word), " %s ", o->objective);
-    options_check_rollout(o);
     for (i = 0; i < OF_OBJECTIVES; i++)
         if (option_given(o, of_objectives[i].option) && !strstr(of_objectives[i].objectives, word))
             options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s",
@@ -461,6 +460,7 @@ static inline void options_check_objective(const Options *o) {
         if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
                            of_options[i].needs);
+    options_check_rollout(o);
     if (o->lora_rank && o->adapter)
         options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
     if (o->any_reference && !o->reference_logprobs && !o->old_logprobs)
@@ -475,6 +475,8 @@ static inline void options_check_objective(const Options *o) {
     if (o->temperature == 0 && strstr(" grpo gspo ppo ", word))
         options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0", o->objective);
 }
+
+static inline void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
 static inline Options options_parse(int argc, char **argv) {

@@ -39,8 +39,8 @@ TEST(every_row_round_trips) {
                 else if (!row_differs(row, &a, &defaults))
                     test_fail("'%s' was not stored", value);
                 expect_round_trip(&without);
-                free(a.prompt_ids.id);
-                free(b.prompt_ids.id);
+                options_free(&a);
+                options_free(&b);
                 rounds++;
                 if (row->kind == OPTION_FLAG) break;
             }
@@ -69,7 +69,7 @@ TEST(values_arrive) {
     assert_int_equal(o.prompt_ids.id[2], 7);
     assert_int_equal(o.chunk, 0);
     assert_true(option_given(&o, "chunk") && !option_given(&o, "logits-chunk"));
-    free(o.prompt_ids.id);
+    options_free(&o);
 }
 
 // What is joined to its option by a sign belongs to it, whatever it looks like.
@@ -382,7 +382,7 @@ static void expect_with_objective(const char *option, const char *objective, int
     CommandLine line;
     char text[128];
     test_case("--%s with --objective %s", option, objective);
-    line = words("plan --init gpt2");
+    line = words("plan --init gpt2 --data d");
     snprintf(text, sizeof(text), "--objective=%s", objective);
     add(&line, text);
     add_example(&line, &option_rows[option_find(option)]);
@@ -449,6 +449,12 @@ TEST(options_that_need_another) {
             "--rslora has no meaning without --lora-rank; give both or none");
     refused("train --model m --data d --lora-rank 4 --adapter a", "--lora-rank and --adapter exclude each other");
     refused("train --model m --data d --objective dpo --rollout", "--rollout has no meaning with --objective dpo");
+    refused("train --model m --data d --objective grpo --rollout", "--rollout needs --reward-command");
+    refused("train --model m --data d --objective grpo --rollout --reward-command r --beta 0.1",
+            "--beta above 0 with --rollout needs a reference");
+    refused("train --model m --data d --objective grpo --rollout --reward-command r --updates 3 --steps 10",
+            "must be multiples of --updates 3");
+    refused("plan --init gpt2 --objective grpo --rollout", "a plan with --rollout needs --data");
 }
 
 static void check_dtype(const void *context) {
@@ -560,7 +566,7 @@ TEST(echo_and_json) {
                            "\"lora_rank\": 8, \"lora_alpha\": 16, \"lora_targets\": \"all\", "
                            "\"lora_dropout\": 0, \"rslora\": true"));
     assert_non_null(strstr(printed(print_json, &many), "\"lora_rank\": \"off\", \"lora_alpha\": \"auto\""));
-    free(sample.prompt_ids.id);
+    options_free(&sample);
 }
 
 static const struct CMUnitTest tests[] = {
