@@ -1,6 +1,6 @@
 /*
-StreamBP: exact backpropagation, streamed through each layer chunk by chunk (arXiv 2506.03077), as a few steps on a chunk c
-of tokens [begin, begin + n) of the packed stream, and methods, which are orders of these steps.
+StreamBP: exact backpropagation, streamed through each layer chunk by chunk (arXiv 2506.03077), as a few steps on a
+chunk c of tokens [begin, begin + n) of the packed stream, and methods, which are orders of these steps.
 
     kv_project(l, c)          x_l[c] -> K_l[c], V_l[c]
     attention_forward(l, c)   x_l[c], K_l[:end], V_l[:end] -> y[c]
@@ -15,16 +15,28 @@ of tokens [begin, begin + n) of the packed stream, and methods, which are orders
     checkpoint  its input          N       N             gradient checkpointing
     stream      its input          n       m             chunks last to first
 
-Why last to first: attention is causal, so dK[c], dV[c] receive from chunks >= c only. Walking backwards they are complete the
-moment chunk c's own attention_backward is done; kv_backward follows at once and dx[c] is overwritten in place. K, V of a
-layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx (dx is x_L's storage).
+Why last to first: attention is causal, so dK[c], dV[c] receive from chunks >= c only. Walking backwards they are
+complete the moment chunk c's own attention_backward is done; kv_backward follows at once and dx[c] is overwritten in
+place. K, V of a layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx
+(dx is x_L's storage).
 
-A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the chunks, forwards
-in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h, window_retreat below).
+The head knows an objective (llmc/objective.h) as a weight per token: dlogits = weight / temperature * (onehot -
+softmax). What the weights wait for decides how often a chunk's logits are made. Of sft they are there before the head
+runs. Of grpo and ppo they follow from the chunk's own log-probabilities, in the same visit. Of pairs and of gspo they
+need those of the whole stream, so that a pass for log-probabilities alone comes first. A forward pass alone gives
+log-probabilities: of a loss, of a reference, of an old policy.
 
-Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set "dry" and
-an arena without memory (llmc/plan.h): it visits one layer and one chunk of each length, and multiplies. The steps never look
-inside a tensor.
+With LoRA (llmc/lora.h) the steps stay as they are: linear layers have their adapters with them (llmc/linear_layer.h),
+dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
+Generation is one more order of the forward steps (llmc/cache.h).
+
+A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the
+chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h,
+window_retreat below).
+
+Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set
+"dry" and an arena without memory (llmc/plan.h): it visits one layer and one chunk of each length, and multiplies. The
+steps never look inside a tensor.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
@@ -127,8 +139,7 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    const Stored *dadded;
-    dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
+    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
     linear_backward(s, l, c, w, sums, O_WEIGHT, dattended, dadded, a->attended, 0);
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, layer_keys(s, s->kv.k, l),
                                layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH, d.NKV, d.HD,

@@ -9,7 +9,9 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/config.h"        // configuration, families, presets
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
+#include "llmc/lora.h"          // adapters: a table of parameters beside the model's
 #include "llmc/batch.h"         // a packed stream of documents
+#include "llmc/objective.h"     // what is minimised, as weights per token
 #include "llmc/dataloader.h"    // token shards; packing of documents
 #include "llmc/prefetch.h"      // the next micro-batch, read while this one is trained on
 #include "llmc/ops.h"           // what can be done to tensors
@@ -20,6 +22,8 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"       // generation with a key/value cache
 #include "llmc/prompt.h"        // prompts from the command line, text from the sampler
+#include "llmc/reference.h"     // log-probabilities under the model that training began with
+#include "llmc/rollout.h"       // completions, rewards and advantages: the batches of online GRPO
 #include "llmc/adamw.h"         // the optimizer over the parameter table
 #include "llmc/schedule.h"      // learning rate by step
 #include "llmc/checkpoint.h"    // complete or absent; resuming to the bit
@@ -83,7 +87,7 @@ static void trainer_objective_settings(Trainer *t) {
         add_setting(t, "--rollout", 0,
                     "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
                     o->top_k, o->top_p, o->updates,
-                    (unsigned long long)bytes_key(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
+                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     o->reward_failure);
     }
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
@@ -192,8 +196,8 @@ static int trainer_has_reference(const Trainer *t) {
            !t->run.options->rollout;
 }
 
-// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one that goes on,
-// whose settings say which they were.
+// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one
+// that goes on, whose settings say which they were.
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
@@ -497,9 +501,11 @@ static int verb_train(const Options *options) {
 }
 
 // ---- main ---------------------------------------------------------------------------------------------------------------------------
+typedef int (*VerbMain)(const Options *options); // returns the exit code
+
 int main(int argc, char **argv) {
-    static int (*const verbs[VERBS])(const Options *) = {verb_train,    verb_bp,     verb_plan,    verb_eval,
-                                                         verb_logprobs, verb_sample, verb_convert, verb_info};
+    static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,     verb_plan,    verb_eval,
+                                          verb_logprobs, verb_sample, verb_convert, verb_info};
     Options options;
     int status;
     signals_prepare();

@@ -9,7 +9,7 @@ every file format and every build of one model. PEFT records none; then shapes h
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
 #include "adapter_config.h"
-#include "checkpoint_folder.h"
+#include "checksum.h"
 #include "weights.h"
 
 #define ADAPTER_FILE_NAME "adapter_model.safetensors"

@@ -19,6 +19,7 @@ a time may write to an --out (a lock on OUT/lock).
 #define LLMC_CHECKPOINT_H
 #include "adapter_file.h"
 #include "checkpoint_folder.h"
+#include "checksum.h"
 #include "residency.h"
 #include "run_state.h"
 #include "weights.h"

@@ -75,10 +75,10 @@ typedef struct {
     size_t shards, documents;
     Piece *piece; // [pieces]
     size_t pieces;
-    Unit *unit;                 // [units + 1], the last one begins behind all pieces; NULL: every piece is one
-    size_t units, largest_unit; // pairs or groups that are trained on; documents of the largest
-    size_t long_documents,
-        left_out;                   // documents above T positions; pieces, or pairs and groups, without counted targets
+    Unit *unit;                     // [units + 1], the last one begins behind all pieces; NULL: every piece is one
+    size_t units, largest_unit;     // pairs or groups that are trained on; documents of the largest
+    size_t long_documents;          // above T positions
+    size_t left_out;                // pieces, or pairs and groups, without counted targets
     uint64_t positions_cut;         // by truncation
     uint32_t *prompt;               // [prompts] their documents; with DATA_PROMPTS
     size_t prompts, longest_prompt; // longest: in tokens
@@ -543,10 +543,6 @@ static inline Counts documents_counted(Documents *d, uint64_t place) {
 static inline void documents_report(FILE *out, const Documents *d) {
     fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; ", d->documents, d->shards,
             d->shards > 1 ? "s" : "", d->shard[0].header.tokenizer_name);
-    if (d->settings.use == DATA_PROMPTS) {
-        fprintf(out, "%zu prompts of at most %zu tokens\n", d->prompts, d->longest_prompt);
-        return;
-    }
     if (!d->unit) fprintf(out, "%zu pieces of at most %zu positions\n", d->pieces, d->bound.longest);
     if (d->unit)
         fprintf(out, "%zu %s, documents of at most %zu positions\n", d->units,

@@ -21,10 +21,10 @@ typedef struct {
     double flops;           // executed in this step
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
-    double data_seconds; // of these seconds, waiting for data
+    double data_seconds;                    // of these seconds, waiting for data
     double rollout_seconds, reward_seconds; // of these seconds, writing completions, and waiting for their rewards
-    size_t streams;      // micro-batches
-    Metrics metrics;     // of the objective
+    size_t streams;                         // micro-batches
+    Metrics metrics;                        // of the objective
 } StepReport;
 
 typedef struct {

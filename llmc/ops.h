@@ -31,9 +31,8 @@ typedef struct {
 typedef struct {
     const Span *span;
     size_t count;
-    size_t
-        window; // a query sees this many keys at most, the last being its own (sliding window); 0: all of its document
-    double pairs; // query-key pairs in these spans; only counted with, by the dry op set
+    size_t window; // keys that a query sees at most, the last being its own (sliding window); 0: all of its document
+    double pairs;  // query-key pairs in these spans; only counted with, by the dry op set
 } Spans;
 
 // Rows of all spans together: n of q, out, lse, dout and dq.

@@ -83,9 +83,10 @@ typedef struct {
     Batch all;            // what the streams are parts of; document_start has one more for each stream
     Batch *stream;        // [P]
     size_t streams;
-    Counts counts;   // of the step
-    Metrics metrics; // of the step, beside those of the objective
-    size_t failures; // steps in a row
+    Counts counts;                           // of the step
+    Metrics metrics;                         // of the step, beside those of the objective
+    double sampling_seconds, reward_seconds; // of the step
+    size_t failures;                         // steps in a row
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -414,8 +415,7 @@ static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     rewarded = seconds_now();
     rollout_pack(r, known);
     rollout_fill(r);
-    metric_add(&r->metrics, "sampling_seconds", written - begin, 1);
-    metric_add(&r->metrics, "reward_seconds", rewarded - written, 1);
+    r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
     return r->streams;
 }
 
