@@ -128,19 +128,24 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
-// The key by which the state of a checkpoint (its folder) knows the reference.
+// The key by which the state of a checkpoint (its folder) knows the reference. 0: it had none, which comparing the
+// settings will tell.
 static inline uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *text, *end;
     size_t length;
+    const cJSON *settings;
     const char *word;
-    uint64_t key;
+    uint64_t key = 0;
     cJSON *root;
     path_join(path, checkpoint, "state.json");
     text = input_read_text(path, RUN_STATE_LIMIT, &length);
     root = json_parse_object(text, length, path);
-    word = run_state_string(run_state_get(root, "settings", path), "reference", path);
-    key = strtoull(word, &end, 16);
-    if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+    settings = run_state_get(root, "settings", path);
+    if (json_get(settings, "reference")) {
+        word = run_state_string(settings, "reference", path);
+        key = strtoull(word, &end, 16);
+        if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+    }
     cJSON_Delete(root);
     free(text);
     return key;
