@@ -6,7 +6,7 @@ chunk c of tokens [begin, begin + n) of the packed stream, and methods, which ar
     attention_forward(l, c)   x_l[c], K_l[:end], V_l[:end] -> y[c]
     mlp_forward(l, c)         y[c] -> x_{l+1}[c]
     mlp_backward(l, c)        dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
-    attention_backward(l, c)  dx[c] of y -> the query part of the gradient of the first norm; dK[:end], dV[:end] +=; dW +=
+    attention_backward(l, c)  dx[c] of y -> query part of the first norm's gradient; dK[:end], dV[:end] +=; dW +=
     kv_backward(l, c)         dK[c], dV[c] -> the rest of it; dW +=; then dx[c] of x_l, in place
     head_step(c)              x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c] over x_L[c]; dW +=
 
@@ -42,7 +42,7 @@ steps never look inside a tensor.
 #define STREAMBP_H
 #include "llmc/linear_layer.h"
 
-// ---- the steps: forward -------------------------------------------------------------------------------------------------------
+// ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
     norm_forward(s, a->normed1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), c.n);
@@ -109,7 +109,7 @@ static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, c
         linear_forward(s, l, c, w, DOWN_WEIGHT, out, a->active, a->y);
 }
 
-// ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place --------------------------------
+// ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place ------------------------
 // The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
 static inline const Stored *added_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
                                            Stored *added, const Stored *dx) {
@@ -171,7 +171,7 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
     arena_pop(s->arena, mark);
 }
 
-// ---- the head -----------------------------------------------------------------------------------------------------------------
+// ---- the head -------------------------------------------------------------------------------------------------------
 typedef struct {
     const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
     const Stored *matrix;           // [V,C]
@@ -251,7 +251,7 @@ static inline void head(StreamBP *s, int backward) {
     weights_release(&s->memory, GROUP_HEAD);
 }
 
-// ---- the embedding --------------------------------------------------------------------------------------------------------------
+// ---- the embedding --------------------------------------------------------------------------------------------------
 static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
@@ -279,7 +279,7 @@ static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t 
     arena_pop(s->arena, mark);
 }
 
-// ---- methods ----------------------------------------------------------------------------------------------------------------------
+// ---- methods --------------------------------------------------------------------------------------------------------
 static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     size_t mark = arena_mark(s->arena);
     Activations a;
@@ -326,8 +326,8 @@ static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_
     for (i = 0; i < chunk_visits(s, size); i++) chunk_kv_project(s, l, chunk_visit(s, i, size), w);
 }
 
-// ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and dK, dV with
-// it. At the last chunk there is nothing yet (kv.first is the stream's end).
+// ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and
+// dK, dV with it. At the last chunk there is nothing yet (kv.first is the stream's end).
 static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t first = first_key(0, c.begin, window_of_model(&s->model->config));
@@ -402,7 +402,7 @@ static inline void layers_backward(StreamBP *s) {
     arena_pop(s->arena, mark);
 }
 
-// ---- one stream through the model ---------------------------------------------------------------------------------------------------
+// ---- one stream through the model -----------------------------------------------------------------------------------
 // Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
 static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
     DType summed = dtype_of_sums(s->model->dtype);
@@ -440,8 +440,8 @@ static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
                           dtype_of_sums(s->model->dtype), metrics);
 }
 
-// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics (or NULL) to
-// metrics.
+// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics
+// (or NULL) to metrics.
 static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), kv_mark;

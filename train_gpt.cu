@@ -1,8 +1,8 @@
 /*
 train: fine-tunes and trains GPT/Llama-style models on very long sequences with StreamBP.
 
-C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done to
-tensors goes through struct Ops; nothing here looks inside one.
+C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done
+to tensors goes through struct Ops; nothing here looks inside one.
 */
 #include "llmc/options.h"       // the command line: one table of options
 #include "llmc/options_out.h"   // the same written out
@@ -36,7 +36,7 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/verb_sample.h"   // text from a model
 #include "llmc/verb_convert.h"  // convert, info
 
-// ---- train ------------------------------------------------------------------------------------------------------------------------
+// ---- train ----------------------------------------------------------------------------------------------------------
 typedef struct {
     Run run;
     DataLoader data, validation;
@@ -190,7 +190,8 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
-// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its model.
+// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its
+// model.
 static int trainer_has_reference(const Trainer *t) {
     return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
            !t->run.options->rollout;
@@ -353,7 +354,7 @@ static void trainer_sample(Trainer *t, size_t step) {
     runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
-// ---- one step -----------------------------------------------------------------------------------------------------------------------
+// ---- one step -------------------------------------------------------------------------------------------------------
 // Completions for this step, or those that the steps before have used already; returns how many streams they are.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
@@ -429,7 +430,8 @@ static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
                    t->run.settings.moment_type, &adamw);
 }
 
-// Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they are.
+// Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they
+// are.
 static StepReport trainer_step(Trainer *t, size_t step) {
     double begin = seconds_now(), waited = t->train_batches.waited;
     StepReport report;
@@ -500,7 +502,7 @@ static int verb_train(const Options *options) {
     return 0;
 }
 
-// ---- main ---------------------------------------------------------------------------------------------------------------------------
+// ---- main -----------------------------------------------------------------------------------------------------------
 typedef int (*VerbMain)(const Options *options); // returns the exit code
 
 int main(int argc, char **argv) {
