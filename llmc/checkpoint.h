@@ -10,10 +10,10 @@ With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) tak
 an adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights where there are any, of which
 those in use are the rounding; else those in use, in their type.
 
-A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then the
-folder is renamed. Older ones beyond --keep go afterwards, by a rename first. So whatever ends a run at whatever moment,
-the last complete one stays. Device memory is read through ops->copy_out and a static buffer; nothing is allocated, and
-one run at a time may write to an --out (a lock on OUT/lock).
+A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then
+the folder is renamed. Older ones beyond --keep go afterwards, by a rename first. So whatever ends a run at whatever
+moment, the last complete one stays. Device memory is read through ops->copy_out and a static buffer; nothing is
+allocated, and one run at a time may write to an --out (a lock on OUT/lock).
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
