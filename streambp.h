@@ -1,12 +1,12 @@
 /*
-StreamBP: exact backpropagation, streamed through each layer chunk by chunk (arXiv 2506.03077), as a few steps on a chunk c
-of tokens [begin, begin + n) of the packed stream, and methods, which are orders of these steps.
+StreamBP: exact backpropagation, streamed through each layer chunk by chunk (arXiv 2506.03077), as a few steps on a
+chunk c of tokens [begin, begin + n) of the packed stream, and methods, which are orders of these steps.
 
     kv_project(l, c)          x_l[c] -> K_l[c], V_l[c]
     attention_forward(l, c)   x_l[c], K_l[:end], V_l[:end] -> y[c]
     mlp_forward(l, c)         y[c] -> x_{l+1}[c]
     mlp_backward(l, c)        dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
-    attention_backward(l, c)  dx[c] of y -> the query part of the gradient of the first norm; dK[:end], dV[:end] +=; dW +=
+    attention_backward(l, c)  dx[c] of y -> query part of the first norm's gradient; dK[:end], dV[:end] +=; dW +=
     kv_backward(l, c)         dK[c], dV[c] -> the rest of it; dW +=; then dx[c] of x_l, in place
     head_step(c)              x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c] over x_L[c]; dW +=
 
@@ -15,22 +15,34 @@ of tokens [begin, begin + n) of the packed stream, and methods, which are orders
     checkpoint  its input          N       N             gradient checkpointing
     stream      its input          n       m             chunks last to first
 
-Why last to first: attention is causal, so dK[c], dV[c] receive from chunks >= c only. Walking backwards they are complete the
-moment chunk c's own attention_backward is done; kv_backward follows at once and dx[c] is overwritten in place. K, V of a
-layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx (dx is x_L's storage).
+Why last to first: attention is causal, so dK[c], dV[c] receive from chunks >= c only. Walking backwards they are
+complete the moment chunk c's own attention_backward is done; kv_backward follows at once and dx[c] is overwritten in
+place. K, V of a layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx
+(dx is x_L's storage).
 
-A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the chunks, forwards
-in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h, window_retreat below).
+The head knows an objective (llmc/objective.h) as a weight per token: dlogits = weight / temperature * (onehot -
+softmax). What the weights wait for decides how often a chunk's logits are made. Of sft they are there before the head
+runs. Of grpo and ppo they follow from the chunk's own log-probabilities, in the same visit. Of pairs and of gspo they
+need those of the whole stream, so that a pass for log-probabilities alone comes first. A forward pass alone gives
+log-probabilities: of a loss, of a reference, of an old policy.
 
-Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set "dry" and
-an arena without memory (llmc/plan.h): it visits one layer and one chunk of each length, and multiplies. The steps never look
-inside a tensor.
+With LoRA (llmc/lora.h) the steps stay as they are: linear layers have their adapters with them (llmc/linear_layer.h),
+dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
+Generation is one more order of the forward steps (llmc/cache.h).
+
+A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the
+chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h,
+window_retreat below).
+
+Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set
+"dry" and an arena without memory (llmc/plan.h): it visits one layer and one chunk of each length, and multiplies. The
+steps never look inside a tensor.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
 #include "llmc/linear_layer.h"
 
-// ---- the steps: forward -------------------------------------------------------------------------------------------------------
+// ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
     norm_forward(s, a->normed1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), c.n);
@@ -97,7 +109,7 @@ static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, c
         linear_forward(s, l, c, w, DOWN_WEIGHT, out, a->active, a->y);
 }
 
-// ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place --------------------------------
+// ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place ------------------------
 // The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
 static inline const Stored *added_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
                                            Stored *added, const Stored *dx) {
@@ -127,8 +139,7 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    const Stored *dadded;
-    dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
+    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
     linear_backward(s, l, c, w, sums, O_WEIGHT, dattended, dadded, a->attended, 0);
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, layer_keys(s, s->kv.k, l),
                                layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH, d.NKV, d.HD,
@@ -160,7 +171,7 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
     arena_pop(s->arena, mark);
 }
 
-// ---- the head -----------------------------------------------------------------------------------------------------------------
+// ---- the head -------------------------------------------------------------------------------------------------------
 typedef struct {
     const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
     const Stored *matrix;           // [V,C]
@@ -240,7 +251,7 @@ static inline void head(StreamBP *s, int backward) {
     weights_release(&s->memory, GROUP_HEAD);
 }
 
-// ---- the embedding --------------------------------------------------------------------------------------------------------------
+// ---- the embedding --------------------------------------------------------------------------------------------------
 static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
@@ -268,7 +279,7 @@ static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t 
     arena_pop(s->arena, mark);
 }
 
-// ---- methods ----------------------------------------------------------------------------------------------------------------------
+// ---- methods --------------------------------------------------------------------------------------------------------
 static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     size_t mark = arena_mark(s->arena);
     Activations a;
@@ -315,8 +326,8 @@ static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_
     for (i = 0; i < chunk_visits(s, size); i++) chunk_kv_project(s, l, chunk_visit(s, i, size), w);
 }
 
-// ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and dK, dV with
-// it. At the last chunk there is nothing yet (kv.first is the stream's end).
+// ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and
+// dK, dV with it. At the last chunk there is nothing yet (kv.first is the stream's end).
 static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t first = first_key(0, c.begin, window_of_model(&s->model->config));
@@ -391,7 +402,7 @@ static inline void layers_backward(StreamBP *s) {
     arena_pop(s->arena, mark);
 }
 
-// ---- one stream through the model ---------------------------------------------------------------------------------------------------
+// ---- one stream through the model -----------------------------------------------------------------------------------
 // Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
 static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
     DType summed = dtype_of_sums(s->model->dtype);
@@ -429,8 +440,8 @@ static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
                           dtype_of_sums(s->model->dtype), metrics);
 }
 
-// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics (or NULL) to
-// metrics.
+// The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics
+// (or NULL) to metrics.
 static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), kv_mark;

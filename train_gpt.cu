@@ -1,15 +1,17 @@
 /*
 train: fine-tunes and trains GPT/Llama-style models on very long sequences with StreamBP.
 
-C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done to
-tensors goes through struct Ops; nothing here looks inside one.
+C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done
+to tensors goes through struct Ops; nothing here looks inside one.
 */
 #include "llmc/options.h"       // the command line: one table of options
 #include "llmc/options_out.h"   // the same written out
 #include "llmc/config.h"        // configuration, families, presets
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
+#include "llmc/lora.h"          // adapters: a table of parameters beside the model's
 #include "llmc/batch.h"         // a packed stream of documents
+#include "llmc/objective.h"     // what is minimised, as weights per token
 #include "llmc/dataloader.h"    // token shards; packing of documents
 #include "llmc/prefetch.h"      // the next micro-batch, read while this one is trained on
 #include "llmc/ops.h"           // what can be done to tensors
@@ -20,6 +22,8 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"       // generation with a key/value cache
 #include "llmc/prompt.h"        // prompts from the command line, text from the sampler
+#include "llmc/reference.h"     // log-probabilities under the model that training began with
+#include "llmc/rollout.h"       // completions, rewards and advantages: the batches of online GRPO
 #include "llmc/adamw.h"         // the optimizer over the parameter table
 #include "llmc/schedule.h"      // learning rate by step
 #include "llmc/checkpoint.h"    // complete or absent; resuming to the bit
@@ -32,7 +36,7 @@ tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/verb_sample.h"   // text from a model
 #include "llmc/verb_convert.h"  // convert, info
 
-// ---- train ------------------------------------------------------------------------------------------------------------------------
+// ---- train ----------------------------------------------------------------------------------------------------------
 typedef struct {
     Run run;
     DataLoader data, validation;
@@ -83,7 +87,7 @@ static void trainer_objective_settings(Trainer *t) {
         add_setting(t, "--rollout", 0,
                     "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
                     o->top_k, o->top_p, o->updates,
-                    (unsigned long long)bytes_key(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
+                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     o->reward_failure);
     }
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
@@ -186,14 +190,15 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
-// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its model.
+// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its
+// model.
 static int trainer_has_reference(const Trainer *t) {
     return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
            !t->run.options->rollout;
 }
 
-// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one that goes on,
-// whose settings say which they were.
+// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one
+// that goes on, whose settings say which they were.
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
@@ -349,7 +354,7 @@ static void trainer_sample(Trainer *t, size_t step) {
     runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
-// ---- one step -----------------------------------------------------------------------------------------------------------------------
+// ---- one step -------------------------------------------------------------------------------------------------------
 // Completions for this step, or those that the steps before have used already; returns how many streams they are.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
@@ -425,7 +430,8 @@ static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
                    t->run.settings.moment_type, &adamw);
 }
 
-// Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they are.
+// Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they
+// are.
 static StepReport trainer_step(Trainer *t, size_t step) {
     double begin = seconds_now(), waited = t->train_batches.waited;
     StepReport report;
@@ -496,10 +502,12 @@ static int verb_train(const Options *options) {
     return 0;
 }
 
-// ---- main ---------------------------------------------------------------------------------------------------------------------------
+// ---- main -----------------------------------------------------------------------------------------------------------
+typedef int (*VerbMain)(const Options *options); // returns the exit code
+
 int main(int argc, char **argv) {
-    static int (*const verbs[VERBS])(const Options *) = {verb_train,    verb_bp,     verb_plan,    verb_eval,
-                                                         verb_logprobs, verb_sample, verb_convert, verb_info};
+    static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,     verb_plan,    verb_eval,
+                                          verb_logprobs, verb_sample, verb_convert, verb_info};
     Options options;
     int status;
     signals_prepare();

@@ -1,8 +1,8 @@
 /*
-adapter_config.json, which says of adapters in PEFT's format what their tensors (adapter_file.h) do not: alpha, dropout, rsLoRA, and
-to which linear layers they belong. Written so that any version of PEFT takes it; read strictly: what is in force there and is not
-the LoRA of lora.h is refused by its name, since leaving it out would make another model. Which modules there are is up to the
-tensors; the list of names here must agree with them.
+adapter_config.json, which says of adapters in PEFT's format what their tensors (adapter_file.h) do not: alpha, dropout,
+rsLoRA, and to which linear layers they belong. Written so that any version of PEFT takes it; read strictly: what is in
+force there and is not the LoRA of lora.h is refused by its name, since leaving it out would make another model. Which
+modules there are is up to the tensors; the list of names here must agree with them.
 */
 #ifndef LLMC_ADAPTER_CONFIG_H
 #define LLMC_ADAPTER_CONFIG_H
@@ -15,8 +15,9 @@ tensors; the list of names here must agree with them.
 #define ADAPTER_CONFIG_TEXT 65536              // bytes that are written, at most
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // and read: PEFT may list every module of every layer
 
-// ---- writing -----------------------------------------------------------------------------------------------------------------
-// The shortest end of a module's name that no other module ends in: "q_proj", but "attn.c_proj" of GPT-2, which has two c_proj.
+// ---- writing --------------------------------------------------------------------------------------------------------
+// The shortest end of a module's name that no other module ends in: "q_proj", but "attn.c_proj" of GPT-2, which has two
+// c_proj.
 static inline void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
     size_t begin, i;
@@ -83,7 +84,7 @@ static inline size_t adapter_config_text(const Lora *lora, const char *base, cha
     return (size_t)length;
 }
 
-// ---- reading: what is refused --------------------------------------------------------------------------------------------------
+// ---- reading: what is refused ---------------------------------------------------------------------------------------
 // Whether a value says more than "no".
 static inline int adapter_in_force(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return 0;
@@ -156,7 +157,7 @@ static inline void adapter_check_word(const cJSON *root, const char *key, const 
         die("%s: %s is %s, only %s is supported", path, key, json_scalar_text(item, value, sizeof(value)), wanted);
 }
 
-// ---- reading: the numbers ------------------------------------------------------------------------------------------------------
+// ---- reading: the numbers -------------------------------------------------------------------------------------------
 // A number from `least` to `most`; its default where that is not NAN.
 static inline double adapter_number(const cJSON *root, const char *key, double otherwise, double least, double most,
                                     const char *path) {
@@ -193,7 +194,7 @@ static inline cJSON *adapter_config_read(const char *path, Lora *lora) {
     return root;
 }
 
-// ---- reading: the modules ------------------------------------------------------------------------------------------------------
+// ---- reading: the modules -------------------------------------------------------------------------------------------
 // Whether target_modules means the module of this name ("model.layers.0.self_attn.q_proj"), by PEFT's rule.
 static inline int adapter_targets(const cJSON *targets, const char *name, const char *path) {
     const cJSON *item;
@@ -205,7 +206,8 @@ static inline int adapter_targets(const cJSON *targets, const char *name, const 
     return 0;
 }
 
-// The tensors have decided about lora->modules: a list of names must say the same. A regular expression is not looked at.
+// The tensors have decided about lora->modules: a list of names must say the same. A regular expression is not looked
+// at.
 static inline void adapter_check_targets(const cJSON *root, const Lora *lora, const Config *c, const char *path) {
     const cJSON *targets = json_get(root, "target_modules");
     const char *module;

@@ -1,7 +1,8 @@
 /*
-Adapters in PEFT's format: a folder with adapter_config.json (adapter_config.h) and adapter_model.safetensors, whose tensors have the
-names and shapes of the table in lora.h; so reading them is reading a source of weights (weight_source.h). Any of the types we read
-will do. Every layer must have the same modules, and there must be nothing else.
+Adapters in PEFT's format: a folder with adapter_config.json (adapter_config.h) and adapter_model.safetensors, whose
+tensors have the names and shapes of the table in lora.h; so reading them is reading a source of weights
+(weight_source.h). Any of the types we read will do. Every layer must have the same modules, and there must be nothing
+else.
 
 What we write also says, in the metadata of the safetensors file, for which base model: two keys that are the same for
 every file format and every build of one model. PEFT records none; then shapes have to do.
@@ -9,20 +10,20 @@ every file format and every build of one model. PEFT records none; then shapes h
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
 #include "adapter_config.h"
-#include "checkpoint_folder.h"
+#include "checksum.h"
 #include "weights.h"
 
 #define ADAPTER_FILE_NAME "adapter_model.safetensors"
 #define ADAPTER_BASE_KEY  "streambp_base" // in the metadata: both keys in hexadecimal
 
-// ---- which base ----------------------------------------------------------------------------------------------------------------
+// ---- which base -----------------------------------------------------------------------------------------------------
 // weights 0: not known
 typedef struct {
     uint64_t config, weights;
 } BaseKey;
 
-// Of a model in device memory, or (device NULL) in a source of weights. All values count as bf16, the least exact of the types that
-// a base is run in, so that it does not matter which one it was.
+// Of a model in device memory, or (device NULL) in a source of weights. All values count as bf16, the least exact of
+// the types that a base is run in, so that it does not matter which one it was.
 static inline BaseKey base_key(const Model *model, const WeightSource *source, const Ops *ops, const void *device) {
     Progress progress = progress_begin(stderr, "key of the base", 0, (double)model->elements);
     char config[4096];
@@ -76,8 +77,9 @@ static inline void adapter_check_base(const char *path, const BaseKey *recorded,
         (unsigned long long)found->weights, (unsigned long long)recorded->weights);
 }
 
-// ---- writing -------------------------------------------------------------------------------------------------------------------
-// The first bytes of adapter_model.safetensors, up to the data, which follow in the order of the table; returns how many.
+// ---- writing --------------------------------------------------------------------------------------------------------
+// The first bytes of adapter_model.safetensors, up to the data, which follow in the order of the table; returns how
+// many.
 static inline size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
     SafetensorsWriter writer;
     char more[96] = "";
@@ -90,7 +92,7 @@ static inline size_t adapter_header(const Model *table, DType type, const BaseKe
     return (size_t)safetensors_write_end(&writer);
 }
 
-// ---- reading -------------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 // The modules that the file has any tensor of, in any layer.
 static inline unsigned adapter_modules(const SafeTensors *list, const Config *c, const char *path) {
     unsigned modules = 0;
@@ -173,7 +175,8 @@ static inline SafeTensors adapter_list(const char *path) {
     return list;
 }
 
-// Opens a folder of PEFT's and checks everything but the values; *lora becomes what it holds, for `model`, and the caller frees it.
+// Opens a folder of PEFT's and checks everything but the values; *lora becomes what it holds, for `model`, and the
+// caller frees it.
 static inline WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
     char config[PATH_MAX], path[PATH_MAX], other[PATH_MAX];
     WeightSource *source;

@@ -19,7 +19,8 @@ typedef struct {
     size_t documents;
     size_t *document_start; // [documents + 1], the last being N
     size_t *origin;         // [documents] which token of the data each begins with, counted over all shards; NULL: none
-    // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each other.
+    // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each
+    // other.
     size_t *group;   // [documents] 0, 0, 1, 1, ...: which pair or group of the stream a document is in, ascending; of a
                      // pair the chosen one comes first
     double *counted; // [documents] the sum of its loss weights, of targets that count (batch_count)
@@ -49,8 +50,8 @@ static inline Batch batch_allocate(size_t N, size_t documents) {
     return batch;
 }
 
-// Room for what objectives over answers know of a batch that has been allocated; of the two kinds of log-probabilities only where
-// they are asked for.
+// Room for what objectives over answers know of a batch that has been allocated; of the two kinds of log-probabilities
+// only where they are asked for.
 static inline void batch_allocate_answers(Batch *batch, int reference, int old) {
     batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
     batch->counted = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
@@ -91,8 +92,8 @@ static inline void batch_set_regular(Batch *batch, size_t B, size_t T) {
     for (t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
 }
 
-// B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b reads
-// ids [b(T+1), b(T+1) + T), its targets are one further on.
+// B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b
+// reads ids [b(T+1), b(T+1) + T), its targets are one further on.
 static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     size_t b, t;
     batch_set_regular(batch, B, T);

@@ -6,19 +6,20 @@ Checkpoints: everything a training run needs to go on, bit for bit. Each is a fo
                         state.json     where the run stands, and what must be the same to go on (run_state.h)
                         DONE           written last: name, bytes and checksum of the others
 
-With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is an adapter
-as PEFT reads it, good for --adapter. Its values are the fp32 master weights where there are any, of which those in use are
-the rounding; else those in use, in their type.
+With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is
+an adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights where there are any, of which
+those in use are the rounding; else those in use, in their type.
 
-and is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then the folder
-is renamed. Older ones beyond --keep go afterwards, by a rename first. So whatever ends a run at whatever moment, the last
-complete one stays. Device memory is read through ops->copy_out and a static buffer; nothing is allocated, and one run at
-a time may write to an --out (a lock on OUT/lock).
+A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then
+the folder is renamed. Older ones beyond --keep go afterwards, by a rename first. So whatever ends a run at whatever
+moment, the last complete one stays. Device memory is read through ops->copy_out and a static buffer; nothing is
+allocated, and one run at a time may write to an --out (a lock on OUT/lock).
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 #include "adapter_file.h"
 #include "checkpoint_folder.h"
+#include "checksum.h"
 #include "residency.h"
 #include "run_state.h"
 #include "weights.h"
@@ -38,8 +39,8 @@ typedef struct {
 } Trained;
 
 /*
-optimizer.bin: this header, then m, v [elements of `moments`], then master [elements of fp32] if there is one. As in a flat
-.bin numbers are in the byte order of the machine that wrote it.
+optimizer.bin: this header, then m, v [elements of `moments`], then master [elements of fp32] if there is one. As in a
+flat .bin numbers are in the byte order of the machine that wrote it.
 */
 #define OPTIMIZER_MAGIC   "SBPADAMW"
 #define OPTIMIZER_VERSION 1u
@@ -107,7 +108,7 @@ static inline uint64_t checkpoint_bytes(const Trained *t) {
     return header + saved_weights(t).bytes + optimizer_bytes(t) + RUN_STATE_LIMIT;
 }
 
-// ---- between device and file, a piece at a time ---------------------------------------------------------------------------
+// ---- between device and file, a piece at a time ---------------------------------------------------------------------
 #define CHECKPOINT_PIECE ((size_t)4 << 20) // bytes; checksums go by it, so it is part of the format
 static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
 
@@ -156,7 +157,7 @@ static inline void section_read(const InputFile *file, uint64_t *at, const Ops *
     }
 }
 
-// ---- saving -----------------------------------------------------------------------------------------------------------------
+// ---- saving ---------------------------------------------------------------------------------------------------------
 // The header of model.bin guards itself (flat.h); the checksum is that of the weights.
 static inline void save_model(const char *path, const Trained *t, Passage *passage, uint64_t *bytes,
                               uint64_t *checksum) {
@@ -255,7 +256,7 @@ static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, c
     progress_end(&passage.bar);
 }
 
-// ---- loading ----------------------------------------------------------------------------------------------------------------
+// ---- loading --------------------------------------------------------------------------------------------------------
 static inline void load_check_sum(const char *path, uint64_t found, uint64_t expected) {
     if (found != expected)
         die("%s: is damaged: its checksum is %016llx, not %016llx; remove its folder, and --resume takes the one "
@@ -382,8 +383,8 @@ static inline void load_optimizer(const char *path, const Trained *t, size_t ste
     input_close(&file);
 }
 
-// Fills weights and optimizer from the checkpoint of that step, and *run with where it stood; schedule and settings of *run
-// are this run's and must agree (run_state.h). Whatever is not as it should be ends the program with one line.
+// Fills weights and optimizer from the checkpoint of that step, and *run with where it stood; schedule and settings of
+// *run are this run's and must agree (run_state.h). Whatever is not as it should be ends the program with one line.
 static inline void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
     char checkpoint[PATH_MAX], path[PATH_MAX];
     Passage passage = passage_begin("resuming", t);

@@ -7,7 +7,6 @@ whoever opens the folder next clears them away.
 #ifndef LLMC_CHECKPOINT_FOLDER_H
 #define LLMC_CHECKPOINT_FOLDER_H
 #include "file.h"
-#include "random.h"
 #include <dirent.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
@@ -61,25 +60,6 @@ static inline const char *seal_file(const Seal *seal, size_t i) {
     return i < SEAL_FILES ? seal_names[seal->adapters][i] : NULL;
 }
 
-/*
-A checksum against damage, not against intent: four lanes take eight bytes in turn. Each step of a lane is a bijection of its
-value, so that a change within eight bytes is always noticed, and others with all but certainty. It goes on from `before`.
-*/
-static inline uint64_t checksum_piece(uint64_t before, const void *data, size_t bytes) {
-    const unsigned char *cursor = (const unsigned char *)data;
-    uint64_t lane[4] = {1, 2, 3, 4}, word[4];
-    size_t left = bytes, i;
-    while (left >= sizeof(word)) {
-        memcpy(word, cursor, sizeof(word));
-        for (i = 0; i < 4; i++) lane[i] = ((lane[i] ^ word[i]) * 0x9e3779b97f4a7c15u) ^ (lane[i] >> 29);
-        cursor += sizeof(word), left -= sizeof(word);
-    }
-    memset(word, 0, sizeof(word));
-    memcpy(word, cursor, left);
-    for (i = 0; i < 4; i++) before = random_mix(before ^ random_mix(lane[i] ^ random_mix(word[i] + i)));
-    return random_mix(before ^ bytes);
-}
-
 // Returns the length.
 static inline size_t seal_text(const Seal *seal, char text[SEAL_TEXT]) {
     size_t i, used = 0;
@@ -104,7 +84,6 @@ static inline const char *seal_check(const char *checkpoint, Seal *seal) {
     length = read(fd, text, SEAL_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
-    memset(seal, 0, sizeof(*seal));
     seal->adapters = !strncmp(text, seal_names[1][0], strlen(seal_names[1][0]));
     for (i = 0; seal_file(seal, i) && cursor; i++) {
         unsigned long long bytes = 0, checksum = 0;

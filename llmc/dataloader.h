@@ -1,14 +1,15 @@
 /*
-The data of a run, micro-batch by micro-batch: from shards of documents (documents.h, documents_read.h), or from llm.c's token shards as they are,
-256 int32 of header (magic, version, number of tokens, zeros), then the ids.
+The data of a run, micro-batch by micro-batch: from shards of documents (documents.h, documents_read.h), or from llm.c's
+token shards as they are, 256 int32 of header (magic, version, number of tokens, zeros), then the ids.
 
     magic 20240520, version 1   uint16 ids (llm.c's GPT-2 data, and what data/pack_bytes.c writes)
     magic 20240801, version 7   uint32 ids (its Llama 3 data)
 
-Of llm.c's a micro-batch is B documents of T tokens: document b is tokens [bT, bT+T) of B*T+1 read, its targets one further on; an
-end-of-text token does not split it. The next micro-batch starts B*T tokens later. None crosses from one shard to the next.
-Micro-batches are numbered for ever, epoch after epoch in the same order, or, shuffled, permuted in each. Either way a place in the
-data is one 64-bit number, and going there takes no reading. Every header is checked at opening, every id when it is read.
+Of llm.c's a micro-batch is B documents of T tokens: document b is tokens [bT, bT+T) of B*T+1 read, its targets one
+further on; an end-of-text token does not split it. The next micro-batch starts B*T tokens later. None crosses from one
+shard to the next. Micro-batches are numbered for ever, epoch after epoch in the same order, or, shuffled, permuted in
+each. Either way a place in the data is one 64-bit number, and going there takes no reading. Every header is checked at
+opening, every id when it is read.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -52,7 +53,7 @@ typedef struct {
     unsigned char *buffer; // [SHARD_BUFFER_BYTES]
 } DataLoader;
 
-// ---- one file ------------------------------------------------------------------------------------------------------------
+// ---- one file -------------------------------------------------------------------------------------------------------
 // Fills in id_bytes and tokens from the header.
 static inline void shard_examine(Shard *shard) {
     unsigned char header[SHARD_HEADER_BYTES];
@@ -86,7 +87,7 @@ static inline void shard_examine(Shard *shard) {
             expected, bytes, bytes < expected ? "truncated" : "not what its header says");
 }
 
-// ---- opening -------------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 // The longest T of which one shard holds a micro-batch.
 static inline size_t dataloader_longest(const DataLoader *loader, size_t *tokens) {
     size_t i;
@@ -197,7 +198,7 @@ static inline void dataloader_close(DataLoader *loader) {
     loader->file.fd = -1;
 }
 
-// ---- place ---------------------------------------------------------------------------------------------------------------
+// ---- place ----------------------------------------------------------------------------------------------------------
 // The state is the place of the next micro-batch; a resumed run seeks to it.
 static inline uint64_t dataloader_place(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.next : loader->next;
@@ -221,8 +222,8 @@ static inline StreamBound dataloader_bound(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.bound : bound;
 }
 
-// A batch with room for the largest micro-batch, and for what objectives over answers know of one; old log-probabilities only
-// where the settings name them by now. The reference's are NAN until somebody knows them.
+// A batch with room for the largest micro-batch, and for what objectives over answers know of one; old
+// log-probabilities only where the settings name them by now. The reference's are NAN until somebody knows them.
 static inline Batch dataloader_batch(const DataLoader *loader) {
     const DataSettings *s = loader->of_documents ? &loader->documents.settings : &loader->settings;
     const ObjectiveKind objective = data_objective(s);
@@ -265,8 +266,8 @@ static inline uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t
     return mixed;
 }
 
-// Changes when the shards do (llm.c's, that have no checksum: by their lengths, their first and their last bytes), or their order,
-// or when B and T do, or what shuffles them: the same place would be other tokens.
+// Changes when the shards do (llm.c's, that have no checksum: by their lengths, their first and their last bytes), or
+// their order, or when B and T do, or what shuffles them: the same place would be other tokens.
 static inline uint64_t dataloader_fingerprint(const DataLoader *loader) {
     uint64_t mixed = random_mix(random_mix(loader->B) ^ loader->T);
     size_t i;
@@ -283,7 +284,7 @@ static inline uint64_t dataloader_fingerprint(const DataLoader *loader) {
     return mixed;
 }
 
-// ---- reading -------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 // Keeps one shard open at a time. Nothing is allocated here: this happens in the middle of training.
 static inline const Shard *dataloader_open_shard(DataLoader *loader, size_t index) {
     Shard *shard = &loader->shard[index];

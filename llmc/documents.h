@@ -1,18 +1,19 @@
 /*
-Shards of documents (shard.h) as the pieces and streams of a run: opening them, what there is to train on, places. Reading them is
-documents_read.h's.
+Shards of documents (shard.h) as the pieces and streams of a run: opening them, what there is to train on, places.
+Reading them is documents_read.h's.
 
-A document of n tokens is n-1 positions: it reads tokens[0..n-2] and predicts tokens[1..n-1], those that count. One of more than T
-positions is split into pieces of T, each a document of its own whose positions begin at 0 (the last token of one is the first of the
-next: target here, input there), or truncated, or refused. Pieces without a target that counts are left out. A preference pair or a
-group of completions is a unit: its documents are not split, lie in one stream in their order, and are left out together; else every
-piece is a unit. Units are packed (packing.h) into streams of at most B*T positions, of pairs and groups B times as many documents as
-the largest has; what cannot be filled is not there: a stream may be shorter.
+A document of n tokens is n-1 positions: it reads tokens[0..n-2] and predicts tokens[1..n-1], those that count. One of
+more than T positions is split into pieces of T, each a document of its own whose positions begin at 0 (the last token
+of one is the first of the next: target here, input there), or truncated, or refused. Pieces without a target that
+counts are left out. A preference pair or a group of completions is a unit: its documents are not split, lie in one
+stream in their order, and are left out together; else every piece is a unit. Units are packed (packing.h) into streams
+of at most B*T positions, of pairs and groups B times as many documents as the largest has; what cannot be filled is not
+there: a stream may be shorter.
 
-A place is one number, epoch * units + stream: there are never more streams than units. Opening reads headers and tables, and the
-counts of long documents with masks; going to a place reads nothing but repeats that epoch's packing. In memory are 16 bytes a piece,
-8 a pair or group, and the order of two epochs: this one, and the one that a step over its end needs. Nothing is allocated after
-opening.
+A place is one number, epoch * units + stream: there are never more streams than units. Opening reads headers and
+tables, and the counts of long documents with masks; going to a place reads nothing but repeats that epoch's packing. In
+memory are 16 bytes a piece, 8 a pair or group, and the order of two epochs: this one, and the one that a step over its
+end needs. Nothing is allocated after opening.
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
@@ -75,10 +76,10 @@ typedef struct {
     size_t shards, documents;
     Piece *piece; // [pieces]
     size_t pieces;
-    Unit *unit;                 // [units + 1], the last one begins behind all pieces; NULL: every piece is one
-    size_t units, largest_unit; // pairs or groups that are trained on; documents of the largest
-    size_t long_documents,
-        left_out;                   // documents above T positions; pieces, or pairs and groups, without counted targets
+    Unit *unit;                     // [units + 1], the last one begins behind all pieces; NULL: every piece is one
+    size_t units, largest_unit;     // pairs or groups that are trained on; documents of the largest
+    size_t long_documents;          // above T positions
+    size_t left_out;                // pieces, or pairs and groups, without counted targets
     uint64_t positions_cut;         // by truncation
     uint32_t *prompt;               // [prompts] their documents; with DATA_PROMPTS
     size_t prompts, longest_prompt; // longest: in tokens
@@ -102,7 +103,7 @@ typedef struct {
     ShardDocument entry;
 } DocumentAt;
 
-// ---- opening: which data ----------------------------------------------------------------------------------------------------------
+// ---- opening: which data --------------------------------------------------------------------------------------------
 static const struct {
     ShardKind kind;
     int values; // advantages
@@ -173,7 +174,7 @@ static inline void documents_check_tokenizers(const Documents *d) {
             (unsigned long long)wanted);
 }
 
-// ---- opening: tables ---------------------------------------------------------------------------------------------------------------
+// ---- opening: tables ------------------------------------------------------------------------------------------------
 static inline uint64_t documents_total_groups(const Documents *d) {
     uint64_t groups = 0;
     size_t i;
@@ -226,7 +227,7 @@ static inline void documents_walk(Documents *d, DocumentVisit visit) {
     free(table);
 }
 
-// ---- opening: pieces and units ------------------------------------------------------------------------------------------------------
+// ---- opening: pieces and units --------------------------------------------------------------------------------------
 static inline size_t pieces_of_document(const DataSettings *s, uint64_t tokens) {
     return s->long_documents == LONG_SPLIT ? (size_t)((tokens - 1 + s->T - 1) / s->T) : 1;
 }
@@ -352,9 +353,9 @@ static inline size_t documents_unit(const Documents *d, size_t unit, size_t *beg
     return d->unit ? d->unit[unit + 1].first : unit + 1;
 }
 
-// ---- opening: the largest stream ----------------------------------------------------------------------------------------------
-// Of what is not shuffled: the largest that there is. Else of all that any epoch may have: no more positions than fit, and no more
-// documents than of the shortest fit.
+// ---- opening: the largest stream ------------------------------------------------------------------------------------
+// Of what is not shuffled: the largest that there is. Else of all that any epoch may have: no more positions than fit,
+// and no more documents than of the shortest fit.
 static inline StreamBound documents_bound(const Documents *d) {
     const EpochStreams *e = &d->epoch[0];
     StreamBound bound = {0, 0, 0};
@@ -496,7 +497,7 @@ static inline uint64_t documents_fingerprint(const Documents *d) {
     return documents_mix_shards(d, mixed);
 }
 
-// ---- places ------------------------------------------------------------------------------------------------------------------
+// ---- places ---------------------------------------------------------------------------------------------------------
 // The streams of the epoch that a place is in, packed again if they are not at hand.
 static inline const EpochStreams *documents_epoch(Documents *d, uint64_t place) {
     uint64_t epoch = d->packing.shuffle ? place / d->units : 0;
@@ -539,14 +540,10 @@ static inline Counts documents_counted(Documents *d, uint64_t place) {
     return counts;
 }
 
-// ---- for people ------------------------------------------------------------------------------------------------------------------
+// ---- for people -----------------------------------------------------------------------------------------------------
 static inline void documents_report(FILE *out, const Documents *d) {
     fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; ", d->documents, d->shards,
             d->shards > 1 ? "s" : "", d->shard[0].header.tokenizer_name);
-    if (d->settings.use == DATA_PROMPTS) {
-        fprintf(out, "%zu prompts of at most %zu tokens\n", d->prompts, d->longest_prompt);
-        return;
-    }
     if (!d->unit) fprintf(out, "%zu pieces of at most %zu positions\n", d->pieces, d->bound.longest);
     if (d->unit)
         fprintf(out, "%zu %s, documents of at most %zu positions\n", d->units,

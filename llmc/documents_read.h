@@ -1,17 +1,17 @@
 /*
-Reading what documents.h has found: streams into batches. Every document's checksum is checked when it is read, of one that is read in
-parts the first time; ids, counts and advantages are held to what they may be. A shard that changes under a run is noticed. At most
-OPEN_SHARDS files are open; nothing is allocated.
+Reading what documents.h has found: streams into batches. Every document's checksum is checked when it is read, of one
+that is read in parts the first time; ids, counts and advantages are held to what they may be. A shard that changes
+under a run is noticed. At most OPEN_SHARDS files are open; nothing is allocated.
 
-Of pairs and groups a batch gets their numbers within the stream, of groups rewards and the advantages that follow from them, of
-documents with values these as advantages, and the log-probabilities of its targets from the files that the settings name: all that
-objectives over answers (objective.h) need.
+Of pairs and groups a batch gets their numbers within the stream, of groups rewards and the advantages that follow from
+them, of documents with values these as advantages, and the log-probabilities of its targets from the files that the
+settings name: all that objectives over answers (objective.h) need.
 */
 #ifndef LLMC_DOCUMENTS_READ_H
 #define LLMC_DOCUMENTS_READ_H
 #include "documents.h"
 
-// ---- reading -----------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 // A shard's file: kept open, or opened again. Nothing is allocated here: this happens in the middle of training.
 static inline const InputFile *documents_file(Documents *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;

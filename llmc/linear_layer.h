@@ -1,9 +1,11 @@
 /*
-The linear layers of a decoder block as the steps of streambp.h use them: the product, its bias, and the adapters that it may have
-(lora.h). Backward sums dW where the weights are trained, dA and dB where adapters are, and always gives the gradient of the input.
+The linear layers of a decoder block as the steps of streambp.h use them: the product, its bias, and the adapters that
+it may have (lora.h). Backward sums dW where the weights are trained, dA and dB where adapters are, and always gives the
+gradient of the input.
 
-An adapter's own activations are [n, rank] and live as long as one product; in backward they are computed again, like everything else
-of a chunk. Its dropout is a function of (seed, layer, part, place in the stream) alone: recomputation and chunks do not change it.
+An adapter's own activations are [n, rank] and live as long as one product; in backward they are computed again, like
+everything else of a chunk. Its dropout is a function of (seed, layer, part, place in the stream) alone: recomputation
+and chunks do not change it.
 */
 #ifndef LLMC_LINEAR_LAYER_H
 #define LLMC_LINEAR_LAYER_H
@@ -29,7 +31,7 @@ static inline Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     return linear;
 }
 
-// ---- adapters --------------------------------------------------------------------------------------------------------------
+// ---- adapters -------------------------------------------------------------------------------------------------------
 typedef struct {
     const LoraPart *part;
     const Stored *a, *b; // [rank,in], [columns,rank]
@@ -76,7 +78,7 @@ static inline Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapte
     return h;
 }
 
-// ---- the layer -------------------------------------------------------------------------------------------------------------
+// ---- the layer ------------------------------------------------------------------------------------------------------
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
 static inline void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
                                   const Stored *x, const Stored *residual) {
@@ -127,7 +129,8 @@ static inline void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *a
     arena_pop(s->arena, mark);
 }
 
-// dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not accumulated
+// dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not
+// accumulated
 static inline void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, LayerTensor tensor,
                                    Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const Linear linear = linear_of(s, tensor);

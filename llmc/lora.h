@@ -1,16 +1,16 @@
 /*
-LoRA (arXiv 2106.09685): a linear layer y = x W^T + b whose W is left as it is and has an adapter, two thin matrices that are
-trained instead:
+LoRA (arXiv 2106.09685): a linear layer y = x W^T + b whose W is left as it is and has an adapter, two thin matrices
+that are trained instead:
 
     y = x W^T + b + scale * (dropout(x) A^T) B^T      A [r, in], B [out, r]
     scale = alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)
 
-B begins at zero, so a new adapter changes nothing. A begins with the variance that PEFT's default gives it, 1 / (3 in), here
-normally distributed. Adapters are a table of parameters of their own (Lora.table), to which everything that walks such tables
-applies: initialisation, gradients and their norm, AdamW, checkpoints. Their names are PEFT's.
+B begins at zero, so a new adapter changes nothing. A begins with the variance that PEFT's default gives it, 1 / (3 in),
+here normally distributed. Adapters are a table of parameters of their own (Lora.table), to which everything that walks
+such tables applies: initialisation, gradients and their norm, AdamW, checkpoints. Their names are PEFT's.
 
-A module is a tensor as files hold it: GPT-2's c_attn is one, whose A serves queries, keys and values, each with its rows of B. The
-gate and up projections are two modules in one product, each with its columns of the result.
+A module is a tensor as files hold it: GPT-2's c_attn is one, whose A serves queries, keys and values, each with its
+rows of B. The gate and up projections are two modules in one product, each with its columns of the result.
 */
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
@@ -30,7 +30,7 @@ typedef struct {
     Model table;                  // per layer and module A, then B; config and dtype of the model
 } Lora;
 
-// ---- modules ---------------------------------------------------------------------------------------------------------------
+// ---- modules --------------------------------------------------------------------------------------------------------
 static const LayerTensor lora_tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT};
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
 
@@ -54,7 +54,8 @@ static inline int lora_names_module(const char *module, const char *target, size
     return length == all || (length > 0 && module[all - length - 1] == '.');
 }
 
-// The modules that a list "q_proj,v_proj" or "all" means. what: "--lora-targets", to begin an error of exit code `code` with
+// The modules that a list "q_proj,v_proj" or "all" means. what: "--lora-targets", to begin an error of exit code `code`
+// with
 static inline unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
     unsigned all = 0, chosen = 0;
     const char *begin, *module;
@@ -80,7 +81,7 @@ static inline unsigned lora_modules(const Family *family, const char *targets, c
     }
 }
 
-// ---- the table -------------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 static inline double lora_scale(const Lora *lora) {
     return lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
 }

@@ -1,7 +1,8 @@
 /*
-Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), so that `convert` writes the merged model in
-any format as it writes any other, range by range. Of the adapters one module is held at a time. Each element is summed in double
-and rounded once, to the type that is written; in whatever order and pieces elements are read, they are the same.
+Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), so that `convert` writes the
+merged model in any format as it writes any other, range by range. Of the adapters one module is held at a time. Each
+element is summed in double and rounded once, to the type that is written; in whatever order and pieces elements are
+read, they are the same.
 */
 #ifndef LLMC_MERGE_H
 #define LLMC_MERGE_H
@@ -18,7 +19,7 @@ struct Merge {
 
 static Slab staged_merge; // W in double, then the sum
 
-// ---- the adapters of one parameter -----------------------------------------------------------------------------------------------
+// ---- the adapters of one parameter ----------------------------------------------------------------------------------
 static inline void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
     const Parameter *p = &adapter->model.parameters[parameter];
     size_t i;
@@ -47,9 +48,9 @@ static inline void merge_hold(Merge *merge, const WeightSource *source, size_t p
     free(b);
 }
 
-// ---- the sum ---------------------------------------------------------------------------------------------------------------------
-// values = elements [begin, begin + count) of a matrix [., inner]: += scale sum_k u[k, row] v[k, column], u [rank, outer].
-// Products of two floats are exact in double, so that it does not matter which factor is u.
+// ---- the sum --------------------------------------------------------------------------------------------------------
+// values = elements [begin, begin + count) of a matrix [., inner]: += scale sum_k u[k, row] v[k, column], u [rank,
+// outer]. Products of two floats are exact in double, so that it does not matter which factor is u.
 static inline void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
                              size_t inner, size_t rank, double scale) {
     const size_t first = begin / inner, last = (begin + count - 1) / inner;
@@ -74,7 +75,8 @@ static inline void merge_add(double *values, size_t begin, size_t count, const f
     }
 }
 
-// To fp32, not to nearest but, where that is not exact, to the odd neighbour: what is rounded to bf16 from there is rounded once.
+// To fp32, not to nearest but, where that is not exact, to the odd neighbour: what is rounded to bf16 from there is
+// rounded once.
 static inline float round_to_odd(double x) {
     float nearest = (float)x;
     uint32_t bits;
@@ -111,7 +113,7 @@ static inline int merge_range(const WeightSource *source, size_t parameter, size
     return 1;
 }
 
-// ---- beginning and end -----------------------------------------------------------------------------------------------------------
+// ---- beginning and end ----------------------------------------------------------------------------------------------
 // From now on the source gives merged weights. The adapters are of its model.
 static inline void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;

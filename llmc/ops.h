@@ -11,7 +11,8 @@ Everything is row-major and contiguous. n is the number of tokens (rows); the sh
 C hidden, NH and NKV query and key/value heads, HD head_dim, FF intermediate, V vocabulary, N tokens of the stream.
 
 An op that needs scratch memory has a sibling X_scratch that tells how many Summed elements; the caller plans for them.
-All ops are deterministic for a given build, machine and thread count. Every pointer is device memory unless it says host.
+All ops are deterministic for a given build, machine and thread count. Every pointer is device memory unless it says
+host.
 */
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
@@ -26,14 +27,13 @@ typedef struct {
     size_t document, begin, end, row;
 } Span;
 
-// The spans of one call, each of another document. Rows follow each other, span[i].row being the sum of the lengths before; in
-// the stream there may be anything between two spans, and they may come in any order. Host memory.
+// The spans of one call, each of another document. Rows follow each other, span[i].row being the sum of the lengths
+// before; in the stream there may be anything between two spans, and they may come in any order. Host memory.
 typedef struct {
     const Span *span;
     size_t count;
-    size_t
-        window; // a query sees this many keys at most, the last being its own (sliding window); 0: all of its document
-    double pairs; // query-key pairs in these spans; only counted with, by the dry op set
+    size_t window; // keys that a query sees at most, the last being its own (sliding window); 0: all of its document
+    double pairs;  // query-key pairs in these spans; only counted with, by the dry op set
 } Spans;
 
 // Rows of all spans together: n of q, out, lse, dout and dq.
@@ -84,8 +84,8 @@ typedef struct Ops {
     // out[n,C] = scale * wte[token] + wpe[position];  wpe NULL where positions are rotary
     void (*embedding_forward)(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
                               const Stored *wpe, size_t n, size_t C, double scale);
-    // dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of dw_type)
-    // once
+    // dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of
+    // dw_type) once
     void (*embedding_backward)(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                                size_t C, double scale, Summed *scratch);
     size_t (*embedding_backward_scratch)(size_t N, size_t rows, size_t C);
@@ -95,11 +95,12 @@ typedef struct Ops {
     void (*scatter_rows)(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width);
 
     // ---- norms --------------------------------------------------------------------------------------------------
-    // out[n,C] = x / sqrt(mean(x^2) + eps) * (w + offset) (+ residual[n,C]);  residual may be NULL; out may be x or residual
+    // out[n,C] = x / sqrt(mean(x^2) + eps) * (w + offset) (+ residual[n,C]);  residual may be NULL; out may be x or
+    // residual
     void (*rmsnorm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C,
                             double eps, double offset);
-    // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=;  dx may be dout or x when not accumulating. With dw NULL (db
-    // then, too) dx alone is computed, and scratch may be NULL.
+    // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=;  dx may be dout or x when not accumulating. With dw
+    // NULL (db then, too) dx alone is computed, and scratch may be NULL.
     void (*rmsnorm_backward)(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
                              size_t C, double eps, double offset, int accumulate, Summed *scratch);
     // out[n,C] = (x - mean) / sqrt(var + eps) * w + b;  out may be x
@@ -121,16 +122,18 @@ typedef struct Ops {
     void (*linear_backward_weight)(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
                                    size_t C, size_t OC);
 
-    // ---- adapters (LoRA): h[n,r] b[OC,r]^T joins a product's columns [column, column + OC) of out[n,width] -----------
-    // these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (but -0, which may become 0)
+    // ---- adapters (LoRA): h[n,r] b[OC,r]^T joins a product's columns [column, column + OC) of out[n,width] ----------
+    // these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (but -0, which may
+    // become 0)
     void (*adapter_forward)(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
                             size_t r, size_t OC);
     // dh[n,r] = (these columns of dout[n,width]) b, db[OC,r] += (these columns)^T h (db may be NULL)
     void (*adapter_backward)(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
                              const Stored *b, size_t n, size_t r, size_t OC);
     void (*scale)(Stored *x, double factor, size_t count); // x *= factor
-    // out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) the element of this seed and place
-    // (first_row + row) * width + column, 0 elsewhere;  0 <= rate < 1; out may be in when not accumulating. Its own backward.
+    // out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) the element of this seed
+    // and place (first_row + row) * width + column, 0 elsewhere;  0 <= rate < 1; out may be in when not accumulating.
+    // Its own backward.
     void (*dropout)(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate, uint64_t seed,
                     int accumulate);
 
@@ -141,8 +144,8 @@ typedef struct Ops {
                           size_t HD); // the turn back
 
     // ---- attention of one chunk's queries over their documents' keys ----------------------------------------------
-    // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the stream.
-    // out = softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; query head h reads
+    // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the stream. out =
+    // softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; query head h reads
     // key/value head h / (NH/NKV); lse = log sum exp of the scaled scores. Keys that no query sees are not read.
     void (*attention_forward)(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
@@ -166,9 +169,9 @@ typedef struct Ops {
     void (*gelu_backward)(Stored *dx, const Stored *dout, const Stored *x, size_t count); // dx may be x
 
     // ---- loss head --------------------------------------------------------------------------------------------------
-    // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
-    // become their own gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are afterwards what
-    // they were before, but not read-only: a row's target stands aside while the others are summed.
+    // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the
+    // logits become their own gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are
+    // afterwards what they were before, but not read-only: a row's target stands aside while the others are summed.
     // entropy[n] (may be NULL) = -sum_v p log p of p = softmax(logits / temperature), nats; 0 where target < 0.
     void (*logprob)(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
                     size_t n, size_t V, double temperature);

@@ -1,6 +1,6 @@
 /*
-Options written out: options_echo as the command line that repeats a run, without the defaults (it parses to the same options),
-options_json into a log, with them.
+Options written out: options_echo as the command line that repeats a run, without the defaults (it parses to the same
+options), options_json into a log, with them.
 */
 #ifndef LLMC_OPTIONS_OUT_H
 #define LLMC_OPTIONS_OUT_H

@@ -1,6 +1,6 @@
 /*
-Packing: units (pieces of documents, or all documents of a pair or group) into streams of at most `capacity` positions, without
-padding and without cutting a unit.
+Packing: units (pieces of documents, or all documents of a pair or group) into streams of at most `capacity` positions,
+without padding and without cutting a unit.
 
     in a new order every epoch   units are permuted by (seed, epoch) and taken in windows; within a window first-fit decreasing:
                                  longest first (equal lengths as permuted), each into the first stream that has room. Then the
@@ -9,8 +9,8 @@ padding and without cutting a unit.
                                  differ in what meets in a stream.
     in the order of the file     next-fit: a stream ends where the next unit does not fit.
 
-The first stream with room is found in a tree over the streams, so a window of n units takes O(n log n). An epoch's streams
-follow from lengths, seed and epoch alone. Everything is allocated at the beginning, for any epoch.
+The first stream with room is found in a tree over the streams, so a window of n units takes O(n log n). An epoch's
+streams follow from lengths, seed and epoch alone. Everything is allocated at the beginning, for any epoch.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
@@ -53,7 +53,7 @@ static inline uint32_t packing_length(const Packing *p, size_t unit) {
     return *(const uint32_t *)(const void *)((const char *)p->length + unit * p->stride);
 }
 
-// ---- order -----------------------------------------------------------------------------------------------------------------
+// ---- order ----------------------------------------------------------------------------------------------------------
 static inline void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t stream) {
     size_t i;
     for (i = 0; i < count; i++) out[i] = (uint32_t)i;
@@ -66,7 +66,8 @@ static inline void random_permutation(uint32_t *out, size_t count, uint64_t seed
 
 static inline uint64_t packing_random_stream(uint64_t purpose, uint64_t epoch) { return random_mix(purpose) + epoch; }
 
-// Longest first, equal ones in the order they had: by bytes of the length, the lowest first. Both arrays have `count` items.
+// Longest first, equal ones in the order they had: by bytes of the length, the lowest first. Both arrays have `count`
+// items.
 static inline void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
     unsigned shift;
     for (shift = 0; shift < 32; shift += 8) { // four passes: the result is back in `item`
@@ -83,7 +84,7 @@ static inline void packing_sort(PackingItem *item, PackingItem *spare, size_t co
     }
 }
 
-// ---- first-fit ---------------------------------------------------------------------------------------------------------------
+// ---- first-fit ------------------------------------------------------------------------------------------------------
 // The first stream with room for `positions`; it loses as much.
 static inline size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     size_t node = 1, found;
@@ -98,8 +99,8 @@ static inline size_t packing_place(uint32_t *room, size_t leaves, uint32_t posit
     return found;
 }
 
-// bin[i] of items sorted by packing_sort; returns the number of streams. What holds nothing yet has the whole capacity, so the
-// tree opens streams one after another by itself.
+// bin[i] of items sorted by packing_sort; returns the number of streams. What holds nothing yet has the whole capacity,
+// so the tree opens streams one after another by itself.
 static inline size_t packing_first_fit(Packing *p, size_t count) {
     size_t leaves = 1, streams = 0, i;
     while (leaves < count) leaves *= 2;
@@ -159,7 +160,7 @@ static inline void packing_epoch(Packing *p, EpochStreams *e, uint64_t epoch) {
     e->begin[e->streams] = (uint32_t)p->units;
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 // units: at least one, none longer than the capacity, fewer than 2^32.
 static inline Packing packing_allocate(const uint32_t *length, size_t stride, size_t units, size_t capacity,
                                        int shuffle, uint64_t seed) {

@@ -1,6 +1,7 @@
 /*
-A run and its plan. run_begin pushes what lives as long as the run; plan_make walks run_begin and a whole pass of streambp.h on op
-set "dry" and an arena without memory, so a plan is the run's own code; plan_longest solves plans for the length that fits.
+A run and its plan. run_begin pushes what lives as long as the run; plan_make walks run_begin and a whole pass of
+streambp.h on op set "dry" and an arena without memory, so a plan is the run's own code; plan_longest solves plans for
+the length that fits.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -109,8 +110,8 @@ static inline int plan_countable(const Model *model, size_t N) {
     return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
 }
 
-// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without tokens
-// the run only generates). FLOPs are those of the stream.
+// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without
+// tokens the run only generates). FLOPs are those of the stream.
 static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Plan plan;
     StreamBP s;
@@ -186,8 +187,8 @@ static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T,
     return plan_countable(settings->model, batch->N) && plan_make(settings, batch).total_bytes <= limit;
 }
 
-// The longest T such that B documents of T tokens fit into `limit` bytes; 0 if one token does not. A learned position table
-// ends it, as does what --seq-len takes.
+// The longest T such that B documents of T tokens fit into `limit` bytes; 0 if one token does not. A learned position
+// table ends it, as does what --seq-len takes.
 static inline size_t plan_longest(const RunSettings *settings, size_t B, size_t limit) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);

@@ -1,11 +1,12 @@
 /*
-The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an epoch's packing)
-while the run has the other. What comes is what dataloader_next gives, in its order; the loader is the thread's between
-prefetch_start and prefetch_stop.
+The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an
+epoch's packing) while the run has the other. What comes is what dataloader_next gives, in its order; the loader is the
+thread's between prefetch_start and prefetch_stop.
 
 A step of several micro-batches is normalised by the counts of all of them, so each comes with these. An error of the
-thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had there: steps
-before it are done and saved. A program that ends in any other way stops its threads first. Only starting allocates.
+thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had
+there: steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
+allocates.
 */
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
@@ -47,7 +48,7 @@ static inline void prefetch_caught(int code, const char *message) {
     longjmp(prefetch_failure, 1);
 }
 
-// ---- the thread --------------------------------------------------------------------------------------------------------------
+// ---- the thread -----------------------------------------------------------------------------------------------------
 // Waits until a slot is free; 0: the thread shall end.
 static inline int prefetch_may_fill(Prefetch *p) {
     int stop;
@@ -82,7 +83,7 @@ static inline void *prefetch_run(void *context) {
     return NULL;
 }
 
-// ---- starting and stopping -----------------------------------------------------------------------------------------------------
+// ---- starting and stopping ------------------------------------------------------------------------------------------
 static inline void prefetch_stop(Prefetch *p) {
     Prefetch **link = &prefetch_running;
     if (!p->running) return;
@@ -138,7 +139,7 @@ static inline void prefetch_free(Prefetch *p) {
     memset(p, 0, sizeof(*p));
 }
 
-// ---- taking ----------------------------------------------------------------------------------------------------------------------
+// ---- taking ---------------------------------------------------------------------------------------------------------
 // The next micro-batch, the caller's until the next call.
 static inline MicroBatch *prefetch_take(Prefetch *p) {
     double begin = seconds_now();

@@ -1,7 +1,7 @@
 /*
-Prompts of shards, for rollouts (rollout.h): of documents that know where their prompt ends, of groups (one prompt each), or of shards
-of prompts alone. Opened with DATA_PROMPTS; nothing is packed. What lies behind a prompt is the reference answer, which is not trained
-on; the completions of a group are none. Nothing is allocated after opening.
+Prompts of shards, for rollouts (rollout.h): of documents that know where their prompt ends, of groups (one prompt
+each), or of shards of prompts alone. Opened with DATA_PROMPTS; nothing is packed. What lies behind a prompt is the
+reference answer, which is not trained on; the completions of a group are none. Nothing is allocated after opening.
 */
 #ifndef LLMC_PROMPTS_H
 #define LLMC_PROMPTS_H
@@ -18,8 +18,8 @@ static inline size_t prompts_longest_document(const Documents *d) {
     return d->shard[0].header.kind == KIND_GROUPS ? d->longest_prompt : longest;
 }
 
-// Of prompt number `prompt`: its ids and those of the reference answer, as many as there is room for. *prompt_tokens: of the prompt;
-// *tokens: of both, which may be more than there is room for.
+// Of prompt number `prompt`: its ids and those of the reference answer, as many as there is room for. *prompt_tokens:
+// of the prompt; *tokens: of both, which may be more than there is room for.
 static inline void prompts_read(Documents *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                                 size_t *tokens) {
     DocumentAt at = documents_find(d, d->prompt[prompt]);

@@ -9,35 +9,20 @@ among the settings of state.json), and by that key the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
+#include "checksum.h"
 #include "logprobs.h"
 #include "progress.h"
 #include "run.h"
 #include "run_state.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
-// Changes wherever a bit of the data does, in four lanes that a processor mixes at the same time.
-static inline uint64_t bytes_key(uint64_t key, const void *data, size_t bytes) {
-    const unsigned char *p = (const unsigned char *)data;
-    uint64_t lane[4] = {key, key + 1, key + 2, key + 3}, word[4];
-    size_t i;
-    for (; bytes >= sizeof(word); bytes -= sizeof(word), p += sizeof(word)) {
-        memcpy(word, p, sizeof(word));
-        for (i = 0; i < 4; i++) lane[i] = random_mix(lane[i] ^ word[i]);
-    }
-    memset(word, 0, sizeof(word));
-    memcpy(word, p, bytes);
-    key = random_mix(key ^ bytes);
-    for (i = 0; i < 4; i++) key = random_mix(key ^ random_mix(lane[i] ^ word[i]));
-    return key;
-}
-
 // Of `elements` of `type` in device memory.
 static inline uint64_t device_key(uint64_t key, const Ops *ops, const void *base, DType type, size_t elements) {
     size_t begin, n;
     for (begin = 0; begin < elements; begin += n) {
         n = min_size(elements - begin, SLAB_ELEMENTS);
         ops->copy_out(staged.bytes, element_address_const(base, type, begin), n * dtype_size(type));
-        key = bytes_key(key, staged.bytes, n * dtype_size(type));
+        key = checksum_piece(key, staged.bytes, n * dtype_size(type));
     }
     return key;
 }
@@ -50,7 +35,7 @@ static inline uint64_t model_key(const Model *model, const Ops *ops, const void 
     uint64_t key;
     size_t i;
     config_to_text(&model->config, config, sizeof(config));
-    key = bytes_key((uint64_t)model->dtype, config, strlen(config));
+    key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         key = device_key(key, ops, element_address_const(weights, model->dtype, p->offset), model->dtype,
@@ -67,7 +52,7 @@ static inline uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->stream.memory;
     uint64_t adapter = 0;
     if (run->lora.rank)
-        adapter = device_key(bytes_key(1, &run->lora.scale, sizeof(run->lora.scale)), ops_device, memory->adapters,
+        adapter = device_key(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), ops_device, memory->adapters,
                              run->lora.table.dtype, run->lora.table.elements);
     return model_key(&run->model, ops_device, memory->weights, adapter);
 }
@@ -143,19 +128,24 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
-// The key by which the state of a checkpoint (its folder) knows the reference.
+// The key by which the state of a checkpoint (its folder) knows the reference. 0: it had none, which comparing the
+// settings will tell.
 static inline uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *text, *end;
     size_t length;
+    const cJSON *settings;
     const char *word;
-    uint64_t key;
+    uint64_t key = 0;
     cJSON *root;
     path_join(path, checkpoint, "state.json");
     text = input_read_text(path, RUN_STATE_LIMIT, &length);
     root = json_parse_object(text, length, path);
-    word = run_state_string(run_state_get(root, "settings", path), "reference", path);
-    key = strtoull(word, &end, 16);
-    if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+    settings = run_state_get(root, "settings", path);
+    if (json_get(settings, "reference")) {
+        word = run_state_string(settings, "reference", path);
+        key = strtoull(word, &end, 16);
+        if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+    }
     cJSON_Delete(root);
     free(text);
     return key;

@@ -1,14 +1,14 @@
 /*
 Where weights, gradients and layer inputs live. streambp.h brackets its work with six calls and never asks where things
-are: weights_acquire/release and grads_acquire/release around a group (a layer, the embedding or the head), input_save and
-input_load around a chunk of a layer's input. Here everything is on the device, so they return pointers; offloading,
+are: weights_acquire/release and grads_acquire/release around a group (a layer, the embedding or the head), input_save
+and input_load around a chunk of a layer's input. Here everything is on the device, so they return pointers; offloading,
 sharding and recomputation are other implementations of these six.
 
-With LoRA the model's weights are frozen: no gradient of theirs exists anywhere, and what is trained, has gradients and an optimizer
-is the table of adapters (lora.h). They live beside the weights and come and go with their layer.
+With LoRA the model's weights are frozen: no gradient of theirs exists anywhere, and what is trained, has gradients and
+an optimizer is the table of adapters (lora.h). They live beside the weights and come and go with their layer.
 
-Gradient precision: within a group dW is summed in Summed. Where stored gradients have that type the stored gradient itself
-is handed out; otherwise one group-sized buffer is, and grads_release adds it once to the stored gradient.
+Gradient precision: within a group dW is summed in Summed. Where stored gradients have that type the stored gradient
+itself is handed out; otherwise one group-sized buffer is, and grads_release adds it once to the stored gradient.
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
@@ -60,7 +60,7 @@ static inline size_t head_norm_elements(const Model *model) {
     return model->model_offset[FINAL_NORM_BIAS] == ABSENT ? C : 2 * C;
 }
 
-// ---- weights ----------------------------------------------------------------------------------------------------------
+// ---- weights --------------------------------------------------------------------------------------------------------
 typedef struct {
     char *weights;  // of the group, from its first element
     char *adapters; // of a layer, from its first element; NULL: none, or left out for now
@@ -76,7 +76,7 @@ static inline GroupWeights weights_acquire(Residency *r, size_t group) {
 
 static inline void weights_release(Residency *r, size_t group) { (void)r, (void)group; }
 
-// ---- gradients --------------------------------------------------------------------------------------------------------
+// ---- gradients ------------------------------------------------------------------------------------------------------
 static inline int grads_are_sums(const Residency *r) { return r->gradient_type == dtype_of_sums(r->model->dtype); }
 
 typedef struct {
@@ -130,7 +130,7 @@ static inline void *gradient_of_table(Residency *r, ModelTensor table) {
     return at(r->gradients, r->model->model_offset[table], dtype_size(r->gradient_type));
 }
 
-// ---- layer inputs -------------------------------------------------------------------------------------------------------
+// ---- layer inputs ---------------------------------------------------------------------------------------------------
 // Where x_l of tokens from `begin` on is to be written, and where it can be read.
 static inline Stored *input_save(Residency *r, size_t layer, size_t begin) {
     size_t row = begin - r->input_begin;

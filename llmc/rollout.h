@@ -85,8 +85,8 @@ typedef struct {
     size_t streams;
     Counts counts;                           // of the step
     Metrics metrics;                         // of the step, beside those of the objective
-    size_t failures;                         // steps in a row
     double sampling_seconds, reward_seconds; // of the step
+    size_t failures;                         // steps in a row
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------

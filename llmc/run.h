@@ -1,6 +1,7 @@
 /*
-A run: what the verbs that touch tensors have in common. A model is opened, settings come from the options, the plan is made and
-held against the memory there is, one allocation follows, and weights are filled in. After that nothing is allocated.
+A run: what the verbs that touch tensors have in common. A model is opened, settings come from the options, the plan is
+made and held against the memory there is, one allocation follows, and weights are filled in. After that nothing is
+allocated.
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -45,7 +46,7 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
     return otherwise;
 }
 
-// ---- LoRA and the objective ------------------------------------------------------------------------------------------------------
+// ---- LoRA and the objective -----------------------------------------------------------------------------------------
 // Those of --adapter, or new ones of --lora-rank.
 static inline void run_open_lora(Run *run) {
     const Options *o = run->options;
@@ -63,8 +64,9 @@ static inline void run_open_lora(Run *run) {
     lora_build(lora, &run->model);
 }
 
-// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single pass the model
-// itself: computed as they are needed. A run that trains a model has computed them before its first step (reference.h).
+// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single
+// pass the model itself: computed as they are needed. A run that trains a model has computed them before its first step
+// (reference.h).
 static inline int run_computes_reference(const Run *run) {
     const Options *o = run->options;
     return objective_needs_reference(&run->settings.objective) && !o->reference_logprobs &&
@@ -154,7 +156,8 @@ static inline RunSettings settings_from_options(const Run *run) {
     return settings;
 }
 
-// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a run.
+// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a
+// run.
 static inline void run_find_tokenizer(Run *run) {
     const char *model = run->options->model, *path = run->source ? run->source->path : model;
     *run->tokenizer_path = 0;
@@ -219,7 +222,8 @@ static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
 // Documents of T tokens that fill the largest stream.
 static inline size_t bound_documents(StreamBound bound, size_t T) { return (bound.N + T - 1) / T; }
 
-// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones empty.
+// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
+// empty.
 static inline Batch batch_shape(StreamBound bound) {
     Batch batch;
     size_t d;
@@ -231,7 +235,8 @@ static inline Batch batch_shape(StreamBound bound) {
     return batch;
 }
 
-// Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only generation
+// Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
+// generation
 static inline void check_memory(const Run *run, size_t B) {
     size_t limit = run->options->memory_limit, available = ops_device->memory_available(), longest;
     const char *whose = "--memory-limit";
@@ -322,9 +327,9 @@ static inline void run_close(Run *run) {
 // What is trained: the model or its adapters.
 static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
 
-// oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads (OMP_THREAD_LIMIT,
-// OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what is promised is from now on
-// what a team has. wanted 0: as many as there are.
+// oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
+// (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
+// is promised is from now on what a team has. wanted 0: as many as there are.
 static inline void settle_threads(size_t wanted) {
     size_t team = 1;
 #ifdef _OPENMP
@@ -350,8 +355,8 @@ static inline size_t gradient_bytes(const Run *run) {
     return run_trained(run)->elements * dtype_size(run->settings.gradient_type);
 }
 
-// FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in use (between two
-// streams: nearly all of it); 0 where that is too small.
+// FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in
+// use (between two streams: nearly all of it); 0 where that is too small.
 static inline double run_product_rate(Run *run, size_t n) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;

@@ -31,14 +31,13 @@ typedef struct {
 typedef struct {
     Cache cache;
     size_t V;
-    void *stored_logits; // [slots,V] as they come from the device
-    double *logits;      // [V]
-    int32_t *order;      // [V] scratch of a draw
-    const int32_t *
-        *held;      // [slots] the prompt whose keys and values, but for its last token's, begin this slot; NULL: none
-    size_t *text;   // [slots] which completion is written there
-    size_t *active; // [active_count] slots with a text that is not complete
-    int32_t *next;  // [active_count] the token that each is fed next
+    void *stored_logits;  // [slots,V] as they come from the device
+    double *logits;       // [V]
+    int32_t *order;       // [V] scratch of a draw
+    const int32_t **held; // [slots] the prompt that begins this slot, all but its last token; NULL: none
+    size_t *text;         // [slots] which completion is written there
+    size_t *active;       // [active_count] slots with a text that is not complete
+    int32_t *next;        // [active_count] the token that each is fed next
     size_t active_count;
 } SamplerBatch;
 

@@ -139,8 +139,7 @@ typedef struct {
     uint64_t bytes; // of the file
     ShardKind kind;
     uint64_t documents, tokens, counted, longest;
-    uint64_t groups,
-        largest_group; // pairs or groups, and documents of the largest; the table's check finds them, else 0
+    uint64_t groups, largest_group; // pairs or groups, documents of the largest; 0 before the table's check
     size_t id_bytes;
     uint64_t vocabulary;                 // of its tokenizer
     uint64_t tokenizer;                  // (bytes of tokenizer.json) << 32 | crc32, 0: bytes

@@ -1,6 +1,7 @@
 /*
-The state of streamed backpropagation and the vocabulary of its steps: shapes, chunks and their spans, the activations of a
-chunk, keys and values of a layer, and the pushes on the arena that make room for them. streambp.h is the algorithm over this.
+The state of streamed backpropagation and the vocabulary of its steps: shapes, chunks and their spans, the activations
+of a chunk, keys and values of a layer, and the pushes on the arena that make room for them. streambp.h is the algorithm
+over this.
 
 A plan runs the algorithm with `dry` set: loops then visit one layer and one chunk of each length, and op set "dry"
 multiplies what it counts by how many they stand for.
@@ -37,8 +38,8 @@ typedef struct {
     Stored *added2;   // [n,C]      MLP part before its post norm; NULL where there is none
 } Activations;
 
-// Keys and values of a layer, or of every layer. A layer that sees everything holds its whole stream; one with a window holds
-// the window of the chunk at hand, which slides along the stream.
+// Keys and values of a layer, or of every layer. A layer that sees everything holds its whole stream; one with a window
+// holds the window of the chunk at hand, which slides along the stream.
 typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
     Stored *k_linear; // [rows,NKV*HD]  before QK-norm: kept by method full only
@@ -80,7 +81,7 @@ typedef struct {
     double layers_repeat;
 } StreamBP;
 
-// ---- shapes ---------------------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
     size_t stored, summed;                     // element sizes
@@ -133,12 +134,13 @@ static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tens
                : (Summed *)at(sums.layer, offset, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// ---- chunks and layers to visit -----------------------------------------------------------------------------------------
+// ---- chunks and layers to visit -------------------------------------------------------------------------------------
 static inline size_t effective_chunk(const StreamBP *s, size_t chunk) {
     return s->method == METHOD_STREAM ? min_size(chunk, s->N) : s->N;
 }
 
-// How many chunks of `size` a loop visits: all of them, or in a plan one of each length. No chunk is empty, nor is a stream.
+// How many chunks of `size` a loop visits: all of them, or in a plan one of each length. No chunk is empty, nor is a
+// stream.
 static inline size_t chunk_visits(const StreamBP *s, size_t size) {
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
     if (s->dry) return s->N % size && s->N > size ? 2 : 1;
@@ -217,7 +219,7 @@ static inline Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
     return c;
 }
 
-// ---- norms, of either kind --------------------------------------------------------------------------------------------------
+// ---- norms, of either kind ------------------------------------------------------------------------------------------
 static inline void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n) {
     const Config *config = &s->model->config;
     if (config->family->norm == NORM_RMS)
@@ -271,7 +273,7 @@ static inline void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summ
     arena_pop(s->arena, mark);
 }
 
-// ---- activations: pushed for a chunk, or kept for every layer ---------------------------------------------------------------
+// ---- activations: pushed for a chunk, or kept for every layer -------------------------------------------------------
 static inline void push_attention_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
     a->normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
@@ -352,8 +354,8 @@ static inline Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
     return key_value_at(s, base, l, first_token(s, l));
 }
 
-// A chunk's spans for a layer. Where keys slide, tokens count from row 0; a document that begins before it begins there, which
-// no query of the chunk can tell.
+// A chunk's spans for a layer. Where keys slide, tokens count from row 0; a document that begins before it begins
+// there, which no query of the chunk can tell.
 static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     Spans spans = c.spans;
     Span *moved = s->span + s->batch->documents;
@@ -388,7 +390,7 @@ static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, siz
     if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count * d.KV);
 }
 
-// ---- the window's slide ------------------------------------------------------------------------------------------------------
+// ---- the window's slide ---------------------------------------------------------------------------------------------
 // Moves `rows` rows of `bytes` each from row `from` to row `to`, a piece at a time since pieces may not overlap.
 static inline void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_t rows, size_t bytes) {
     size_t step = from > to ? from - to : to - from, done, n;
@@ -401,8 +403,8 @@ static inline void slide_rows(const Ops *ops, void *base, size_t from, size_t to
     }
 }
 
-// Tokens [first, end) stay, and lie from row 0 on (first >= kv.first), or end where they must for earlier ones to come before
-// them (first < kv.first: those that are there are [kv.first, end)).
+// Tokens [first, end) stay, and lie from row 0 on (first >= kv.first), or end where they must for earlier ones to come
+// before them (first < kv.first: those that are there are [kv.first, end)).
 static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
     Shapes d = shapes_of(s->model);
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
@@ -415,8 +417,8 @@ static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
     slide_rows(s->ops, s->kv.dv, from, to, rows, d.KV * d.summed);
 }
 
-// Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once where they
-// would have come to be.
+// Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once
+// where they would have come to be.
 static inline void window_advance(StreamBP *s, Chunk c) {
     size_t window = window_of_model(&s->model->config), first = first_key(0, c.begin, window), l;
     if (c.begin + c.n - s->kv.first <= s->kv.rows[1]) return;

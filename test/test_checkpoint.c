@@ -190,8 +190,7 @@ TEST(settings_must_agree) {
     expect_resumes(&r, "note: --chunk was 1024 until ");
     settings[4] = usual_settings[4];
     settings[1].name = "--batch";
-    expect_refused(resume_body, &r, 1,
-                   "does not say what --batch was: the run began without it, or with another version");
+    expect_refused(resume_body, &r, 1, "does not say what --batch was: the run began without it, or with another");
     settings[1] = usual_settings[1];
     r.run.setting_count = USUAL_SETTINGS - 1;
     expect_refused(resume_body, &r, 1, "began with \"--chunk\", which is no setting of this one");

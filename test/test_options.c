@@ -432,6 +432,8 @@ TEST(values_without_meaning_for_an_objective) {
     refused("bp --init gpt2 --objective dpo --any-reference",
             "--any-reference has no meaning without --reference-logprobs");
     assert_true(parse("bp --init gpt2 --objective grpo --old-logprobs f --any-reference").any_reference);
+    refused("train --init gpt2 --data d --val-data v --objective dpo --reference-logprobs f --any-reference",
+            "--any-reference leaves nobody to compute the reference of --val-data");
     assert_true(parse("sample --init gpt2 --prompt x --temperature 0").temperature == 0);
 }
 

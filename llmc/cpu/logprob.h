@@ -93,8 +93,7 @@ static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS
     sum = itself + others.sum;
     logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
     if (entropy) {
-        const double logsum =
-            itself == 1 ? log1p(others.sum) : log(sum); // near certainty its digits are those of others
+        const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty the others are its digits
         *entropy = (floatS)(logsum - (others.weighted + itself * ((value - (double)top) * inverse)) / sum);
     }
     if (!weight) return (floatS)logp;

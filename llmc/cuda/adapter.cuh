@@ -1,6 +1,7 @@
 /*
-What adapters (LoRA) need beside their products (linear.cuh): scaling, and dropout of what goes in. Dropout keeps the same elements as op
-set "cpu" does: a function of the seed and of an element's place in the stream. Bytes moved per element: 2 s; 3 s where dropout accumulates.
+What adapters (LoRA) need beside their products (linear.cuh): scaling, and dropout of what goes in. Dropout keeps the
+same elements as op set "cpu" does: a function of the seed and of an element's place in the stream. Bytes moved per
+element: 2 s; 3 s where dropout accumulates.
 */
 #ifndef LLMC_CUDA_ADAPTER_CUH
 #define LLMC_CUDA_ADAPTER_CUH

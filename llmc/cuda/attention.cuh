@@ -26,10 +26,8 @@ struct SpanBlocks {
 
 struct SpanBlock {
     Span span;
-    size_t begin; // of the block's queries or keys
-    size_t
-        origin; // the token that would be row 0 of q, out, lse: it may lie before the stream, but what is in row t - origin is
-                // right, as unsigned numbers wrap
+    size_t begin;  // of the block's queries or keys
+    size_t origin; // the token that would be row 0 of q, out, lse: maybe before the stream, as unsigned numbers wrap
 };
 
 __host__ __device__ inline size_t first_key_in(size_t document, size_t t, size_t window) {
