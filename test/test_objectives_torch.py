@@ -502,12 +502,13 @@ with open(sys.argv[1], "w") as record:
 
 
 def rollout(bench, prompts, name, *options):
-    """A run and the lines that its reward command got. The prompts are read by 4, of 3 completions each."""
+    """A run and the lines that its reward command got. Of 2 prompts at a time there are 3 completions each, of which not all fit
+    into one stream."""
     run, record, recorder = f"{WORK}/{bench.name}-{name}", f"{WORK}/{bench.name}-{name}.jsonl", f"{WORK}/recorder.py"
     with open(recorder, "w") as file:
         file.write(RECORDER)
-    train("train", "--model", bench.folder, "--objective", "grpo", "--rollout", "--data", prompts, "--batch", 4, "--group-size", 3,
-          "--seq-len", T, "--max-new-tokens", 12, *STEPS, *options, "--quiet", "--out", run, "--reward-command",
+    train("train", "--model", bench.folder, "--objective", "grpo", "--rollout", "--data", prompts, "--batch", 2, "--group-size", 3,
+          "--seq-len", 24, "--max-new-tokens", 12, *options, "--quiet", "--out", run, "--reward-command",
           f"{sys.executable} {recorder} {record}")
     with open(record) as file:
         return run, [json.loads(line) for line in file]
@@ -515,8 +516,9 @@ def rollout(bench, prompts, name, *options):
 
 def greedy_rollout(bench, prompts, documents):
     """Completions of the likeliest tokens are those that transformers generates."""
-    _, lines = rollout(bench, prompts, "greedy", "--top-k", 1, "--steps", 1)
-    check(f"{bench.name}: a rollout of 12 completions", len(lines) == 12, str(len(lines)))
+    _, lines = rollout(bench, prompts, "greedy", "--top-k", 1, "--steps", 2, "--lr", 0, "--weight-decay", 0)
+    check(f"{bench.name}: rollouts of all prompts",
+          sorted(line["prompt_number"] for line in lines) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
     for line in lines:
         ids = documents[line["prompt_number"]].ids
         check(f"{bench.name}: the rollout's prompt", line["prompt_ids"] == ids.tolist())
@@ -527,11 +529,11 @@ def greedy_rollout(bench, prompts, documents):
 
 
 def trained_rollout(bench, prompts, adapter):
-    """Two steps on the completions of one rollout: the old policy of the second is the one that wrote them. With adapters
-    there is a divergence from the model without them."""
-    what, beta, temperature = f"{bench.name}{' with LoRA' if adapter else ''}, rollout of 2 steps", 0.1 if adapter else 0, 1.3
-    run, lines = rollout(bench, prompts, "rollout-lora" if adapter else "rollout", "--temperature", temperature, "--updates", 2,
-                         "--steps", 2, "--stop-ids", "5,17,33", "--beta", beta, *(["--adapter", adapter] if adapter else []))
+    """Two steps on the completions of each of two rollouts: the old policy of the second step is the one that wrote them. With
+    adapters there is a divergence from the model without them."""
+    what, beta, temperature = f"{bench.name}{' with LoRA' * bool(adapter)}, rollouts", 0.1 if adapter else 0, 1.3
+    run, lines = rollout(bench, prompts, "rollout-lora" if adapter else "rollout", *STEPS, "--steps", 4, "--updates", 2,
+                         "--temperature", temperature, "--stop-ids", "5,17,33", "--beta", beta, *(["--adapter", adapter] if adapter else []))
     check(f"{what}: 12 completions", len(lines) == 12, str(len(lines)))
     check(f"{what}: what ended, ended so", all(line["ended"] == (line["completion_ids"][-1] in (5, 17, 33)) for line in lines))
     documents = []
@@ -540,17 +542,19 @@ def trained_rollout(bench, prompts, adapter):
         documents.append(Document(ids, (np.arange(len(ids)) >= prompt).astype(np.uint8), prompt, i // 3,
                                   float(sum(line["completion_ids"]) % 7)))
     model = policy_of(bench, adapter)
-    start, optimizer, old = copies(model), adamw(model), None
-    reference = reference_of(model, documents, temperature) if beta else None
-    check(f"{what}: a line of log for each", [line["step"] for line in log_of(run)] == [1, 2])
+    start, optimizer = copies(model), adamw(model)
+    check(f"{what}: a line of log for each step", [line["step"] for line in log_of(run)] == [1, 2, 3, 4])
     for line in log_of(run):
-        scored = score(model, documents, temperature)
-        old = old or [d.logp.detach() for d in scored]
+        written = documents[:6] if line["step"] <= 2 else documents[6:]
+        scored = score(model, written, temperature)
+        if line["step"] % 2:
+            old = [d.logp.detach() for d in scored]
+        reference = reference_of(model, written, temperature) if beta else None
         loss, metrics = policy(beta=beta)(known(scored, old=old, reference=reference))
         metrics = {key: float(value) for key, value in metrics.items()}
         near(f"{what}: loss of step {line['step']}", line["loss"], step(model, optimizer, loss), LOSS)
         metrics_agree(f"{what}: step {line['step']}", line, metrics)
-    same_weights(what, run, 2, model, start)
+    same_weights(what, run, 4, model, start)
 
 
 def rollouts(bench, adapter, seed):
