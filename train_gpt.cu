@@ -73,13 +73,19 @@ static void trainer_objective_settings(Trainer *t) {
     if (objective->kind != OBJECTIVE_SFT)
         add_setting(t, "--objective", 0,
                     "%s,dpo-loss=%s,normalisation=%s,beta=%.17g,gamma=%.17g,label-smoothing=%.17g,clip-low=%.17g,"
-                    "clip-high=%.17g,temperature=%.17g,max-new-tokens=%zu,scale-rewards=%s",
+                    "clip-high=%.17g,temperature=%.17g,scale-rewards=%s",
                     o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
                     objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
-                    o->max_new_tokens, o->scale_rewards);
-    if (o->rollout)
-        add_setting(t, "--rollout", 0, "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%zu,reward-failure=%s",
-                    o->group_size, o->top_k, o->top_p, o->updates, t->rollout.settings.end_count, o->reward_failure);
+                    o->scale_rewards);
+    if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", 0, "%zu", o->max_new_tokens);
+    if (o->rollout) {
+        const RolloutSettings *rollout = &t->rollout.settings;
+        add_setting(t, "--rollout", 0,
+                    "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
+                    o->top_k, o->top_p, o->updates,
+                    (unsigned long long)bytes_key(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
+                    o->reward_failure);
+    }
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
     if (o->old_logprobs)
         add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
@@ -112,6 +118,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
     add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
     if (o->rollout) add_setting(t, "--slots", 1, "%zu", t->rollout.settings.slots);
+    if (o->rollout) add_setting(t, "--reward-command", 1, "%s", o->reward_command);
     add_setting(t, "threads", 1, "%d", cpu_threads());
 }
 
@@ -190,15 +197,16 @@ static int trainer_has_reference(const Trainer *t) {
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
-    uint64_t at_hand = 0;
+    uint64_t base = 0, policy;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        at_hand = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
-    if (t->data.of_documents) reference_check(&t->run, &t->data, at_hand);
+        base = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+    policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
+    reference_check(&t->run, &t->data, base, policy);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)
         t->reference_key = t->run.reference.header.model_key;
     else
-        t->reference_key = begins ? at_hand : reference_key_of(last);
+        t->reference_key = begins ? base : reference_key_of(last);
 }
 
 // What batches are filled from where no file was named: it is kept beside the data.
@@ -223,33 +231,28 @@ static void trainer_open_rollout(Trainer *t) {
     rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data.documents);
 }
 
-// Data, plan, memory, weights (or the last checkpoint): everything before the first step.
-static void trainer_begin(Trainer *t, const Options *o) {
-    char last[PATH_MAX] = "", path[PATH_MAX] = "";
-    StreamBound bound;
-    memset(t, 0, sizeof(*t));
-    t->validation_loss = NAN;
-    t->has_folder = o->out != NULL;
-    if (t->has_folder) {
-        path_join(path, o->out, "config.json");
-        if (path_exists(path))
-            die("--out %s: is the folder of a model, which would hide the run's checkpoints from --model; choose "
-                "another",
-                o->out);
-        *path = 0;
-        checkpoint_open(&t->folder, o->out, o->keep, o->resume);
-        if (t->folder.last != CHECKPOINT_NONE) {
-            checkpoint_path(last, t->folder.path, t->folder.last, "");
-            trainer_find_model(o, last, path);
-        } else if (o->resume) {
-            if (!o->model && !o->init)
-                die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
-            note("%s holds no complete checkpoint: beginning at step 1", o->out);
-        }
+// The folder of checkpoints. Where there is one to go on with, `last` becomes its path and `model` that of its model.
+static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX], char model[PATH_MAX]) {
+    char config[PATH_MAX];
+    path_join(config, o->out, "config.json");
+    if (path_exists(config))
+        die("--out %s: is the folder of a model, which would hide the run's checkpoints from --model; choose another",
+            o->out);
+    checkpoint_open(&t->folder, o->out, o->keep, o->resume);
+    if (t->folder.last != CHECKPOINT_NONE) {
+        checkpoint_path(last, t->folder.path, t->folder.last, "");
+        trainer_find_model(o, last, model);
+    } else if (o->resume) {
+        if (!o->model && !o->init)
+            die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
+        note("%s holds no complete checkpoint: beginning at step 1", o->out);
     }
-    run_open_model(&t->run, o, o->model ? NULL : path);
-    check_positions(&t->run, o->seq_len, "--seq-len");
-    t->run.settings = settings_from_options(&t->run);
+}
+
+// Data, plan and memory; returns the largest stream that is planned for.
+static StreamBound trainer_allocate(Trainer *t) {
+    const Options *o = t->run.options;
+    StreamBound bound;
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
     bound = o->rollout ? trainer_plan_rollout(t) : dataloader_bound(&t->data);
     if (o->val_data.count) {
@@ -272,28 +275,48 @@ static void trainer_begin(Trainer *t, const Options *o) {
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
         t->sampled_text = (char *)checked_calloc(o->max_new_tokens, prompt_token_bytes(&t->prompt), "the sampled text");
     }
+    return bound;
+}
+
+// Weights, optimizer and place: as a run begins, or those of its last checkpoint, where `last` names one.
+static void trainer_load(Trainer *t, const char *last) {
+    Trained trained;
+    if (!*last) {
+        run_load_weights(&t->run);
+        optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
+                       t->run.settings.moment_type);
+        trainer_find_reference(t, last);
+        trainer_settings(t);
+        return;
+    }
+    if (t->run.lora.rank) run_load_base(&t->run);
+    trained = trainer_trained(t);
+    trainer_find_reference(t, last);
+    trainer_settings(t);
+    checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
+    if (!t->run.options->quiet)
+        fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
+    weights_check_finite(trained.model, ops_device, trained.weights);
+    run_close_source(&t->run);
+}
+
+// Everything before the first step.
+static void trainer_begin(Trainer *t, const Options *o) {
+    char last[PATH_MAX] = "", model[PATH_MAX] = "";
+    StreamBound bound;
+    memset(t, 0, sizeof(*t));
+    t->validation_loss = NAN;
+    t->has_folder = o->out != NULL;
+    if (t->has_folder) trainer_open_folder(t, o, last, model);
+    run_open_model(&t->run, o, o->model ? NULL : model);
+    check_positions(&t->run, o->seq_len, "--seq-len");
+    t->run.settings = settings_from_options(&t->run);
+    bound = trainer_allocate(t);
     trainer_schedule(t);
     report_header(&t->run);
     report_data(&t->run, &t->data, bound);
     if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
-    if (*last) {
-        Trained trained;
-        if (t->run.lora.rank) run_load_base(&t->run);
-        trained = trainer_trained(t);
-        trainer_find_reference(t, last);
-        trainer_settings(t);
-        checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
-        if (!o->quiet)
-            fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-        weights_check_finite(trained.model, ops_device, trained.weights);
-        run_close_source(&t->run);
-    } else {
-        run_load_weights(&t->run);
-        optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
-                       t->run.settings.moment_type);
-        trainer_find_reference(t, "");
-        trainer_settings(t);
-    }
+    trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
     if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
     if (t->has_folder) {
@@ -334,6 +357,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     size_t i;
     if ((step - 1) % updates == 0) {
         rollout_step(rollout, &t->run.stream, (step - 1) / updates + 1);
+        report->rollout_seconds = rollout->sampling_seconds, report->reward_seconds = rollout->reward_seconds;
         for (i = 0; i < rollout->streams; i++) {
             Batch *batch = rollout_batch(rollout, i);
             run_reference(&t->run, batch);
@@ -371,7 +395,7 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     for (i = 0; i < streams; i++) {
         double Z;
         const Batch *batch = trainer_batch(t, i, &Z);
-        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, step * (uint64_t)PLACES + i);
+        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + i);
         report->loss += forward_backward(stream, batch, Z, &report->metrics);
         report->tokens += (double)batch->N;
         report->flops += flops_of(&t->run.flop_count, batch);
@@ -463,6 +487,7 @@ static int verb_train(const Options *options) {
     if (t->has_folder) checkpoint_close(&t->folder);
     if (options->rollout) rollout_free(&t->rollout), prompt_free(&t->rollout_text), free(t->end_ids);
     prefetch_free(&t->train_batches), prefetch_free(&t->validation_batches);
+    logprobs_close(&t->reference[0]), logprobs_close(&t->reference[1]);
     dataloader_close(&t->data);
     if (options->val_data.count) dataloader_close(&t->validation);
     if (options->sample_every) sampler_free(&t->sampler), prompt_free(&t->prompt);

@@ -97,12 +97,14 @@ static inline const char *seal_check(const char *checkpoint, Seal *seal) {
     ssize_t length;
     size_t i;
     int fd;
+    memset(seal, 0, sizeof(*seal));
     path_join(path, checkpoint, SEAL_NAME);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return "it has no " SEAL_NAME;
     length = read(fd, text, SEAL_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
+    memset(seal, 0, sizeof(*seal));
     seal->adapters = !strncmp(text, seal_names[1][0], strlen(seal_names[1][0]));
     for (i = 0; seal_file(seal, i) && cursor; i++) {
         unsigned long long bytes = 0, checksum = 0;

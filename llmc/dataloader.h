@@ -74,8 +74,7 @@ static inline void shard_examine(Shard *shard) {
     }
     if (i == SHARD_KINDS)
         die("%s: is not a token shard, its magic number is %u, expected %u (uint16 ids) or %u (uint32 ids), or one "
-            "that "
-            "data/prepare.py wrote",
+            "that data/prepare.py wrote",
             path, magic, shard_kinds[0].magic, shard_kinds[1].magic);
     if (version != shard_kinds[i].version)
         die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
@@ -169,13 +168,18 @@ static inline DataLoader dataloader_open(const char *const *paths, size_t count,
     return loader;
 }
 
+// The first of its shards, for messages.
+static inline const char *dataloader_path(const DataLoader *loader) {
+    return loader->shards ? loader->shard[0].path : loader->documents.shard[0].header.path;
+}
+
 // Training and validation data of one run: of one kind, made with one tokenizer.
 static inline void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
     const TokenShard *a, *b;
     if (data->of_documents != validation->of_documents)
         die("--data and --val-data: %s is a shard of documents, %s one of llm.c's; prepare both alike",
-            data->of_documents ? data->documents.shard[0].header.path : validation->documents.shard[0].header.path,
-            data->of_documents ? validation->shard[0].path : data->shard[0].path);
+            dataloader_path(data->of_documents ? data : validation),
+            dataloader_path(data->of_documents ? validation : data));
     if (!data->of_documents) return;
     a = &data->documents.shard[0].header, b = &validation->documents.shard[0].header;
     if (a->tokenizer != b->tokenizer)

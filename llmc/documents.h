@@ -161,8 +161,7 @@ static inline void documents_check_tokenizers(const Documents *d) {
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
             die("%s: its tokenizer %s has %llu ids, the model's vocabulary only %zu; prepare the data with the model's "
-                "own "
-                "tokenizer",
+                "own tokenizer",
                 s->path, s->tokenizer_name, (unsigned long long)s->vocabulary, settings->vocab_size);
     }
     if (!settings->tokenizer_path) return;
@@ -310,8 +309,7 @@ static inline void documents_tell(const Documents *d) {
     const size_t T = d->settings.T;
     if (d->long_documents && d->settings.long_documents == LONG_SPLIT)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are split; %zu pieces in all (--long "
-             "truncate or "
-             "refuse)",
+             "truncate or refuse)",
              path, others, d->long_documents, d->documents, T, d->pieces);
     if (d->long_documents && d->settings.long_documents == LONG_TRUNCATE)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are truncated, by %llu tokens in all", path,
@@ -416,8 +414,7 @@ static inline void documents_add_prompt(Documents *d, const DocumentAt *at, int 
     if (!begins) return;
     if (!at->entry.prompt)
         die("%s: document %llu does not say where its prompt ends, and --rollout needs prompts; prepare samples of "
-            "prompt "
-            "and completion, or of prompts alone",
+            "prompt and completion, or of prompts alone",
             at->shard->header.path, (unsigned long long)at->number);
     d->longest_prompt = max_size(d->longest_prompt, (size_t)at->entry.prompt);
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);
@@ -546,6 +543,10 @@ static inline Counts documents_counted(Documents *d, uint64_t place) {
 static inline void documents_report(FILE *out, const Documents *d) {
     fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; ", d->documents, d->shards,
             d->shards > 1 ? "s" : "", d->shard[0].header.tokenizer_name);
+    if (d->settings.use == DATA_PROMPTS) {
+        fprintf(out, "%zu prompts of at most %zu tokens\n", d->prompts, d->longest_prompt);
+        return;
+    }
     if (!d->unit) fprintf(out, "%zu pieces of at most %zu positions\n", d->pieces, d->bound.longest);
     if (d->unit)
         fprintf(out, "%zu %s, documents of at most %zu positions\n", d->units,

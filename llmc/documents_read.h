@@ -176,8 +176,7 @@ static inline void documents_check_values(const DocumentAt *document, uint64_t f
 __attribute__((noreturn)) static inline void documents_refuse_id(const DocumentAt *document, uint64_t token,
                                                                  uint32_t id) {
     die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; write "
-        "it "
-        "again",
+        "it again",
         document->shard->header.path, (unsigned long long)document->number, (unsigned long long)token, id,
         (unsigned long long)document->shard->header.vocabulary);
 }

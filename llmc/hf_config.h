@@ -94,8 +94,7 @@ static inline const Family *hf_family(const cJSON *root, const char *path) {
     }
     if (json_get(root, "text_config") && !(family && by_type))
         die("%s: is a model with images or sound beside its text (it has a text_config), which is not supported; save "
-            "its "
-            "text model by itself (for Gemma 3 that is Gemma3ForCausalLM)",
+            "its text model by itself (for Gemma 3 that is Gemma3ForCausalLM)",
             path);
     if (architecture && !family) hf_refuse_family(path, "architecture", architecture);
     if (type && !by_type) hf_refuse_family(path, "model_type", type);

@@ -154,8 +154,7 @@ static inline SafeTensor *hf_find_tied(const WeightSource *source, const SafeTen
             shape_text(head->shape, head->rank), *name, shape_text(embedding->shape, embedding->rank));
     if (!hf_same_bytes(source, head, embedding))
         die("%s: config.json ties %s to %s, but the files hold two different matrices; set tie_word_embeddings to "
-            "false or "
-            "remove one",
+            "false or remove one",
             source->path, second, *name);
     return embedding;
 }

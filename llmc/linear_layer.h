@@ -61,7 +61,7 @@ static inline size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Li
 // What an adapter sees of the input x[n,in]: x, or in training with dropout a copy of it, pushed.
 static inline const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
     Stored *dropped;
-    if (!s->dropout) return x;
+    if (s->dropout == 0) return x;
     dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
     s->ops->dropout(dropped, x, c.n, in, c.begin, s->dropout, adapter->seed, 0);
     return dropped;
@@ -117,7 +117,7 @@ static inline Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, con
 static inline void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
                                           const Stored *dh) {
     const size_t mark = arena_mark(s->arena), rank = s->memory.lora->rank;
-    if (s->dropout) {
+    if (s->dropout > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, 0);
         s->ops->dropout(dx, dinput, c.n, in, c.begin, s->dropout, adapter->seed, 1);

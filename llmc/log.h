@@ -21,9 +21,10 @@ typedef struct {
     double flops;           // executed in this step
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
     double memory_bytes;
-    double data_seconds; // of these seconds, waiting for data
-    size_t streams;      // micro-batches
-    Metrics metrics;     // of the objective
+    double data_seconds;                    // of these seconds, waiting for data
+    double rollout_seconds, reward_seconds; // of these seconds, writing completions, and waiting for their rewards
+    size_t streams;                         // micro-batches
+    Metrics metrics;                        // of the objective
 } StepReport;
 
 typedef struct {
@@ -150,6 +151,9 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
     fprintf(out, " | %s", human_bytes(r->memory_bytes));
     metrics_print(out, &r->metrics, " | ");
+    if (r->seconds > 0 && r->rollout_seconds > 0)
+        fprintf(out, " | %.0f %% writing, %.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
+                100 * r->reward_seconds / r->seconds);
     if (r->seconds > 0 && r->data_seconds > 0.01 * r->seconds)
         fprintf(out, " | %.0f %% waiting for data", 100 * r->data_seconds / r->seconds);
     fputc('\n', out);
@@ -170,6 +174,10 @@ static inline void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "tokens", r->tokens);
         json_number(&json, "seconds", r->seconds);
         json_number(&json, "data_seconds", r->data_seconds);
+        if (r->rollout_seconds > 0) {
+            json_number(&json, "rollout_seconds", r->rollout_seconds);
+            json_number(&json, "reward_seconds", r->reward_seconds);
+        }
         json_number(&json, "tokens_per_second", r->tokens * per_second);
         json_number(&json, "flops_per_second", r->flops * per_second);
         json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);

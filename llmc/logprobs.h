@@ -206,7 +206,10 @@ static inline void logprobs_open(LogprobFile *f, const char *path) {
             (unsigned long long)scan.set, (unsigned long long)h->counted);
 }
 
-static inline void logprobs_close(LogprobFile *f) { input_close(&f->file); }
+// Of zeros, one that was never opened: nothing.
+static inline void logprobs_close(LogprobFile *f) {
+    if (f->file.path) input_close(&f->file);
+}
 
 // ---- is it the right one? -----------------------------------------------------------------------------------------
 static inline const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {

@@ -61,7 +61,7 @@ static inline unsigned lora_modules(const Family *family, const char *targets, c
     char known[256] = "";
     size_t i;
     for (i = 0; (module = lora_module(family, i)) != NULL; i++) {
-        const char *end = strrchr(module, '.');
+        const char *end = family->conv1d ? NULL : strrchr(module, '.'); // GPT-2 has c_proj twice
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }
@@ -101,7 +101,7 @@ static inline void lora_add_matrix(Lora *lora, const char *prefix, const char *m
 // A and B of the module that begins at lora_tensors[*t], which is moved to the last tensor of the module.
 static inline void lora_add_module(Lora *lora, const char *prefix, const char *module, size_t *t, size_t begin) {
     const Config *c = &lora->table.config;
-    const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols, first = *t;
+    const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols;
     const size_t a = lora->table.elements - begin, b = a + lora->rank * in;
     size_t rows = 0;
     for (;; ++*t) {
@@ -112,7 +112,7 @@ static inline void lora_add_module(Lora *lora, const char *prefix, const char *m
         if (*t + 1 == LORA_TENSORS || c->family->layer_names[lora_tensors[*t + 1]]) break;
         if (!layer_tensor_shape(c, lora_tensors[*t + 1]).rows) break;
     }
-    lora_add_matrix(lora, prefix, module, 'A', lora->rank, layer_tensor_shape(c, lora_tensors[first]).cols);
+    lora_add_matrix(lora, prefix, module, 'A', lora->rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, lora->rank);
 }
 
@@ -130,13 +130,13 @@ static inline void lora_build(Lora *lora, const Model *model) {
                                                     "the table of adapters");
     for (layer = 0; layer < c->num_hidden_layers; layer++) {
         const size_t begin = table->elements;
-        size_t module = 0;
+        size_t place = 0;
         char prefix[64];
         snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
         for (t = 0; t < LORA_TENSORS; t++) {
             if (!c->family->layer_names[lora_tensors[t]]) continue;
-            if (lora->modules >> module & 1) lora_add_module(lora, prefix, lora_module(c->family, module), &t, begin);
-            module++;
+            if (lora->modules >> place & 1) lora_add_module(lora, prefix, lora_module(c->family, place), &t, begin);
+            place++;
         }
         table->layer_elements = table->elements - begin;
     }

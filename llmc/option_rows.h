@@ -175,8 +175,7 @@ static const OptionRow option_rows[] = {
     {"grad-accum", OPTION_SIZE, AT(grad_accum), "1", 1, 1048576, PASSES, "N", "micro-batches of a step"},
     {"shuffle", OPTION_CHOICE, AT(shuffle), "auto", NO_RANGE, ON(TRAIN) | ON(PLAN), "auto|on|off",
      "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's micro-batches; "
-     "auto: of "
-     "documents only"},
+     "auto: of documents only"},
     {"long", OPTION_CHOICE, AT(long_documents), "split", NO_RANGE, READS, "split|truncate|refuse",
      "what becomes of documents of more than T tokens: pieces of T that do not see each other, the first T, or an "
      "error"},
@@ -208,8 +207,7 @@ static const OptionRow option_rows[] = {
      "dpo with sigmoid: the probability that a pair is labelled the wrong way round"},
     {"beta", OPTION_DOUBLE, AT(beta), "auto", 0, 1e6, PASSES | ON(EVAL), "X",
      "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
-     "grpo, "
-     "gspo, ppo: weight of the KL divergence from the reference (0: no reference is needed)"},
+     "grpo, gspo, ppo: weight of the KL divergence from the reference (0: no reference is needed)"},
     {"gamma", OPTION_DOUBLE, AT(gamma), "auto", 0, 1e6, PASSES | ON(EVAL), "X", "simpo: the margin aimed at (1)"},
     {"normalisation", OPTION_CHOICE, AT(normalisation), "grpo", NO_RANGE, PASSES | ON(EVAL), "grpo|bnpo|dr_grpo|dapo",
      "of grpo, gspo and ppo: the mean over a completion's tokens, then over completions (grpo), over all tokens of a "
@@ -223,16 +221,13 @@ static const OptionRow option_rows[] = {
      "completions of a prompt: that --rollout writes, and that a plan or a pass over random tokens is of"},
     {"scale-rewards", OPTION_CHOICE, AT(scale_rewards), "auto", NO_RANGE, PASSES | ON(EVAL), "auto|group|none",
      "advantages are rewards less their group's mean, over its standard deviation (group) or not (none); auto: none "
-     "with "
-     "dr_grpo, else group"},
+     "with dr_grpo, else group"},
     {"reference-logprobs", OPTION_STRING, AT(reference_logprobs), NULL, NO_RANGE, PASSES | ON(EVAL), "FILE",
      "the reference's log-probabilities of --data, by the verb logprobs; without it those of --model are computed "
-     "before "
-     "the first step and kept beside the data, and with LoRA those of the base model as they are needed"},
+     "before the first step and kept beside the data, and with LoRA those of the base model as they are needed"},
     {"old-logprobs", OPTION_STRING, AT(old_logprobs), NULL, NO_RANGE, PASSES | ON(EVAL), "FILE",
      "log-probabilities under the policy that wrote the completions; without it those of the policy that is trained, "
-     "whose "
-     "ratio is 1"},
+     "whose ratio is 1"},
     {"any-reference", OPTION_FLAG, AT(any_reference), NULL, NO_RANGE, PASSES | ON(EVAL), NULL,
      "take log-probabilities of another model than the one that a run begins with"},
     SECTION("Rollout"),
@@ -241,8 +236,7 @@ static const OptionRow option_rows[] = {
      "--temperature, --top-p and --max-new-tokens"},
     {"reward-command", OPTION_STRING, AT(reward_command), NULL, NO_RANGE, ON(TRAIN), "COMMAND",
      "started once by the shell; gets a JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line for "
-     "each "
-     "completion, answers with a number on a line"},
+     "each completion, answers with a number on a line"},
     {"reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
      "that the command may take for the completions of a step"},
     {"reward-failure", OPTION_CHOICE, AT(reward_failure), "stop", NO_RANGE, ON(TRAIN), "stop|skip",
@@ -288,8 +282,7 @@ static const OptionRow option_rows[] = {
     SECTION("Run"),
     {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
-     "Hugging "
-     "Face folder to write"},
+     "Hugging Face folder to write"},
     {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf",
      "what to write: a flat .bin or a Hugging Face folder; auto: flat where --out ends in .bin"},
     {"like", OPTION_STRING, AT(like), NULL, NO_RANGE, ON(CONVERT), "DIR",
@@ -336,8 +329,7 @@ static const OptionRow option_rows[] = {
      "folder or the one above it (train: or beside --data), or else bytes where the vocabulary has 256 tokens"},
     {"chat", OPTION_FLAG, AT(chat), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), NULL,
      "the prompt is a user's message, put into the tokenizer's chat template; sample without a prompt reads messages "
-     "from "
-     "standard input, a line each"},
+     "from standard input, a line each"},
     {"system", OPTION_STRING, AT(system), NULL, NO_RANGE, ON(SAMPLE) | ON(TRAIN), "TEXT",
      "what the system says before a chat; implies --chat"},
     {"max-context", OPTION_SIZE, AT(max_context), "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",

@@ -465,6 +465,9 @@ static inline void options_check_objective(const Options *o) {
         options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
     if (o->any_reference && !o->reference_logprobs && !o->old_logprobs)
         options_refuse(o->verb, "--any-reference has no meaning without --reference-logprobs or --old-logprobs");
+    if (o->any_reference && o->reference_logprobs && o->val_data.count)
+        options_refuse(o->verb, "--any-reference leaves nobody to compute the reference of --val-data, which is not "
+                                "the model at hand; eval the checkpoints on it");
     if (o->label_smoothing > 0 && strcmp(o->dpo_loss, "sigmoid") != 0)
         options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", o->dpo_loss);
     if (o->beta == 0 && strstr(" dpo simpo orpo ", word))

@@ -215,23 +215,23 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
         if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path[place]);
         fflush(run->text);
         logprobs_create(&writer, path[place], &wanted);
+        run->stream.memory.without = 1; // adapters are what is trained
         logprobs_compute(&writer, &run->stream, data, batch);
+        run->stream.memory.without = 0;
     }
     logprobs_open(file, path[place]);
     logprobs_check(file, &wanted, data->documents.shard[0].header.path);
 }
 
-// Files that were named, which run_open_data has opened: of this data, and under the model of that key (0: any).
-static inline void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
-    const LogprobFile *files[2];
+// Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
+static inline void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
+    const LogprobFile *reference = data->documents.settings.reference, *old = data->documents.settings.old;
     LogprobHeader wanted;
-    size_t i;
-    files[0] = data->documents.settings.reference, files[1] = data->documents.settings.old;
-    for (i = 0; i < 2; i++) {
-        if (!files[i]) continue;
-        wanted = logprobs_header(run, data, key);
-        logprobs_check(files[i], &wanted, data->documents.shard[0].header.path);
-    }
+    if (!data->of_documents) return;
+    wanted = logprobs_header(run, data, reference_key);
+    if (reference) logprobs_check(reference, &wanted, data->documents.shard[0].header.path);
+    wanted.model_key = old_key;
+    if (old) logprobs_check(old, &wanted, data->documents.shard[0].header.path);
 }
 
 #endif

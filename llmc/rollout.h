@@ -105,8 +105,7 @@ static inline StreamBound rollout_bound(const RolloutSettings *settings, const D
     bound.N = settings->stream_tokens ? settings->stream_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
-            "and "
-            "lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
+            "and lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
             "--group-size",
             G, G * longest, prompts_longest(data), settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
@@ -405,13 +404,16 @@ static inline void rollout_fill(Rollout *r) {
 // Streams to train on. Not while another is on its way through forward_backward or forward_only.
 static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     const RolloutSettings *s = &r->settings;
-    double begin = seconds_now(), written;
+    double begin = seconds_now(), written, rewarded;
+    size_t known;
     memset(&r->metrics, 0, sizeof(r->metrics));
     rollout_prompts(r, step);
     sampler_batch(&r->sampler, stream, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
                   s->end_count);
     written = seconds_now();
-    rollout_pack(r, rollout_rewards(r, step));
+    known = rollout_rewards(r, step);
+    rewarded = seconds_now();
+    rollout_pack(r, known);
     rollout_fill(r);
     r->sampling_seconds = written - begin, r->reward_seconds = seconds_now() - written;
     return r->streams;

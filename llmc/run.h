@@ -216,6 +216,9 @@ static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
     return a;
 }
 
+// Documents of T tokens that fill the largest stream.
+static inline size_t bound_documents(StreamBound bound, size_t T) { return (bound.N + T - 1) / T; }
+
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones empty.
 static inline Batch batch_shape(StreamBound bound) {
     Batch batch;
@@ -252,7 +255,7 @@ static inline void run_allocate(Run *run, StreamBound bound) {
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    check_memory(run, bound.N ? run->options->batch * unit_documents(run->options) : 0);
+    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
@@ -311,6 +314,7 @@ static inline void run_close(Run *run) {
     flop_count_end(&run->flop_count);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     run_close_source(run);
+    logprobs_close(&run->reference), logprobs_close(&run->old);
     model_free(&run->model);
     lora_free(&run->lora);
 }
@@ -401,7 +405,11 @@ static inline void report_header(const Run *run) {
 // Of shards of documents: what was made of them, and the stream that was planned for.
 static inline void report_data(const Run *run, const DataLoader *data, StreamBound bound) {
     if (run->options->quiet || !data->of_documents) return;
-    documents_report(run->text, &data->documents);
+    if (data->documents.settings.use == DATA_PROMPTS)
+        fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->documents.prompts,
+                data->documents.longest_prompt, data->documents.shard[0].header.tokenizer_name);
+    else
+        documents_report(run->text, &data->documents);
     fprintf(run->text, "longest  the plan is for a stream of %zu positions, of at most %zu documents\n", bound.N,
             bound.documents);
     fflush(run->text);

@@ -129,7 +129,9 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
         int saved_length, now_length; // of what is told: one entry where the value is a list
         size_t difference;
         if (!json_get(settings, setting->name))
-            die("%s: does not say what %s was; another version of this program made it", path, setting->name);
+            die("%s: does not say what %s was: the run began without it, or with another version of this program; "
+                "resume with the options that it began with",
+                path, setting->name);
         saved = run_state_string(settings, setting->name, path);
         if (!strcmp(saved, now)) continue;
         difference = first_difference(saved, now);
@@ -139,13 +141,15 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
             die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
                 "another --out",
                 checkpoint, setting->name, saved_length, saved, now_length, now);
-        note("%s was %.*s until %s, now it is %.*s: the run goes on, with other rounding", setting->name, saved_length,
-             saved, checkpoint, now_length, now);
+        note("%s was %.*s until %s, now it is %.*s: the run goes on, to other bits", setting->name, saved_length, saved,
+             checkpoint, now_length, now);
     }
     cJSON_ArrayForEach(item, settings) {
         for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
         if (i == run->setting_count)
-            die("%s: \"%s\" is not a setting of this program; another version made it", path, item->string);
+            die("%s: the run began with \"%s\", which is no setting of this one; resume with the options and the "
+                "version that it began with",
+                path, item->string);
     }
 }
 

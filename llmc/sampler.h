@@ -158,8 +158,7 @@ static inline void sampler_append(Sampler *sampler, const int32_t *ids, size_t c
     size_t done, n, i;
     if (count > cache->capacity - cache->used[0])
         die("a text of %zu tokens does not fit into a key/value cache planned for %zu; shorten the prompt or ask for "
-            "fewer "
-            "new tokens",
+            "fewer new tokens",
             cache->used[0] + count, cache->capacity);
     for (i = 0; i < count; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= sampler->V)

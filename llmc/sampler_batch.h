@@ -71,8 +71,7 @@ static inline void sampler_batch_check(const SamplerBatch *sampler, const Comple
         die("text %zu: there is nothing to continue, or no room for it: a prompt has at least one token", number);
     if (text->prompt_tokens + text->room - 1 > sampler->cache.capacity)
         die("text %zu: a prompt of %zu tokens and %zu new ones do not fit into a key/value cache planned for %zu; "
-            "shorten "
-            "the prompt or ask for fewer new tokens",
+            "shorten the prompt or ask for fewer new tokens",
             number, text->prompt_tokens, text->room, sampler->cache.capacity);
     for (i = 0; i < text->prompt_tokens; i++)
         if (text->prompt[i] < 0 || (size_t)text->prompt[i] >= sampler->V)

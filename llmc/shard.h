@@ -306,8 +306,7 @@ static inline void shard_check_group(TokenShard *s, uint64_t number, const Shard
     }
     if (d->group != s->groups || (s->kind == KIND_PAIRS && *members == 2))
         die("%s: document %llu is said to be in group %llu, behind %llu of group %llu; pairs and groups are numbered "
-            "from 0 "
-            "and lie in their order; write the shard again",
+            "from 0 and lie in their order; write the shard again",
             s->path, (unsigned long long)number, (unsigned long long)d->group, (unsigned long long)*members,
             (unsigned long long)s->groups);
     ++*members;

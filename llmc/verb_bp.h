@@ -107,7 +107,7 @@ static inline int verb_bp(const Options *options) {
     if (options->data.count) loader = bp_open_data(&run), bound = dataloader_bound(&loader);
     if (options->grads_out) gradients_check_place(options->grads_out, run.lora.rank ? &run.lora.table : &run.model);
     run_allocate(&run, bound);
-    if (loader.of_documents) reference_check(&run, &loader, 0);
+    reference_check(&run, &loader, 0, 0);
     batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(bound.N, bound.documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);

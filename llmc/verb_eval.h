@@ -52,7 +52,7 @@ static inline int verb_eval(const Options *options) {
         options_refuse(options->verb,
                        "--objective %s needs --reference-logprobs, those of the model that training began with",
                        options->objective);
-    if (loader.of_documents) reference_check(&run, &loader, 0);
+    reference_check(&run, &loader, 0, 0);
     run_allocate(&run, dataloader_bound(&loader));
     prefetch_allocate(&data, &loader, 1);
     curve = curve_allocate(options->curve_tokens, dataloader_bound(&loader).longest);

@@ -46,7 +46,7 @@ static inline int verb_plan(const Options *options) {
     shape = batch_shape(bound);
     run.plan = plan_make(&run.settings, &shape);
     if (options->memory_limit)
-        longest = plan_longest(&run.settings, options->batch * unit_documents(options), options->memory_limit);
+        longest = plan_longest(&run.settings, bound_documents(bound, options->seq_len), options->memory_limit);
     report_header(&run);
     report_data(&run, &data, bound);
     if (options->memory_limit && !options->quiet)

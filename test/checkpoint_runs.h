@@ -226,6 +226,23 @@ static inline void save_body(const void *context) {
     checkpoint_save(&folder, &t, &run);
 }
 
+// Step 7 on a file system of a MiB over `out`, then step 8 where that is full. Exits with 77 where none can be mounted.
+static inline void save_on_full_disk(Trained t, const char *out) {
+    RunState run = run_state(7);
+    CheckpointFolder folder;
+    char ballast[PATH_MAX];
+    int fd;
+    if (!private_tmpfs(out, 0)) exit(77);
+    trained_fill(&t, 7);
+    checkpoint_open(&folder, out, 2, 0);
+    checkpoint_save(&folder, &t, &run);
+    path_join(ballast, out, "ballast");
+    fd = open(ballast, O_WRONLY | O_CREAT, 0666);
+    while (write(fd, ballast, sizeof(ballast)) > 0) continue;
+    run = run_state(8);
+    checkpoint_save(&folder, &t, &run);
+}
+
 static inline const char *file_in(const char *checkpoint, const char *file) {
     char name[128];
     snprintf(name, sizeof(name), "out/%s/%s", checkpoint, file);

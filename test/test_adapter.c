@@ -162,21 +162,7 @@ TEST(file_size_limit) {
 }
 
 static void full_disk_body(const void *context) {
-    const char *out = (const char *)context;
-    Trained t = trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
-    RunState run = run_state(7);
-    CheckpointFolder folder;
-    char ballast[PATH_MAX];
-    int fd;
-    if (!private_tmpfs(out, 0)) exit(77);
-    trained_fill(&t, 7);
-    checkpoint_open(&folder, out, 2, 0);
-    checkpoint_save(&folder, &t, &run);
-    path_join(ballast, out, "ballast");
-    fd = open(ballast, O_WRONLY | O_CREAT, 0666);
-    while (write(fd, ballast, sizeof(ballast)) > 0) continue;
-    run = run_state(8);
-    checkpoint_save(&folder, &t, &run);
+    save_on_full_disk(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1), (const char *)context);
 }
 
 TEST(full_disk) {
@@ -290,7 +276,7 @@ TEST(configs_are_refused_by_name) {
 
 // ---- tensors -----------------------------------------------------------------------------------------------------------------------
 TEST(tensors_are_refused_by_name) {
-#define LAST "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight" // the longest change is at the end
+#define LAST "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
     static const struct {
         const char *find, *replace, *words;
     } cases[] = {
@@ -365,7 +351,7 @@ TEST(paths) {
     save_usual_adapters();
     expect_path(&run, "out/checkpoint-00000007\n");
     expect_path(&checkpoint, "out/checkpoint-00000007\n");
-    expect_refused(path_body, &file, 1, "DONE: is a file; give the folder that adapter_config.json is in");
+    expect_refused(path_body, &file, 1, "DONE: is a file; give the folder");
     expect_refused(path_body, &nothing, 1, "--adapter /nowhere: No such file");
     run.adapter = checkpoint.adapter = 0;
     expect_refused(path_body, &run, 1, "holds adapters, not a model; give the model they were trained on with --model");
@@ -569,13 +555,14 @@ static void merge_nan_body(const void *context) {
 TEST(merged_nan_is_refused) {
     const char *path;
     size_t count;
+    uint64_t header;
     char *bytes;
     const float nan_value = NAN;
     save_peft_folder();
     path = file_in("checkpoint-00000007", ADAPTER_FILE_NAME);
     bytes = read_whole(path, &count);
-    memset(bytes + 8 + ((const unsigned char *)bytes)[0] + 256 * ((const unsigned char *)bytes)[1], 0,
-           count - 8 - ((const unsigned char *)bytes)[0] - 256 * ((const unsigned char *)bytes)[1]);
+    memcpy(&header, bytes, sizeof(header));
+    memset(bytes + 8 + header, 0, count - 8 - (size_t)header); // any bits at all were there
     memcpy(bytes + count - sizeof(float), &nan_value, sizeof(float));
     write_file(path, bytes, count);
     expect_refused(merge_nan_body, scratch_path("out/checkpoint-00000007"), 1,

@@ -83,6 +83,11 @@ succeeds eval --init $TINY --seed 3 --adapter "$adapter" $data --val-steps 4 --j
 check 'the base may be made anew' [ "$(json loss)" = "$loss" ]
 succeeds train --model "$base" --adapter "$adapter" $data --steps 2 --lr 1e-3 --out "$WORK/on" --quiet
 check 'training goes on with what the adapter says' grep -q 'rank=4,alpha=8,dropout=0.1' "$WORK/on/checkpoint-00000002/state.json"
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/make_documents.c -lm -o "$WORK/make_documents" && "$WORK/make_documents" "$WORK/documents.bin" 96 40,64,51,33 4 10
+succeeds logprobs --model "$base" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/base.logprobs" --json
+key=$(json model_key)
+succeeds logprobs --model "$base" --adapter "$adapter" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/adapter.logprobs" --json
+check 'with adapters it is another model' [ -n "$key" -a "$(json model_key)" != "$key" ]
 refuses 1 'an adapter for another base than .*other.bin' eval --model "$WORK/other.bin" --adapter "$adapter" $data
 refuses 1 'has shape \[4, 32\], but rank 4 and this base ask for \[4, 16\]' eval \
     --init $(echo $TINY | sed s/hidden_size=32/hidden_size=16/) --adapter "$adapter" $data

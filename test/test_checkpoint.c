@@ -190,10 +190,11 @@ TEST(settings_must_agree) {
     expect_resumes(&r, "note: --chunk was 1024 until ");
     settings[4] = usual_settings[4];
     settings[1].name = "--batch";
-    expect_refused(resume_body, &r, 1, "does not say what --batch was; another version");
+    expect_refused(resume_body, &r, 1,
+                   "does not say what --batch was: the run began without it, or with another version");
     settings[1] = usual_settings[1];
     r.run.setting_count = USUAL_SETTINGS - 1;
-    expect_refused(resume_body, &r, 1, "\"--chunk\" is not a setting of this program");
+    expect_refused(resume_body, &r, 1, "began with \"--chunk\", which is no setting of this one");
 }
 
 TEST(types_must_agree) {
@@ -395,21 +396,7 @@ TEST(file_size_limit) {
 }
 
 static void full_disk_body(const void *context) {
-    const char *out = ((const Saving *)context)->out;
-    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
-    RunState run = run_state(7);
-    CheckpointFolder folder;
-    char ballast[PATH_MAX];
-    int fd;
-    if (!private_tmpfs(out, 0)) exit(77);
-    trained_fill(&t, 7);
-    checkpoint_open(&folder, out, 2, 0);
-    checkpoint_save(&folder, &t, &run);
-    path_join(ballast, out, "ballast");
-    fd = open(ballast, O_WRONLY | O_CREAT, 0666);
-    while (write(fd, ballast, sizeof(ballast)) > 0) continue;
-    run = run_state(8);
-    checkpoint_save(&folder, &t, &run);
+    save_on_full_disk(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1), ((const Saving *)context)->out);
 }
 
 // A file system of one MiB, which only this child sees.

@@ -455,9 +455,9 @@ static void check_named(Opened *o, uint64_t key) {
     LogprobFile f;
     logprobs_open(&f, reference_path);
     o->data.documents.settings.reference = &f;
-    reference_check(&o->run, &o->data, key);
+    reference_check(&o->run, &o->data, key, key);
     o->data.documents.settings.reference = NULL, o->data.documents.settings.old = &f;
-    reference_check(&o->run, &o->data, key);
+    reference_check(&o->run, &o->data, key, key);
     logprobs_close(&f);
 }
 

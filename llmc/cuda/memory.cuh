@@ -42,8 +42,7 @@ static void device_require(void) {
             die("no GPU was found (no NVIDIA driver); `make BACKEND=cpu` builds for the CPU, `plan` works without a "
                 "GPU");
         die("the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build with "
-            "an older "
-            "toolkit",
+            "an older toolkit",
             driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     }
     if (error != cudaSuccess || !count)
