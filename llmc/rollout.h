@@ -415,7 +415,7 @@ static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     rewarded = seconds_now();
     rollout_pack(r, known);
     rollout_fill(r);
-    r->sampling_seconds = written - begin, r->reward_seconds = seconds_now() - written;
+    r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
     return r->streams;
 }
 
