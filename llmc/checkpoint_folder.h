@@ -273,14 +273,18 @@ static inline void checkpoint_finish(CheckpointFolder *folder, size_t step, cons
 static inline void make_folder(const char *path) {
     char part[PATH_MAX];
     size_t i;
+    int error;
     for (i = 1; path[i - 1]; i++) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
-        if (mkdir(part, 0777) == 0)
+        if (mkdir(part, 0777) == 0) {
             sync_folder_of(part);
-        else if (!path_is_directory(part))
-            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(errno));
+            continue;
+        }
+        error = errno; // stat has one of its own
+        if (!path_is_directory(part))
+            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
     }
 }
 
