@@ -124,7 +124,7 @@ static void add_company(CommandLine *line, const char *tested) {
                  option_rows[option_find(of_options[i].needs)].kind == OPTION_FLAG ? "" : "=4");
         add(line, text);
     }
-    if (!strcmp(tested, "any-reference")) add(line, "--objective=grpo"), add(line, "--old-logprobs=r");
+    if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 
 // What the verb cannot do without and the row under test means something with, except what excludes it.
