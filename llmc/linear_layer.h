@@ -4,8 +4,8 @@ it may have (lora.h). Backward sums dW where the weights are trained, dA and dB 
 gradient of the input.
 
 An adapter's own activations are [n, rank] and live as long as one product; in backward they are computed again, like
-everything else of a chunk. Its dropout is a function of (seed, layer, part, place in the stream) alone: recomputation
-and chunks do not change it.
+everything else of a chunk. Its dropout is a function of (seed, A, place in the stream) alone: parts of one module drop
+the same, recomputation and chunks do not change it.
 */
 #ifndef LLMC_LINEAR_LAYER_H
 #define LLMC_LINEAR_LAYER_H
@@ -53,7 +53,7 @@ static inline size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Li
             adapter[count].b = (const Stored *)at(w.adapters, part->b, size);
             adapter[count].column = column;
             adapter[count++].seed =
-                random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, l * LAYER_TENSORS + (size_t)tensor);
+                random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, group_begin(&s->memory.lora->table, l) + part->a);
         }
         column += layer_tensor_shape(&s->model->config, (LayerTensor)tensor).rows;
     }
