@@ -23,6 +23,9 @@ rows="
     ops         ops           bf16,fp32    all
     methods     methods       bf16,fp32    all
     golden      golden        bf16,fp32    all
+    lora        lora          bf16,fp32    all
+    objective_methods objective_methods bf16,fp32 all
+    sampler_batch sampler_batch bf16,fp32  all
     adamw       adamw         bf16,fp32    all
     sampler     sampler       bf16,fp32    all
     checkpoint  checkpoint    bf16,fp32    resumed_run
@@ -36,6 +39,10 @@ user_rows="
     train       bf16
     train_documents fp32
     train_documents bf16
+    train_rollout fp32
+    train_rollout bf16
+    logprobs    fp32
+    adapter_cli bf16
     cli         fp32
 " # cli: refusals of an fp32 build
 tiny=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96

@@ -217,7 +217,7 @@ while read -r name precision library; do
 done <"$output.rows"
 
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected scripts || selected train || selected train_documents || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
+if selected cli || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -232,7 +232,7 @@ if selected cli || selected scripts || selected train || selected train_document
     fi
 fi
 # The Python that some need is made first, once; the longest runs first.
-scripts=$(for script in prepare cxx cli scripts train train_documents logprobs convert adapter_cli transformers peft objectives_torch example; do selected $script && echo $script; done)
+scripts=$(for script in prepare cxx cli scripts train train_documents train_rollout logprobs convert adapter_cli transformers peft objectives_torch example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts
