@@ -244,6 +244,11 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     if (path_exists(config))
         die("--out %s: is the folder of a model, which would hide the run's checkpoints from --model; choose another",
             o->out);
+    path_join(config, o->out, "adapter_config.json");
+    if (path_exists(config))
+        die("--out %s: is the folder of an adapter, which the run's checkpoints would hide from --adapter; choose "
+            "another",
+            o->out);
     checkpoint_open(&t->folder, o->out, o->keep, o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");
