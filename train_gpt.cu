@@ -206,7 +206,7 @@ static void trainer_find_reference(Trainer *t, const char *last) {
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
         base = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
     policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
-    reference_check(&t->run, &t->data, base, policy);
+    reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)
         t->reference_key = t->run.reference.header.model_key;
@@ -224,6 +224,7 @@ static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batch
 static StreamBound trainer_plan_rollout(Trainer *t) {
     RolloutSettings settings;
     prompt_choose_tokenizer(&t->rollout_text, &t->run);
+    t->rollout_text.ignore_end = t->run.options->ignore_eos;
     t->end_ids = (uint32_t *)checked_calloc(rollout_ends(t->run.options, &t->rollout_text, NULL) + 1, sizeof(uint32_t),
                                             "what ends a completion");
     rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
@@ -242,6 +243,11 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     path_join(config, o->out, "config.json");
     if (path_exists(config))
         die("--out %s: is the folder of a model, which would hide the run's checkpoints from --model; choose another",
+            o->out);
+    path_join(config, o->out, "adapter_config.json");
+    if (path_exists(config))
+        die("--out %s: is the folder of an adapter, which the run's checkpoints would hide from --adapter; choose "
+            "another",
             o->out);
     checkpoint_open(&t->folder, o->out, o->keep, o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {

@@ -437,7 +437,12 @@ static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t
 // text: the tokenizer of the run; end_ids: filled by rollout_ends. All of it must outlive the rollouts.
 static inline RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
     const Options *o = run->options;
+    const size_t V = run->model.config.vocab_size;
     RolloutSettings s;
+    size_t i;
+    for (i = 0; i < o->stop_ids.count; i++)
+        if ((size_t)o->stop_ids.id[i] >= V)
+            die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
     memset(&s, 0, sizeof(s));
     s.prompts = o->batch, s.group_size = o->group_size;
     s.max_new_tokens = o->max_new_tokens;

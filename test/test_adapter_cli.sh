@@ -106,6 +106,9 @@ refuses 2 'merge: give --adapter' convert --model "$base" --merge --out "$WORK/x
 refuses 1 'an adapter for another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
 check 'nothing is left of what was refused' [ ! -e "$WORK/x.bin" ]
 
+refuses 1 'is the folder of an adapter, which the run.s checkpoints would hide' train --model "$base" --adapter "$adapter" $data \
+    --steps 1 --out "$adapter"
+
 # ---- NaN ------------------------------------------------------------------------------------------------------------------------
 cp -r "$adapter" "$WORK/nan"
 rm "$WORK/nan/DONE"

@@ -83,6 +83,14 @@ rm "$WORK"/pairs/reference-*.logprobs
 refuses 1 'reference-[0-9a-f]{16}.logprobs: is gone, .* that this run began with' \
     train $validated --steps 6 --out "$WORK/half" --resume
 
+# ---- completions of another policy ---------------------------------------------------------------------------------
+make_documents "$WORK/groups.bin" 96 20,30,25,28 6 4 2
+groups="--data $WORK/groups.bin --seq-len 63"
+succeeds logprobs --init $TINY $groups --seed 3 --out "$WORK/old.logprobs"
+refuses 1 'old.logprobs: holds log-probabilities under another model' \
+    train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --old-logprobs "$WORK/old.logprobs"
+succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --old-logprobs "$WORK/old.logprobs" --any-reference
+
 # ---- for people ----------------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs"
 check 'it says what it wrote' \

@@ -117,6 +117,20 @@ check 'buckets are of 10 positions' grep -q '"begin": 20, "end": 30' "$WORK/out"
 succeeds eval --model "$model" --data $SHARD --seq-len 64 --curve
 check 'a table for people, of llm.c shards too' [ "$(grep -cE '^ +(0|1|2-3|4-7|8-15|16-31|32-63)  ' "$WORK/out")" = 7 ]
 
+# ---- what ends the completions of a rollout --------------------------------------------------------------------------------------------
+make_documents "$WORK/prompts.bin" 96 6,4,7 3 2 prompts
+rollout="--init ${TINY%96}60000 --data $WORK/prompts.bin --seq-len 16 --objective grpo --rollout --group-size 2 --max-new-tokens 4 --steps 1
+    --tokenizer $GOLDEN/tokenizers/gpt2.tok --reward-command cat>/dev/null --reward-failure skip --reward-timeout 0.1"
+ends() { # folder
+    sed -n 's/.*ends=\([0-9a-f]*\).*/\1/p' "$1/checkpoint-00000001/state.json"
+}
+succeeds train $rollout --out "$WORK/eos"
+succeeds train $rollout --ignore-eos --out "$WORK/no-eos"
+succeeds train $rollout --ignore-eos --stop-ids 7 --out "$WORK/stop"
+check '--ignore-eos and --stop-ids are in force' [ "$(for run in eos no-eos stop; do ends "$WORK/$run"; done | sort -u | wc -l)" = 3 ]
+refuses 2 'stop-ids: 60000 is outside the vocabulary of 60000' train $rollout --stop-ids 5,60000
+refuses 2 'stop-ids: 60000 is outside the vocabulary' plan --init ${TINY%96}60000 --data "$WORK/prompts.bin" --objective grpo --rollout --stop-ids 60000
+
 # ---- data that is not meant for this run ---------------------------------------------------------------------------------------------------
 refuses 1 "is a folder; name its shards, for example '.*/train-\*.bin'" train --init $TINY --data "$WORK"
 refuses 1 'its tokenizer made for tests has 96 ids, the model.s vocabulary only 95' \
@@ -139,4 +153,6 @@ cp $GOLDEN/tokenizers/gpt2.tok "$WORK/model/tokenizer.tok" # as beside a run, wh
 refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.tok .*--any-tokenizer' \
     eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' train --init $TINY --data "$WORK/train-00000.bin" --seq-len 2000 --memory-limit 1MiB
+refuses 1 '/sys/run: the folder cannot be created: (Operation not permitted|Permission denied|Read-only file system)' \
+    train --init $TINY --data "$WORK/train-00000.bin" --seq-len 20 --out /sys/run
 finish
