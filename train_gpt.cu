@@ -37,13 +37,15 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/verb_convert.h"  // convert, info
 
 // ---- train ----------------------------------------------------------------------------------------------------------
+#define TRAINER_SETTINGS 40
+
 typedef struct {
     Run run;
     DataLoader data, validation;
     Prefetch train_batches, validation_batches;
     RunState state; // where the run stands
-    RunSetting settings[40];
-    char setting_text[40][1024];
+    RunSetting settings[TRAINER_SETTINGS];
+    char setting_text[TRAINER_SETTINGS][1024];
     int has_folder;
     CheckpointFolder folder;
     Rollout rollout; // with --rollout: where batches come from
@@ -62,6 +64,7 @@ typedef struct {
 static void add_setting(Trainer *t, const char *name, int may_change, const char *format, ...) {
     size_t i = t->state.setting_count++;
     va_list args;
+    if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
     va_start(args, format);
     vsnprintf(t->setting_text[i], sizeof(t->setting_text[i]), format, args);
     va_end(args);
@@ -361,6 +364,13 @@ static void trainer_sample(Trainer *t, size_t step) {
 }
 
 // ---- one step -------------------------------------------------------------------------------------------------------
+// What the reference makes of a batch, where it is the base model under adapters.
+static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
+    if (!run_computes_reference(&t->run)) return;
+    run_reference(&t->run, batch);
+    report->flops += flops_of(&t->run.flop_count, batch, 0);
+}
+
 // Completions for this step, or those that the steps before have used already; returns how many streams they are.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
@@ -371,8 +381,10 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
         report->rollout_seconds = rollout->sampling_seconds, report->reward_seconds = rollout->reward_seconds;
         for (i = 0; i < rollout->streams; i++) {
             Batch *batch = rollout_batch(rollout, i);
-            run_reference(&t->run, batch);
-            if (batch->old) forward_policy(&t->run.stream, batch, 0, batch->old);
+            trainer_reference(t, batch, report);
+            if (!batch->old) continue;
+            forward_policy(&t->run.stream, batch, 0, batch->old);
+            report->flops += flops_of(&t->run.flop_count, batch, 0);
         }
     }
     for (i = 0; i < rollout->metrics.count; i++)
@@ -382,7 +394,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
 }
 
 // The i-th micro-batch of the step, and what the step's losses are divided by.
-static Batch *trainer_batch(Trainer *t, size_t i, double *Z) {
+static Batch *trainer_batch(Trainer *t, size_t i, double *Z, StepReport *report) {
     const Objective *objective = &t->run.stream.objective;
     MicroBatch *micro;
     if (t->run.options->rollout) {
@@ -392,7 +404,7 @@ static Batch *trainer_batch(Trainer *t, size_t i, double *Z) {
     micro = prefetch_take(&t->train_batches);
     *Z = objective_normaliser(objective, micro->step_counts);
     t->state.next_batch = micro->after;
-    run_reference(&t->run, &micro->batch);
+    trainer_reference(t, &micro->batch, report);
     return &micro->batch;
 }
 
@@ -405,11 +417,11 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
     for (i = 0; i < streams; i++) {
         double Z;
-        const Batch *batch = trainer_batch(t, i, &Z);
+        const Batch *batch = trainer_batch(t, i, &Z, report);
         stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + i);
         report->loss += forward_backward(stream, batch, Z, &report->metrics);
         report->tokens += (double)batch->N;
-        report->flops += flops_of(&t->run.flop_count, batch);
+        report->flops += flops_of(&t->run.flop_count, batch, 1);
     }
     if (!isfinite(report->loss)) {
         trainer_check_weights(t, step - 1);

@@ -142,8 +142,14 @@ static inline int digits_of(size_t number) {
     return digits;
 }
 
+// Of a step without what completions and their rewards took.
+static inline double training_seconds(const StepReport *r) {
+    return r->seconds - r->rollout_seconds - r->reward_seconds;
+}
+
 static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
-    double rate = r->seconds > 0 ? r->flops / r->seconds : 0, speed = r->seconds > 0 ? r->tokens / r->seconds : 0;
+    double seconds = training_seconds(r), rate = seconds > 0 ? r->flops / seconds : 0;
+    double speed = seconds > 0 ? r->tokens / seconds : 0;
     char rate_text[32];
     fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
             steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed,
@@ -160,7 +166,7 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
 }
 
 static inline void runlog_step(RunLog *log, const StepReport *r) {
-    double per_second = r->seconds > 0 ? 1 / r->seconds : NAN;
+    double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : NAN;
     if (log->text) {
         progress_clear(&log->progress);
         step_line(log->text, r, log->steps);

@@ -431,6 +431,9 @@ static inline void options_check_rollout(const Options *o) {
     if (o->beta > 0 && !o->lora_rank && !o->adapter)
         options_refuse(o->verb, "--beta above 0 with --rollout needs a reference for new completions, and only under "
                                 "adapters (--lora-rank) is the base model at hand; give --beta 0 or train adapters");
+    if (o->updates > 1 && o->lora_dropout > 0)
+        options_refuse(o->verb, "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, "
+                                "would not begin at 1; leave one of them out");
     if (o->verb == VERB_TRAIN && (o->save_every % o->updates || o->steps % o->updates))
         options_refuse(o->verb,
                        "--save-every and --steps must be multiples of --updates %zu: a rollout that is half used "
@@ -461,6 +464,8 @@ static inline void options_check_objective(const Options *o) {
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
                            of_options[i].needs);
     options_check_rollout(o);
+    if (option_given(o, "group-size") && o->data.count && !o->rollout)
+        options_refuse(o->verb, "--group-size has no meaning here: groups are as large as they are in --data");
     if (o->lora_rank && o->adapter)
         options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
     if (o->lora_alpha == 0)

@@ -148,22 +148,20 @@ typedef struct {
     Arena arena;
     StreamBP stream;
     OptimizerState optimizer;
-    int backward;
 } FlopCount;
 
 // The count keeps pointers into itself: it must stay where it is.
 static inline void flop_count_begin(FlopCount *count, const RunSettings *settings, const Batch *largest) {
     memset(count, 0, sizeof(*count));
     arena_plan(&count->arena);
-    count->backward = settings->backward;
     count->ops = ops_dry(settings->model->dtype, &count->arena);
     run_begin(&count->stream, &count->optimizer, settings, &count->ops, &count->arena, largest);
 }
 
-// Executed by one pass over this stream, as Plan.flops.
-static inline double flops_of(FlopCount *count, const Batch *batch) {
+// Executed by one pass over this stream, forward and backward (as Plan.flops) or forward alone.
+static inline double flops_of(FlopCount *count, const Batch *batch, int backward) {
     count->ops = ops_dry(count->stream.model->dtype, &count->arena);
-    if (count->backward)
+    if (backward)
         forward_backward(&count->stream, batch, 1, NULL);
     else
         forward_only(&count->stream, batch, 1, NULL);

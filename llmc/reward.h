@@ -26,6 +26,7 @@ allocated after reward_open.
 
 #define REWARD_ANSWER 4096 // bytes of an answer, its newline included
 #define REWARD_BUFFER ((size_t)1 << 16)
+#define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
 #define REWARD_LINGER 0.01 // seconds behind the last answer in which one too many is noticed; later ones the next time
 
 typedef enum {
@@ -304,7 +305,10 @@ static inline ssize_t reward_write_quietly(int fd, const char *text, size_t byte
 static inline void reward_write(Reward *r) {
     ssize_t put = reward_write_quietly(r->to, r->out + r->out_begin, r->out_end - r->out_begin);
     size_t i;
-    if (put < 0 && errno != EAGAIN && errno != EINTR) r->closed = 1;
+    if (put < 0 && errno != EAGAIN && errno != EINTR) { // what it has not read it will not answer
+        r->closed = 1;
+        r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
+    }
     for (i = 0; put > 0 && i < (size_t)put; i++) r->sent += r->out[r->out_begin + i] == '\n';
     if (put > 0) r->out_begin += (size_t)put;
 }

@@ -53,7 +53,7 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) 
         bp_batch(run, loader, i, batch);
         counts = counts_add(counts, batch_count(batch));
         result.tokens += (double)batch->N;
-        result.flops += flops_of(&run->flop_count, batch);
+        result.flops += flops_of(&run->flop_count, batch, 1);
         result.model_flops += model_flops(&run->model, run->settings.lora, batch, 1);
     }
     Z = objective_normaliser(&run->settings.objective, counts);

@@ -302,7 +302,7 @@ TEST(flops_are_those_of_the_stream) {
                     allocation_guard = 0;
                     batch = shape_of(lengths[i], 5);
                     allocation_guard = 1;
-                    found = flops_of(&count, &batch);
+                    found = flops_of(&count, &batch, settings.backward);
                     allocation_guard = 0;
                     if (found != plan_make(&settings, &batch).flops) test_fail("stream %zu: %.17g", i, found);
                     free(batch.document_start);
