@@ -300,7 +300,7 @@ class Bench:
             self.shard[data] = write_shard(f"{self.name}-{data}", kind, self.vocabulary, documents)
             self.all[data] = cut(documents, seq_len)
             self.documents[data] = that_count(self.all[data])
-        self.known, self.adapter, self.new_adapter = {}, self.make_adapter(), f"{WORK}/{self.name}-new/checkpoint-00000001"
+        self.written, self.adapter, self.new_adapter = {}, self.make_adapter(), f"{WORK}/{self.name}-new/checkpoint-00000001"
 
     def variant(self, what, noise):
         """A model like it with other weights."""
@@ -328,8 +328,8 @@ class Bench:
     def logprobs(self, which, data, temperature):
         """(file, values by document): `which` model's, written by the program and computed by torch, which must agree."""
         key = (which, data, temperature)
-        if key in self.known:
-            return self.known[key]
+        if key in self.written:
+            return self.written[key]
         path = f"{WORK}/{self.name}-{which}-{data}-{temperature}.logprobs"
         train("logprobs", "--model", self.folders[which], "--data", self.shard[data], "--seq-len", self.seq_len,
               "--long", "truncate", "--temperature", temperature, "--out", path, "--quiet")
@@ -343,8 +343,8 @@ class Bench:
             begin += tokens
         check(f"{self.name}: log-probabilities of {which}, {data}, temperature {temperature}",
               len(ours) == begin and float((ours - theirs).abs().max()) <= 2e-5, f"{len(ours)} of {begin}")
-        self.known[key] = path, [d.logp for d in scored if any(d.document is e for e in self.documents[data])]
-        return self.known[key]
+        self.written[key] = path, [d.logp for d in scored if any(d.document is e for e in self.documents[data])]
+        return self.written[key]
 
     def options(self, case, batch=12):
         found = ["--model", self.folder, "--data", self.shard[case.data], "--seq-len", self.seq_len, "--long", "truncate",
@@ -407,8 +407,7 @@ def accumulated(bench, case):
     check(f"{bench.name}: several micro-batches of {case.data}", micro_batches > 1, refused.stderr)
     loss, _ = case.formula(bench.score(case))
     expected, out = gradients(bench.model, loss), f"{WORK}/g.safetensors"
-    found = json.loads(train("bp", *options, "--grad-accum", micro_batches, "--json", "--quiet",
-                             "--grads-out", out))
+    found = json.loads(train("bp", *options, "--grad-accum", micro_batches, "--json", "--quiet", "--grads-out", out))
     what = f"{bench.name}, {micro_batches} micro-batches of {case.objective}"
     near(f"{what}: loss", found["loss"], loss.detach(), LOSS)
     near_tensors(f"{what}: gradients", load_file(out), expected, GRADIENT)
