@@ -250,7 +250,7 @@ static const OptionRow option_rows[] = {
     SECTION("LoRA"),
     {"lora-rank", OPTION_SIZE, AT(lora_rank), "off", 0, 65536, PASSES, "R",
      "train adapters of this rank and leave the model as it is"},
-    {"lora-alpha", OPTION_DOUBLE, AT(lora_alpha), "auto", 0, 1e6, PASSES, "X",
+    {"lora-alpha", OPTION_DOUBLE, AT(lora_alpha), "auto", 1e-6, 1e6, PASSES, "X",
      "adapters are multiplied by X / R (auto: X = 2R)"},
     {"lora-targets", OPTION_STRING, AT(lora_targets), "all", NO_RANGE, PASSES, "all|NAME,...",
      "linear layers that have adapters, by the ends of their names (q_proj, v_proj); all but the head"},

@@ -468,8 +468,6 @@ static inline void options_check_objective(const Options *o) {
         options_refuse(o->verb, "--group-size has no meaning here: groups are as large as they are in --data");
     if (o->lora_rank && o->adapter)
         options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
-    if (o->lora_alpha == 0)
-        options_refuse(o->verb, "--lora-alpha 0 leaves nothing of the adapters; give a number above 0");
     if (o->any_reference && !o->reference_logprobs && !o->old_logprobs)
         options_refuse(o->verb, "--any-reference has no meaning without --reference-logprobs or --old-logprobs");
     if (o->any_reference && o->reference_logprobs && o->val_data.count)

@@ -139,12 +139,15 @@ static CommandLine least_line(Verb verb, const char *tested) {
     for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
         if (!option_of(&option_rows[option_find(needed[i][0])], verb) || !strcmp(tested, needed[i][0])) continue;
         if (!strcmp(needed[i][0], "model") && !strcmp(tested, "init")) continue;
+        if (!strcmp(needed[i][0], "data") && !strcmp(tested, "group-size") && verb != VERB_TRAIN) continue;
+        if (!strcmp(needed[i][0], "val-data") && !strcmp(tested, "group-size")) continue;
         if (!strcmp(needed[i][0], "val-data") && (is_of_rollout(tested) || !strcmp(tested, "any-reference"))) continue;
         if (!strcmp(needed[i][0], "prompt") && !strncmp(tested, "prompt", 6)) continue;
         snprintf(text, sizeof(text), "--%s=%s", needed[i][0], needed[i][1]);
         add(&line, text);
     }
     add_company(&line, tested);
+    if (!strcmp(tested, "group-size") && verb == VERB_TRAIN) add(&line, "--rollout"), add(&line, "--reward-command=r");
     if (is_of_rollout(tested) && verb == VERB_TRAIN && strcmp(tested, "reward-command") != 0)
         add(&line, "--reward-command=r");
     return line;

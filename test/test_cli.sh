@@ -45,7 +45,7 @@ refuses 2 '--temperature 0 has no gradient' bp --init gpt2 --objective grpo --te
 refuses 2 '--group-size is .1.' plan --init gpt2 --objective grpo --group-size 1
 refuses 2 '--updates has no meaning without --rollout' train --init gpt2 --data $SHARD --objective grpo --updates 2
 refuses 2 '--rslora has no meaning without --lora-rank' bp --init gpt2 --rslora
-refuses 2 '--lora-alpha 0 leaves nothing of the adapters' bp --init gpt2 --lora-rank 4 --lora-alpha 0
+refuses 2 "lora-alpha is '0', it must be a number from 1e-06" bp --init gpt2 --lora-rank 4 --lora-alpha 0
 refuses 2 '--lora-rank and --adapter exclude each other' bp --init gpt2 --lora-rank 4 --adapter x
 refuses 2 '--lora-rank is not an option of sample but of train, bp, plan' sample --init $TINY --prompt-ids 1 --lora-rank 4
 refuses 2 "lora-targets: 'lm_head' is no linear layer .*there are q_proj, " bp --init $TINY --lora-rank 4 --lora-targets q_proj,lm_head

@@ -116,7 +116,7 @@ TEST(numbers_that_are_open) {
     }
     assert_int_equal(opened, 5);
     assert_true(parse("bp --init gpt2 --objective grpo --beta 0").beta == 0);
-    assert_true(parse("bp --init gpt2 --lora-rank 4 --lora-alpha 0").lora_alpha == 0);
+    assert_true(parse("bp --init gpt2 --lora-rank 4 --lora-alpha 0.5").lora_alpha == 0.5);
     refused("bp --init gpt2 --objective dpo --beta off",
             "--beta is 'off', it must be a number from 0 to 1000000, or auto");
 }
@@ -382,7 +382,7 @@ static void expect_with_objective(const char *option, const char *objective, int
     CommandLine line;
     char text[128];
     test_case("--%s with --objective %s", option, objective);
-    line = words("plan --init gpt2 --data d");
+    line = words(strcmp(option, "rollout") ? "plan --init gpt2" : "plan --init gpt2 --data d");
     snprintf(text, sizeof(text), "--objective=%s", objective);
     add(&line, text);
     add_example(&line, &option_rows[option_find(option)]);
