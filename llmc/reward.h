@@ -200,7 +200,7 @@ static inline RewardStatus reward_died(Reward *r) {
 
 static inline RewardStatus reward_late(Reward *r) {
     if (r->closed)
-        return reward_verdict(r, REWARD_CLOSED, "closed its input after %zu of %zu lines", r->sent, r->lines);
+        return reward_verdict(r, REWARD_CLOSED, "closed its input after %zu of %zu answers", r->answered, r->lines);
     return reward_verdict(r, REWARD_HUNG, "gave %zu of %zu answers within %g seconds; --reward-timeout allows more",
                           r->answered, r->lines, r->timeout);
 }
@@ -302,25 +302,31 @@ static inline ssize_t reward_write_quietly(int fd, const char *text, size_t byte
     return put;
 }
 
+// It has closed its input: what it was not sent it will not answer.
+static inline void reward_input_closed(Reward *r) {
+    r->closed = 1;
+    if (r->sent < r->lines) r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
+}
+
 static inline void reward_write(Reward *r) {
     ssize_t put = reward_write_quietly(r->to, r->out + r->out_begin, r->out_end - r->out_begin);
     size_t i;
-    if (put < 0 && errno != EAGAIN && errno != EINTR) { // what it has not read it will not answer
-        r->closed = 1;
-        r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
-    }
+    if (put < 0 && errno != EAGAIN && errno != EINTR) reward_input_closed(r);
     for (i = 0; put > 0 && i < (size_t)put; i++) r->sent += r->out[r->out_begin + i] == '\n';
     if (put > 0) r->out_begin += (size_t)put;
 }
 
 // Waits until there is something to read or there is room to write, and does it.
 static inline RewardStatus reward_exchange(Reward *r, double seconds, float *reward) {
-    struct pollfd ends[2] = {{r->from, POLLIN, 0}, {r->to, POLLOUT, 0}};
-    int writing = r->out_begin < r->out_end && !r->closed;
+    const int writing = r->out_begin < r->out_end && !r->closed;
+    struct pollfd ends[2] = {{r->from, POLLIN, 0}, {r->closed ? -1 : r->to, (short)(writing ? POLLOUT : 0), 0}};
     RewardStatus status = REWARD_OK;
-    if (poll(ends, writing ? 2 : 1, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) <= 0) return REWARD_OK;
+    if (poll(ends, 2, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) <= 0) return REWARD_OK;
     if (ends[0].revents) status = reward_read(r, reward); // before more is sent: an answer cannot be to that
-    if (!status && writing && ends[1].revents) reward_write(r);
+    if (!status && writing && ends[1].revents)
+        reward_write(r);
+    else if (!status && ends[1].revents & POLLERR)
+        reward_input_closed(r);
     return status;
 }
 
