@@ -184,13 +184,20 @@ row() { # build|run, name, precision, op set
         echo $? >"$log.status"
     fi
 }
-if [ "${1:-}" = --row ]; then
+script() { # name
+    log=build/test-scripts/$1
+    $limit sh "test/test_$1.sh" >"$log.log" 2>&1 </dev/null
+    echo $? >"$log.status"
+}
+case ${1:-} in --row | --script)
+    what=${1#--}
     shift
     trap - EXIT
     rm -f "$skips" "$output"
-    row "$@"
+    $what "$@"
     exit 0
-fi
+    ;;
+esac
 
 echo "$rows" | while read -r name precision library; do
     [ -n "$name" ] && selected "$name" && echo "$name $precision $library"
@@ -199,7 +206,32 @@ trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 # The op sets' objects first: the programs of one configuration share one.
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
 xargs -r -L 1 -P "$JOBS" test/run.sh --row build <"$output.rows"
-xargs -r -L 1 -P "$JOBS" test/run.sh --row run <"$output.rows"
+# The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
+if selected cli || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
+    flags=$(flags_of fp32 onednn)
+    libraries="-lcjson -lm -pthread"
+    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
+    folder=$(folder_of fp32 onednn)
+    TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
+    export TRAIN TRAIN_PLAIN
+    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
+        { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
+    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops.o $libraries -o $TRAIN; then
+        echo "FAILED: the sanitized program does not compile"
+        total_failed=$((total_failed + 1))
+    fi
+fi
+# The Python that some need is made first, once.
+scripts=$(for script in prepare cxx cli scripts train train_documents train_rollout logprobs convert adapter_cli transformers peft objectives_torch example; do selected $script && echo $script; done)
+case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
+rm -rf build/test-scripts
+mkdir -p build/test-scripts
+# One queue of both, the longest script first, so that no core waits for it at the end.
+{
+    for script in $scripts; do [ $script = prepare ] && echo "--script $script"; done
+    sed 's/^/--row run /' "$output.rows"
+    for script in $scripts; do [ $script = prepare ] || echo "--script $script"; done
+} | xargs -r -L 1 -P "$JOBS" test/run.sh
 while read -r name precision library; do
     label="$name ($precision$([ "$library" = onednn ] || echo ", $library"))"
     log=$(folder_of "$precision" "$library")/test_$name
@@ -216,28 +248,6 @@ while read -r name precision library; do
     count "$label" "$status"
 done <"$output.rows"
 
-# The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
-    flags=$(flags_of fp32 onednn)
-    libraries="-lcjson -lm -pthread"
-    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    folder=$(folder_of fp32 onednn)
-    TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
-    export TRAIN TRAIN_PLAIN
-    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
-        { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
-    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops.o $libraries -o $TRAIN; then
-        echo "FAILED: the sanitized program does not compile"
-        total_failed=$((total_failed + 1))
-    fi
-fi
-# The Python that some need is made first, once; the longest runs first.
-scripts=$(for script in prepare cxx cli scripts train train_documents train_rollout logprobs convert adapter_cli transformers peft objectives_torch example; do selected $script && echo $script; done)
-case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
-rm -rf build/test-scripts
-mkdir -p build/test-scripts
-echo "$scripts" | xargs -r -I NAME -P "$JOBS" sh -c \
-    "$limit sh test/test_NAME.sh >build/test-scripts/NAME.log 2>&1 </dev/null; echo \$? >build/test-scripts/NAME.status"
 for script in $scripts; do
     cp build/test-scripts/$script.log "$output"
     grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40

@@ -92,10 +92,10 @@ TEST(texts_as_if_alone) {
     static Texts texts[2];
     const int bf16 = ops_device->stored == DTYPE_BF16;
     size_t i, k, c, g, ended = 0;
-    for (i = 0; i < MODELS; i++) {
+    for (i = 0; i < MODELS; i += EMULATED ? 3 : 1) {
         Model model = tiny_model(models[i]);
         double *weights = tiny_weights(&model, 5);
-        for (g = 0; g < 3; g++) {
+        for (g = 0; g < (EMULATED ? 2 : 3); g++) {
             Texts *alone = some_texts(&texts[0], model.config.vocab_size);
             Run *run = batch_run(&model, bf16 ? 1 : 4, 2, 1, weights, NULL);
             write_alone(run, alone, settings[g], end_ids, 2);
@@ -116,6 +116,7 @@ TEST(texts_as_if_alone) {
         free(weights);
         model_free(&model);
     }
+    if (EMULATED) return;
     assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
 }
 
