@@ -22,7 +22,7 @@ typedef struct {
     uint64_t config, weights;
 } BaseKey;
 
-// Of a model in device memory, or (device NULL) in a source of weights. All values count as bf16, the least exact of
+// Of a model in a source of weights, or (source NULL) in device memory. All values count as bf16, the least exact of
 // the types that a base is run in, so that it does not matter which one it was.
 static inline BaseKey base_key(const Model *model, const WeightSource *source, const Ops *ops, const void *device) {
     Progress progress = progress_begin(stderr, "key of the base", 0, (double)model->elements);
@@ -35,7 +35,7 @@ static inline BaseKey base_key(const Model *model, const WeightSource *source, c
         const Parameter *p = &model->parameters[i];
         for (begin = 0; begin < parameter_elements(p); begin += n) {
             n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
-            if (device) {
+            if (!source) {
                 ops->copy_out(staged_raw.bytes, element_address_const(device, model->dtype, p->offset + begin),
                               n * dtype_size(model->dtype));
                 elements_convert(staged.bytes, DTYPE_BF16, staged_raw.bytes, model->dtype, n);
