@@ -69,12 +69,13 @@ static inline BaseKey adapter_recorded_base(const InputFile *file) {
 // path: of the adapters; base: for people, the model at hand, or NULL
 static inline void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found,
                                       const char *base) {
-    if (!recorded->weights || (recorded->config == found->config && recorded->weights == found->weights)) return;
-    die("%s: is an adapter for another base than %s: %s (%016llx) than those it was trained on (%016llx); give that "
-        "model with --model",
-        path, base ? base : "that of --init",
-        recorded->config != found->config ? "its configuration and weights are others" : "its weights are others",
-        (unsigned long long)found->weights, (unsigned long long)recorded->weights);
+    const int config = recorded->config != found->config; // told first: it is what people can look up
+    if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
+    die("%s: is an adapter for another base than %s: its %s are other ones (%016llx) than those it was trained on "
+        "(%016llx); give that model with --model",
+        path, base ? base : "that of --init", config ? "settings" : "weights",
+        (unsigned long long)(config ? found->config : found->weights),
+        (unsigned long long)(config ? recorded->config : recorded->weights));
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

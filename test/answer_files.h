@@ -46,17 +46,6 @@ static inline const char *write_image(const char *name, ShardImage image) {
     return path;
 }
 
-static DataSettings refusal_settings;
-
-static inline void read_all(const void *context) {
-    DataLoader loader = open_data((const char *)context, &refusal_settings);
-    Batch batch = batch_for(&loader);
-    size_t i;
-    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
-    batch_free(&batch);
-    dataloader_close(&loader);
-}
-
 static inline void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
 
 static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};

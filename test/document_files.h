@@ -88,4 +88,17 @@ static inline void expect_same_batch(const Batch *a, const Batch *b) {
     expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }
 
+// ---- refusals: what a child of the test does ------------------------------------------------------------------------
+static DataSettings refusal_settings;
+
+// Opens the shard and reads all of it.
+static inline void read_all(const void *context) {
+    DataLoader loader = open_data((const char *)context, &refusal_settings);
+    Batch batch = batch_for(&loader);
+    size_t i;
+    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
+    batch_free(&batch);
+    dataloader_close(&loader);
+}
+
 #endif

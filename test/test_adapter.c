@@ -140,7 +140,7 @@ TEST(other_runs_are_refused) {
                    "checkpoint-00000007: holds adapters, but without --lora-rank or --adapter this run");
     r = usual_resumption(), r.base = 99;
     expect_refused(resume_body, &r, 1,
-                   "is an adapter for another base than the/base: its weights are others (0000000000000063) than");
+                   "is an adapter for another base than the/base: its weights are other ones (0000000000000063) than");
     r = usual_resumption(), r.dtype = DTYPE_BF16, r.master = 0;
     expect_refused(resume_body, &r, 1, "holds adapters in fp32, this run would in bf16");
     r = usual_resumption();

@@ -60,7 +60,7 @@ check 'and one that went on from adapters' cmp -s "$WORK/straight-on/checkpoint-
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")
 refuses 1 'holds adapters alone; give the model they were trained on with --model' train $without_base --out "$WORK/killed" --resume
-refuses 1 'is an adapter for another base than .*other.bin: its weights are others' train $without_base --model "$WORK/other.bin" \
+refuses 1 'is an adapter for another base than .*other.bin: its weights are other ones' train $without_base --model "$WORK/other.bin" \
     --out "$WORK/killed" --resume
 refuses 1 'holds adapters, but without --lora-rank or --adapter' train --model "$base" $data --steps 12 --out "$WORK/killed" --resume
 refuses 1 'was trained with LoRA alpha=8, now it is alpha=5' train $common --lora-alpha 5 --out "$WORK/killed" --resume

@@ -278,18 +278,6 @@ TEST(the_bound_is_that_of_the_data) {
 }
 
 // ---- refusals ----------------------------------------------------------------------------------------------------------------
-static DataSettings refusal_settings;
-
-// Opens the shard and reads all of it.
-static void read_all(const void *context) {
-    DataLoader loader = open_data((const char *)context, &refusal_settings);
-    Batch batch = batch_for(&loader);
-    size_t i;
-    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
-    batch_free(&batch);
-    dataloader_close(&loader);
-}
-
 // One line that says why, with exit code 1; notes before it are no refusals.
 static void refused(ChildBody body, const char *path, const char *words) {
     const Child *child = run_child(body, path);

@@ -274,6 +274,32 @@ TEST(plan_of_adapters) {
     }
 }
 
+// The mask follows A: queries, keys and values of GPT-2's c_attn share theirs, modules of their own do not, nor do layers or steps.
+TEST(dropout_follows_a) {
+    static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
+    size_t m, i;
+    for (m = 0; m < 2; m++) {
+        Case c = case_make(m, ADAPTERS - 1);
+        GroupWeights w = {NULL, (char *)c.adapters};
+        uint64_t seed[3], other_layer, other_step;
+        Adapter adapter[2];
+        StreamBP s;
+        memset(&s, 0, sizeof(s));
+        s.model = &c.model, s.memory.lora = &c.lora, s.dropout_seed = 5;
+        for (i = 0; i < 3; i++) {
+            assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, tensors[i]), adapter), 1);
+            seed[i] = adapter[0].seed;
+        }
+        adapters_of(&s, 1, w, linear_of(&s, V_WEIGHT), adapter), other_layer = adapter[0].seed;
+        s.dropout_seed = 6;
+        adapters_of(&s, 0, w, linear_of(&s, V_WEIGHT), adapter), other_step = adapter[0].seed;
+        assert_int_equal(seed[0] == seed[1] && seed[1] == seed[2], m == 0);
+        assert_int_equal(seed[0] == seed[1] || seed[1] == seed[2], m == 0);
+        assert_true(other_layer != seed[2] && other_step != seed[2]);
+        case_free(&c);
+    }
+}
+
 TEST(names) {
     static const char *const expected[] = {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight",
                                            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"};
@@ -291,8 +317,13 @@ TEST(names) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(methods_agree),    LISTED(merged_weights),   LISTED(finite_differences),
-        LISTED(without_adapters), LISTED(plan_of_adapters), LISTED(names),
+        LISTED(methods_agree),
+        LISTED(merged_weights),
+        LISTED(finite_differences),
+        LISTED(without_adapters),
+        LISTED(plan_of_adapters),
+        LISTED(dropout_follows_a),
+        LISTED(names),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }

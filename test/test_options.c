@@ -39,8 +39,7 @@ TEST(every_row_round_trips) {
                 else if (!row_differs(row, &a, &defaults))
                     test_fail("'%s' was not stored", value);
                 expect_round_trip(&without);
-                options_free(&a);
-                options_free(&b);
+                options_free(&a), options_free(&b);
                 rounds++;
                 if (row->kind == OPTION_FLAG) break;
             }
