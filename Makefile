@@ -46,14 +46,19 @@ try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/de
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
+# MPI connects the processes of a run. MPI=0 builds without; MPI_FLAGS and MPI_LIBS where mpicc does not tell them.
+MPICC     ?= mpicc
+MPI_FLAGS ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:compile 2>/dev/null))
+MPI_LIBS  ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:link 2>/dev/null))
+HAVE_MPI  := $(if $(MPI_LIBS),yes)
 HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))
 NATIVE      := $(call try_flag,-march=native)
 
 WARNINGS := -Wall -Wextra -Werror $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
-DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
+DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g
-LDLIBS   := $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lm -pthread
+LDLIBS   := $(if $(HAVE_ONEDNN),-ldnnl) $(MPI_LIBS) -lcjson -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
 DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)

@@ -7,6 +7,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/options.h"       // the command line: one table of options
 #include "llmc/options_out.h"   // the same written out
 #include "llmc/config.h"        // configuration, families, presets
+#include "llmc/dist.h"          // the other processes of the run
 #include "llmc/model.h"         // the parameter table
 #include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
 #include "llmc/lora.h"          // adapters: a table of parameters beside the model's
@@ -529,11 +530,13 @@ int main(int argc, char **argv) {
     Options options;
     int status;
     signals_prepare();
+    dist_start();
     options = options_parse(argc, argv);
     progress_off = options.quiet;
     settle_threads(options.threads);
     status = verbs[options.verb](&options);
     options_free(&options);
     stdout_finish();
+    dist_stop();
     return status;
 }

@@ -17,6 +17,7 @@ host.
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
 #include "dtype.h"
+#include "world.h"
 
 typedef struct Stored Stored;
 typedef struct Summed Summed;
@@ -59,7 +60,16 @@ typedef struct {
     double gradient_scale; // the gradient is multiplied by this first (clipping)
     int64_t step;          // from 1, for bias correction
     uint64_t seed;         // of stochastic rounding, used where floatX is bf16 and there is no master copy
+    size_t first;          // place of the first element in its parameter: its random bits go by it
 } AdamW;
+
+// One rank's part in an exchange with another one of its group.
+typedef struct {
+    size_t peer;     // rank within the group
+    const void *out; // what is sent there
+    void *in;        // where what comes from there goes
+    size_t out_bytes, in_bytes;
+} Parcel;
 
 typedef struct Ops {
     const char *name; // "cpu", "cuda", "dry"
@@ -183,6 +193,18 @@ typedef struct Ops {
     // w[count] stepped by AdamW (decoupled decay); master (fp32) holds the weights where it is not NULL, w its rounding
     void (*adamw)(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                   DType moment_type, size_t count, const AdamW *step);
+
+    // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
+    // What is asked for may run beside other ops until its ticket, which is returned, is awaited: before that, nobody
+    // looks at its memory or writes there. Tickets grow; they are done in order. Portions of ranks are share_of(count,
+    // unit, ranks of the group, rank).
+    // x[count] of all ranks are added up: each rank's own portion of x becomes that of the sums; the rest is undefined
+    int64_t (*reduce_scatter)(RankGroup group, Summed *x, size_t count, size_t unit);
+    // x[count] of elements of `size` bytes: each rank's own portion comes to all others
+    int64_t (*all_gather)(RankGroup group, void *x, size_t count, size_t unit, size_t size);
+    // parcels[n] to and from other ranks; every out has its in on the other side, in the order of this list
+    int64_t (*exchange)(RankGroup group, const Parcel *parcels, size_t n);
+    void (*await)(int64_t ticket); // later ops, and copies, find it done, and all before it
 } Ops;
 
 #ifdef __cplusplus

@@ -271,6 +271,28 @@ static inline void dry_adamw(Stored *w, float *master, const void *gradient, DTy
     dry_range("adamw", "v", v, count, dtype_size(moment_type));
 }
 
+// ---- between processes ------------------------------------------------------------------------------------------------
+static inline int64_t dry_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+    (void)group, (void)unit;
+    DRY_SUMMED(reduce_scatter, x, count);
+    return 0;
+}
+static inline int64_t dry_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+    (void)group, (void)unit;
+    DRY_BYTES(all_gather, x, count * size);
+    return 0;
+}
+static inline int64_t dry_exchange(RankGroup group, const Parcel *parcels, size_t n) {
+    size_t i;
+    (void)group;
+    for (i = 0; i < n; i++) {
+        DRY_BYTES(exchange, parcels[i].out, parcels[i].out_bytes);
+        DRY_BYTES(exchange, parcels[i].in, parcels[i].in_bytes);
+    }
+    return 0;
+}
+static inline void dry_await(int64_t ticket) { (void)ticket; }
+
 // The op set for a plan in `stored`, with its counts at zero. One plan at a time.
 static inline Ops ops_dry(DType stored, const Arena *arena) {
     Ops ops = *ops_device; // scratch sizes are those of the op set that will run
@@ -300,6 +322,8 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.logprob = dry_logprob;
     ops.round_sums = dry_round_sums, ops.gradient_add = dry_gradient_add;
     ops.sum_of_squares = dry_sum_of_squares, ops.adamw = dry_adamw;
+    ops.reduce_scatter = dry_reduce_scatter, ops.all_gather = dry_all_gather;
+    ops.exchange = dry_exchange, ops.await = dry_await;
     return ops;
 }
 

@@ -69,6 +69,10 @@ typedef struct {
     const char *grad_dtype, *moments, *master;
     size_t memory_limit;
     const char *plan_for;
+    // many processes
+    size_t zero, sp, ranks;
+    double timeout;
+    const char *machine;
     // objective
     const char *objective, *dpo_loss, *normalisation, *scale_rewards;
     double beta, label_smoothing, gamma, clip_low, clip_high; // NAN: auto
@@ -197,6 +201,17 @@ static const OptionRow option_rows[] = {
      "such as 80GiB; a plan finds the longest T within it, a run that needs more is refused before it starts"},
     {"for", OPTION_CHOICE, AT(plan_for), "train", NO_RANGE, ON(PLAN), "train|bp",
      "what to plan: a training run, or a pass without optimizer"},
+    SECTION("Many processes"),
+    {"zero", OPTION_SIZE, AT(zero), "0", 0, 3, PASSES | ON(EVAL), "0|1|2|3",
+     "what is dealt over all ranks instead of being held by each: 1 the optimizer's state, 2 gradients too, 3 weights "
+     "too"},
+    {"sp", OPTION_SIZE, AT(sp), "1", 1, 65536, PASSES | ON(EVAL), "S",
+     "ranks that share a stream, each with 1/S of its tokens; the others take other micro-batches of the step"},
+    {"timeout", OPTION_DOUBLE, AT(timeout), "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
+     "that a rank waits for another one before it ends the job"},
+    {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},
+    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN), "a100|h100|h200",
+     "of several ranks: the nodes whose time for a step is estimated"},
     SECTION("Objective"),
     {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES | ON(EVAL), "sft|dpo|simpo|orpo|grpo|gspo|ppo",
      "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "

@@ -20,6 +20,7 @@ typedef struct {
     const Lora *lora;                     // NULL: the model itself is trained
     size_t cache_tokens;                  // of the longest text that is generated, prompt and all; 0: none
     size_t rollout_slots, rollout_tokens; // texts that are generated side by side, tokens of the longest; 0: none
+    World world;                          // zeros: a process alone
 } RunSettings;
 
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
@@ -41,6 +42,8 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
     s->memory.lora = settings->lora;
+    s->memory.world = settings->world;
+    s->memory.reduce = 1;
     s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", model->elements);
     if (settings->lora) s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", n);
     if (settings->backward)

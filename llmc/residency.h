@@ -15,10 +15,7 @@ itself is handed out; otherwise one group-sized buffer is, and grads_release add
 #include "arena.h"
 #include "lora.h"
 #include "ops.h"
-
-// Groups 0..L-1 are the layers. The head's group is the final norm, followed by lm_head, or by the tied embedding.
-#define GROUP_EMBEDDING (SIZE_MAX - 1)
-#define GROUP_HEAD      (SIZE_MAX)
+#include "sharding.h"
 
 typedef struct {
     const Model *model;
@@ -34,6 +31,9 @@ typedef struct {
     size_t input_stride; // N*C elements, or 0 in place
     size_t input_begin;  // the first token that `inputs` holds: 0, but generation holds one chunk at a time
     size_t mark;         // of the sums handed out
+    World world;         // whose processes share in all this
+    int reduce;          // the stream at hand is the step's last: gradients are then added up over all ranks
+    Traffic sent;        // so far, by this rank
 } Residency;
 
 // What AdamW keeps; nothing but the optimizer and checkpoints touch it.
@@ -47,12 +47,6 @@ static inline void *at(void *base, size_t element, size_t size) { return (char *
 // The table of what is trained, and where that is.
 static inline const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
 static inline char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
-
-static inline size_t group_begin(const Model *model, size_t group) {
-    if (group == GROUP_EMBEDDING) return model->model_offset[EMBEDDING];
-    if (group == GROUP_HEAD) return model->model_offset[FINAL_NORM_WEIGHT];
-    return model->layer_begin + group * model->layer_elements;
-}
 
 // Elements of the norm alone: the matrix of the head follows, in Summed, where dW is handed out.
 static inline size_t head_norm_elements(const Model *model) {

@@ -7,6 +7,7 @@ allocated.
 #define LLMC_RUN_H
 #include "adapter_file.h"
 #include "dataloader.h"
+#include "dist.h"
 #include "logprobs.h"
 #include "plan.h"
 #include "model_path.h"
@@ -131,6 +132,18 @@ static inline void check_positions(const Run *run, size_t T, const char *what) {
              c->max_position_embeddings);
 }
 
+// The processes of this run, or of the one that is planned: as its last rank, whose portions are the largest.
+static inline World world_from_options(const Options *o) {
+    World world;
+    world.ranks = o->verb == VERB_PLAN ? o->ranks : dist_ranks();
+    world.rank = o->verb == VERB_PLAN ? o->ranks - 1 : dist_rank();
+    world.zero = o->zero, world.sp = o->sp;
+    if (world.ranks % world.sp)
+        die_usage("--sp %zu: does not divide the %zu ranks of the run; ranks share streams in groups of equal size",
+                  world.sp, world.ranks);
+    return world;
+}
+
 static inline RunSettings settings_from_options(const Run *run) {
     const Options *o = run->options;
     RunSettings settings;
@@ -139,6 +152,7 @@ static inline RunSettings settings_from_options(const Run *run) {
     memset(&settings, 0, sizeof(settings));
     options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
+    settings.world = world_from_options(o);
     settings.lora = run->lora.rank ? &run->lora : NULL;
     settings.objective = objective_from_options(o);
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;

@@ -13,6 +13,7 @@ export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressi
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 export OMP_WAIT_POLICY=passive
 limit='timeout -k 10 900' # what hangs fails
+mpi_libraries=$(command -v mpicc >/dev/null && mpicc --showme:link)
 
 # A folder for every configuration, as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
 compiler=${CC%% *}
@@ -124,6 +125,7 @@ flags_of() { # precision, op set
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
     [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
     [ "$2" != plain ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
+    command -v mpicc >/dev/null && printf ' -DHAVE_MPI %s' "$(mpicc --showme:compile)"
 }
 # Op set "cuda" takes what libraries do for it from op set "cpu", which goes by another name then.
 build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
@@ -143,7 +145,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
 }
 build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
-    libraries="-lcmocka -lcjson -lm -pthread"
+    libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
     case $3 in cuda | cudnn) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -209,7 +211,7 @@ xargs -r -L 1 -P "$JOBS" test/run.sh --row build <"$output.rows"
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
 if selected cli || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
     flags=$(flags_of fp32 onednn)
-    libraries="-lcjson -lm -pthread"
+    libraries="-lcjson -lm -pthread $mpi_libraries"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of fp32 onednn)
     TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train

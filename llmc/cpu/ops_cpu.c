@@ -22,6 +22,7 @@ once per precision (precision.h) and linked to the driver.
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
+#include "collective.h" // between processes
 
 static void finish(void) {}                              // every op is done when it returns
 static void repeat_once(double factor) { (void)factor; } // only op set "dry" counts
@@ -74,6 +75,10 @@ static const Ops ops_cpu = {
     .gradient_add = gradient_add,
     .sum_of_squares = sum_of_squares,
     .adamw = adamw,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .exchange = exchange,
+    .await = await,
 };
 
 const Ops *const ops_device = &ops_cpu;

@@ -1,0 +1,43 @@
+/*
+Between the processes of a run, on the host: who they are, small exchanges, and how they end together. MPI launches and
+connects them (dist_mpi.h, in the op set's translation unit); tensors move by the collectives of ops.h, through MPI on
+the CPU and NCCL on GPUs.
+
+A process that no launcher started with others is alone: MPI is not even initialised, and everything here is the identity.
+All calls but dist_abort are collective: every rank of the group makes them in the same order.
+*/
+#ifndef LLMC_DIST_H
+#define LLMC_DIST_H
+#include "utils.h"
+#include "world.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Joins the others where a launcher (mpirun, srun) started several; before anything else. After it errors of any rank
+// end the whole job, and only rank 0 speaks to people (utils.h).
+void dist_start(void);
+size_t dist_ranks(void);
+size_t dist_rank(void);
+size_t dist_local_rank(void);       // among the ranks on this host: which device
+const char *dist_host(size_t rank); // name of the machine
+void dist_split(size_t sp);         // makes the groups of streams; once, sp divides dist_ranks()
+void dist_timeout(double seconds);  // how long a rank waits for another one before it gives the job up
+void dist_stop(void);               // at the end of main
+
+// all[ranks of the group][bytes] = every rank's own[bytes], in the order of the group's ranks.
+void dist_gather(RankGroup group, const void *own, size_t bytes, void *all);
+// values[count] = their sums over the group, added in the order of ranks: the same bits on every rank.
+void dist_sum(RankGroup group, double *values, size_t count);
+void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root);
+void dist_barrier(void);
+
+// Ends every process of the job with this exit code, once this rank's message is out. Does not return.
+void dist_abort(int code);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

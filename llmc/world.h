@@ -1,0 +1,75 @@
+/*
+The processes of a run, and how work and memory are dealt over them. One process is one rank and one device.
+
+    ranks = replicas x sp       `sp` ranks that follow each other share a stream (sequence parallelism), the others take
+                                other streams (data parallelism)
+    zero                        what is dealt over all ranks instead of being held by each (ZeRO, arXiv 1910.02054):
+                                1 the optimizer's state, 2 gradients too, 3 weights too
+
+A World of zeros is a process alone. Nothing here communicates: dist.h does, on the host, and the collectives of ops.h,
+on tensors.
+*/
+#ifndef LLMC_WORLD_H
+#define LLMC_WORLD_H
+#include <stddef.h>
+
+typedef struct {
+    size_t ranks, rank; // 0 ranks count as 1
+    size_t zero;        // stage, 0 to 3
+    size_t sp;          // ranks of a stream, 0 counts as 1; divides ranks
+} World;
+
+// Ranks that take part in a collective together. Reversed: the same, counted from the last one.
+typedef enum { RANKS_ALL, RANKS_OF_STREAM, RANKS_OF_STREAM_REVERSED, RANK_GROUPS } RankGroup;
+
+static inline size_t world_ranks(World w) { return w.ranks ? w.ranks : 1; }
+static inline size_t world_sp(World w) { return w.sp ? w.sp : 1; }
+static inline size_t world_replicas(World w) { return world_ranks(w) / world_sp(w); }
+static inline size_t world_replica(World w) { return w.rank / world_sp(w); }
+
+// How many ranks a group has, and which of them this one is.
+static inline size_t ranks_in(World w, RankGroup group) { return group == RANKS_ALL ? world_ranks(w) : world_sp(w); }
+
+static inline size_t rank_in(World w, RankGroup group) {
+    size_t place = w.rank % world_sp(w);
+    return group == RANKS_ALL ? w.rank : group == RANKS_OF_STREAM ? place : world_sp(w) - 1 - place;
+}
+
+// ---- shares: `count` elements dealt over ranks in whole units; the last rank has what is left over ------------------
+#define SHARE_UNIT 32 // elements of weights and gradients: 64 bytes of bf16
+
+typedef struct {
+    size_t begin, count;
+} Portion;
+
+static inline Portion share_of(size_t count, size_t unit, size_t ranks, size_t rank) {
+    Portion share;
+    size_t each = count / unit / ranks * unit;
+    share.begin = rank * each;
+    share.count = rank + 1 == ranks ? count - share.begin : each;
+    return share;
+}
+
+// The largest share: what memory is planned for on every rank.
+static inline size_t share_most(size_t count, size_t unit, size_t ranks) {
+    return share_of(count, unit, ranks, ranks - 1).count;
+}
+
+// ---- what is sent ---------------------------------------------------------------------------------------------------
+// Bytes that a rank sends, by what for. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends
+// n (P - 1) / P from each, and that is what is counted.
+typedef enum {
+    TRAFFIC_GRADIENTS,           // summed over all ranks
+    TRAFFIC_WEIGHTS,             // gathered: updated ones (stages 1, 2), a layer's before it is used (stage 3)
+    TRAFFIC_KEYS_VALUES,         // of a stream's other ranks
+    TRAFFIC_KEY_VALUE_GRADIENTS, // to the rank that owns the token
+    TRAFFIC_KINDS
+} TrafficKind;
+
+static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights", "keys_values", "key_value_gradients"};
+
+typedef struct {
+    double bytes[TRAFFIC_KINDS], calls[TRAFFIC_KINDS];
+} Traffic;
+
+#endif
