@@ -53,7 +53,7 @@ static inline Work work_of(const Plan *plan) {
 
 // Bytes that a rank reads and writes to step what it holds: the gradient twice (its norm comes first), moments in and
 // out, and the master weights or else the weights in; the weights out.
-static inline double optimizer_bytes(const RunSettings *settings) {
+static inline double update_bytes(const RunSettings *settings) {
     const Model *table = settings->lora ? &settings->lora->table : settings->model;
     const double stored = (double)dtype_size(table->dtype), ranks = (double)world_ranks(settings->world);
     const double element = 2 * (double)dtype_size(settings->gradient_type) +
@@ -91,7 +91,7 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
     Estimate e;
     Plan plan = plan_make(settings, part);
     double all = work_seconds(m, work_of(&plan)), forward, optimizer, computing;
-    Work update = {0, 0, 0, optimizer_bytes(settings)};
+    Work update = {0, 0, 0, update_bytes(settings)};
     forward_alone.backward = forward_alone.optimizer = 0;
     plan = plan_make(&forward_alone, part);
     forward = work_seconds(m, work_of(&plan));
