@@ -186,7 +186,7 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.norm = (const Stored *)w.weights;
     h.norm_bias =
         s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
-    h.matrix = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
+    h.matrix = (const Stored *)w.matrix;
     h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
     norm_forward(s, h.normed, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
@@ -236,7 +236,6 @@ static inline void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums)
 static inline void head(StreamBP *s, int backward) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums sums;
-    s->layers_repeat = 1;
     if (!backward) {
         head_pass(s, w, NULL);
     } else {
@@ -263,20 +262,29 @@ static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
 static inline void embedding_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), i;
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
-    s->layers_repeat = 1;
     for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
-static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t *index, size_t rows) {
+static inline void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const int32_t *index, size_t rows) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
+    void *dw = at(sums.tables, s->model->model_offset[table], dtype_size(sums.tables_type));
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->N, rows, d.C));
-    s->ops->embedding_backward(gradient_of_table(&s->memory, table), s->memory.gradient_type,
-                               input_load(&s->memory, d.L, 0), index, s->N, rows, d.C,
+    s->ops->embedding_backward(dw, sums.tables_type, input_load(&s->memory, d.L, 0), index, s->N, rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
+}
+
+static inline void embedding_backward(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    GroupSums sums;
+    if (s->memory.lora) return;
+    sums = grads_acquire(&s->memory, GROUP_EMBEDDING);
+    table_backward(s, sums, EMBEDDING, s->tokens, d.V);
+    if (!d.rotary) table_backward(s, sums, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    grads_release(&s->memory, GROUP_EMBEDDING, sums);
 }
 
 // ---- methods --------------------------------------------------------------------------------------------------------
@@ -296,6 +304,7 @@ static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeig
 
 static inline void layers_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), visit, i;
+    layers_begin(&s->memory, 1);
     for (visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
@@ -307,6 +316,7 @@ static inline void layers_forward(StreamBP *s) {
         }
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
 }
 
 // K and V again, once per pass: of c alone ...
@@ -380,6 +390,7 @@ static inline void layers_backward(StreamBP *s) {
     size_t rows = s->kv.rows[layers_with_window(&s->model->config) == d.L];
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
+    layers_begin(&s->memory, -1);
     for (visit = layer_visits(s); visit-- > 0;) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
@@ -399,6 +410,7 @@ static inline void layers_backward(StreamBP *s) {
         grads_release(&s->memory, l, sums);
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
     arena_pop(s->arena, mark);
 }
 
@@ -455,6 +467,7 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
         push_attention_activations(s, &s->kept, d.L * s->N);
         push_mlp_activations(s, &s->kept, d.L * s->N);
     }
+    grads_begin(&s->memory);
     kv_mark = arena_mark(s->arena);
     push_key_value(s, full ? d.L : 1, s->N, effective_chunk(s, s->chunk), full && d.qk_norm);
     embedding_forward(s);
@@ -466,11 +479,8 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
-    s->layers_repeat = 1;
-    if (!s->memory.lora) {
-        table_backward(s, EMBEDDING, s->tokens, d.V);
-        if (!d.rotary) table_backward(s, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
-    }
+    embedding_backward(s);
+    grads_end(&s->memory);
     arena_pop(s->arena, mark);
     s->dropout = 0;
     return loss;
