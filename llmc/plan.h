@@ -72,6 +72,10 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
+    if (world_sp(settings->world) > 1) {
+        const size_t S = world_sp(settings->world), most = stream_tokens(largest->N, S, stream_largest(largest->N, S));
+        s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
+    }
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
         for (kind = 0; kind < kinds; kind++) {
@@ -86,6 +90,7 @@ static inline void run_end(StreamBP *s) {
     free(s->span);
     free(s->host_sums);
     free(s->host_entropy);
+    free(s->host_gathered);
 }
 
 typedef struct {
