@@ -2,9 +2,9 @@
 How long a step would take: the work and the traffic of its plan over what a machine can do (machine.h). Nothing is
 measured here, and whatever shows it calls it estimated.
 
-    work        products / rate + attention forward / rate + attention backward / rate + bytes moved / bandwidth
-    traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way
-                + calls * hops of that way * time of a hop
+    work        max(products / rate, their operands' bytes / bandwidth) + attention forward / rate
+                + attention backward / rate + bytes that the ops in between move / bandwidth
+    traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way + hops * time of a hop
 
     a stream    max(F, W/2) + max(B, W/2 + G) + KV
     a step      its streams one after the other + the optimizer + U
@@ -44,6 +44,7 @@ static inline Traffic plan_traffic(const RunSettings *settings, const Batch *bat
     for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
         sent.bytes[kind] = (double)(streams - 1) * sent.bytes[kind] + s.memory.sent.bytes[kind];
         sent.calls[kind] = (double)(streams - 1) * sent.calls[kind] + s.memory.sent.calls[kind];
+        sent.hops[kind] = (double)(streams - 1) * sent.hops[kind] + s.memory.sent.hops[kind];
     }
     run_end(&s);
     return sent;
@@ -65,7 +66,7 @@ static inline Work work_of(const Plan *plan) {
     Work work;
     work.attention_forward = plan->attention_forward, work.attention_backward = plan->attention_backward;
     work.products = plan->flops - plan->attention_forward - plan->attention_backward;
-    work.moved = plan->moved;
+    work.operands = plan->operands, work.moved = plan->moved;
     return work;
 }
 
@@ -82,7 +83,7 @@ static inline double update_bytes(const RunSettings *settings) {
 }
 
 static inline double sent_seconds(const Machine *m, World w, RankGroup group, const Traffic *sent, TrafficKind kind) {
-    return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->calls[kind]);
+    return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
 // One stream of a rank: F and B in seconds, and what it sends.
@@ -96,7 +97,11 @@ static inline double stream_seconds(const Machine *m, World w, double forward, d
 
 static inline Traffic traffic_less(Traffic a, Traffic b) {
     int kind;
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) a.bytes[kind] -= b.bytes[kind], a.calls[kind] -= b.calls[kind];
+    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
+        a.bytes[kind] -= b.bytes[kind];
+        a.calls[kind] -= b.calls[kind];
+        a.hops[kind] -= b.hops[kind];
+    }
     return a;
 }
 
@@ -109,7 +114,7 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
     Estimate e;
     Plan plan = plan_make(settings, part);
     double all = work_seconds(m, work_of(&plan)), forward, optimizer, computing;
-    Work update = {0, 0, 0, update_bytes(settings)};
+    Work update = {0, 0, 0, 0, update_bytes(settings)};
     forward_alone.backward = forward_alone.optimizer = 0;
     plan = plan_make(&forward_alone, part);
     forward = work_seconds(m, work_of(&plan));

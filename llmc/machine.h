@@ -137,14 +137,15 @@ static inline void machine_print(FILE *out, const Machine *m) {
 // ---- how long things take -------------------------------------------------------------------------------------------
 typedef struct {
     double products, attention_forward, attention_backward; // FLOPs
-    double moved;                                           // bytes of what is bound by memory
+    double operands;                                        // bytes that products read and write
+    double moved;                                           // and what is bound by memory alone
 } Work;
 
 static inline double work_seconds(const Machine *m, Work w) {
-    return w.products / machine_value(m, PRODUCT_FLOPS) +
+    const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
+    return fmax(w.products / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth) +
            w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS) +
-           w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS) +
-           w.moved / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
+           w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS) + w.moved / bandwidth;
 }
 
 // Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups
@@ -154,18 +155,19 @@ static inline size_t ranks_together(const Machine *m, size_t ranks, size_t size)
     return ranks <= node ? size : greatest_common_divisor(node, size);
 }
 
-// Of `calls` collectives in which each of the `size` ranks of a group sends `bytes` in all, in rings: round the ranks of
-// a node and on to the next node. There are as many rings as a node has ranks in the group, so that the adapters of all
-// are in use; what is sent first comes round link by link.
-static inline double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double calls) {
+// Of collectives in which each of the `size` ranks of a group sends `bytes` in all, in so many hops, in rings: round the
+// ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
+// adapters of all are in use.
+static inline double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const double together = (double)ranks_together(m, ranks, size), nodes = (double)size / together;
-    double bandwidth = machine_value(m, LINK_WITHIN), hops = (double)(size - 1) * machine_value(m, HOP_WITHIN);
+    double bandwidth = machine_value(m, LINK_WITHIN), between = 0;
     if (size <= 1) return 0;
     if (nodes > 1) {
         bandwidth = fmin(bandwidth, together * machine_value(m, LINK_BETWEEN));
-        hops = (nodes - 1) * machine_value(m, HOP_BETWEEN) + ((double)size - nodes) * machine_value(m, HOP_WITHIN);
+        between = (nodes - 1) / (double)(size - 1); // of the hops
     }
-    return bytes / (bandwidth * machine_value(m, LINK_SHARE)) + calls * hops;
+    return bytes / (bandwidth * machine_value(m, LINK_SHARE)) +
+           hops * (between * machine_value(m, HOP_BETWEEN) + (1 - between) * machine_value(m, HOP_WITHIN));
 }
 
 #endif

@@ -13,7 +13,8 @@ typedef struct {
     const Arena *arena; // NULL: ranges are not checked
     double flops, factor;
     double attention_forward, attention_backward; // of flops
-    double moved;                                 // bytes that the ops in between read and write
+    double operands;                              // bytes that the products of flops read and write
+    double moved;                                 // and the ops in between
     size_t stored, summed;
 } DryCount;
 
@@ -115,8 +116,10 @@ static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, co
 }
 
 // ---- linear -----------------------------------------------------------------------------------------------------------
-static inline void dry_product(size_t n, size_t C, size_t OC) {
+// matrix: bytes of an element of the weight, or of its gradient in and out
+static inline void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry.flops += dry.factor * 2.0 * (double)n * (double)C * (double)OC;
+    dry.operands += dry.factor * ((double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix));
 }
 static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                       const Stored *residual, size_t n, size_t C, size_t OC) {
@@ -125,7 +128,7 @@ static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored
     DRY_STORED(linear_forward, weight, OC * C);
     DRY_STORED(linear_forward, bias, OC);
     DRY_STORED(linear_forward, residual, n * OC);
-    dry_product(n, C, OC);
+    dry_product(n, C, OC, dry.stored);
 }
 static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                              size_t OC, int accumulate) {
@@ -133,7 +136,7 @@ static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, con
     DRY_STORED(linear_backward_input, dx, n * C);
     DRY_STORED(linear_backward_input, dout, n * OC);
     DRY_STORED(linear_backward_input, weight, OC * C);
-    dry_product(n, C, OC);
+    dry_product(n, C, OC, dry.stored);
 }
 static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
                                               size_t n, size_t C, size_t OC) {
@@ -141,7 +144,7 @@ static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, co
     DRY_SUMMED(linear_backward_weight, dbias, OC);
     DRY_STORED(linear_backward_weight, dout, n * OC);
     DRY_STORED(linear_backward_weight, x, n * C);
-    dry_product(n, C, OC);
+    dry_product(n, C, OC, 2 * dry.summed);
 }
 
 static inline void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
@@ -150,7 +153,7 @@ static inline void dry_adapter_forward(Stored *out, size_t width, size_t column,
     DRY_STORED(adapter_forward, out, n * width);
     DRY_STORED(adapter_forward, h, n * r);
     DRY_STORED(adapter_forward, b, OC * r);
-    dry_product(n, r, OC);
+    dry_product(n, r, OC, dry.stored);
 }
 static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
                                         const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
@@ -160,8 +163,8 @@ static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *do
     DRY_STORED(adapter_backward, dout, n * width);
     DRY_STORED(adapter_backward, h, n * r);
     DRY_STORED(adapter_backward, b, OC * r);
-    dry_product(n, r, OC);
-    if (db) dry_product(n, r, OC);
+    dry_product(n, r, OC, dry.stored);
+    if (db) dry_product(n, r, OC, 2 * dry.summed);
 }
 static inline void dry_scale(Stored *x, double factor, size_t count) {
     (void)factor;

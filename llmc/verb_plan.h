@@ -43,8 +43,8 @@ static inline void report_estimate(const Run *run, const Machine *machine, const
     }
     machine_print(out, machine);
     fprintf(out,
-            "step     estimated on %zu %s: %.4g s, %.4g tokens/s, %.1f %% MFU (causal, recomputation not counted); "
-            "%.1f %% of it is communication alone\n",
+            "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.1f %% MFU (causal, recomputation not counted); "
+            "ranks only communicate for %.1f %% of it\n",
             ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu, 100 * e->communication / e->seconds);
     if ((double)run->plan.total_bytes > machine_value(machine, MEMORY_BYTES))
         fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
