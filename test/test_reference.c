@@ -59,7 +59,7 @@ static Opened *opened(const Setup *s) {
     o.options = options_parse(argc, argv);
     progress_off = 1;
     run_open_model(&o.run, &o.options, NULL);
-    o.run.settings = settings_from_options(&o.run);
+    run_settle(&o.run);
     o.data = data_of(s, &o.options);
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);
@@ -202,7 +202,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
     LogprobFile f;
     float *value;
     logprobs_create(&w, scratch_path(name), &header);
-    *sum = logprobs_compute(&w, &o->run.stream, &o->data, &o->batch);
+    *sum = logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
@@ -222,7 +222,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     size_t place, t, first = 1;
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (place = 0; place < d->documents; place++) {
-        dataloader_next(&o->data, &o->batch);
+        dataloader_next(&o->data, &o->batch, deal_alone(1));
         forward_logprobs(&o->run.stream, &o->batch, 1);
         for (t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
@@ -327,7 +327,7 @@ static void overflow(const void *setup) {
     ops_device->copy_in(o->run.stream.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
                         head * sizeof(float));
     logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
-    logprobs_compute(&w, &o->run.stream, &o->data, &o->batch);
+    logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
 }
 
 TEST(values_that_are_none_are_refused) {
@@ -504,7 +504,7 @@ TEST(a_batch_gets_its_reference) {
     allocation_guard = 1;
     for (i = 0; i < dataloader_batches(&o->data); i++) {
         double loss;
-        dataloader_next(&o->data, &o->batch);
+        dataloader_next(&o->data, &o->batch, deal_alone(1));
         loss = forward_only(&o->run.stream, &o->batch, batch_count(&o->batch).groups, NULL);
         if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
         for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
