@@ -222,7 +222,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     size_t place, t, first = 1;
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (place = 0; place < d->documents; place++) {
-        dataloader_next(&o->data, &o->batch, deal_alone(1));
+        dataloader_next(&o->data, &o->batch);
         forward_logprobs(&o->run.stream, &o->batch, 1);
         for (t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
@@ -504,7 +504,7 @@ TEST(a_batch_gets_its_reference) {
     allocation_guard = 1;
     for (i = 0; i < dataloader_batches(&o->data); i++) {
         double loss;
-        dataloader_next(&o->data, &o->batch, deal_alone(1));
+        dataloader_next(&o->data, &o->batch);
         loss = forward_only(&o->run.stream, &o->batch, batch_count(&o->batch).groups, NULL);
         if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
         for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
