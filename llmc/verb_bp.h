@@ -70,7 +70,7 @@ static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double 
     const size_t own = deal_own(run->deal);
     double seconds = 0;
     size_t i;
-    ops_device->zero(run->stream.memory.gradients, gradient_bytes(run));
+    grads_zero(&run->stream.memory);
     result->loss = 0, result->metrics.count = 0;
     for (i = 0; i < own; i++) {
         Batch batch = bp_batch(run, loader, i, whole);
