@@ -253,6 +253,20 @@ static inline void output_write(const OutputFile *file, uint64_t offset, const v
     }
 }
 
+// Writes into a file that another process has opened with output_open, by the names it has there; that one commits it
+// once this one has left it.
+static inline void output_join(OutputFile *file) {
+    file->fd = open(file->temporary, O_WRONLY | O_CLOEXEC);
+    if (file->fd < 0)
+        die("%s: another process has created it, here it cannot be written to: %s; choose a place that all see",
+            file->path, strerror(errno));
+}
+
+static inline void output_leave(OutputFile *file) {
+    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
+    if (close(file->fd) != 0) output_fail(file, "closing", errno);
+}
+
 // After this the file is there under its name, whatever happens to the machine.
 static inline void output_commit(OutputFile *file) {
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
