@@ -55,6 +55,7 @@ rows="
     golden        double      onednn
     plan          fp32        onednn
     plan          bf16        onednn
+    estimate      fp32        onednn
     fence         fp32        onednn
     options       fp32        onednn
     objective     fp32        onednn
