@@ -219,7 +219,7 @@ check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d.
 check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
 ranks --machine h200
 check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds": [0-9]' "$WORK/out"
-ranks --dtype fp32 --ranks 2 --grad-accum 2
+succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
 check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
 for line in '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' '^machine  measured: products' \
