@@ -76,8 +76,8 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) 
     result.seconds = seconds[o->repeat / 2];
     free(seconds);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
-    result.grad_norm =
-        gradient_norm(run_trained(run), ops_device, run->stream.memory.gradients, run->settings.gradient_type, &bad);
+    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->stream.memory.gradients,
+                                     run->settings.gradient_type, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
     return result;
 }
@@ -105,7 +105,8 @@ static inline int verb_bp(const Options *options) {
     run.settings = settings_from_options(&run);
     memset(&loader, 0, sizeof(loader));
     if (options->data.count) loader = bp_open_data(&run), bound = dataloader_bound(&loader);
-    if (options->grads_out) gradients_check_place(options->grads_out, run.lora.rank ? &run.lora.table : &run.model);
+    if (options->grads_out)
+        gradients_check_place(options->grads_out, run.settings.world, run.lora.rank ? &run.lora.table : &run.model);
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0, 0);
     batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(bound.N, bound.documents);
@@ -117,8 +118,8 @@ static inline int verb_bp(const Options *options) {
     result = bp_measure(&run, &loader, &batch);
     peak = ops_device->memory_peak() - run.memory_at_start;
     if (options->grads_out)
-        gradients_write(options->grads_out, run_trained(&run), ops_device, run.stream.memory.gradients,
-                        run.settings.gradient_type);
+        gradients_write(options->grads_out, run_trained(&run), run.settings.world, ops_device,
+                        run.stream.memory.gradients, run.settings.gradient_type);
     if (!options->quiet || !options->json)
         fprintf(run.text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result.loss,
                 result.grad_norm, result.seconds, result.tokens / result.seconds, human_bytes((double)peak));
