@@ -46,6 +46,7 @@ steps never look inside a tensor.
 #define STREAMBP_H
 #include "llmc/key_value_exchange.h"
 #include "llmc/linear_layer.h"
+#include "llmc/stream_host.h"
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
@@ -197,47 +198,12 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.norm = (const Stored *)w.weights;
     h.norm_bias =
         s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
-    h.matrix = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
+    h.matrix = (const Stored *)w.matrix;
     h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
     norm_forward(s, h.normed, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
     s->ops->linear_forward(h.logits, h.normed, h.matrix, NULL, NULL, c.n, d.C, d.V);
     return h;
-}
-
-// Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
-static inline void host_gather(StreamBP *s, void *host) {
-    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
-    const size_t most = stream_tokens(s->N, S, stream_largest(s->N, S));
-    char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
-    size_t rank, half;
-    if (S == 1) return;
-    for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
-        memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
-    dist_gather(RANKS_OF_STREAM, own, most * size, all);
-    for (rank = 0; rank < S; rank++) {
-        for (half = 0, packed = all + rank * most * size; half < 2; half++) {
-            const Portion part = stream_part(s->N, S, rank, half);
-            memcpy(at(host, part.begin, size), packed, part.count * size);
-            packed += part.count * size;
-        }
-    }
-}
-
-// host[N] = what the device has of every token of the stream, whoever owns it
-static inline void host_collect(StreamBP *s, void *host, Summed *device) {
-    if (s->dry) return;
-    own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
-    host_gather(s, host);
-}
-
-// Weights of all targets; where they wait for log-probabilities, these are in host_sums.
-static inline void stream_weights(StreamBP *s) {
-    const DType type = dtype_of_sums(s->model->dtype);
-    const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
-    if (s->dry) return;
-    objective_weights(&s->objective, s->batch, s->Z, 0, s->N, at_once ? NULL : s->host_sums, s->host_sums, type);
-    own_copy_in(s, s->token_weight, s->host_sums, dtype_size(type));
 }
 
 // Weights of chunk c's targets, from their log-probabilities.
@@ -282,7 +248,6 @@ static inline void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums)
 static inline void head(StreamBP *s, int backward) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums sums;
-    s->layers_repeat = 1;
     if (!backward) {
         head_pass(s, w, NULL);
     } else {
@@ -310,20 +275,32 @@ static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
 static inline void embedding_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), i;
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
-    s->layers_repeat = 1;
     for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
-static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t *index, size_t rows) {
+// A rank without tokens has nothing to add.
+static inline void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const int32_t *index, size_t rows) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
-    Summed *scratch =
+    void *dw = at(sums.tables, s->model->model_offset[table], dtype_size(sums.tables_type));
+    Summed *scratch;
+    if (!s->own_tokens) return;
+    scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->own_tokens, rows, d.C));
-    s->ops->embedding_backward(gradient_of_table(&s->memory, table), s->memory.gradient_type,
-                               input_load(&s->memory, d.L, 0), index, s->own_tokens, rows, d.C,
+    s->ops->embedding_backward(dw, sums.tables_type, input_load(&s->memory, d.L, 0), index, s->own_tokens, rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
+}
+
+static inline void embedding_backward(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    GroupSums sums;
+    if (s->memory.lora) return;
+    sums = grads_acquire(&s->memory, GROUP_EMBEDDING);
+    table_backward(s, sums, EMBEDDING, s->tokens, d.V);
+    if (!d.rotary) table_backward(s, sums, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    grads_release(&s->memory, GROUP_EMBEDDING, sums);
 }
 
 // ---- methods --------------------------------------------------------------------------------------------------------
@@ -380,12 +357,14 @@ static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t s
 
 static inline void layers_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), visit;
+    layers_begin(&s->memory, 1);
     for (visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
         layer_forward(s, l, w, size);
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
 }
 
 // Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after it
@@ -490,6 +469,7 @@ static inline void layers_backward(StreamBP *s) {
     size_t rows = s->kv.rows[layers_with_window(&s->model->config) == d.L];
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
+    layers_begin(&s->memory, -1);
     for (visit = layer_visits(s); visit-- > 0;) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
@@ -498,44 +478,11 @@ static inline void layers_backward(StreamBP *s) {
         grads_release(&s->memory, l, sums);
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
     arena_pop(s->arena, mark);
 }
 
 // ---- one stream through the model -----------------------------------------------------------------------------------
-// Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
-static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
-    size_t n;
-    s->batch = batch, s->Z = Z;
-    stream_deal(s, world_sp(s->memory.world));
-    n = s->own_tokens;
-    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
-    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
-    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
-    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
-    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
-    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
-    if (s->dry) return;
-    if (batch->N > s->host_tokens || batch->documents > s->host_documents)
-        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
-            batch->documents, s->host_tokens, s->host_documents);
-    own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
-    own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
-    own_copy_in(s, s->position, batch->position, sizeof(int32_t));
-    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) stream_weights(s);
-}
-
-// Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
-static inline void stream_end(StreamBP *s) {
-    host_collect(s, s->host_sums, s->logp);
-    if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
-}
-
-static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
-    if (s->dry) return 0;
-    return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
-                          dtype_of_sums(s->model->dtype), metrics);
-}
-
 // The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics
 // (or NULL) to metrics.
 static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
@@ -551,6 +498,7 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
         push_attention_activations(s, &s->kept, d.L * s->own_tokens);
         push_mlp_activations(s, &s->kept, d.L * s->own_tokens);
     }
+    grads_begin(&s->memory);
     kv_mark = arena_mark(s->arena);
     push_key_value(s, full ? d.L : 1, s->N, effective_chunk(s, s->chunk), full && d.qk_norm);
     embedding_forward(s);
@@ -562,11 +510,8 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
-    s->layers_repeat = 1;
-    if (!s->memory.lora && s->own_tokens) {
-        table_backward(s, EMBEDDING, s->tokens, d.V);
-        if (!d.rotary) table_backward(s, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
-    }
+    embedding_backward(s);
+    grads_end(&s->memory);
     arena_pop(s->arena, mark);
     s->dropout = 0;
     return loss;

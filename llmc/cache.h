@@ -71,7 +71,6 @@ static inline void cache_begin(Cache *cache, StreamBP *s) {
     memset(&s->kept, 0, sizeof(s->kept));
     s->batch = &cache->documents;
     stream_deal(s, 1); // every rank generates for itself
-    s->layers_repeat = 1;
     push_key_value(s, s->model->config.num_hidden_layers, cache->tokens,
                    cache->slots > 1 ? cache->tokens : cache->chunk, 0);
     push_inputs(s, max_size(cache->chunk, cache->slots), 0);
@@ -98,6 +97,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
     w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
+    layers_begin(&s->memory, 1);
     for (visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit), mark = arena_mark(s->arena);
         Activations a;
@@ -111,6 +111,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
         arena_pop(s->arena, mark);
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
 }
 
 // n <= chunk further tokens (host) of one slot.

@@ -15,16 +15,6 @@ are worked on; backward, where chunks go last to first, dK, dV of the second hal
 #define LLMC_KEY_VALUE_EXCHANGE_H
 #include "stream.h"
 
-// ---- counted collectives of a stream --------------------------------------------------------------------------------
-static inline void count_sent(StreamBP *s, TrafficKind kind, double bytes) {
-    s->memory.sent.bytes[kind] += s->layers_repeat * bytes;
-    s->memory.sent.calls[kind] += s->layers_repeat;
-}
-
-static inline double share_sent(const StreamBP *s, double bytes) {
-    return bytes * (double)(s->ranks - 1) / (double)s->ranks;
-}
-
 static inline RankGroup group_of_half(size_t half) { return half ? RANKS_OF_STREAM_REVERSED : RANKS_OF_STREAM; }
 
 static inline void await_shared(StreamBP *s, int64_t ticket) {
@@ -41,9 +31,8 @@ static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
     int64_t ticket = 0;
     size_t i;
     for (i = 0; i < 2 && count; i++) {
-        ticket =
-            s->ops->all_gather(group_of_half(half), key_value_at(s, tensor[i], l, all.begin), count, d.KV, d.stored);
-        count_sent(s, TRAFFIC_KEYS_VALUES, share_sent(s, (double)(count * d.stored)));
+        ticket = ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group_of_half(half),
+                              key_value_at(s, tensor[i], l, all.begin), count, d.KV, d.stored);
     }
     return ticket;
 }
@@ -57,8 +46,8 @@ static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
     int64_t ticket = 0;
     size_t i;
     for (i = 0; i < 2 && count; i++) {
-        ticket = s->ops->reduce_scatter(group_of_half(half), key_gradient_at(s, tensor[i], l, all.begin), count, d.KV);
-        count_sent(s, TRAFFIC_KEY_VALUE_GRADIENTS, share_sent(s, (double)(count * d.summed)));
+        ticket = ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group_of_half(half),
+                           key_gradient_at(s, tensor[i], l, all.begin), count, d.KV);
     }
     return ticket;
 }
@@ -111,7 +100,7 @@ static inline int64_t halos_gather(StreamBP *s, size_t l) {
             }
         }
         ticket = s->ops->exchange(RANKS_OF_STREAM, p.parcel, p.count);
-        count_sent(s, TRAFFIC_KEYS_VALUES, p.sent);
+        count_sent(&s->memory, TRAFFIC_KEYS_VALUES, p.sent);
     }
     return ticket;
 }
@@ -141,7 +130,7 @@ static inline void halos_return(StreamBP *s, size_t l) {
             done += in.count;
         }
         s->ops->await(s->ops->exchange(RANKS_OF_STREAM, p.parcel, p.count));
-        count_sent(s, TRAFFIC_KEY_VALUE_GRADIENTS, p.sent);
+        count_sent(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, p.sent);
         for (j = 0, done = 0; j < 4; j++) {
             const Portion in = halo_part(s, from, j / 2, rank, j % 2);
             const DType type = dtype_of_sums(s->model->dtype);

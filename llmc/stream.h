@@ -13,7 +13,6 @@ multiplies what it counts by how many they stand for. It stands for the rank tha
 */
 #ifndef LLMC_STREAM_H
 #define LLMC_STREAM_H
-#include "dist.h"
 #include "objective.h"
 #include "ops_dry.h"
 #include "residency.h"
@@ -90,7 +89,6 @@ typedef struct {
 
     KeyValue kv;
     Activations kept; // method full: of layer 0, those of layer l lie l * own_tokens rows further
-    double layers_repeat;
 } StreamBP;
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -241,10 +239,9 @@ static inline size_t layer_visit(StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
     size_t windows = layers_with_window(c), l = 0;
     int wanted = index || windows == c->num_hidden_layers; // a layer with a window
-    s->layers_repeat = 1;
     if (!s->dry) return index;
     while ((layer_window(c, l) != 0) != wanted) l++;
-    s->layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
+    s->memory.layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
     return l;
 }
 
@@ -312,7 +309,7 @@ static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t s
         repeat = (double)whole;
         c.spans.pairs = pairs / repeat, c.window_pairs = window_pairs / repeat;
     }
-    s->ops->repeat(s->layers_repeat * repeat);
+    s->ops->repeat(s->memory.layers_repeat * repeat);
     return c;
 }
 
