@@ -110,6 +110,13 @@ static Case case_make(const char *text, int lora) {
 
 static void case_add(Case *c, Batch batch) { c->batch[c->streams++] = batch; }
 
+static void case_normalise(Case *c) {
+    Counts counts = {0, 0, 0};
+    size_t i;
+    for (i = 0; i < c->streams; i++) counts = counts_add(counts, batch_count(&c->batch[i]));
+    c->Z = objective_normaliser(&c->settings.objective, counts);
+}
+
 static void case_free(Case *c) {
     while (c->streams) batch_free(&c->batch[--c->streams]);
     free(c->weights), free(c->adapters);
@@ -149,7 +156,7 @@ static void run_streams(const Case *c, StreamBP *s, World w, Result *r) {
 
 static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_chunk) {
     const Model *trained = c->lora.rank ? &c->lora.table : &c->model;
-    const Batch *largest = &c->batch[c->streams > 1 && c->batch[1].N > c->batch[0].N];
+    Batch largest = c->batch[c->streams > 1 && c->batch[1].N > c->batch[0].N];
     const int fp64 = ops_device->stored == DTYPE_FP64;
     OptimizerState state;
     StreamBP s;
@@ -162,10 +169,11 @@ static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_c
     c->settings.model = &c->model, c->settings.lora = c->lora.rank ? &c->lora : NULL, c->settings.world = w;
     c->settings.method = method, c->settings.chunk = chunk, c->settings.logits_chunk = logits_chunk;
     c->settings.backward = 1;
-    plan = plan_make(&c->settings, largest);
+    plan = plan_make(&c->settings, &largest);
     memory = poisoned(plan.total_bytes);
     arena_init(&arena, memory, plan.total_bytes);
-    run_begin(&s, &state, &c->settings, ops_device, &arena, largest);
+    if (c->streams > 1) largest.documents = max_size(c->batch[0].documents, c->batch[1].documents);
+    run_begin(&s, &state, &c->settings, ops_device, &arena, &largest);
     device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
     if (c->adapters) device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, trained->elements);
     ops_device->zero(s.memory.gradients, trained->elements * dtype_size(c->settings.gradient_type));
@@ -297,14 +305,12 @@ static void families_agree(size_t sp) {
     for (i = 0; i < MODELS; i++) {
         for (j = 0; j < LENGTHS; j++) {
             Case c = case_make(models[i], 0);
-            Counts counts = {0, 0, 0};
             Result expected;
             for (replica = 0; replica < world_replicas(world); replica++) {
                 const Lengths *l = &lengths[(j + replica * 4) % LENGTHS];
                 case_add(&c, tiny_batch(l->length, l->documents, c.model.config.vocab_size, l->documents > 3, 11));
-                counts = counts_add(counts, batch_count(&c.batch[replica]));
             }
-            c.Z = counts.tokens;
+            case_normalise(&c);
             test_case("%zu ranks, sp %zu, %.30s..., %zu tokens in %zu documents", world.ranks, sp, models[i],
                       c.batch[0].N, c.batch[0].documents);
             expected = run(&c, one_process(), METHOD_FULL, 0, 0);
@@ -327,11 +333,176 @@ TEST(families_in_replicas) {
     families_agree(2);
 }
 
+// ---- objectives and adapters ----------------------------------------------------------------------------------------
+typedef struct {
+    ObjectiveKind kind;
+    Normalisation normalisation;
+    double beta, temperature;
+} Tried;
+
+static const Tried tried[] = {
+    {OBJECTIVE_SFT, NORMALISE_GRPO, 0, 1},      {OBJECTIVE_DPO, NORMALISE_GRPO, 0.3, 1},
+    {OBJECTIVE_GRPO, NORMALISE_GRPO, 0.1, 1.3}, {OBJECTIVE_GRPO, NORMALISE_BNPO, 0, 1},
+    {OBJECTIVE_GSPO, NORMALISE_GRPO, 0.1, 1},   {OBJECTIVE_PPO, NORMALISE_BNPO, 0, 1},
+};
+#define TRIED (sizeof(tried) / sizeof(tried[0]))
+
+// Documents of pairs or groups of two, with all that objectives look at; the first pair is number `pair`.
+static Batch answers_batch(const Tried *t, const size_t *length, size_t documents, size_t V, size_t pair) {
+    Batch batch = tiny_batch(length, documents, V, 1, 5 + pair);
+    size_t d, i;
+    batch_allocate_answers(&batch, 1, 1);
+    for (d = 0; d < documents; d++) {
+        batch.targets[batch.document_start[d + 1] - 1] = (int32_t)(d % V); // one that counts in each
+        batch.group[d] = pair + d / 2, batch.reward[d] = (float)d;
+        for (i = batch.document_start[d]; i < batch.document_start[d + 1]; i++) {
+            batch.advantage[i] =
+                (float)(t->kind == OBJECTIVE_PPO ? random_normal(3, pair, i) : random_normal(4, pair, d));
+            batch.reference[i] = (float)(-4 + random_normal(5, pair, i));
+            batch.old[i] = (float)(-4 + random_normal(6, pair, i));
+        }
+    }
+    return batch;
+}
+
+// Documents [begin, end) of a batch, as a part of it.
+static Batch part_of(const Batch *whole, size_t begin, size_t end) {
+    const size_t first = whole->document_start[begin], N = whole->document_start[end] - first;
+    Batch part = batch_allocate(N, end - begin);
+    size_t d;
+    batch_allocate_answers(&part, 1, 1);
+    part.first = first;
+    for (d = begin; d < end; d++) {
+        part.document_start[d - begin] = whole->document_start[d] - first;
+        part.group[d - begin] = whole->group[d], part.reward[d - begin] = whole->reward[d];
+    }
+    batch_set_positions(&part);
+    memcpy(part.tokens, whole->tokens + first, N * sizeof(int32_t));
+    memcpy(part.targets, whole->targets + first, N * sizeof(int32_t));
+    memcpy(part.loss_weight, whole->loss_weight + first, N * sizeof(float));
+    memcpy(part.reference, whole->reference + first, N * sizeof(float));
+    return part;
+}
+
+static void case_objective(Case *c, const Tried *t) {
+    Objective *o = &c->settings.objective;
+    o->kind = t->kind, o->normalisation = t->normalisation, o->beta = t->beta, o->temperature = t->temperature;
+    o->gamma = 0.5, o->clip_low = 0.2, o->clip_high = NAN, o->completion_tokens = 12;
+    objective_settle(o);
+}
+
+static void objectives_agree(size_t sp) {
+    static const size_t length[2][6] = {{6, 9, 1, 17, 11, 3}, {5, 2, 13, 8, 1, 1}};
+    size_t i, replica;
+    int lora;
+    share_streams(sp);
+    for (i = 0; i < TRIED; i++) {
+        for (lora = 0; lora < 2; lora++) {
+            Case c = case_make(models[lora ? 2 : 3], lora);
+            Result expected;
+            case_objective(&c, &tried[i]);
+            for (replica = 0; replica < world_replicas(world); replica++)
+                case_add(&c, answers_batch(&tried[i], length[replica], 6, c.model.config.vocab_size, 3 * replica));
+            case_normalise(&c);
+            test_case("%zu ranks, sp %zu, %s%s", world.ranks, sp, objective_names[tried[i].kind], lora ? ", LoRA" : "");
+            expected = run(&c, one_process(), METHOD_STREAM, 4, 9);
+            expect_shared(&c, &expected, METHOD_FULL, 0, 0);
+            expect_shared(&c, &expected, METHOD_STREAM, 7, 5);
+            expect_shared(&c, &expected, METHOD_STREAM, 3, 100);
+            result_free(&expected);
+            case_free(&c);
+        }
+    }
+}
+
+TEST(objectives_agree_with_one_process) { objectives_agree(dist_ranks()); }
+
+TEST(objectives_in_replicas) {
+    if (dist_ranks() != 4) {
+        test_skip("two streams of two ranks each need four processes");
+        return;
+    }
+    objectives_agree(2);
+}
+
+// Two parts of one micro-batch drop what the whole drops.
+TEST(parts_drop_the_same) {
+    static const size_t length[] = {6, 9, 1, 17, 11, 3};
+    const size_t sp = dist_ranks() == 4 ? 2 : dist_ranks();
+    Case whole = case_make(models[1], 1), parts = case_make(models[1], 1);
+    Result expected, found;
+    share_streams(sp);
+    case_objective(&whole, &tried[1]), case_objective(&parts, &tried[1]);
+    case_add(&whole, answers_batch(&tried[1], length, 6, 29, 0));
+    case_add(&parts, part_of(&whole.batch[0], 0, 2));
+    case_add(&parts, part_of(&whole.batch[0], 2, 6));
+    parts.parts = 2;
+    case_normalise(&whole), case_normalise(&parts);
+    expected = run(&whole, one_process(), METHOD_STREAM, 5, 7);
+    found = run(&parts, world, METHOD_STREAM, 4, 9);
+    memset(found.logp, 0, sizeof(found.logp));
+    expect_same(&whole, &found, &expected);
+    result_free(&expected), result_free(&found);
+    case_free(&whole), case_free(&parts);
+}
+
+// ---- memory and determinism -----------------------------------------------------------------------------------------
+// The same step twice: the same bits, whichever rank.
+TEST(deterministic) {
+    Case c = case_make(models[4], 0);
+    Result first, second;
+    share_streams(dist_ranks());
+    case_add(&c, tiny_batch(lengths[8].length, lengths[8].documents, 21, 1, 3));
+    case_normalise(&c);
+    first = run(&c, world, METHOD_STREAM, 4, 5), second = run(&c, world, METHOD_STREAM, 4, 5);
+    assert_memory_equal(first.gradient, second.gradient, c.model.elements * sizeof(double));
+    assert_true(first.loss == second.loss);
+    result_free(&first), result_free(&second);
+    case_free(&c);
+}
+
+static size_t planned(const Model *model, World w, size_t N) {
+    RunSettings settings;
+    Batch batch;
+    size_t start[] = {0, N};
+    memset(&settings, 0, sizeof(settings)), memset(&batch, 0, sizeof(batch));
+    settings.model = model, settings.backward = 1, settings.gradient_type = model->dtype, settings.world = w;
+    batch.N = N, batch.documents = 1, batch.document_start = start;
+    return plan_make(&settings, &batch).total_bytes;
+}
+
+// Where layer inputs dominate, two ranks need at most 0.6 of one's memory each.
+TEST(two_ranks_need_little_more_than_half) {
+    static const char *const deep[] = {
+        "qwen3,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,num_key_value_heads=4,"
+        "head_dim=64,vocab_size=1000",
+        "mistral,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,num_key_value_heads="
+        "4,"
+        "vocab_size=1000,sliding_window=4096"};
+    World two = {2, 0, 0, 2};
+    size_t i;
+    for (i = 0; i < 2; i++) {
+        Config config = config_from_text(deep[i], "test", EXIT_USAGE);
+        Model model = model_build(&config, ops_device->stored);
+        const double one = (double)planned(&model, one_process(), (size_t)1 << 20);
+        const double half = (double)planned(&model, two, (size_t)1 << 20);
+        test_case("%.20s...", deep[i]);
+        if (!(half <= 0.6 * one)) test_fail("%.3f of one rank's memory", half / one);
+        model_free(&model);
+    }
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(families_agree_with_one_process),
         LISTED(families_in_replicas),
+        LISTED(objectives_agree_with_one_process),
+        LISTED(objectives_in_replicas),
+        LISTED(parts_drop_the_same),
+        LISTED(deterministic),
+        LISTED(two_ranks_need_little_more_than_half),
     };
     dist_start();
+    if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/mpirun.sh 3 %s", argv[0]);
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }
