@@ -298,8 +298,9 @@ static inline void embedding_backward(StreamBP *s) {
     GroupSums sums;
     if (s->memory.lora) return;
     sums = grads_acquire(&s->memory, GROUP_EMBEDDING);
-    table_backward(s, sums, EMBEDDING, s->tokens, d.V);
-    if (!d.rotary) table_backward(s, sums, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    if (s->own_tokens) table_backward(s, sums, EMBEDDING, s->tokens, d.V);
+    if (s->own_tokens && !d.rotary)
+        table_backward(s, sums, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
     grads_release(&s->memory, GROUP_EMBEDDING, sums);
 }
 

@@ -68,14 +68,12 @@ enum { HALO_PARCELS = 16 }; // to and from one peer each: two halos in two range
 typedef struct {
     Parcel parcel[HALO_PARCELS];
     size_t count;
-    double sent; // bytes
 } Parcels;
 
 // What goes to a peer (in NULL), or comes from it (out NULL).
 static inline void parcel_add(Parcels *p, size_t peer, const void *out, void *in, size_t bytes) {
     Parcel parcel = {peer, out, in, out ? bytes : 0, in ? bytes : 0};
     p->parcel[p->count++] = parcel;
-    p->sent += (double)parcel.out_bytes;
 }
 
 // Peers are met one after the other: in step i each rank's halos come from the rank that is i before it.
@@ -99,8 +97,7 @@ static inline int64_t halos_gather(StreamBP *s, size_t l) {
                 parcel_add(&p, from, NULL, key_value_at(s, s->kv.v, l, in.begin), in.count * row);
             }
         }
-        ticket = s->ops->exchange(RANKS_OF_STREAM, p.parcel, p.count);
-        count_sent(&s->memory, TRAFFIC_KEYS_VALUES, p.sent);
+        ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_OF_STREAM, p.parcel, p.count);
     }
     return ticket;
 }
@@ -129,8 +126,7 @@ static inline void halos_return(StreamBP *s, size_t l) {
             }
             done += in.count;
         }
-        s->ops->await(s->ops->exchange(RANKS_OF_STREAM, p.parcel, p.count));
-        count_sent(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, p.sent);
+        s->ops->await(ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_OF_STREAM, p.parcel, p.count));
         for (j = 0, done = 0; j < 4; j++) {
             const Portion in = halo_part(s, from, j / 2, rank, j % 2);
             const DType type = dtype_of_sums(s->model->dtype);
