@@ -524,6 +524,7 @@ int main(int argc, char **argv) {
         LISTED(sum_of_squares),
         LISTED(adamw_every_pairing),
         LISTED(adamw_many_steps),
+        LISTED(adamw_parts),
         LISTED(adamw_bf16_moments_follow),
         LISTED(adamw_stochastic_rounding),
     };
