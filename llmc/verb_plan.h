@@ -21,26 +21,23 @@ static inline int verb_plan(const Options *options) {
     StreamBound bound;
     Batch shape;
     DataLoader data;
-    double passes = (double)options->grad_accum;
+    double streams; // of a step, one for each replica at a time
     size_t longest = 0;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
-    run.settings = settings_from_options(&run);
+    run_settle(&run);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
         prompt_free(&prompt);
     }
-    bound = regular_bound(options->batch * unit_documents(options), options->seq_len);
     memset(&data, 0, sizeof(data));
-    if (options->data.count) {
-        data = run_open_data(&run, &options->data, run_shuffle(options));
-        bound = options->rollout ? plan_rollout(&run, &data) : dataloader_bound(&data);
-    }
+    if (options->data.count) data = run_open_data(&run, &options->data, run_shuffle(options));
+    bound = options->rollout ? plan_rollout(&run, &data) : run_bound(&run, options->data.count ? &data : NULL);
     if (options->val_data.count && strcmp(options->plan_for, "bp") != 0) {
         DataLoader validation = run_open_data(&run, &options->val_data, SHUFFLE_OFF);
         if (options->data.count) dataloader_check_pair(&data, &validation);
-        bound = larger_bound(bound, dataloader_bound(&validation));
+        bound = larger_bound(bound, run_bound(&run, &validation));
         dataloader_close(&validation);
     }
     shape = batch_shape(bound);
@@ -58,7 +55,9 @@ static inline int verb_plan(const Options *options) {
         json_object(&json, NULL);
         report_plan_json(&json, &run.plan.arena);
         if (options->memory_limit) json_size(&json, "max_seq_len", longest);
-        report_work_json(&json, &run, passes * run.plan.flops, passes * run.plan.model_flops);
+        streams = (double)(deal_own(run.deal) * world_replicas(run.settings.world));
+        report_work_json(&json, &run, streams * (double)world_sp(run.settings.world) * run.plan.flops,
+                         streams * run.plan.model_flops);
         json_object_end(&json);
         json_finish(&json);
     }
