@@ -180,6 +180,7 @@ static inline Traffic plan_traffic(const RunSettings *settings, const Batch *bat
         for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
             s.memory.sent.bytes[kind] *= (double)(streams - 1);
             s.memory.sent.calls[kind] *= (double)(streams - 1);
+            s.memory.sent.hops[kind] *= (double)(streams - 1);
         }
     }
     if (settings->optimizer) weights_updated(&s.memory);
