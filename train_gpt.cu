@@ -64,8 +64,8 @@ static const char *last_good(const Trainer *t) {
 static void trainer_check_weights(const Trainer *t, size_t step) {
     char when[48];
     snprintf(when, sizeof(when), "after step %zu ", step);
-    weights_check_finite_at(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), when,
-                            last_good(t));
+    weights_check_finite_at(run_trained(&t->run), weights_sharding(&t->run.stream.memory), ops_device,
+                            trained_weights(&t->run.stream.memory), when, last_good(t));
 }
 
 static void trainer_save(Trainer *t) {
@@ -161,8 +161,8 @@ static void trainer_load(Trainer *t, const char *last) {
     Trained trained;
     if (!*last) {
         run_load_weights(&t->run);
-        optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
-                       t->run.settings.moment_type);
+        optimizer_init(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.stream.memory),
+                       &t->run.optimizer, t->run.settings.moment_type);
         trainer_find_reference(t, last);
         trainer_settings(t);
         return;
@@ -174,7 +174,7 @@ static void trainer_load(Trainer *t, const char *last) {
     checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-    weights_check_finite(trained.model, ops_device, trained.weights);
+    weights_check_finite(trained.model, weights_sharding(&t->run.stream.memory), ops_device, trained.weights);
     run_close_source(&t->run);
 }
 
@@ -302,8 +302,8 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
         trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report->loss, last_good(t));
     }
-    report->grad_norm =
-        gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, t->run.settings.gradient_type, &bad);
+    report->grad_norm = gradient_norm(run_trained(&t->run), t->run.settings.world, ops_device, stream->memory.gradients,
+                                      t->run.settings.gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
     report->streams = streams;
 }
@@ -318,9 +318,10 @@ static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
     adamw.weight_decay = o->weight_decay;
     adamw.gradient_scale = gradient_clip(report->grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory),
+    optimizer_step(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.stream.memory),
                    t->run.stream.memory.gradients, t->run.settings.gradient_type, &t->run.optimizer,
                    t->run.settings.moment_type, &adamw);
+    weights_updated(&t->run.stream.memory);
 }
 
 // Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they
@@ -422,9 +423,10 @@ int main(int argc, char **argv) {
                                           verb_logprobs, verb_sample, verb_convert, verb_info};
     Options options;
     int status;
-    signals_prepare();
     dist_start();
+    signals_prepare();
     options = options_parse(argc, argv);
+    dist_check_program(argc, argv);
     join_ranks(&options);
     progress_off = options.quiet;
     settle_threads(options.threads);

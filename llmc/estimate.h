@@ -23,33 +23,6 @@ transfers take from the kernels that run beside them.
 #include "machine.h"
 #include "plan.h"
 
-// What a rank sends in a step of so many streams like `batch`, and after it.
-static inline Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
-    StreamBP s;
-    OptimizerState state;
-    Arena arena;
-    Ops ops;
-    Traffic sent;
-    int kind;
-    arena_plan(&arena);
-    ops = ops_dry(settings->model->dtype, &arena);
-    run_begin(&s, &state, settings, &ops, &arena, batch);
-    s.memory.reduce = 0;
-    forward_backward(&s, batch, 1, NULL);
-    sent = s.memory.sent;
-    memset(&s.memory.sent, 0, sizeof(sent));
-    s.memory.reduce = 1;
-    forward_backward(&s, batch, 1, NULL);
-    if (settings->optimizer) weights_updated(&s.memory);
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
-        sent.bytes[kind] = (double)(streams - 1) * sent.bytes[kind] + s.memory.sent.bytes[kind];
-        sent.calls[kind] = (double)(streams - 1) * sent.calls[kind] + s.memory.sent.calls[kind];
-        sent.hops[kind] = (double)(streams - 1) * sent.hops[kind] + s.memory.sent.hops[kind];
-    }
-    run_end(&s);
-    return sent;
-}
-
 typedef struct {
     size_t streams;             // of a rank
     double tokens, model_flops; // of all ranks; model_flops as Plan's

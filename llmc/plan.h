@@ -160,6 +160,34 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     return plan;
 }
 
+// What each rank sends in a step of `streams` streams of `batch`'s shape, by the walk that makes its plan: of gradients
+// that are summed in place only the last stream's.
+static inline Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
+    Arena arena;
+    OptimizerState state;
+    StreamBP s;
+    Ops ops;
+    int last, kind;
+    arena_plan(&arena);
+    ops = ops_dry(settings->model->dtype, &arena);
+    run_begin(&s, &state, settings, &ops, &arena, batch);
+    for (last = 0; last < 2; last++) {
+        s.memory.reduce = last;
+        if (settings->backward)
+            forward_backward(&s, batch, 1, NULL);
+        else
+            forward_only(&s, batch, 1, NULL);
+        for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
+            s.memory.sent.bytes[kind] *= (double)(streams - 1);
+            s.memory.sent.calls[kind] *= (double)(streams - 1);
+            s.memory.sent.hops[kind] *= (double)(streams - 1);
+        }
+    }
+    if (settings->optimizer) weights_updated(&s.memory);
+    run_end(&s);
+    return s.memory.sent;
+}
+
 // FLOPs of any stream of a run, by the walk that makes its plan. Nothing is allocated after the beginning.
 typedef struct {
     Ops ops;

@@ -106,13 +106,13 @@ static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const
     }
 }
 
-// The file for all ranks, where rank 0 has created it; each writes what it computes.
-static inline void logprobs_share(LogprobWriter *w) {
-    OutputFile *file = &w->output;
-    dist_broadcast(RANKS_ALL, file->path, sizeof(file->path), 0);
-    dist_broadcast(RANKS_ALL, file->temporary, sizeof(file->temporary), 0);
+// The file at `path` for all ranks, where rank 0 has created it; each writes what it computes.
+static inline void logprobs_share(LogprobWriter *w, const char *path) {
+    char temporary[PATH_MAX] = "";
+    if (dist_rank() == 0) memcpy(temporary, w->output.temporary, sizeof(temporary));
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
     dist_broadcast(RANKS_ALL, &w->header, sizeof(w->header), 0);
-    if (dist_rank() != 0) output_join(file);
+    if (dist_rank() != 0) output_join(&w->output, path, temporary);
 }
 
 static inline void logprobs_finish(LogprobWriter *w, uint64_t counted) {
@@ -218,7 +218,7 @@ static inline void reference_compute(Run *run, DataLoader *data, Batch *batch, c
     if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path);
     fflush(run->text);
     if (dist_rank() == 0) logprobs_create(&writer, path, wanted);
-    logprobs_share(&writer);
+    logprobs_share(&writer, path);
     run->stream.memory.without = 1; // adapters are what is trained
     logprobs_compute(&writer, &run->stream, data, batch, deal_evaluation(run->settings.world, run->deal.parts));
     run->stream.memory.without = 0;

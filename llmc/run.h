@@ -22,7 +22,7 @@ allocated.
 
 typedef struct {
     const Options *options;
-    FILE *text; // for people: stdout, or stderr where stdout is JSON; nobody reads that of ranks other than 0
+    FILE *text; // for people: stdout, or stderr where stdout is JSON; of a rank that does not speak, nowhere
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
@@ -316,11 +316,12 @@ static inline void run_close_source(Run *run) {
 // The model's; with LoRA the weights below the adapters, which must be those that the adapters of --adapter are for.
 static inline void run_load_base(Run *run) {
     const Options *o = run->options;
+    const Sharding held = weights_sharding(&run->stream.memory);
     if (run->source)
-        weights_load(run->source, &run->model, ops_device, run->stream.memory.weights);
+        weights_load(run->source, &run->model, held, ops_device, run->stream.memory.weights);
     else
-        weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
-    weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
+        weights_init_random(&run->model, held, ops_device, run->stream.memory.weights, run->options->seed);
+    weights_check_finite(&run->model, held, ops_device, run->stream.memory.weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
         run->base = base_key(&run->model, NULL, ops_device, run->stream.memory.weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
@@ -328,14 +329,15 @@ static inline void run_load_base(Run *run) {
 
 static inline void run_load_adapters(Run *run) {
     const Model *table = &run->lora.table;
+    const Sharding held = weights_sharding(&run->stream.memory);
     char when[PATH_MAX + 8];
     if (!run->adapter) {
-        weights_init_random(table, ops_device, run->stream.memory.adapters, run->options->seed);
+        weights_init_random(table, held, ops_device, run->stream.memory.adapters, run->options->seed);
         return;
     }
-    weights_load(run->adapter, table, ops_device, run->stream.memory.adapters);
+    weights_load(run->adapter, table, held, ops_device, run->stream.memory.adapters);
     snprintf(when, sizeof(when), "%s: ", run->adapter->path);
-    weights_check_finite_at(table, ops_device, run->stream.memory.adapters, when,
+    weights_check_finite_at(table, held, ops_device, run->stream.memory.adapters, when,
                             "take another copy or an earlier checkpoint");
 }
 

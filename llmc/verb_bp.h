@@ -106,8 +106,8 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
     sum_over_streams(world, &result.loss, 1);
     metrics_over_streams(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
-    result.grad_norm =
-        gradient_norm(run_trained(run), ops_device, run->stream.memory.gradients, run->settings.gradient_type, &bad);
+    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->stream.memory.gradients,
+                                     run->settings.gradient_type, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
     result.peak_bytes = (size_t)most_of_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;
@@ -163,7 +163,8 @@ static inline int verb_bp(const Options *options) {
     memset(&loader, 0, sizeof(loader));
     if (options->data.count) loader = bp_open_data(&run);
     bound = run_bound(&run, options->data.count ? &loader : NULL);
-    if (options->grads_out) gradients_check_place(options->grads_out, run.lora.rank ? &run.lora.table : &run.model);
+    if (options->grads_out)
+        gradients_check_place(options->grads_out, run.settings.world, run.lora.rank ? &run.lora.table : &run.model);
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0, 0);
     batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
@@ -174,8 +175,8 @@ static inline int verb_bp(const Options *options) {
     report_data(&run, &loader, bound);
     result = bp_measure(&run, &loader, &batch);
     if (options->grads_out)
-        gradients_write(options->grads_out, run_trained(&run), ops_device, run.stream.memory.gradients,
-                        run.settings.gradient_type);
+        gradients_write(options->grads_out, run_trained(&run), run.settings.world, ops_device,
+                        run.stream.memory.gradients, run.settings.gradient_type);
     if (!options->quiet || !options->json) bp_report(&run, &result);
     if (options->json) bp_json(&run, &result);
     if (options->data.count) dataloader_close(&loader);

@@ -494,7 +494,7 @@ TEST(a_policy_learns) {
     r = rolling_open(settings, "low", "bytes");
     memset(&adamw, 0, sizeof(adamw));
     adamw.learning_rate = 0.03, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.epsilon = 1e-8, adamw.gradient_scale = 1;
-    optimizer_init(&r->model, ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
+    optimizer_init(&r->model, world_alone(), ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
     for (number = 1; number <= 40; number++) {
         double sum = 0;
         streams = step(r, number);
@@ -507,8 +507,8 @@ TEST(a_policy_learns) {
                                      objective_normaliser(&r->s.objective, r->rollout.counts), NULL);
         assert_true(isfinite(loss) && r->arena.peak <= r->plan.total_bytes);
         adamw.step = (int64_t)number;
-        optimizer_step(&r->model, ops_device, r->s.memory.weights, r->s.memory.gradients, r->run.gradient_type,
-                       &r->optimizer, DTYPE_FP32, &adamw);
+        optimizer_step(&r->model, world_alone(), ops_device, r->s.memory.weights, r->s.memory.gradients,
+                       r->run.gradient_type, &r->optimizer, DTYPE_FP32, &adamw);
     }
     if (!(before < 0.75 && reward > 0.95)) test_fail("reward %.3f, then %.3f", before, reward);
     rolling_close(r);
