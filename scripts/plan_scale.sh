@@ -50,18 +50,20 @@ for model in qwen3-8b llama3.1-8b; do
             [ "$P" -le "$most_sp" ] || sp=$most_sp
             set -- --grad-accum $((P / sp)) --grad-dtype bf16 --machine h100 $GPU_CHUNKS
             T=$(longest $model "$P" "$sp" 3 "$@" --memory-limit ${LIMIT}GiB)
+            T=$((T / (2 * sp) * (2 * sp))) # dealt evenly
             [ "$T" -gt 0 ] || continue
             [ "$most_sp" = 8 ] && series="sp 8" || series="sp = GPUs"
             echo "length,$(title $model) $series,plan,$P,$T,$(plan $model "$P" "$sp" 3 "$T" "$@" | estimated)"
         done
     done
 done >>"$csv"
-# ---- a step of a million tokens -------------------------------------------------------------------------------------------
+# ---- a step of a million tokens, rounded up to what is dealt evenly --------------------------------------------------------
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
-        json=$(plan $model "$P" "$P" 3 1000000 --machine h100 $GPU_CHUNKS)
+        T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))
+        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS)
         [ "$(echo "$json" | json_number total_bytes)" -le $((LIMIT << 30)) ] || continue
-        echo "million,$(title $model) sp = GPUs,plan,$P,1000000,$(echo "$json" | estimated)"
+        echo "million,$(title $model) sp = GPUs,plan,$P,$T,$(echo "$json" | estimated)"
     done
 done >>"$csv"
 # ---- what others report -----------------------------------------------------------------------------------------------------
