@@ -11,7 +11,7 @@ stream, so the host of each rank gets the others', too.
 // Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
 static inline void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
-    const size_t most = stream_tokens(s->N, S, stream_largest(s->N, S));
+    const size_t most = stream_most(s->N, S);
     char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
     size_t rank, half;
     if (S == 1) return;

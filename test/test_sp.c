@@ -233,6 +233,12 @@ static size_t owner_of(size_t t, size_t N, size_t S) {
     return t < first ? owner_within(t, first, S) : S - 1 - owner_within(t - first, N - first, S);
 }
 
+static size_t owned_tokens(size_t N, size_t S, size_t rank) {
+    size_t owned = 0, t;
+    for (t = 0; t < N; t++) owned += owner_of(t, N, S) == rank;
+    return owned;
+}
+
 static size_t document_at(const Batch *batch, size_t t) {
     size_t d = 0;
     while (batch->document_start[d + 1] <= t) d++;
@@ -260,9 +266,15 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
     double keys = 0, gradients = 0;
     size_t i, peer;
     for (i = 0; i < c->streams; i++) {
+        const size_t N = c->batch[i].N;
         if (!takes(world, i)) continue;
-        keys += passes * layers * row * (double)(c->batch[i].N * d.stored) * others;
-        gradients += layers * row * (double)(c->batch[i].N * d.summed) * others;
+        if (c->settings.ring) { // every block but the next rank's goes on, once more with its gradient
+            keys += (passes + 1) * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
+            gradients += layers * row * (double)(N * d.summed);
+        } else {
+            keys += passes * layers * row * (double)(N * d.stored) * others;
+            gradients += layers * row * (double)(N * d.summed) * others;
+        }
         for (peer = 0; windows && peer < S; peer++) {
             const size_t window = c->model.config.sliding_window;
             if (peer == rank) continue;
@@ -288,12 +300,15 @@ static void expect_planned(const Result *r) {
     if (peak != r->planned) test_fail("%zu bytes of %zu planned were used", peak, r->planned);
 }
 
+// Keys and values gathered, and passed around.
 static void expect_shared(Case *c, const Result *expected, Method method, size_t chunk, size_t logits_chunk) {
-    Result found = run(c, world, method, chunk, logits_chunk);
-    expect_same(c, &found, expected);
-    expect_sent(c, &found, method);
-    expect_planned(&found);
-    result_free(&found);
+    for (c->settings.ring = 0; c->settings.ring < 2; c->settings.ring++) {
+        Result found = run(c, world, method, chunk, logits_chunk);
+        expect_same(c, &found, expected);
+        expect_sent(c, &found, method);
+        expect_planned(&found);
+        result_free(&found);
+    }
 }
 
 // ---- tests ----------------------------------------------------------------------------------------------------------
