@@ -156,33 +156,6 @@ static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tens
 }
 
 // ---- the tokens of a rank -------------------------------------------------------------------------------------------
-// A stream of N tokens has two halves where several ranks share it, else it is all in the first.
-static inline Portion stream_half(size_t N, size_t S, size_t half) {
-    const size_t first = S > 1 ? N - N / 2 : N;
-    const Portion halves[2] = {{0, first}, {first, N - first}};
-    return halves[half];
-}
-
-// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that of
-// RANKS_OF_STREAM_REVERSED.
-static inline Portion stream_part(size_t N, size_t S, size_t rank, size_t half) {
-    const Portion all = stream_half(N, S, half);
-    Portion part = share_of(all.count, 1, S, half ? S - 1 - rank : rank);
-    part.begin += all.begin;
-    return part;
-}
-
-static inline size_t stream_tokens(size_t N, size_t S, size_t rank) {
-    return stream_part(N, S, rank, 0).count + stream_part(N, S, rank, 1).count;
-}
-
-// The rank that owns the most: one of the two that what is left over of a half goes to. Its ranges are the longest, too.
-static inline size_t stream_largest(size_t N, size_t S) {
-    return stream_tokens(N, S, S - 1) >= stream_tokens(N, S, 0) ? S - 1 : 0;
-}
-
-static inline size_t stream_most(size_t N, size_t S) { return stream_tokens(N, S, stream_largest(N, S)); }
-
 // Which of the stream's ranks this is; in a plan the one that owns the most.
 static inline size_t rank_of_stream(const StreamBP *s) {
     if (s->ranks == 1) return 0;
@@ -203,23 +176,6 @@ static inline size_t own_half(const StreamBP *s, size_t token) { return s->own[1
 static inline size_t own_row(const StreamBP *s, size_t token) {
     const size_t half = own_half(s, token);
     return token - s->own[half].begin + (half ? s->own[0].count : 0);
-}
-
-// Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
-static inline void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
-    size_t half;
-    for (half = 0; half < 2; half++)
-        if (s->own[half].count)
-            s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
-                            s->own[half].count * size);
-}
-
-static inline void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
-    size_t half;
-    for (half = 0; half < 2; half++)
-        if (s->own[half].count)
-            s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
-                             s->own[half].count * size);
 }
 
 // ---- chunks and layers to visit -------------------------------------------------------------------------------------
