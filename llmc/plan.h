@@ -27,7 +27,9 @@ typedef struct {
 static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
-    const size_t n = (settings->lora ? &settings->lora->table : model)->elements; // that are trained
+    const Model *trained = settings->lora ? &settings->lora->table : model;
+    const Sharding dealt = sharding_of(settings->world, DEALT_WEIGHTS);
+    const size_t n = sharding_elements(trained, sharding_of(settings->world, DEALT_OPTIMIZER));
     int kind, kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
@@ -38,17 +40,21 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->chunk = settings->chunk ? settings->chunk : ops->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;
-    s->layers_repeat = 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->memory.reduce = 1;
-    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", model->elements);
-    if (settings->lora) s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", n);
+    s->memory.plan = s->dry;
+    s->memory.layers_repeat = 1;
+    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, dealt));
+    if (settings->lora)
+        s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", sharding_elements(trained, dealt));
     if (settings->backward)
         s->memory.gradients =
-            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients", n, dtype_size(settings->gradient_type));
+            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients",
+                               sharding_elements(trained, sharding_of(settings->world, DEALT_GRADIENTS)),
+                               dtype_size(settings->gradient_type));
     if (settings->optimizer) {
         state->m = arena_push(arena, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
         state->v = arena_push(arena, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
@@ -66,6 +72,10 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
+    if (world_sp(settings->world) > 1) {
+        const size_t S = world_sp(settings->world), most = stream_tokens(largest->N, S, stream_largest(largest->N, S));
+        s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
+    }
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
         for (kind = 0; kind < kinds; kind++) {
@@ -80,11 +90,14 @@ static inline void run_end(StreamBP *s) {
     free(s->span);
     free(s->host_sums);
     free(s->host_entropy);
+    free(s->host_gathered);
 }
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    double flops;       // executed by one stream's forward and backward: matrix products and attention
+    double flops; // executed by one stream's forward and backward: matrix products and attention
+    double attention_forward, attention_backward; // of flops
+    double operands, moved;                       // bytes that its products, and the ops in between, read and write
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -136,6 +149,8 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
         forward_only(&s, batch, 1, NULL);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
+    plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
+    plan.operands = dry.operands, plan.moved = dry.moved;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
@@ -143,6 +158,34 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
     run_end(&s);
     return plan;
+}
+
+// What each rank sends in a step of `streams` streams of `batch`'s shape, by the walk that makes its plan: of gradients
+// that are summed in place only the last stream's.
+static inline Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
+    Arena arena;
+    OptimizerState state;
+    StreamBP s;
+    Ops ops;
+    int last, kind;
+    arena_plan(&arena);
+    ops = ops_dry(settings->model->dtype, &arena);
+    run_begin(&s, &state, settings, &ops, &arena, batch);
+    for (last = 0; last < 2; last++) {
+        s.memory.reduce = last;
+        if (settings->backward)
+            forward_backward(&s, batch, 1, NULL);
+        else
+            forward_only(&s, batch, 1, NULL);
+        for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
+            s.memory.sent.bytes[kind] *= (double)(streams - 1);
+            s.memory.sent.calls[kind] *= (double)(streams - 1);
+            s.memory.sent.hops[kind] *= (double)(streams - 1);
+        }
+    }
+    if (settings->optimizer) weights_updated(&s.memory);
+    run_end(&s);
+    return s.memory.sent;
 }
 
 // FLOPs of any stream of a run, by the walk that makes its plan. Nothing is allocated after the beginning.

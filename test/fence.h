@@ -146,6 +146,15 @@ static inline void fence_host(const char *op, const char *name, const void *memo
         size_t HD, double scale, Summed *scratch), \
         (dq, dk, dv, dout, out, q, k, v, lse, spans, NH, NKV, HD, scale, scratch), \
         (dq, dk, dv, dout, out, q, k, v, lse, scratch)) \
+    OP(void, attention_forward_part, (Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, \
+        Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate, \
+        Summed *scratch), \
+        (out, lse, q, k, v, spans, keys, NH, NKV, HD, scale, accumulate, scratch), (out, lse, q, scratch)) \
+    OP(void, attention_backward_part, (Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, \
+        const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH, \
+        size_t NKV, size_t HD, double scale, int accumulate, Summed *scratch), \
+        (dq, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scale, accumulate, scratch), \
+        (dq, dout, out, q, lse, scratch)) \
     HOST(size_t, attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD)) \
     OP(void, swiglu_forward, (Stored *out, const Stored *gate_up, size_t n, size_t FF), \
         (out, gate_up, n, FF), (out, gate_up)) \
@@ -167,7 +176,12 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count), (x)) \
     OP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v, \
         DType moment_type, size_t count, const AdamW *step), \
-        (w, master, gradient, gradient_type, m, v, moment_type, count, step), (w, master, gradient, m, v))
+        (w, master, gradient, gradient_type, m, v, moment_type, count, step), (w, master, gradient, m, v)) \
+    OP(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit), (x)) \
+    OP(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size), \
+        (group, x, count, unit, size), (x)) \
+    OP(int64_t, exchange, (RankGroup group, const Parcel *parcels, size_t n), (group, parcels, n), (NULL)) \
+    OP(void, await, (int64_t ticket), (ticket), (NULL))
 // clang-format on
 
 // ---- their wrappers -----------------------------------------------------------------------------------------------------
