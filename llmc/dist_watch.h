@@ -4,7 +4,7 @@ How a rank waits for others, and how one of several that fail gets to say so. Pa
 All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own. One that has
 waited too long asks the others where they are. Who waits somewhere answers; who does not answer hangs, was stopped, or
 computes for longer than it should, and is named. Where all answer, and none has moved by the next time, they wait for each
-other, or for a network that is down.
+other, or for a network that is down. Who polls something else than MPI (GPUs) does so between watch_begin and watch_wait.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
@@ -133,7 +133,14 @@ static void watch_judge(Wait *w, double now) {
     w->before = 1, w->asked = 0;
 }
 
-// Between two looks at what is waited for.
+static Wait watch_begin(const char *what) {
+    const Wait wait = {seconds_now(), 0, 0};
+    snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
+    watch.own.waits++;
+    return wait;
+}
+
+// Between two looks at what is waited for, MPI's or not.
 static void watch_wait(Wait *w) {
     const double now = seconds_now();
     const double since = now - w->begin;
@@ -154,10 +161,8 @@ static void watch_wait(Wait *w) {
 
 // Until all of request[n] are done.
 static void wait_all(MPI_Request *request, int n, const char *what) {
-    Wait wait = {seconds_now(), 0, 0};
+    Wait wait = watch_begin(what);
     int done = 0;
-    snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
-    watch.own.waits++;
     for (MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE); !done;
          MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE))
         watch_wait(&wait);
