@@ -72,6 +72,10 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
+    if (world_sp(settings->world) > 1) {
+        const size_t S = world_sp(settings->world), most = stream_tokens(largest->N, S, stream_largest(largest->N, S));
+        s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
+    }
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
         for (kind = 0; kind < kinds; kind++) {
@@ -86,11 +90,14 @@ static inline void run_end(StreamBP *s) {
     free(s->span);
     free(s->host_sums);
     free(s->host_entropy);
+    free(s->host_gathered);
 }
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    double flops;       // executed by one stream's forward and backward: matrix products and attention
+    double flops; // executed by one stream's forward and backward: matrix products and attention
+    double attention_forward, attention_backward; // of flops
+    double operands, moved;                       // bytes that its products, and the ops in between, read and write
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -142,6 +149,8 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
         forward_only(&s, batch, 1, NULL);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
+    plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
+    plan.operands = dry.operands, plan.moved = dry.moved;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
@@ -171,6 +180,7 @@ static inline Traffic plan_traffic(const RunSettings *settings, const Batch *bat
         for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
             s.memory.sent.bytes[kind] *= (double)(streams - 1);
             s.memory.sent.calls[kind] *= (double)(streams - 1);
+            s.memory.sent.hops[kind] *= (double)(streams - 1);
         }
     }
     if (settings->optimizer) weights_updated(&s.memory);

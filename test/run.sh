@@ -67,6 +67,7 @@ rows="
     answers       fp32        onednn
     prompts       fp32        onednn
     packing       fp32        onednn
+    deal          fp32        onednn
     prefetch      fp32        onednn
     log           fp32        onednn
     logprobs      fp32        onednn

@@ -105,7 +105,8 @@ static RolloutSettings rollout_settings(void) {
     static const uint32_t end_ids[] = {7, 77, 177, 200, 201, 202, 203, 204, 205, 206, 207};
     RolloutSettings s;
     memset(&s, 0, sizeof(s));
-    s.prompts = P, s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
+    s.prompts = s.most_prompts = s.step_prompts = P;
+    s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
     s.sampling.temperature = 1, s.sampling.top_p = 1, s.sampling.seed = 12;
     s.scale_rewards = 1, s.stop = 1, s.reward_timeout = 100;
     s.end_ids = end_ids, s.end_count = sizeof(end_ids) / sizeof(end_ids[0]);
@@ -403,7 +404,8 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     ids[1][counts[1]++] = (int32_t)text.tokenizer->end_ids[0];
     completion.prompt = ids[0], completion.prompt_tokens = counts[0];
     completion.ids = ids[1], completion.tokens = counts[1], completion.ended = 1;
-    r.settings.text = &text, r.settings.prompts = r.settings.group_size = 1;
+    r.settings.text = &text,
+    r.settings.prompts = r.settings.most_prompts = r.settings.step_prompts = r.settings.group_size = 1;
     r.completion = &completion, r.tokens = &counts[0], r.number = &number;
     rollout_allocate_text(&r);
     rollout_lines_begin(&r);
