@@ -91,7 +91,7 @@ static void trainer_objective_settings(Trainer *t) {
         add_setting(t, "--rollout", 0,
                     "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
                     o->top_k, o->top_p, o->updates,
-                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
+                    (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     o->reward_failure);
     }
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
@@ -208,7 +208,7 @@ static void trainer_find_reference(Trainer *t, const char *last) {
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
     uint64_t base = 0, policy;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        base = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+        base = run_base_key(&t->run);
     policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
     reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
     if (!trainer_has_reference(t)) return;

@@ -262,4 +262,19 @@ static inline void output_commit(OutputFile *file) {
     sync_folder_of(file->path);
 }
 
+// ---- a file that several processes write parts of: one of them has committed it, at its full size -----------------------
+// For writing alone: where several machines write to one page, none then writes back what it had read of it.
+static inline void output_open_part(OutputFile *file, const char *path) {
+    snprintf(file->path, sizeof(file->path), "%s", path);
+    *file->temporary = 0;
+    file->fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (file->fd < 0) die("%s: cannot be opened to write a part of it: %s", path, strerror(errno));
+}
+
+// After this the part is there, whatever happens to the machine.
+static inline void output_close_part(OutputFile *file) {
+    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
+    if (close(file->fd) != 0) output_fail(file, "closing", errno);
+}
+
 #endif

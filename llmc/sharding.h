@@ -42,6 +42,14 @@ static inline Sharding sharding_whole(void) {
     return whole;
 }
 
+// What a stage of ZeRO deals over the ranks, and all below it.
+enum { DEALT_ALWAYS, DEALT_OPTIMIZER, DEALT_GRADIENTS, DEALT_WEIGHTS };
+
+static inline Sharding sharding_of(World world, size_t dealt) {
+    Sharding portions = {world_ranks(world), world.rank};
+    return world.zero >= dealt ? portions : sharding_whole();
+}
+
 static inline size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return share_most(group_elements(table, group), SHARE_UNIT, s.ranks);
 }

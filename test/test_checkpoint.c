@@ -358,7 +358,7 @@ TEST(other_states_are_refused) {
     for (i = 0; i < COUNT_OF(cases); i++) {
         test_case("case %zu", i);
         seal.bytes[SEAL_STATE] = strlen(cases[i].text);
-        seal.checksum[SEAL_STATE] = checksum_piece(0, cases[i].text, strlen(cases[i].text));
+        seal.checksum[SEAL_STATE] = checksum_of(0, cases[i].text, strlen(cases[i].text));
         write_file(file_in("checkpoint-00000007", "state.json"), cases[i].text, strlen(cases[i].text));
         write_file(file_in("checkpoint-00000007", "DONE"), seal_of, seal_text(&seal, seal_of));
         expect_refused(resume_body, &r, 1, cases[i].refusal);
@@ -388,7 +388,7 @@ TEST(file_size_limit) {
     saving.file_limit = 4000; // less than the header of model.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/model.bin: reserving");
     expect_untouched();
-    saving.file_limit = sizeof(FlatHeader) + weights_bytes(&t); // room for model.bin, not for optimizer.bin
+    saving.file_limit = sizeof(FlatHeader) + sections_bytes(&t, SEAL_MODEL); // room for model.bin, not for optimizer.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/optimizer.bin: reserving");
     expect_untouched();
     trained_close(&t);
