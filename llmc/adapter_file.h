@@ -27,7 +27,7 @@ static inline BaseKey base_key_of(const Model *model, uint64_t weights) {
     char config[4096];
     BaseKey key;
     config_to_text(&model->config, config, sizeof(config));
-    key.config = checksum_of(0, config, strlen(config)), key.weights = weights ? weights : 1;
+    key.config = checksum_piece(0, config, strlen(config)), key.weights = weights ? weights : 1;
     return key;
 }
 

@@ -16,8 +16,8 @@ moment, the last complete one stays. Nothing is allocated, and one run at a time
 OUT/lock).
 
 Ranks save and load together, each its parts (checkpoint_parts.h): any number of them reads what any other has written.
-Rank 0 makes the folder and the large files at their full size; every rank writes and syncs its parts; once all have,
-which adding up their checksums waits for, rank 0 writes the rest.
+Rank 0 makes the folder and a large file at its full size; every rank writes and syncs its parts; once all have, which
+adding up their checksums waits for, rank 0 gives the file its name, and in the end writes the rest.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -25,33 +25,33 @@ which adding up their checksums waits for, rank 0 writes the rest.
 #include "checkpoint_parts.h"
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
-// Rank 0: a large file with its header, the rest reserved.
-static inline void save_create(const char *path, const Trained *t, size_t file, size_t step, Seal *seal,
-                               Checksum *sum) {
+// A large file: rank 0 makes it at its full size, with its header, and all ranks write their parts.
+static inline void save_large(const char *path, const Trained *t, size_t file, size_t step, Seal *seal,
+                              Passage *passage) {
     const size_t header = file_header(t, file, step, staged_reformed.bytes);
-    OutputFile output;
-    seal->bytes[file] = header + sections_bytes(t, file);
-    output_open(&output, path, seal->bytes[file]);
-    output_write(&output, 0, staged_reformed.bytes, header);
-    checksum_add(sum, 0, staged_reformed.bytes, header);
-    output_commit(&output);
-}
-
-// All ranks: the sections, each rank its parts. Afterwards *sum is that of the whole file, and all of it is synced.
-static inline void save_sections(const char *path, const Trained *t, size_t file, size_t header, Checksum *sum,
-                                 Passage *passage) {
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
-    uint64_t at = header;
+    Checksum sum = {{0, 0}};
     OutputFile output;
+    uint64_t at = header;
     size_t i;
-    output_open_part(&output, path);
+    seal->bytes[file] = header + sections_bytes(t, file);
+    if (dist_rank() == 0) {
+        output_open(&output, path, seal->bytes[file]);
+        output_write(&output, 0, staged_reformed.bytes, header);
+        checksum_add(&sum, 0, staged_reformed.bytes, header);
+    }
+    dist_broadcast(RANKS_ALL, output.path, sizeof(output.path), 0);
+    dist_broadcast(RANKS_ALL, output.temporary, sizeof(output.temporary), 0);
+    if (dist_rank() != 0) output_join(&output);
     for (i = 0; i < count; i++) {
-        section_write(&output, at, t, sections[i], sum, passage);
+        section_write(&output, at, t, sections[i], &sum, passage);
         at += section_size(t, sections[i]);
     }
-    output_close_part(&output);
-    checksum_join(sum);
+    if (dist_rank() != 0) output_leave(&output);
+    checksum_join(&sum); // once every other rank's part is synced
+    seal->checksum[file] = checksum_value(0, &sum, seal->bytes[file]);
+    if (dist_rank() == 0) output_commit(&output);
 }
 
 static inline void save_text(const char *path, const char *text, size_t length) {
@@ -64,14 +64,14 @@ static inline void save_text(const char *path, const char *text, size_t length) 
 static inline void save_config(const char *path, const Trained *t, uint64_t *bytes, uint64_t *checksum) {
     static char text[ADAPTER_CONFIG_TEXT];
     *bytes = adapter_config_text(t->lora, t->base_path, text, path);
-    *checksum = checksum_of(0, text, (size_t)*bytes);
+    *checksum = checksum_piece(0, text, (size_t)*bytes);
     save_text(path, text, (size_t)*bytes);
 }
 
 static inline void save_state(const char *path, const RunState *run, uint64_t *bytes, uint64_t *checksum) {
     static char text[RUN_STATE_LIMIT];
     *bytes = run_state_text(run, text, path);
-    *checksum = checksum_of(0, text, (size_t)*bytes);
+    *checksum = checksum_piece(0, text, (size_t)*bytes);
     save_text(path, text, (size_t)*bytes);
 }
 
@@ -103,10 +103,8 @@ static inline void checkpoint_check_space(const CheckpointFolder *folder, const 
 
 static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
     char partial[PATH_MAX], path[PATH_MAX];
-    Checksum sum[2] = {{{0, 0}}, {{0, 0}}}; // of the large files
     Passage passage;
     Seal seal;
-    size_t file;
     if (folder->last == run->step) return; // it is there
     passage = passage_begin("saving", t, dist_ranks());
     memset(&seal, 0, sizeof(seal));
@@ -115,17 +113,10 @@ static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, c
     checkpoint_check_space(folder, t, path);
     checkpoint_path(partial, folder->path, run->step, ".partial");
     if (dist_rank() == 0) checkpoint_begin(partial);
-    for (file = SEAL_MODEL; file <= SEAL_OPTIMIZER && dist_rank() == 0; file++) {
-        path_join(path, partial, seal_file(&seal, file));
-        save_create(path, t, file, run->step, &seal, &sum[file]);
-    }
-    dist_broadcast(RANKS_ALL, &seal, sizeof(seal), 0); // nobody goes on before the files are there
-    for (file = SEAL_MODEL; file <= SEAL_OPTIMIZER; file++) {
-        const uint64_t bytes = seal.bytes[file];
-        path_join(path, partial, seal_file(&seal, file));
-        save_sections(path, t, file, bytes - sections_bytes(t, file), &sum[file], &passage);
-        seal.checksum[file] = checksum_value(0, &sum[file], bytes);
-    }
+    path_join(path, partial, seal_file(&seal, SEAL_MODEL));
+    save_large(path, t, SEAL_MODEL, run->step, &seal, &passage);
+    path_join(path, partial, seal_file(&seal, SEAL_OPTIMIZER));
+    save_large(path, t, SEAL_OPTIMIZER, run->step, &seal, &passage);
     if (dist_rank() == 0) save_finish(folder, partial, t, run, &seal);
     folder->last = run->step;
     progress_end(&passage.bar);
@@ -142,7 +133,7 @@ static inline void load_check_sum(const char *path, uint64_t found, uint64_t exp
 static inline void load_state(const char *path, const char *checkpoint, RunState *run, const Seal *seal) {
     size_t length;
     char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
-    load_check_sum(path, checksum_of(0, text, length), seal->checksum[SEAL_STATE]);
+    load_check_sum(path, checksum_piece(0, text, length), seal->checksum[SEAL_STATE]);
     run_state_resume(run, text, length, checkpoint, path);
     free(text);
 }
@@ -223,7 +214,7 @@ static inline void load_adapters(const char *path, const Trained *t, Passage *pa
 static inline void load_config(const char *path, const Seal *seal) {
     size_t length;
     char *text = input_read_text(path, ADAPTER_CONFIG_TEXT, &length);
-    load_check_sum(path, checksum_of(0, text, length), seal->checksum[SEAL_CONFIG]);
+    load_check_sum(path, checksum_piece(0, text, length), seal->checksum[SEAL_CONFIG]);
     free(text);
 }
 

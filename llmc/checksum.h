@@ -61,8 +61,8 @@ static inline uint64_t checksum_value(uint64_t before, const Checksum *c, uint64
     return random_mix(random_mix(random_mix(before ^ bytes) ^ c->sum[0]) ^ c->sum[1]);
 }
 
-// Of what lies here in one piece.
-static inline uint64_t checksum_of(uint64_t before, const void *data, size_t bytes) {
+// Of a piece that lies here, going on from `before`: the same bytes in other pieces have another checksum.
+static inline uint64_t checksum_piece(uint64_t before, const void *data, size_t bytes) {
     Checksum c = {{0, 0}};
     checksum_add(&c, 0, data, bytes);
     return checksum_value(before, &c, bytes);

@@ -253,6 +253,20 @@ static inline void output_write(const OutputFile *file, uint64_t offset, const v
     }
 }
 
+// Writes into a file that another process has opened with output_open, by the names it has there; that one commits it
+// once this one has left it.
+static inline void output_join(OutputFile *file) {
+    file->fd = open(file->temporary, O_WRONLY | O_CLOEXEC);
+    if (file->fd < 0)
+        die("%s: another process has created it, here it cannot be written to: %s; choose a place that all see",
+            file->path, strerror(errno));
+}
+
+static inline void output_leave(OutputFile *file) {
+    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
+    if (close(file->fd) != 0) output_fail(file, "closing", errno);
+}
+
 // After this the file is there under its name, whatever happens to the machine.
 static inline void output_commit(OutputFile *file) {
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
@@ -260,21 +274,6 @@ static inline void output_commit(OutputFile *file) {
     if (rename(file->temporary, file->path) != 0) output_fail(file, "renaming the finished file", errno);
     output_pending = NULL;
     sync_folder_of(file->path);
-}
-
-// ---- a file that several processes write parts of: one of them has committed it, at its full size -----------------------
-// For writing alone: where several machines write to one page, none then writes back what it had read of it.
-static inline void output_open_part(OutputFile *file, const char *path) {
-    snprintf(file->path, sizeof(file->path), "%s", path);
-    *file->temporary = 0;
-    file->fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (file->fd < 0) die("%s: cannot be opened to write a part of it: %s", path, strerror(errno));
-}
-
-// After this the part is there, whatever happens to the machine.
-static inline void output_close_part(OutputFile *file) {
-    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
-    if (close(file->fd) != 0) output_fail(file, "closing", errno);
 }
 
 #endif

@@ -23,7 +23,7 @@ static inline uint64_t model_key(const Model *model, Sharding memory, const Ops 
     char config[4096];
     uint64_t key;
     config_to_text(&model->config, config, sizeof(config));
-    key = checksum_of((uint64_t)model->dtype, config, strlen(config));
+    key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
     key = table_checksum(key, model, memory, ops, weights, model->dtype, "key of the model");
     if (adapter) key = random_mix(key ^ adapter);
     return key ? key : 1;
@@ -41,7 +41,7 @@ static inline uint64_t run_model_key(const Run *run) {
     const Sharding held = sharding_of(memory->world, DEALT_WEIGHTS);
     uint64_t adapter;
     if (!run->lora.rank) return run_base_key(run);
-    adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
+    adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
                              ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
     return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }

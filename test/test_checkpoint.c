@@ -358,7 +358,7 @@ TEST(other_states_are_refused) {
     for (i = 0; i < COUNT_OF(cases); i++) {
         test_case("case %zu", i);
         seal.bytes[SEAL_STATE] = strlen(cases[i].text);
-        seal.checksum[SEAL_STATE] = checksum_of(0, cases[i].text, strlen(cases[i].text));
+        seal.checksum[SEAL_STATE] = checksum_piece(0, cases[i].text, strlen(cases[i].text));
         write_file(file_in("checkpoint-00000007", "state.json"), cases[i].text, strlen(cases[i].text));
         write_file(file_in("checkpoint-00000007", "DONE"), seal_of, seal_text(&seal, seal_of));
         expect_refused(resume_body, &r, 1, cases[i].refusal);
