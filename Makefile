@@ -51,6 +51,7 @@ MPICC     ?= mpicc
 MPI_FLAGS ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:compile 2>/dev/null))
 MPI_LIBS  ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:link 2>/dev/null))
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
+comma     := ,
 HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))
 NATIVE      := $(call try_flag,-march=native)
 
@@ -85,8 +86,9 @@ KNOWN_ARCHS := $(subst compute_,,$(shell $(NVCC) --list-gpu-arch 2>/dev/null))
 ARCHS       ?= $(if $(GPU),$(GPU),$(filter 80 86 89 90 100 120,$(KNOWN_ARCHS)))
 GENCODE     := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
                -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
-export NVCC CUDNN CUDNN_FRONTEND
-CUDA_LIBRARIES := $(shell NVCC='$(NVCC)' CXX='$(CXX)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' scripts/cuda_libraries.sh flags 2>&1 || echo missing)
+export NVCC CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS MPICC
+cuda_libraries = $(shell NVCC='$(NVCC)' CXX='$(CXX)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' NCCL='$(NCCL)' MPI_FLAGS='$(MPI_FLAGS)' MPI_LIBS='$(MPI_LIBS)' scripts/cuda_libraries.sh $(1) 2>&1 || echo missing)
+CUDA_LIBRARIES := $(call cuda_libraries,flags)
 ifneq ($(filter missing,$(CUDA_LIBRARIES)),)
 $(error $(filter-out missing,$(CUDA_LIBRARIES)))
 endif
@@ -99,8 +101,11 @@ endif
 TOOLKIT := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 # cuDNN's attention is bf16's.
 WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
-NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(WITH_CUDNN) -Xcompiler '-Wall -Wextra -Werror $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CUDA_FLAGS)
-NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm -Xcompiler -pthread $(if $(WITH_CUDNN),-ldl)
+NCCL_FLAGS := $(call cuda_libraries,nccl)
+NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN -pthread,$(DEFINES)) $(WITH_CUDNN) $(NCCL_FLAGS) -Xcompiler '-Wall -Wextra -Werror $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CUDA_FLAGS)
+# What mpicc tells is for a compiler; nvcc takes such options for its own only in this form.
+NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
+NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm -Xcompiler -pthread $(if $(WITH_CUDNN)$(NCCL_FLAGS),-ldl) $(NVCC_MPI)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@

@@ -85,4 +85,10 @@ static inline Held held_of(const Model *table, Sharding s, const Parameter *p) {
     return held;
 }
 
+// Where such memory has element `first` of a parameter, one that is held.
+static inline size_t place_of(const Model *table, Sharding s, const Parameter *p, size_t first) {
+    const Held held = held_of(table, s, p);
+    return held.place + first - held.first;
+}
+
 #endif

@@ -1,8 +1,10 @@
 #!/bin/sh
-# What BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh flags|report
+# What BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh flags|nccl|report
 # flags: the compiler's flags for cuDNN's attention (nothing without cuDNN); fails with one line where cuBLASLt is missing.
+# nccl: those for NCCL's collectives (nothing without NCCL, or without MPI, which connects it).
 # report: a line for each library, for people.
-# NVCC, CXX; CUDNN=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: where they lie elsewhere, as in pip wheels.
+# NVCC, CXX; CUDNN, NCCL=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: where they lie elsewhere, as in pip
+# wheels. MPI_FLAGS, MPI_LIBS: as the Makefile found them; MPI=0: without.
 set -u
 NVCC=${NVCC:-nvcc}
 CXX=${CXX:-c++}
@@ -30,6 +32,8 @@ int main() { return (int)cublasLtGetVersion(); }' | links -lcublasLt; then
 fi
 
 # What was named must be there.
+[ -z "${NCCL:-}" ] || [ -f "$NCCL/include/nccl.h" ] ||
+    { echo "NCCL=$NCCL: there is no include/nccl.h in it; name the folder above include/ and lib/" >&2; exit 1; }
 [ -z "${CUDNN:-}" ] || [ -f "$CUDNN/include/cudnn_version.h" ] ||
     { echo "CUDNN=$CUDNN: there is no include/cudnn_version.h in it; name the folder above include/ and lib/" >&2; exit 1; }
 [ -z "${CUDNN_FRONTEND:-}" ] || [ -f "$CUDNN_FRONTEND/include/cudnn_frontend.h" ] || [ -f "$CUDNN_FRONTEND/cudnn_frontend.h" ] ||
@@ -44,6 +48,20 @@ for place in "${CUDNN_FRONTEND:-}" "${CUDNN_FRONTEND:-}/include" "$toolkit/inclu
         front_end=$(echo '#include <cudnn_frontend_version.h>
 CUDNN_FRONTEND_MAJOR_VERSION.CUDNN_FRONTEND_MINOR_VERSION' | macros -isystem "$place") && cudnn_flags="$cudnn_flags -isystem $place"
 done
+
+# MPI is linked; of NCCL the header is enough: the library is loaded by runs of several ranks (2.13: ncclGetLastError).
+mpi=
+[ -n "${MPI_LIBS:-}" ] && printf '#include <mpi.h>\nint main() { return MPI_Init(0, 0); }\n' |
+    links -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX ${MPI_FLAGS:-} $MPI_LIBS && mpi=yes
+nccl_flags="${NCCL:+-isystem $NCCL/include -DNCCL_FOLDER='\"$NCCL\"'}"
+nccl=$(echo '#include <nccl.h>
+NCCL_MAJOR.NCCL_MINOR' | macros ${NCCL:+-isystem "$NCCL/include"})
+old_nccl=
+[ -n "$nccl" ] && [ "$(printf '%s\n' 2.13 "$nccl" | sort -V | head -n 1)" != 2.13 ] && old_nccl=$nccl nccl=
+if [ "$1" = nccl ]; then
+    [ -n "$nccl" ] && [ -n "$mpi" ] && echo "-DHAVE_NCCL $nccl_flags"
+    exit 0
+fi
 
 # The front end's calls that cudnn_attention.cc needs are all there from 1.15 on.
 old=
@@ -65,17 +83,15 @@ elif [ -n "$cudnn" ]; then
 else
     line cuDNN 'not found: our own attention kernels (libcudnn9-dev-cuda-13, or CUDNN=<folder>)'
 fi
-nccl=$(echo '#include <nccl.h>
-NCCL_MAJOR.NCCL_MINOR' | macros)
-if [ -n "$nccl" ] && echo '#include <nccl.h>
-int main() { int version; return (int)ncclGetVersion(&version); }' | links -lnccl; then
-    line NCCL "$nccl: not used yet, a run is one process"
+if [ -z "$nccl" ]; then
+    line NCCL "not found${old_nccl:+ ($old_nccl is older than 2.13)}: a run has one GPU (libnccl-dev, or pip install nvidia-nccl-cu13, then NCCL=<folder>)"
+elif [ -z "$mpi" ]; then
+    line NCCL "$nccl, not used without MPI, which connects its ranks"
 else
-    line NCCL 'not found; not used yet (libnccl-dev)'
+    line NCCL "$nccl: collectives of several GPUs, loaded where a run has more than one"
 fi
-if command -v mpicc >/dev/null 2>&1 && printf '\043include <mpi.h>\nint main(void) { return MPI_Init(0, 0); }\n' |
-    mpicc -x c - -o "$folder/program" 2>/dev/null; then
-    line MPI "found ($(mpicc --showme:version 2>/dev/null | head -n 1)): not used yet, a run is one process"
+if [ -n "$mpi" ]; then
+    line MPI "found ($(${MPICC:-mpicc} --showme:version 2>/dev/null | head -n 1))"
 else
-    line MPI 'not found; not used yet (libopenmpi-dev)'
+    line MPI 'not found: a run is one process (libopenmpi-dev and openmpi-bin, or MPI_FLAGS and MPI_LIBS)'
 fi

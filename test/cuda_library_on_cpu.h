@@ -1,5 +1,6 @@
 /*
-What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory and matrix products.
+What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory, matrix products and
+collectives.
 Biases are our own kernels' (llmc/cuda/bias.cuh).
 With HAVE_CUDNN also cuDNN's attention, in plain loops that round and overwrite what cuDNN does; it refuses head sizes of 8 modulo 16.
 */
@@ -47,6 +48,17 @@ static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t 
                              const Stored *b, size_t n, size_t r, size_t OC) {
     ops_cpu_device->adapter_backward(dh, db, dout, width, column, h, b, n, r, OC);
 }
+
+static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+    return ops_cpu_device->reduce_scatter(group, x, count, unit);
+}
+static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+    return ops_cpu_device->all_gather(group, x, count, unit, size);
+}
+static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
+    return ops_cpu_device->exchange(group, parcels, n);
+}
+static void await(int64_t ticket) { ops_cpu_device->await(ticket); }
 
 #ifdef HAVE_CUDNN
 #include "llmc/cuda/cudnn_attention.h"

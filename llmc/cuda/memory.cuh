@@ -6,7 +6,7 @@ Memory of op set "cuda", and the device itself, which is looked for when it is f
 #include "platform.cuh"
 
 static struct {
-    int ready;
+    int ready, number;          // number: among those that this process sees
     size_t in_use_before, peak; // bytes of the device, whoever uses it
 } device;
 
@@ -23,8 +23,8 @@ static void architecture_require(void) {
     cudaFuncAttributes attributes;
     int major, minor;
     if (cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) return;
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "asking for the architecture");
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "asking for the architecture");
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number), "asking for the architecture");
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number), "asking for the architecture");
     if (major < 8)
         die("this GPU's architecture is %d.%d; op set cuda needs 8.0 or later (A100, RTX 30 and after)", major, minor);
     die("this program was not built for this GPU's architecture, %d.%d: build it with `make BACKEND=cuda ARCHS=%d%d`",
@@ -48,8 +48,8 @@ static void device_require(void) {
     if (error != cudaSuccess || !count)
         die("no GPU was found (%s); `make BACKEND=cpu` builds for the CPU, `plan` works without a GPU",
             cudaGetErrorString(error));
-    CUDA_CHECK(cudaSetDevice(0), "taking device 0");
-    CUDA_CHECK(cudaFree(NULL), "making a context on device 0");
+    CUDA_CHECK(cudaSetDevice(device.number), "taking a device");
+    CUDA_CHECK(cudaFree(NULL), "making a context on the device");
     architecture_require();
     device.ready = 1;
     device.in_use_before = device.peak = device_in_use();
@@ -95,10 +95,13 @@ static size_t memory_available(void) {
     return left > BESIDE_PLANS ? left - BESIDE_PLANS : 1;
 }
 
+// Beyond the 64 KiB that CUDA sets aside for it, the host waits until the kernels before are done.
 static void copy_in(void *to, const void *host, size_t bytes) {
+    if (before_waiting && bytes > 64 << 10) before_waiting(false);
     CUDA_CHECK(cudaMemcpy(to, host, bytes, cudaMemcpyHostToDevice), "copying to the device");
 }
 static void copy_out(void *host, const void *from, size_t bytes) {
+    if (before_waiting) before_waiting(false);
     CUDA_CHECK(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost),
                "copying from the device, after the kernels before");
 }
@@ -107,6 +110,7 @@ static void copy(void *out, const void *in, size_t bytes) {
 }
 static void zero(void *out, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(out, 0, bytes), "clearing device memory"); }
 static void finish(void) {
+    if (before_waiting) before_waiting(true);
     if (device.ready) CUDA_CHECK(cudaDeviceSynchronize(), "waiting for the device");
 }
 

@@ -8,8 +8,9 @@ are the libraries' here, come from op set "cpu".
 #ifdef CUDA_ON_CPU
 #include "test/cuda_library_on_cpu.h"
 #else
-#include "memory.cuh" // allocate, release, copy, zero
-#include "linear.cuh" // matrix products, by cuBLASLt
+#include "memory.cuh"     // allocate, release, copy, zero
+#include "collective.cuh" // between processes, by NCCL
+#include "linear.cuh"     // matrix products, by cuBLASLt
 #endif
 #include "embedding.cuh" // token and position embeddings, scattered rows
 #include "norm.cuh"      // RMSNorm, LayerNorm
@@ -27,9 +28,18 @@ are the libraries' here, come from op set "cpu".
 #include "gradient.cuh"   // stored gradients and their norm
 #include "adamw.cuh"      // the optimizer
 
+// Which device is this rank's is settled before it is used.
+static void *allocate(size_t bytes) {
+#ifndef CUDA_ON_CPU
+    collectives_require();
+#endif
+    return memory_allocate(bytes);
+}
+
 // Libraries take their memory before a plan is held against what is left.
 static size_t memory_left(void) {
 #ifndef CUDA_ON_CPU
+    collectives_require();
     cublas_require();
 #endif
 #ifdef HAVE_CUDNN
@@ -48,7 +58,7 @@ static const Ops ops_cuda = {
     // of the product that it belongs to.
     .chunk = 4096,
     .logits_chunk = 2048,
-    .allocate = memory_allocate,
+    .allocate = allocate,
     .release = memory_release,
     .memory_peak = memory_peak,
     .memory_available = memory_left,
@@ -90,6 +100,10 @@ static const Ops ops_cuda = {
     .gradient_add = gradient_add,
     .sum_of_squares = sum_of_squares,
     .adamw = adamw,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .exchange = exchange,
+    .await = await,
 };
 
 extern "C" {

@@ -33,12 +33,20 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
 }
 #define CUDA_CHECK(call, doing)               cuda_check(call, __FILE__, __LINE__, doing)
 
+// Of a run with other ranks, for which the device may wait without end (collective.cuh): called where the host is about to wait for
+// the default stream, or for all streams, and behind every launch.
+static void (*before_waiting)(bool all);
+static void (*after_launch)(void);
+
 // Bytes that a block may ask for: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
 static size_t shared_memory_limit(void) {
     static int limit;
-    if (!limit)
-        CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+    int number;
+    if (!limit) {
+        CUDA_CHECK(cudaGetDevice(&number), "asking which device this is");
+        CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, number),
                    "asking how much shared memory a block may have");
+    }
     return (size_t)limit;
 }
 
@@ -52,6 +60,7 @@ template <typename Kernel> struct Launch {
     template <typename... Arguments> void operator()(Arguments... arguments) const {
         kernel<<<grid, threads, shared>>>(arguments...);
         cuda_check(cudaGetLastError(), file, line, name);
+        if (after_launch) after_launch();
     }
 };
 template <typename Kernel>
