@@ -112,7 +112,7 @@ static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, c
     checkpoint_path(path, folder->path, run->step, "");
     checkpoint_check_space(folder, t, path);
     checkpoint_path(partial, folder->path, run->step, ".partial");
-    if (dist_rank() == 0) checkpoint_begin(partial);
+    if (dist_rank() == 0) checkpoint_begin(folder, run->step, partial);
     path_join(path, partial, seal_file(&seal, SEAL_MODEL));
     save_large(path, t, SEAL_MODEL, run->step, &seal, &passage);
     path_join(path, partial, seal_file(&seal, SEAL_OPTIMIZER));

@@ -255,9 +255,10 @@ static inline void checkpoint_discard(void) {
     if (checkpoint_pending) checkpoint_delete(checkpoint_pending);
 }
 
-// partial: the folder to write a checkpoint into.
-static inline void checkpoint_begin(const char *partial) {
+// partial = the folder to write the checkpoint of this step into.
+static inline void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
     static char pending[PATH_MAX];
+    checkpoint_path(partial, folder->path, step, ".partial");
     if (mkdir(partial, 0777) != 0)
         die("%s: cannot be created: %s; make room or choose another --out", partial, strerror(errno));
     snprintf(pending, sizeof(pending), "%s", partial);
