@@ -300,18 +300,21 @@ static inline void make_folder(const char *path) {
     }
 }
 
-#define LOCK_TEXT 64 // bytes of the lock's file at most
+#define LOCK_TEXT  64 // bytes of the lock's file at most
+#define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
 
 // Held until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
 // by which other ranks know that they see the same file.
 static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
     struct timespec now;
-    int fd;
+    int fd, refused, tries = 0;
     path_join(path, folder, "lock");
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) die("%s: cannot be written: %s; choose another --out", path, strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
+        usleep(100000);
+    if (refused) {
         ssize_t length = errno == EWOULDBLOCK ? read(fd, owner, sizeof(owner) - 1) : -1;
         owner[strspn(owner, "0123456789")] = 0;
         if (length >= 0)
