@@ -31,6 +31,7 @@ static inline void save_large(const char *path, const Trained *t, size_t file, s
     const size_t header = file_header(t, file, step, staged_reformed.bytes);
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
+    char temporary[PATH_MAX] = "";
     Checksum sum = {{0, 0}};
     OutputFile output;
     uint64_t at = header;
@@ -40,10 +41,10 @@ static inline void save_large(const char *path, const Trained *t, size_t file, s
         output_open(&output, path, seal->bytes[file]);
         output_write(&output, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
+        memcpy(temporary, output.temporary, sizeof(temporary));
     }
-    dist_broadcast(RANKS_ALL, output.path, sizeof(output.path), 0);
-    dist_broadcast(RANKS_ALL, output.temporary, sizeof(output.temporary), 0);
-    if (dist_rank() != 0) output_join(&output);
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    if (dist_rank() != 0) output_join(&output, path, temporary);
     for (i = 0; i < count; i++) {
         section_write(&output, at, t, sections[i], &sum, passage);
         at += section_size(t, sections[i]);
@@ -151,7 +152,7 @@ static inline void load_sections(const InputFile *file, size_t header, const Tra
         checksum_add(&sum, 0, staged_reformed.bytes, header);
     }
     for (i = 0; i < count; i++) {
-        section_read(file, at, t, sections[i], sections[i].type, &sum, passage);
+        section_read(file, at, t, sections[i], &sum, passage);
         at += section_size(t, sections[i]);
     }
     if (!whole) checksum_join(&sum);
@@ -192,7 +193,6 @@ static inline uint64_t file_checksum(const InputFile *file) {
 
 static inline void load_adapters(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
     InputFile file = input_open(path);
-    Checksum verified = {{0, 0}}; // once more, while it is read
     WeightSource *source;
     SafeTensors list;
     BaseKey base;
@@ -205,8 +205,8 @@ static inline void load_adapters(const char *path, const Trained *t, Passage *pa
     if (source->dtype != saved_type(t))
         die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
             dtype_name(source->dtype), dtype_name(saved_type(t)));
-    // What a checkpoint holds is in the order of the table; master weights are rounded.
-    section_read(&source->files[0], source->places[0].offset, t, weights_section(t), saved_type(t), &verified, passage);
+    weights_load(source, t->model, t->weights_held, t->ops, t->weights); // rounds the master weights
+    passage_advance(passage, sections_bytes(t, SEAL_MODEL) / t->weights_held.ranks);
     safetensors_free(&list);
     weights_close(source);
 }
@@ -271,7 +271,7 @@ static inline void load_optimizer(const char *path, const Trained *t, size_t ste
 // Collective.
 static inline void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
     char checkpoint[PATH_MAX], path[PATH_MAX];
-    Passage passage = passage_begin("resuming", t, max_size(t->optimizer_held.ranks, 1));
+    Passage passage = passage_begin("resuming", t, t->optimizer_held.ranks);
     const char *fault;
     Seal seal;
     checkpoint_path(checkpoint, folder->path, step, "");

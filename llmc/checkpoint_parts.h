@@ -17,7 +17,7 @@ typedef struct {
     const Model *model; // the table of what is trained: the model's or the adapters'
     const Ops *ops;
     char *weights;
-    Sharding weights_held, optimizer_held; // whole, or this rank's portions; zeros: whole
+    Sharding weights_held, optimizer_held; // whole, or this rank's portions
     OptimizerState optimizer;
     DType moment_type;
     const Lora *lora; // NULL: the model itself is trained
@@ -152,7 +152,7 @@ static inline void passage_advance(Passage *passage, size_t bytes) {
 
 // ---- between device and file, a piece at a time ---------------------------------------------------------------------
 #define CHECKPOINT_PIECE ((size_t)4 << 20) // bytes
-static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes) / 2, "a piece passes through the staging buffer, in any type");
+static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
 
 // This rank's part of a section that begins at byte `at` of the file.
 static inline void section_write(const OutputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
@@ -172,21 +172,19 @@ static inline void section_write(const OutputFile *file, uint64_t at, const Trai
     }
 }
 
-// What memory holds of a section that is of type `stored` in the file and begins at its byte `at`.
-static inline void section_read(const InputFile *file, uint64_t at, const Trained *t, Section s, DType stored,
-                                Checksum *sum, Passage *passage) {
-    const size_t size = dtype_size(stored);
-    const unsigned char *values = stored == s.type ? staged_raw.bytes : staged.bytes;
+// What memory holds of a section that begins at byte `at` of the file.
+static inline void section_read(const InputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
+                                Passage *passage) {
+    const size_t size = dtype_size(s.type);
     size_t i, begin, n;
     for (i = 0; i < group_count(t->model) && s.memory; i++) {
         const TablePart part = table_part(t->model, s.held, s.held, group_at(t->model, i));
         for (begin = 0; begin < part.count; begin += n) {
             const uint64_t place = at + (uint64_t)(part.first + begin) * size;
             n = min_size(part.count - begin, CHECKPOINT_PIECE / size);
-            input_read(file, place, staged_raw.bytes, n * size);
-            checksum_add(sum, place, staged_raw.bytes, n * size);
-            if (stored != s.type) elements_convert(staged.bytes, s.type, staged_raw.bytes, stored, n);
-            t->ops->copy_in(s.memory + (part.place + begin) * dtype_size(s.type), values, n * dtype_size(s.type));
+            input_read(file, place, staged.bytes, n * size);
+            checksum_add(sum, place, staged.bytes, n * size);
+            t->ops->copy_in(s.memory + (part.place + begin) * size, staged.bytes, n * size);
             passage_advance(passage, n * size);
         }
     }

@@ -253,16 +253,17 @@ static inline void output_write(const OutputFile *file, uint64_t offset, const v
     }
 }
 
-// Writes into a file that another process has opened with output_open, by the names it has there; that one commits it
-// once this one has left it.
-static inline void output_join(OutputFile *file) {
-    file->fd = open(file->temporary, O_WRONLY | O_CLOEXEC);
+// Another process's unfinished file, of which this one writes a part, and then leaves it to be committed there.
+static inline void output_join(OutputFile *file, const char *path, const char *temporary) {
+    snprintf(file->path, sizeof(file->path), "%s", path);
+    snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
+    file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (file->fd < 0)
-        die("%s: another process has created it, here it cannot be written to: %s; choose a place that all see",
-            file->path, strerror(errno));
+        die("%s: cannot be opened, where rank 0 has begun to write: %s; choose a place that all hosts see", temporary,
+            strerror(errno));
 }
 
-static inline void output_leave(OutputFile *file) {
+static inline void output_leave(const OutputFile *file) {
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
     if (close(file->fd) != 0) output_fail(file, "closing", errno);
 }

@@ -9,7 +9,7 @@ group (sharding.h), whether memory holds the whole table or that portion alone.
 #include "sharding.h"
 #include "weights.h"
 
-static inline int holds_whole(Sharding s) { return s.ranks <= 1; } // zeros are whole, too
+static inline int holds_whole(Sharding s) { return s.ranks == 1; }
 
 static inline Sharding parts_of_ranks(void) {
     Sharding parts = {dist_ranks(), dist_rank()};
@@ -30,7 +30,7 @@ typedef struct {
 
 // parts: over whom the group is dealt; memory: how it is held, whole or in these very parts.
 static inline TablePart table_part(const Model *table, Sharding parts, Sharding memory, size_t group) {
-    const Portion own = share_of(group_elements(table, group), SHARE_UNIT, max_size(parts.ranks, 1), parts.rank);
+    const Portion own = share_of(group_elements(table, group), SHARE_UNIT, parts.ranks, parts.rank);
     TablePart part;
     part.first = group_begin(table, group) + own.begin, part.count = own.count;
     part.place = holds_whole(memory) ? part.first : sharding_begin(table, memory, group);
