@@ -288,6 +288,7 @@ TEST(tensors_are_refused_by_name) {
         {"\"F32\"", "\"I32\"", "has dtype I32, which is not supported"},
         {"{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"},
         {"0000000000001234", "qqqq000000001234", "its streambp_base is damaged"},
+        {"\"2 0000000000001234 0", "\"0000000000001234 0", "says by keys of version 1 which base it is for"},
     };
     static const struct {
         const char *name, *words;
