@@ -15,10 +15,13 @@ static Tensors tensors_read(const char *path) {
     InputFile file = input_open(path);
     Tensors t;
     uint64_t header;
+    char *text;
     t.bytes = (char *)checked_malloc((size_t)file.bytes, "a file");
     input_read(&file, 0, t.bytes, (size_t)file.bytes);
     memcpy(&header, t.bytes, sizeof(header));
-    t.header = json_parse_object(t.bytes + 8, (size_t)header, path);
+    text = (char *)checked_calloc((size_t)header + 1, 1, "a header");
+    memcpy(text, t.bytes + 8, (size_t)header);
+    t.header = json_parse_object(text, (size_t)header, path);
     t.data = t.bytes + 8 + header;
     input_close(&file);
     return t;
