@@ -75,6 +75,7 @@ static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights",
 
 typedef struct {
     double bytes[TRAFFIC_KINDS], calls[TRAFFIC_KINDS];
+    double hops[TRAFFIC_KINDS]; // of all calls: from rank to rank, one after the other; an exchange has one
 } Traffic;
 
 #endif

@@ -126,10 +126,10 @@ static void collectives_watch(void) {
         collectives.stalled = 0;
     } else if (collectives.stalled != collectives.done + 1) {
         collectives.stalled = collectives.done + 1, collectives.since = seconds_now();
-    } else if (seconds_now() - collectives.since > job.timeout) {
+    } else if (seconds_now() - collectives.since > watch.timeout) {
         die("waited %g s (--timeout) for other ranks in %s of %s, collective %lld of this run: one of them is far "
             "behind, hangs or is gone",
-            job.timeout, first->what, human_bytes((double)first->bytes), (long long)collectives.stalled);
+            watch.timeout, first->what, human_bytes((double)first->bytes), (long long)collectives.stalled);
     }
 }
 
