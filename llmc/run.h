@@ -326,7 +326,8 @@ static inline void run_load_base(Run *run) {
         weights_init_random(&run->model, held, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, held, ops_device, run->stream.memory.weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
-        run->base = base_key(&run->model, NULL, ops_device, run->stream.memory.weights);
+        run->base = base_key(&run->model, sharding_of(run->stream.memory.world, DEALT_WEIGHTS), ops_device,
+                             run->stream.memory.weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
 }
 

@@ -89,6 +89,7 @@ rows="
     checkpoint_folder fp32    onednn
     checkpoint_folder bf16    onednn
     checkpoint_kill fp32      onednn
+    checkpoint_ranks fp32     onednn
     adapter       fp32        onednn
     adapter       bf16        onednn
     sampler       fp32        onednn
