@@ -199,6 +199,7 @@ static inline int run_scales_rewards(const Options *o) {
 static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
     DataSettings settings;
+    DataLoader loader;
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
@@ -217,7 +218,9 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
-    return dataloader_open(paths->path, paths->count, &settings);
+    loader = dataloader_open(paths->path, paths->count, &settings);
+    if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader));
+    return loader;
 }
 
 // As --shuffle says; a pass and an evaluation read in the order of the files.

@@ -229,7 +229,9 @@ trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
 awk '{ print $1, $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --row build
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected dist || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
+scripts=$(for script in prepare cxx cli dist scripts train train_documents train_rollout ranks logprobs convert adapter_cli \
+    transformers peft objectives_torch example; do selected $script && echo $script; done)
+if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread $mpi_libraries"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -244,7 +246,6 @@ if selected cli || selected dist || selected scripts || selected train || select
     fi
 fi
 # The Python that some need is made first, once.
-scripts=$(for script in prepare cxx cli dist scripts train train_documents train_rollout logprobs convert adapter_cli transformers peft objectives_torch example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts
