@@ -46,10 +46,10 @@ try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/de
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
-# MPI connects the processes of a run. MPI=0 builds without; MPI_FLAGS and MPI_LIBS where mpicc does not tell them.
-MPICC     ?= mpicc
-MPI_FLAGS ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:compile 2>/dev/null))
-MPI_LIBS  ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:link 2>/dev/null))
+# MPI connects the processes of a run. MPI=0 builds without it; MPICC names another one's compiler.
+export MPI MPICC
+MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
+MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
 comma     := ,
 HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))

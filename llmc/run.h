@@ -364,14 +364,29 @@ static inline void run_close(Run *run) {
 // What is trained: the model or its adapters.
 static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
 
+#ifdef _OPENMP
+// What this rank may use of its host, where others run, too: mpirun binds each to a core of its own, or lets all have all.
+static inline size_t processors_of_rank(void) {
+    const size_t granted = (size_t)omp_get_num_procs(), ranks = dist_local_ranks();
+    const size_t share = max_size((size_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks, 1);
+    if (granted < share)
+        note("each rank is bound to %zu of this host's processors, its share would be %zu (mpirun --bind-to none)",
+             granted, share);
+    return min_size(granted, share);
+}
+#endif
+
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
 // (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
-// is promised is from now on what a team has. wanted 0: as many as there are.
+// is promised is from now on what a team has. wanted 0: as many as there are; of several ranks on a host, its share.
 static inline void settle_threads(size_t wanted) {
     size_t team = 1;
 #ifdef _OPENMP
     omp_set_dynamic(0);
-    if (wanted) omp_set_num_threads((int)wanted);
+    if (wanted)
+        omp_set_num_threads((int)wanted);
+    else if (dist_local_ranks() > 1 && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads((int)processors_of_rank());
 #pragma omp parallel
 #pragma omp single
     team = (size_t)omp_get_num_threads();
