@@ -76,6 +76,7 @@ build_program() { # name, precision
         printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && onednn=yes
         $CC $(flags_of "$2") -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp ${onednn:+-DHAVE_ONEDNN} \
             -Dops_device=ops_cpu_device -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o" || return 1
+        objcopy --keep-global-symbol=ops_cpu_device "$folder/ops_cpu.o" || return 1 # dist.h is that of op set "cuda"
         objects="$objects $folder/ops_cpu.o" libraries="$libraries -Xcompiler -fopenmp ${onednn:+-ldnnl}"
     fi
     $CC $(flags_of "$2") $openmp -c "test/test_$1.c" -o "$folder/test_$1.o" && $NVCC_LINK $objects $libraries -o "$folder/test_$1"

@@ -14,7 +14,10 @@ NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switch
 #define LLMC_CUDA_COLLECTIVE_CUH
 #define OMPI_SKIP_MPICXX  // of mpi.h the C interface alone
 #define MPICH_SKIP_MPICXX
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers" // it is C, which initialises by name
 #include "../dist_mpi.h"
+#pragma GCC diagnostic pop
 #include "memory.cuh"
 
 #ifdef HAVE_NCCL
@@ -46,10 +49,10 @@ static struct {
 
 static void nccl_load(void) {
     static const char *const names[] = {
-        "libnccl.so.2",
-#ifdef NCCL_FOLDER
+#ifdef NCCL_FOLDER // which the build was given
         NCCL_FOLDER "/lib/libnccl.so.2",
 #endif
+        "libnccl.so.2",
     };
     void *library = NULL;
     setenv("NCCL_ALGO", "Ring", 0);
@@ -67,9 +70,10 @@ static void nccl_load(void) {
 }
 
 static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char *doing) {
+    const char *cause;
     if (result == ncclSuccess || result == ncclInProgress) return;
-    die("NCCL, %s: %s (%s); NCCL_DEBUG=WARN tells more", doing, nccl.GetErrorString(result),
-        nccl.GetLastError(communicator));
+    cause = nccl.GetLastError(communicator);
+    die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
 }
 
 // ---- what was asked for -------------------------------------------------------------------------------------------------------------
