@@ -529,9 +529,11 @@ int main(int argc, char **argv) {
                                           verb_logprobs, verb_sample, verb_convert, verb_info};
     Options options;
     int status;
-    signals_prepare();
     dist_start();
+    signals_prepare();
     options = options_parse(argc, argv);
+    dist_timeout(options.timeout);
+    dist_check_program(argc, argv);
     progress_off = options.quiet;
     settle_threads(options.threads);
     status = verbs[options.verb](&options);

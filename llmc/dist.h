@@ -4,7 +4,8 @@ connects them (dist_mpi.h, in the op set's translation unit); tensors move by th
 the CPU and NCCL on GPUs.
 
 A process that no launcher started with others is alone: MPI is not even initialised, and everything here is the identity.
-All calls but dist_abort are collective: every rank of the group makes them in the same order.
+What communicates is collective: every rank of the group calls it in the same order. A rank that waits for others longer than
+dist_timeout finds out which of them do not come, and ends the job with a message that names them.
 */
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
@@ -16,15 +17,16 @@ extern "C" {
 #endif
 
 // Joins the others where a launcher (mpirun, srun) started several; before anything else. After it errors of any rank
-// end the whole job, and only rank 0 speaks to people (utils.h).
+// end the whole job with one message, and only rank 0 speaks to people: notes and the standard output of others are lost.
 void dist_start(void);
 size_t dist_ranks(void);
 size_t dist_rank(void);
 size_t dist_local_rank(void);       // among the ranks on this host: which device
+size_t dist_local_ranks(void);      // on this host
 const char *dist_host(size_t rank); // name of the machine
 void dist_split(size_t sp);         // makes the groups of streams; once, sp divides dist_ranks()
 void dist_timeout(double seconds);  // how long a rank waits for another one before it gives the job up
-void dist_stop(void);               // at the end of main
+void dist_stop(void);               // at the end of main; done at exit otherwise
 
 // all[ranks of the group][bytes] = every rank's own[bytes], in the order of the group's ranks.
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all);
@@ -33,8 +35,9 @@ void dist_sum(RankGroup group, double *values, size_t count);
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root);
 void dist_barrier(void);
 
-// Ends every process of the job with this exit code, once this rank's message is out. Does not return.
-void dist_abort(int code);
+// Refuses where ranks differ: in `key` (a checksum) of `what`, as in "data"; in their arguments, or as programs.
+void dist_check(const char *what, uint64_t key);
+void dist_check_program(int argc, char **argv);
 
 #ifdef __cplusplus
 }

@@ -1,25 +1,61 @@
 /*
-dist.h over MPI; without MPI (HAVE_MPI not defined) every process is alone. Part of the op set's translation unit, whose
-collectives use the same communicators.
+dist.h over MPI; without MPI (HAVE_MPI not defined) every process is alone, and several are refused. Part of the op set's
+translation unit, whose collectives use the same communicators, requests and staging memory.
 */
 #ifndef LLMC_DIST_MPI_H
 #define LLMC_DIST_MPI_H
+#include "checksum.h"
 #include "dist.h"
+#include <unistd.h>
 #ifdef HAVE_MPI
-#include <mpi.h>
+#include "dist_watch.h"
 #endif
 
-static struct {
-    size_t ranks, rank, local_rank, sp;
-    double timeout;
+// ---- launchers ------------------------------------------------------------------------------------------------------
+// How many processes the launcher says it started together: 1 without one, 0 where it does not say.
+static size_t launched(void) {
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                        "SLURM_STEP_NUM_TASKS"};
+    size_t i, ranks;
+    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        if (getenv(sizes[i]) && parse_size(getenv(sizes[i]), &ranks)) return ranks;
+    return getenv("PMIX_RANK") ? 0 : 1;
+}
+
+// Several processes that cannot connect: the first one says why, the others wait until it has.
+__attribute__((noreturn)) static void refuse_launch(const char *why) {
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"};
+    size_t i, rank = 0;
+    for (i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++)
+        if (getenv(ranks[i]) && parse_size(getenv(ranks[i]), &rank)) break;
+    if (rank) {
+        sleep(2);
+        exit(EXIT_RUNTIME);
+    }
+    die("%s", why);
+}
+
 #ifdef HAVE_MPI
+#define STAGING_BYTES ((size_t)4 << 20) // memory of collectives beside their tensors; larger ones are cut into pieces
+
+static struct {
+    size_t ranks, rank, local_ranks, local_rank, sp;
+    int joined; // MPI is in use
     MPI_Comm group[RANK_GROUPS];
+    MPI_Request *request; // [requests]
+    size_t requests;
+    char *staging; // [STAGING_BYTES]
+} job = {1, 0, 1, 0, 1, 0, {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL}, NULL, 0, NULL};
+#else
+static struct {
+    size_t ranks, rank, local_ranks, local_rank, sp;
+} job = {1, 0, 1, 0, 1};
 #endif
-} job = {.ranks = 1, .sp = 1};
 
 size_t dist_ranks(void) { return job.ranks; }
 size_t dist_rank(void) { return job.rank; }
 size_t dist_local_rank(void) { return job.local_rank; }
+size_t dist_local_ranks(void) { return job.local_ranks; }
 
 static World job_world(void) {
     World world = {job.ranks, job.rank, 0, job.sp};
@@ -27,89 +63,187 @@ static World job_world(void) {
 }
 
 #ifdef HAVE_MPI
-// Whether a launcher started this process with others: MPI need not be initialised to know.
-static int launched(void) {
-    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS"};
-    size_t i;
-    for (i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
-        if (getenv(variables[i])) return 1;
-    return 0;
+// ---- start and end --------------------------------------------------------------------------------------------------
+// At exit, however it comes about: an error ends all ranks, and otherwise MPI wants to be left by all of them.
+static void leave_job(void) {
+    MPI_Request end;
+    if (!job.joined) return;
+    if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
+    if (job.ranks > 1) {
+        MPI_Ibarrier(job.group[RANKS_ALL], &end);
+        wait_all(&end, 1, "the end of the program");
+        watch_stop();
+    }
+    MPI_Finalize();
+    free(job.request), free(job.staging);
+    memset(&job, 0, sizeof(job));
+    job.ranks = job.local_ranks = job.sp = 1;
 }
 
-static void dist_communicators(size_t sp) {
-    const int stream = job.rank / (int)sp, place = job.rank % (int)sp;
+// Ranks that share this one's memory.
+static void find_neighbours(void) {
+    MPI_Comm host;
+    int ranks, rank;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, (int)job.rank, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, &ranks);
+    MPI_Comm_rank(host, &rank);
+    MPI_Comm_free(&host);
+    job.local_ranks = (size_t)ranks, job.local_rank = (size_t)rank;
+}
+
+void dist_start(void) {
+    const size_t wanted = launched();
+    int ranks, rank, granted;
+    if (wanted == 1) return;
+    atexit(leave_job);
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &granted);
+    job.joined = 1;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (wanted && (size_t)ranks != wanted)
+        refuse_launch("the launcher started several processes, but MPI does not connect them: is it the launcher of "
+                      "the MPI that this program was built with (Slurm: srun --mpi=list shows what there is)?");
+    if (ranks == 1) return;
+    job.ranks = (size_t)ranks, job.rank = (size_t)rank;
+    watch_start(job.ranks, job.rank);
+    voice.silent = rank > 0;
+    if (rank && !freopen("/dev/null", "w", stdout)) die("/dev/null: cannot be opened: %s", strerror(errno));
+    job.group[RANKS_ALL] = MPI_COMM_WORLD;
+    find_neighbours();
+    job.requests = max_size(2 * job.ranks, 256);
+    job.request = (MPI_Request *)checked_calloc(job.requests, sizeof(MPI_Request), "requests to other ranks");
+    job.staging = (char *)checked_calloc(STAGING_BYTES, 1, "the staging memory of collectives");
+}
+
+void dist_split(size_t sp) {
+    const int stream = (int)(job.rank / sp), place = (int)(job.rank % sp);
+    job.sp = sp;
+    if (job.ranks == 1) return;
     MPI_Comm_split(MPI_COMM_WORLD, stream, place, &job.group[RANKS_OF_STREAM]);
     MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_OF_STREAM_REVERSED]);
 }
 
-void dist_start(void) {
-    int ranks, rank, granted;
-    if (!launched()) return;
-    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &granted);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    job.ranks = (size_t)ranks, job.rank = (size_t)rank;
-    job.group[RANKS_ALL] = MPI_COMM_WORLD;
-}
+void dist_timeout(double seconds) { watch.timeout = seconds; }
+void dist_stop(void) { leave_job(); }
+const char *dist_host(size_t rank) { return job.ranks > 1 ? watch.host[rank] : "this host"; }
 
-void dist_split(size_t sp) {
-    job.sp = sp;
-    if (job.ranks > 1) dist_communicators(sp);
-}
-
-void dist_stop(void) {
-    if (job.ranks > 1) MPI_Finalize();
+// ---- small exchanges ------------------------------------------------------------------------------------------------
+static void gather(RankGroup group, const void *own, size_t bytes, void *all, const char *what) {
+    MPI_Request done;
+    MPI_Iallgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, job.group[group], &done);
+    wait_all(&done, 1, what);
 }
 
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all) {
-    if (ranks_in(job_world(), group) == 1)
-        memcpy(all, own, bytes);
-    else
-        MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, job.group[group]);
+    const size_t ranks = ranks_in(job_world(), group), most = STAGING_BYTES / ranks;
+    size_t begin, n, r;
+    if (ranks == 1) memcpy(all, own, bytes);
+    if (ranks == 1) return;
+    for (begin = 0; begin < bytes; begin += n) {
+        n = min_size(most, bytes - begin);
+        gather(group, (const char *)own + begin, n, job.staging, "a gather");
+        for (r = 0; r < ranks; r++) memcpy((char *)all + r * bytes + begin, job.staging + r * n, n);
+    }
+}
+
+void dist_sum(RankGroup group, double *values, size_t count) {
+    const size_t ranks = ranks_in(job_world(), group), most = STAGING_BYTES / ranks / sizeof(double);
+    size_t begin, n, r, i;
+    if (ranks == 1) return;
+    for (begin = 0; begin < count; begin += n) {
+        const double *all = (const double *)(const void *)job.staging;
+        n = min_size(most, count - begin);
+        gather(group, values + begin, n * sizeof(double), job.staging, "a sum");
+        for (i = 0; i < n; i++)
+            for (values[begin + i] = all[i], r = 1; r < ranks; r++) values[begin + i] += all[r * n + i];
+    }
 }
 
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root) {
-    if (ranks_in(job_world(), group) > 1) MPI_Bcast(data, (int)bytes, MPI_BYTE, (int)root, job.group[group]);
+    MPI_Request done;
+    size_t begin, n;
+    if (ranks_in(job_world(), group) == 1) return;
+    for (begin = 0; begin < bytes; begin += n) {
+        n = min_size(STAGING_BYTES, bytes - begin);
+        MPI_Ibcast((char *)data + begin, (int)n, MPI_BYTE, (int)root, job.group[group], &done);
+        wait_all(&done, 1, "a broadcast");
+    }
 }
 
 void dist_barrier(void) {
-    if (job.ranks > 1) MPI_Barrier(MPI_COMM_WORLD);
-}
-
-void dist_abort(int code) {
-    if (job.ranks > 1) MPI_Abort(MPI_COMM_WORLD, code);
-    exit(code);
+    MPI_Request done;
+    if (job.ranks == 1) return;
+    MPI_Ibarrier(MPI_COMM_WORLD, &done);
+    wait_all(&done, 1, "a barrier");
 }
 #else
-void dist_start(void) {}
+void dist_start(void) {
+    if (launched() > 1)
+        refuse_launch("this program was built without MPI, and the launcher started several processes of it; install an "
+                      "MPI (libopenmpi-dev) and build again, or start one");
+}
 void dist_split(size_t sp) { job.sp = sp; }
+void dist_timeout(double seconds) { (void)seconds; }
 void dist_stop(void) {}
+const char *dist_host(size_t rank) { return (void)rank, "this host"; }
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all) { (void)group, memcpy(all, own, bytes); }
+void dist_sum(RankGroup group, double *values, size_t count) { (void)group, (void)values, (void)count; }
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root) {
     (void)group, (void)data, (void)bytes, (void)root;
 }
 void dist_barrier(void) {}
-void dist_abort(int code) { exit(code); }
 #endif
 
-const char *dist_host(size_t rank) {
-    (void)rank;
-    return "this host";
+// ---- ranks that must be alike ---------------------------------------------------------------------------------------
+// The first rank whose key is not that of rank 0; 0: they are the same everywhere.
+static size_t first_other(uint64_t key) {
+    uint64_t *keys = (uint64_t *)checked_calloc(job.ranks, sizeof(*keys), "keys of ranks");
+    size_t r = 1;
+    dist_gather(RANKS_ALL, &key, sizeof(key), keys);
+    while (r < job.ranks && keys[r] == keys[0]) r++;
+    free(keys);
+    return r < job.ranks ? r : 0;
 }
 
-void dist_timeout(double seconds) { job.timeout = seconds; }
+void dist_check(const char *what, uint64_t key) {
+    const size_t other = first_other(key);
+    if (other)
+        die("rank %zu on %s has other %s than rank 0 on %s; all ranks need the same", other, dist_host(other), what,
+            dist_host(0));
+}
 
-void dist_sum(RankGroup group, double *values, size_t count) {
-    const size_t ranks = ranks_in(job_world(), group);
-    double *all;
-    size_t r, i;
-    if (ranks == 1) return;
-    all = (double *)calloc(ranks * count, sizeof(double));
-    dist_gather(group, values, count * sizeof(double), all);
-    memset(values, 0, count * sizeof(double));
-    for (r = 0; r < ranks; r++)
-        for (i = 0; i < count; i++) values[i] += all[r * count + i];
-    free(all);
+static void check_arguments(int argc, char **argv) {
+    char mine[200], others[200];
+    size_t i, other;
+    for (i = 1;; i++) {
+        snprintf(mine, sizeof(mine), "%s", i < (size_t)argc ? argv[i] : "nothing");
+        other = first_other(i < (size_t)argc ? checksum_piece(1, argv[i], strlen(argv[i])) : 0);
+        if (!other && i >= (size_t)argc) return; // the end, everywhere
+        if (!other) continue;
+        memcpy(others, mine, sizeof(others));
+        dist_broadcast(RANKS_ALL, mine, sizeof(mine), 0);
+        dist_broadcast(RANKS_ALL, others, sizeof(others), other);
+        die_usage("rank %zu on %s was started with other arguments: no. %zu is '%s', on rank 0 it is '%s'", other,
+                  dist_host(other), i, others, mine);
+    }
+}
+
+// A checksum of the file that this process runs; 0 where the system does not show it.
+static uint64_t program_key(void) {
+    char piece[1 << 14];
+    uint64_t key = 0;
+    size_t got;
+    FILE *file = fopen("/proc/self/exe", "rb");
+    if (!file) return 0;
+    while ((got = fread(piece, 1, sizeof(piece), file)) > 0) key = checksum_piece(key, piece, got);
+    fclose(file);
+    return key;
+}
+
+void dist_check_program(int argc, char **argv) {
+    if (job.ranks == 1) return;
+    dist_check("program file", program_key());
+    check_arguments(argc, argv);
 }
 
 #endif

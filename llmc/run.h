@@ -21,7 +21,7 @@ allocated.
 
 typedef struct {
     const Options *options;
-    FILE *text; // for people: stdout, or stderr where stdout is JSON
+    FILE *text; // for people: stdout, or stderr where stdout is JSON; of a rank that does not speak, nowhere
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
@@ -103,7 +103,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     memset(run, 0, sizeof(*run));
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
-    run->text = options->json ? stderr : stdout;
+    run->text = options->json && speaks() ? stderr : stdout;
     options_check_dtype(options, dtype_name(ops_device->stored));
     if (!options->init && !model) model = model_path_find(options->model, found, options->quiet);
     if (options->init) {

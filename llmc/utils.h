@@ -28,6 +28,20 @@ static void (*before_message)(void);
 // Of a thread beside the main one: who takes its errors there, since only the main thread ends the program. Does not return.
 static __thread void (*die_caught)(int code, const char *message);
 
+// How a process speaks that runs together with others (dist.h sets it); all zeros: alone. One for the whole program,
+// whichever translation units it has: hence weak.
+typedef struct {
+    char name[320]; // "rank 3 on HOST: ", before errors
+    int silent;     // another process speaks to people
+    int failed;     // the exit code that die chose
+    // Before an error is printed: of processes that all fail, one says why. In the others it does not return.
+    void (*before_error)(int code);
+} Voice;
+__attribute__((weak)) Voice voice;
+
+// Whether this is the process that people read: of several, rank 0.
+static inline int speaks(void) { return !voice.silent; }
+
 __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
     va_list args;
     if (die_caught) {
@@ -38,12 +52,14 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int 
         die_caught(code, message);
     }
     fflush(stdout);
+    if (voice.before_error) voice.before_error(code);
     if (before_message) before_message();
-    fputs(PROGRAM_NAME ": ", stderr);
+    fprintf(stderr, "%s: %s", PROGRAM_NAME, voice.name);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
+    voice.failed = code;
     exit(code);
 }
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
@@ -51,6 +67,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int 
 
 __attribute__((format(printf, 1, 2))) static inline void note(const char *format, ...) {
     va_list args;
+    if (!speaks()) return;
     if (before_message) before_message();
     fputs("note: ", stderr);
     va_start(args, format);

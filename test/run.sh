@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds and runs every test: test/run.sh [NAME ...]. A row of the table below is one program in one configuration.
+# Builds and runs every test: test/run.sh [NAME ...]. A row of the table below is one program in one configuration, in one
+# process or in several.
 # Each program closes with `N passed, N failed, N skipped`; these are added up in the last line. Skips are listed again.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -21,9 +22,10 @@ compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 
-#   program       precision   op set   onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels, run on the CPU;
-#                                      cudnn: these with cuDNN's attention, plain loops here; of plain and cudnn only the
-#                                      tests of what is different there
+#   program       precision   op set   ranks     op set: onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels,
+#                                      run on the CPU; cudnn: these with cuDNN's attention, plain loops here; of plain and
+#                                      cudnn only the tests of what is different there
+#                                      ranks: so many processes, under mpirun, of which rank 0 closes; none: one, without it
 rows="
     cuda_on_cpu   bf16        cuda
     cuda_on_cpu   fp32        cuda
@@ -97,6 +99,10 @@ rows="
     reward        fp32        onednn
     rollout       fp32        onednn
     rollout       double      onednn
+    dist          fp32        onednn   2
+    dist          fp32        onednn   3
+    dist          fp32        onednn   4
+    dist          double      onednn   3
 "
 
 total_passed=0 total_failed=0 total_skipped=0
@@ -173,16 +179,23 @@ selected() { # name: no names given, or among them
 names="$*"
 
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
-row() { # build|run, name, precision, op set
-    log=$(folder_of "$3" "$4")/test_$2
-    mkdir -p "${log%/*}"
+row() { # build|run, name, precision, op set, ranks
+    program=$(folder_of "$3" "$4")/test_$2
+    log=$program${5:+-$5}
+    mkdir -p "${program%/*}"
     if [ "$1" = build ]; then
-        rm -f "$log" "$log.status"
-        build "$2" "$3" "$4" >"$log.log" 2>&1 || echo 'does not compile' >"$log.status"
-    elif [ -x "$log" ] && [ ! -f "$log.status" ]; then
+        rm -f "$program" "$program.status"
+        build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
+    elif [ -x "$program" ]; then
         only=
         case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
-        $limit "$log" $only >"$log.log" 2>&1 </dev/null
+        if [ -z "${5:-}" ]; then
+            $limit "$program" $only >"$log.log" 2>&1 </dev/null
+        elif command -v mpirun >/dev/null; then
+            $limit test/mpirun.sh "$5" "$program" >"$log.log" 2>&1 </dev/null
+        else
+            printf '[  SKIPPED ] NOT TESTED, because there is no mpirun\n0 passed, 0 failed, 1 skipped\n' >"$log.log"
+        fi
         echo $? >"$log.status"
     fi
 }
@@ -201,13 +214,13 @@ case ${1:-} in --row | --script)
     ;;
 esac
 
-echo "$rows" | while read -r name precision library; do
-    [ -n "$name" ] && selected "$name" && echo "$name $precision $library"
+echo "$rows" | while read -r name precision library ranks; do
+    [ -n "$name" ] && selected "$name" && echo "$name $precision $library${ranks:+ $ranks}"
 done >"$output.rows"
 trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 # The op sets' objects first: the programs of one configuration share one.
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
-xargs -r -L 1 -P "$JOBS" test/run.sh --row build <"$output.rows"
+awk '{ print $1, $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --row build
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
 if selected cli || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
     flags=$(flags_of fp32 onednn)
@@ -234,9 +247,11 @@ mkdir -p build/test-scripts
     sed 's/^/--row run /' "$output.rows"
     for script in $scripts; do [ $script = prepare ] || echo "--script $script"; done
 } | xargs -r -L 1 -P "$JOBS" test/run.sh
-while read -r name precision library; do
-    label="$name ($precision$([ "$library" = onednn ] || echo ", $library"))"
-    log=$(folder_of "$precision" "$library")/test_$name
+while read -r name precision library ranks; do
+    label="$name ($precision$([ "$library" = onednn ] || echo ", $library")${ranks:+, $ranks ranks})"
+    program=$(folder_of "$precision" "$library")/test_$name
+    log=$program${ranks:+-$ranks}
+    [ -x "$program" ] || log=$program
     status=$(cat "$log.status" 2>/dev/null)
     cp "$log.log" "$output"
     if [ "$status" = 'does not compile' ]; then

@@ -23,40 +23,97 @@ static Collective queue[COLLECTIVES];
 static int64_t asked, done; // queue[i % COLLECTIVES] of done <= i < asked wait
 
 #ifdef HAVE_MPI
+// All three go directly from rank to rank, in pieces, so that MPI needs no memory of the tensor's size, and each rank sends
+// what has to be sent and no more. Ranks begin with their neighbour: nobody is everybody's first.
+static Portion piece_of(Portion p, size_t begin, size_t most) {
+    Portion piece;
+    piece.begin = p.begin + min_size(begin, p.count);
+    piece.count = min_size(most, p.count - min_size(begin, p.count));
+    return piece;
+}
+
+static int send_piece(int n, const Collective *c, const void *data, size_t bytes, size_t to) {
+    if (!bytes) return n;
+    MPI_Isend(data, (int)bytes, MPI_BYTE, (int)to, 0, job.group[c->group], &job.request[n]);
+    return n + 1;
+}
+
+static int receive_piece(int n, const Collective *c, void *data, size_t bytes, size_t from) {
+    if (!bytes) return n;
+    MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)from, 0, job.group[c->group], &job.request[n]);
+    return n + 1;
+}
+
+// x[count] = the sums over ranks, added in their order; of the others' terms, rank r's are from staging[r * stride] on.
+static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size_t rank) {
+    enum { BLOCK = 1024 };
+    const floatS *staging = (const floatS *)(const void *)job.staging;
+    size_t begin;
+#pragma omp parallel for schedule(static)
+    for (begin = 0; begin < count; begin += BLOCK) {
+        const size_t n = min_size(BLOCK, count - begin);
+        floatS sum[BLOCK] = {0};
+        size_t r, i;
+        for (r = 0; r < ranks; r++) {
+            const floatS *term = r == rank ? x + begin : staging + r * stride + begin;
+            for (i = 0; i < n; i++) sum[i] += term[i];
+        }
+        memcpy(x + begin, sum, n * sizeof(*sum));
+    }
+}
+
 static void run_reduce_scatter(const Collective *c) {
-    const World world = job_world();
-    const size_t ranks = ranks_in(world, c->group), rank = rank_in(world, c->group);
-    size_t r;
-    for (r = 0; r < ranks; r++) {
-        Portion p = share_of(c->count, c->unit, ranks, r);
-        char *x = c->x + p.begin * sizeof(floatS);
-        MPI_Reduce(r == rank ? MPI_IN_PLACE : x, x, (int)p.count, sizeof(floatS) == 8 ? MPI_DOUBLE : MPI_FLOAT, MPI_SUM,
-                   (int)r, job.group[c->group]);
+    const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group);
+    const size_t most = STAGING_BYTES / ranks / sizeof(floatS), longest = share_most(c->count, c->unit, ranks);
+    const Portion own = share_of(c->count, c->unit, ranks, rank);
+    floatS *x = (floatS *)(void *)c->x, *staging = (floatS *)(void *)job.staging;
+    size_t begin, i;
+    for (begin = 0; begin < longest; begin += most) {
+        const Portion mine = piece_of(own, begin, most);
+        int n = 0;
+        for (i = 1; i < ranks; i++) {
+            const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
+            const Portion theirs = piece_of(share_of(c->count, c->unit, ranks, to), begin, most);
+            n = receive_piece(n, c, staging + from * most, mine.count * sizeof(floatS), from);
+            n = send_piece(n, c, x + theirs.begin, theirs.count * sizeof(floatS), to);
+        }
+        wait_all(job.request, n, "a reduce-scatter");
+        add_terms(x + mine.begin, mine.count, most, ranks, rank);
     }
 }
 
 static void run_all_gather(const Collective *c) {
-    const World world = job_world();
-    const size_t ranks = ranks_in(world, c->group);
-    size_t r;
-    for (r = 0; r < ranks; r++) {
-        Portion p = share_of(c->count, c->unit, ranks, r);
-        MPI_Bcast(c->x + p.begin * c->size, (int)(p.count * c->size), MPI_BYTE, (int)r, job.group[c->group]);
+    const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
+    const size_t most = max_size(STAGING_BYTES / size, 1), longest = share_most(c->count, c->unit, ranks);
+    const Portion own = share_of(c->count, c->unit, ranks, rank);
+    size_t begin, i;
+    for (begin = 0; begin < longest; begin += most) {
+        const Portion mine = piece_of(own, begin, most);
+        int n = 0;
+        for (i = 1; i < ranks; i++) {
+            const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
+            const Portion theirs = piece_of(share_of(c->count, c->unit, ranks, from), begin, most);
+            n = receive_piece(n, c, c->x + theirs.begin * size, theirs.count * size, from);
+            n = send_piece(n, c, c->x + mine.begin * size, mine.count * size, to);
+        }
+        wait_all(job.request, n, "an all-gather");
     }
 }
 
 static void run_exchange(const Collective *c) {
-    MPI_Request request[2 * PARCELS];
-    int n = 0;
-    size_t i;
-    for (i = 0; i < c->parcels; i++) {
-        const Parcel *p = &c->parcel[i];
-        if (p->in_bytes)
-            MPI_Irecv(p->in, (int)p->in_bytes, MPI_BYTE, (int)p->peer, 1, job.group[c->group], &request[n++]);
-        if (p->out_bytes)
-            MPI_Isend(p->out, (int)p->out_bytes, MPI_BYTE, (int)p->peer, 1, job.group[c->group], &request[n++]);
+    size_t begin, i, longest = 0;
+    for (i = 0; i < c->parcels; i++)
+        longest = max_size(longest, max_size(c->parcel[i].in_bytes, c->parcel[i].out_bytes));
+    for (begin = 0; begin < longest; begin += STAGING_BYTES) {
+        int n = 0;
+        for (i = 0; i < c->parcels; i++) {
+            const Parcel *p = &c->parcel[i];
+            const Portion in = {0, p->in_bytes}, out = {0, p->out_bytes};
+            n = receive_piece(n, c, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
+            n = send_piece(n, c, (const char *)p->out + begin, piece_of(out, begin, STAGING_BYTES).count, p->peer);
+        }
+        wait_all(job.request, n, "an exchange");
     }
-    MPI_Waitall(n, request, MPI_STATUSES_IGNORE);
 }
 
 static void await(int64_t ticket) {

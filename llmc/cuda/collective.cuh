@@ -12,18 +12,12 @@ NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switch
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
-#define OMPI_SKIP_MPICXX  // of mpi.h the C interface alone
-#define MPICH_SKIP_MPICXX
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers" // it is C, which initialises by name
 #include "../dist_mpi.h"
-#pragma GCC diagnostic pop
 #include "memory.cuh"
 
 #ifdef HAVE_NCCL
 #include <dlfcn.h>
 #include <nccl.h>
-#include <sched.h>
 
 // ---- the library ------------------------------------------------------------------------------------------------------------------
 #define NCCL_CALLS(CALL)                                                                                               \
@@ -82,7 +76,6 @@ constexpr int64_t IN_FLIGHT = 16; // collectives that the host may ask for ahead
 typedef struct {
     cudaEvent_t ready, done; // on the default stream: its tensors are; on the stream of collectives: it has been done
     const char *what;
-    size_t bytes;
 } Collective;
 
 static struct {
@@ -90,8 +83,7 @@ static struct {
     cudaStream_t stream;
     Collective ring[IN_FLIGHT]; // of ticket t: ring[(t - 1) % IN_FLIGHT]
     int64_t asked, done;        // tickets; done: as far as the host has seen
-    int64_t stalled;            // the ticket that waits for other ranks,
-    double since;               // and since when
+    int64_t stalled;            // the ticket that waits for other ranks; 0: none
     cudaEvent_t here, mark[2];  // of the default stream: where the host waits for it, and where it keeps up with it
     size_t launches;
 } collectives;
@@ -112,39 +104,44 @@ static bool event_happened(cudaEvent_t event) {
     return true;
 }
 
-// ---- waiting, with an eye on the other ranks ------------------------------------------------------------------------------------------
-// Ends the job where NCCL has failed, or where a collective that this rank is ready for has waited for others for too long.
-static void collectives_watch(void) {
+// ---- waiting, with an eye on the other ranks (dist_watch.h) ---------------------------------------------------------------------------
+// Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are not, or that does
+// not end; NULL while the device has work of its own.
+static const Collective *collective_stalled(void) {
     const Collective *first;
+    int64_t ticket;
     for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
         if (!communicator) continue;
         nccl_check(nccl.CommGetAsyncError(communicator, &state), communicator, "asking for its state");
         nccl_check(state, communicator, "between the ranks");
     }
-    while (collectives.done < collectives.asked &&
-           event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
+    while (collectives.done < collectives.asked && event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
         collectives.done++;
     first = &collectives.ring[collectives.done % IN_FLIGHT];
-    if (collectives.done == collectives.asked || !event_happened(first->ready)) {
-        collectives.stalled = 0;
-    } else if (collectives.stalled != collectives.done + 1) {
-        collectives.stalled = collectives.done + 1, collectives.since = seconds_now();
-    } else if (seconds_now() - collectives.since > job.timeout) {
-        die("waited %g s (--timeout) for other ranks in %s of %s, collective %lld of this run: one of them is far "
-            "behind, hangs or is gone",
-            job.timeout, first->what, human_bytes((double)first->bytes), (long long)collectives.stalled);
+    ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
+    if (ticket && ticket != collectives.stalled) { // what other ranks are told that ask
+        snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
+        watch.own.waits++;
     }
+    collectives.stalled = ticket;
+    return ticket ? first : NULL;
 }
 
+// The time that counts towards --timeout begins with the collective, not with the work of this device before it.
 static void event_wait(cudaEvent_t event) {
-    for (size_t looks = 0; !event_happened(event); looks++) {
-        const struct timespec moment = {0, 20000};
-        if (looks % 64 == 0) collectives_watch();
-        if (looks < 4096)
+    const double begin = seconds_now();
+    Wait wait = {begin, 0, 0};
+    while (!event_happened(event)) {
+        const int64_t before = collectives.stalled;
+        const Collective *stalled = collective_stalled();
+        if (!stalled || collectives.stalled != before) wait = Wait{seconds_now(), 0, 0};
+        if (stalled)
+            watch_wait(&wait);
+        else if (wait.begin - begin < WATCH_YIELD)
             sched_yield();
         else
-            nanosleep(&moment, NULL);
+            watch_pause();
     }
 }
 
@@ -180,11 +177,11 @@ static ncclComm_t communicator_of(RankGroup group) {
     return *communicator;
 }
 
-static Collective *ask(const char *what, size_t bytes) {
+static Collective *ask(const char *what) {
     Collective *c = &collectives.ring[collectives.asked % IN_FLIGHT];
     if (collectives.asked >= IN_FLIGHT) event_wait(c->done);
     if (collectives.done < collectives.asked - IN_FLIGHT + 1) collectives.done = collectives.asked - IN_FLIGHT + 1;
-    c->what = what, c->bytes = bytes;
+    c->what = what;
     CUDA_CHECK(cudaEventRecord(c->ready), "marking the default stream");
     CUDA_CHECK(cudaStreamWaitEvent(collectives.stream, c->ready), "ordering collectives after kernels");
     nccl_check(nccl.GroupStart(), NULL, "beginning a group");
@@ -203,7 +200,7 @@ static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t u
     const World world = job_world();
     const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count, rest = ranks * each;
     ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("a reduce-scatter", count * sizeof(float));
+    const Collective *c = ask("a reduce-scatter");
     float *sums = (float *)x;
     if (each)
         nccl_check(nccl.ReduceScatter(sums, sums + rank_in(world, group) * each, each, ncclFloat, ncclSum, communicator,
@@ -221,12 +218,12 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
     const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count * size;
     const size_t rest = ranks * each, bytes = count * size;
     ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("an all-gather", bytes);
+    const Collective *c = ask("an all-gather");
     char *all = (char *)x;
     if (each)
-        nccl_check(nccl.AllGather(all + rank_in(world, group) * each, all, each, ncclUint8, communicator,
-                                  collectives.stream),
-                   communicator, c->what);
+        nccl_check(
+            nccl.AllGather(all + rank_in(world, group) * each, all, each, ncclUint8, communicator, collectives.stream),
+            communicator, c->what);
     if (rest < bytes)
         nccl_check(nccl.Broadcast(all + rest, all + rest, bytes - rest, ncclUint8, (int)ranks - 1, communicator,
                                   collectives.stream),
@@ -236,15 +233,12 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
 
 static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
     ncclComm_t communicator = communicator_of(group);
-    size_t bytes = 0;
-    for (size_t i = 0; i < n; i++) bytes += parcels[i].out_bytes + parcels[i].in_bytes;
-    const Collective *c = ask("an exchange", bytes);
+    const Collective *c = ask("an exchange");
     for (size_t i = 0; i < n; i++) {
         const Parcel *p = &parcels[i];
         if (p->out_bytes)
-            nccl_check(
-                nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
-                communicator, c->what);
+            nccl_check(nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
+                       communicator, c->what);
         if (p->in_bytes)
             nccl_check(nccl.Recv(p->in, p->in_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
                        communicator, c->what);
@@ -260,12 +254,6 @@ static void await(int64_t ticket) {
 }
 
 // ---- the beginning ------------------------------------------------------------------------------------------------------------------
-static size_t ranks_here(void) { // on this host
-    size_t here = 0;
-    for (size_t r = 0; r < dist_ranks(); r++) here += !strcmp(dist_host(r), dist_host(dist_rank()));
-    return here;
-}
-
 // No two ranks have one device. All ranks come here, so that none connects before the others are on their way.
 static void devices_check(int count) {
     const size_t ranks = dist_ranks(), rank = dist_rank();
@@ -276,7 +264,8 @@ static void devices_check(int count) {
     for (size_t r = 0; r < ranks; r++)
         if (r != rank && !memcmp(&all[r], &properties.uuid, sizeof(cudaUUID_t)))
             die("%s: %d GPU%s for %zu ranks, ranks %zu and %zu would share one; start one rank there for each GPU",
-                dist_host(rank), count, count == 1 ? "" : "s", ranks_here(), min_size(rank, r), max_size(rank, r));
+                dist_host(rank), count, count == 1 ? "" : "s", dist_local_ranks(), min_size(rank, r),
+                max_size(rank, r));
     free(all);
 }
 
@@ -288,8 +277,7 @@ static void communicator_warm(RankGroup group, char *x) {
     reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     all_gather(group, x, ranks + 1, 1, 1);
     for (size_t peer = 0; group == RANKS_OF_STREAM && peer < ranks && n < 64; peer++)
-        if (peer != rank_in(job_world(), group))
-            parcels[n++] = Parcel{peer, x, x + ranks * sizeof(float), 1, 1};
+        if (peer != rank_in(job_world(), group)) parcels[n++] = Parcel{peer, x, x + ranks * sizeof(float), 1, 1};
     if (n) exchange(group, parcels, n);
 }
 

@@ -1,0 +1,185 @@
+/*
+How a rank waits for others, and how one of several that fail gets to say so. Part of dist_mpi.h.
+
+All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own. One that has
+waited too long asks the others where they are. Who waits somewhere answers; who does not answer hangs, was stopped, or
+computes for longer than it should, and is named. Where all answer, and none has moved by the next time, they wait for each
+other, or for a network that is down.
+*/
+#ifndef LLMC_DIST_WATCH_H
+#define LLMC_DIST_WATCH_H
+#include "dist.h"
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX // of the C++ bindings nothing is used
+#define MPICH_SKIP_MPICXX
+#endif
+#include <mpi.h>
+#include <sched.h>
+#include <unistd.h>
+
+#define WATCH_YIELD   0.01 // s of polling before a wait makes pauses
+#define WATCH_ANSWER  2.0  // s within which a rank that waits answers
+#define WATCH_SILENCE 5.0  // s until the error of another rank should have ended this one
+#define WATCH_HOST    128  // bytes of a host's name
+#define WATCH_NAMED   4    // ranks that a message names
+
+typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_SPEAKS } WordKind;
+
+// What ranks tell each other.
+typedef struct {
+    int64_t kind;
+    int64_t waits;  // how often this rank has waited so far
+    char where[32]; // what it waits in
+} Word;
+
+static struct {
+    MPI_Comm words; // where ranks ask and answer
+    size_t ranks, rank;
+    double timeout;           // s
+    char (*host)[WATCH_HOST]; // [ranks]
+    Word own;                 // where this rank is
+    Word *heard, *before;     // [ranks] answers to its question, and to the one before; RANK_ASKS: none
+    Word *said;               // [ranks] what is on its way to others
+    int other_speaks;         // another rank has said that it prints an error
+} watch;
+
+// A small message that is not waited for: a rank that was stopped may never take it.
+static void watch_say(size_t to, WordKind kind) {
+    MPI_Request request;
+    watch.said[to] = watch.own;
+    watch.said[to].kind = kind;
+    MPI_Isend(&watch.said[to], (int)sizeof(Word), MPI_BYTE, (int)to, 0, watch.words, &request);
+    MPI_Request_free(&request);
+}
+
+static void watch_say_all(WordKind kind) {
+    size_t r;
+    for (r = 0; r < watch.ranks; r++)
+        if (r != watch.rank) watch_say(r, kind);
+}
+
+static void watch_listen(void) {
+    MPI_Status status;
+    Word word;
+    int there;
+    for (;;) {
+        MPI_Iprobe(MPI_ANY_SOURCE, 0, watch.words, &there, &status);
+        if (!there) return;
+        MPI_Recv(&word, (int)sizeof(word), MPI_BYTE, status.MPI_SOURCE, 0, watch.words, MPI_STATUS_IGNORE);
+        if (word.kind == RANK_ASKS) watch_say((size_t)status.MPI_SOURCE, RANK_ANSWERS);
+        if (word.kind == RANK_ANSWERS) watch.heard[status.MPI_SOURCE] = word;
+        if (word.kind == RANK_SPEAKS) watch.other_speaks = 1;
+    }
+}
+
+static void watch_pause(void) {
+    const struct timespec pause = {0, 50000};
+    nanosleep(&pause, NULL);
+}
+
+// As voice.before_error. Ranks that fail alike do so at about the same time: the lowest of them speaks.
+static void watch_before_error(int code) {
+    const double begin = seconds_now(), patience = watch.rank ? 0.3 + fmin(0.02 * (double)watch.rank, 1.0) : 0.0;
+    for (watch_listen(); !watch.other_speaks && seconds_now() - begin < patience; watch_listen()) watch_pause();
+    if (!watch.other_speaks) {
+        watch_say_all(RANK_SPEAKS);
+        return;
+    }
+    while (seconds_now() - begin < patience + WATCH_SILENCE) watch_pause();
+    MPI_Abort(MPI_COMM_WORLD, code);
+}
+
+// ---- waiting --------------------------------------------------------------------------------------------------------
+typedef struct {
+    double begin, asked; // s; asked 0: not yet
+    int before;          // whether watch.before has answers of this wait
+} Wait;
+
+// "rank 1 on A, rank 2 on B and 5 more" have not answered; returns how many.
+static size_t watch_missing(char *names, size_t size) {
+    size_t missing = 0, r;
+    int used = 0;
+    names[0] = 0;
+    for (r = 0; r < watch.ranks; r++) {
+        if (r == watch.rank || watch.heard[r].kind == RANK_ANSWERS) continue;
+        if (missing++ < WATCH_NAMED)
+            used += snprintf(names + used, size - (size_t)used, "%srank %zu on %s", used ? ", " : "", r, watch.host[r]);
+    }
+    if (missing > WATCH_NAMED) snprintf(names + used, size - (size_t)used, " and %zu more", missing - WATCH_NAMED);
+    return missing;
+}
+
+// All wait, and nobody has moved since they were asked before.
+__attribute__((noreturn)) static void watch_stuck(double waited) {
+    size_t r;
+    for (r = 0; r < watch.ranks; r++)
+        if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where))
+            die("waits in %s for %.0f s, while rank %zu on %s waits in %s: they wait for each other", watch.own.where,
+                waited, r, watch.host[r], watch.heard[r].where);
+    die("all ranks are in %s, which has not ended for %.0f s: does the network between the hosts work?",
+        watch.own.where, waited);
+}
+
+static void watch_judge(Wait *w, double now) {
+    char names[WATCH_NAMED * (WATCH_HOST + 40)];
+    const size_t missing = watch_missing(names, sizeof(names));
+    Word *heard = watch.heard;
+    if (missing && now - w->asked < WATCH_ANSWER) return;
+    if (missing)
+        die("%s %s not come to %s for %.0f s and %s not answer: hanging, stopped, or at work for longer than --timeout",
+            names, missing > 1 ? "have" : "has", watch.own.where, now - w->begin, missing > 1 ? "do" : "does");
+    if (w->before && !memcmp(watch.heard, watch.before, watch.ranks * sizeof(Word))) watch_stuck(now - w->begin);
+    watch.heard = watch.before, watch.before = heard;
+    w->before = 1, w->asked = 0;
+}
+
+// Between two looks at what is waited for.
+static void watch_wait(Wait *w) {
+    const double now = seconds_now();
+    const double since = now - w->begin;
+    if (since < WATCH_YIELD) {
+        sched_yield();
+        return;
+    }
+    watch_pause();
+    watch_listen();
+    if (w->asked > 0) {
+        watch_judge(w, now);
+    } else if (since >= watch.timeout * (w->before ? 2 : 1)) {
+        memset(watch.heard, 0, watch.ranks * sizeof(Word));
+        watch_say_all(RANK_ASKS);
+        w->asked = now;
+    }
+}
+
+// Until all of request[n] are done.
+static void wait_all(MPI_Request *request, int n, const char *what) {
+    Wait wait = {seconds_now(), 0, 0};
+    int done = 0;
+    snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
+    watch.own.waits++;
+    for (MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE); !done; MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE))
+        watch_wait(&wait);
+}
+
+static void watch_start(size_t ranks, size_t rank) {
+    char own[WATCH_HOST] = "";
+    watch.ranks = ranks, watch.rank = rank, watch.timeout = 600;
+    watch.host = (char(*)[WATCH_HOST])checked_calloc(ranks, WATCH_HOST, "the hosts of ranks");
+    watch.heard = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
+    watch.before = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
+    watch.said = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
+    MPI_Comm_dup(MPI_COMM_WORLD, &watch.words);
+    gethostname(own, sizeof(own) - 1);
+    MPI_Allgather(own, WATCH_HOST, MPI_BYTE, watch.host, WATCH_HOST, MPI_BYTE, watch.words);
+    snprintf(voice.name, sizeof(voice.name), "rank %zu on %s: ", rank, own);
+    voice.before_error = watch_before_error;
+}
+
+static void watch_stop(void) {
+    MPI_Comm_free(&watch.words);
+    free(watch.host), free(watch.heard), free(watch.before), free(watch.said);
+    memset(&voice, 0, sizeof(voice));
+}
+
+#endif
