@@ -154,7 +154,7 @@ static void wait_watched(bool all) {
 
 // After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never return.
 static void keep_up(void) {
-    constexpr size_t LAUNCHES = 256;
+    constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
     cudaEvent_t mark;
     if (++collectives.launches % LAUNCHES) return;
     mark = collectives.mark[collectives.launches / LAUNCHES % 2];
@@ -269,25 +269,36 @@ static void devices_check(int count) {
     free(all);
 }
 
-// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to.
+// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with the next and the last 32
+// ranks of a stream; farther ones connect when they are first made.
 static void communicator_warm(RankGroup group, char *x) {
-    const size_t ranks = ranks_in(job_world(), group);
+    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     Parcel parcels[64];
     size_t n = 0;
     reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     all_gather(group, x, ranks + 1, 1, 1);
-    for (size_t peer = 0; group == RANKS_OF_STREAM && peer < ranks && n < 64; peer++)
-        if (peer != rank_in(job_world(), group)) parcels[n++] = Parcel{peer, x, x + ranks * sizeof(float), 1, 1};
-    if (n) exchange(group, parcels, n);
+    if (group != RANKS_OF_STREAM) return;
+    for (size_t step = 1; step < ranks && step <= 32; step++) {
+        parcels[n++] = Parcel{(rank + step) % ranks, x, NULL, 1, 0};
+        parcels[n++] = Parcel{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
+    }
+    exchange(group, parcels, n);
+}
+
+// At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end for them.
+static void end_failed_job(void) {
+    if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }
 
 // This rank's device, NCCL and its connections, before anything else is done with the device.
 static void collectives_require(void) {
+    const size_t bytes = (dist_ranks() + 16) * sizeof(float);
     int low, high, count = 0;
     char *x;
     if (collectives.stream || dist_ranks() == 1) return;
     if (cudaGetDeviceCount(&count) == cudaSuccess && count) device.number = (int)(dist_local_rank() % (size_t)count);
     device_require();
+    atexit(end_failed_job);
     devices_check(count);
     nccl_load();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for the priorities of streams");
@@ -295,8 +306,8 @@ static void collectives_require(void) {
     for (Collective &c : collectives.ring) c.ready = event_make(), c.done = event_make();
     collectives.here = event_make(), collectives.mark[0] = event_make(), collectives.mark[1] = event_make();
     before_waiting = wait_watched, after_launch = keep_up;
-    CUDA_CHECK(cudaMalloc(&x, (2 * dist_ranks() + 2) * sizeof(float)), "allocating for the first collectives");
-    CUDA_CHECK(cudaMemset(x, 0, (2 * dist_ranks() + 2) * sizeof(float)), "clearing device memory");
+    CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
+    CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
     for (int group = 0; group < RANK_GROUPS; group++)
         if (ranks_in(job_world(), (RankGroup)group) > 1) communicator_warm((RankGroup)group, x);
     wait_watched(true);
