@@ -30,6 +30,10 @@ With LoRA (llmc/lora.h) the steps stay as they are: linear layers have their ada
 dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
 Generation is one more order of the forward steps (llmc/cache.h).
 
+Several ranks can share a stream (sequence parallelism): each goes through the layers with its own tokens, and per layer
+and pass K, V come together first, and dK, dV go to the tokens' owners last (llmc/key_value_exchange.h). The first norm's
+gradient then comes in two parts, through the queries and later through keys and values: its backward is linear.
+
 A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the
 chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h,
 window_retreat below).
@@ -40,6 +44,7 @@ steps never look inside a tensor.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
+#include "llmc/key_value_exchange.h"
 #include "llmc/linear_layer.h"
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
@@ -50,8 +55,8 @@ static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Ac
 
 static inline void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
-    Stored *k = key_value_at(s, s->kv.k, l, c.begin), *v = key_value_at(s, s->kv.v, l, c.begin);
-    Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.begin) : k;
+    Stored *k = key_value_at(s, s->kv.k, l, c.place), *v = key_value_at(s, s->kv.v, l, c.place);
+    Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.place) : k;
     linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->normed1, NULL);
     linear_forward(s, l, c, w, V_WEIGHT, v, a->normed1, NULL);
     norm_rotated(s, l, k, k_linear, weight_of(s, w, K_NORM), s->position + c.begin, c.n, d.NKV);
@@ -149,25 +154,31 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
     arena_pop(s->arena, mark);
 }
 
+static inline void first_norm_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, Stored *dx,
+                                       const Stored *dnormed1) {
+    norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnormed1,
+                  input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
+}
+
+// dnormed1[n,C] = (or += with accumulate) the part that comes through keys and values; then through the norm
 static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                               Stored *dx, Stored *dnormed1) {
+                               Stored *dx, Stored *dnormed1, int accumulate) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
     Stored *k_linear = NULL; // chunk c's keys before QK-norm, projected again where they were not kept
     if (d.qk_norm && s->kv.k_linear) {
-        k_linear = key_value_at(s, s->kv.k_linear, l, c.begin);
+        k_linear = key_value_at(s, s->kv.k_linear, l, c.place);
     } else if (d.qk_norm) {
         k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", c.n * d.KV);
         linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->normed1, NULL);
     }
-    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.begin), c.n * d.KV);
+    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.place), c.n * d.KV);
     norm_rotated_backward(s, l, dkv, sum_of(s, sums, K_NORM), k_linear, weight_of(s, w, K_NORM), c, d.NKV);
-    linear_backward(s, l, c, w, sums, K_WEIGHT, dnormed1, dkv, a->normed1, 1);
-    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.begin), c.n * d.KV);
+    linear_backward(s, l, c, w, sums, K_WEIGHT, dnormed1, dkv, a->normed1, accumulate);
+    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.place), c.n * d.KV);
     linear_backward(s, l, c, w, sums, V_WEIGHT, dnormed1, dkv, a->normed1, 1);
-    norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnormed1,
-                  input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
+    first_norm_backward(s, l, c, w, sums, dx, dnormed1);
     arena_pop(s->arena, mark);
 }
 
@@ -186,7 +197,7 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.norm = (const Stored *)w.weights;
     h.norm_bias =
         s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
-    h.matrix = (const Stored *)at(s->memory.weights, model_head_offset(s->model), d.stored);
+    h.matrix = (const Stored *)w.matrix;
     h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
     norm_forward(s, h.normed, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
@@ -194,13 +205,48 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     return h;
 }
 
+// Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
+static inline void host_gather(StreamBP *s, void *host) {
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
+    const size_t most = stream_tokens(s->N, S, stream_largest(s->N, S));
+    char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
+    size_t rank, half;
+    if (S == 1) return;
+    for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
+        memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
+    dist_gather(RANKS_OF_STREAM, own, most * size, all);
+    for (rank = 0; rank < S; rank++) {
+        for (half = 0, packed = all + rank * most * size; half < 2; half++) {
+            const Portion part = stream_part(s->N, S, rank, half);
+            memcpy(at(host, part.begin, size), packed, part.count * size);
+            packed += part.count * size;
+        }
+    }
+}
+
+// host[N] = what the device has of every token of the stream, whoever owns it
+static inline void host_collect(StreamBP *s, void *host, Summed *device) {
+    if (s->dry) return;
+    own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
+    host_gather(s, host);
+}
+
+// Weights of all targets; where they wait for log-probabilities, these are in host_sums.
+static inline void stream_weights(StreamBP *s) {
+    const DType type = dtype_of_sums(s->model->dtype);
+    const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
+    if (s->dry) return;
+    objective_weights(&s->objective, s->batch, s->Z, 0, s->N, at_once ? NULL : s->host_sums, s->host_sums, type);
+    own_copy_in(s, s->token_weight, s->host_sums, dtype_size(type));
+}
+
 // Weights of chunk c's targets, from their log-probabilities.
 static inline void head_weights(StreamBP *s, Chunk c) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
-    void *values = at(s->host_sums, c.begin, size);
+    void *values = at(s->host_sums, c.place, size);
     if (s->dry) return;
     s->ops->copy_out(values, at(s->logp, c.begin, size), c.n * size);
-    objective_weights(&s->objective, s->batch, s->Z, c.begin, c.n, values, values, dtype_of_sums(s->model->dtype));
+    objective_weights(&s->objective, s->batch, s->Z, c.place, c.n, values, values, dtype_of_sums(s->model->dtype));
     s->ops->copy_in(at(s->token_weight, c.begin, size), values, c.n * size);
 }
 
@@ -236,14 +282,14 @@ static inline void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums)
 static inline void head(StreamBP *s, int backward) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums sums;
-    s->layers_repeat = 1;
     if (!backward) {
         head_pass(s, w, NULL);
     } else {
         sums = grads_acquire(&s->memory, GROUP_HEAD);
         if (objective_weights_wait(&s->objective) == WEIGHTS_BY_STREAM) {
             head_pass(s, w, NULL);
-            head_weights(s, chunk_of(s, 0, s->N));
+            host_collect(s, s->host_sums, s->logp);
+            stream_weights(s);
         }
         head_pass(s, w, &sums);
         grads_release(&s->memory, GROUP_HEAD, sums);
@@ -263,20 +309,30 @@ static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
 static inline void embedding_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), i;
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
-    s->layers_repeat = 1;
     for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
-static inline void table_backward(StreamBP *s, ModelTensor table, const int32_t *index, size_t rows) {
+static inline void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const int32_t *index, size_t rows) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
+    void *dw = at(sums.tables, s->model->model_offset[table], dtype_size(sums.tables_type));
     Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->N, rows, d.C));
-    s->ops->embedding_backward(gradient_of_table(&s->memory, table), s->memory.gradient_type,
-                               input_load(&s->memory, d.L, 0), index, s->N, rows, d.C,
+        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->own_tokens, rows, d.C));
+    s->ops->embedding_backward(dw, sums.tables_type, input_load(&s->memory, d.L, 0), index, s->own_tokens, rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
+}
+
+static inline void embedding_backward(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    GroupSums sums;
+    if (s->memory.lora) return;
+    sums = grads_acquire(&s->memory, GROUP_EMBEDDING);
+    if (s->own_tokens) table_backward(s, sums, EMBEDDING, s->tokens, d.V);
+    if (s->own_tokens && !d.rotary)
+        table_backward(s, sums, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    grads_release(&s->memory, GROUP_EMBEDDING, sums);
 }
 
 // ---- methods --------------------------------------------------------------------------------------------------------
@@ -284,32 +340,17 @@ static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeig
     size_t mark = arena_mark(s->arena);
     Activations a;
     if (s->kept.normed1)
-        a = kept_activations(s, l);
+        a = kept_activations(s, l, c);
     else
         push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
     first_norm(s, l, c, w, &a);
-    kv_project(s, l, c, w, &a);
+    if (s->ranks == 1) kv_project(s, l, c, w, &a);
     attention_forward(s, l, c, w, &a);
     mlp_forward(s, l, c, w, &a);
     arena_pop(s->arena, mark);
 }
 
-static inline void layers_forward(StreamBP *s) {
-    size_t size = effective_chunk(s, s->chunk), visit, i;
-    for (visit = 0; visit < layer_visits(s); visit++) {
-        size_t l = layer_visit(s, visit);
-        GroupWeights w = weights_acquire(&s->memory, l);
-        s->kv.first = 0;
-        for (i = 0; i < chunk_visits(s, size); i++) {
-            Chunk c = chunk_visit(s, i, size);
-            if (layer_slides(s, l)) window_advance(s, c);
-            layer_chunk_forward(s, l, c, w);
-        }
-        weights_release(&s->memory, l);
-    }
-}
-
-// K and V again, once per pass: of c alone ...
+// K and V of c alone ...
 static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
@@ -320,20 +361,52 @@ static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights
     arena_pop(s->arena, mark);
 }
 
-// ... of a whole layer, ...
-static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size) {
-    size_t i;
-    for (i = 0; i < chunk_visits(s, size); i++) chunk_kv_project(s, l, chunk_visit(s, i, size), w);
+// ... or of a whole layer's own tokens. Where ranks share the stream they then come together: ticket[half] is what
+// queries of a half have to wait for.
+static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size, int64_t ticket[2]) {
+    size_t half, i;
+    for (half = 0; half < 2; half++) {
+        for (i = 0; i < range_visits(s, half, size); i++) chunk_kv_project(s, l, range_visit(s, half, i, size), w);
+        if (s->ranks > 1) keys_share(s, l, half, ticket);
+    }
 }
 
-// ... or of a layer with a window what chunk c sees and the chunk after it did not: the window slides backwards, and
-// dK, dV with it. At the last chunk there is nothing yet (kv.first is the stream's end).
+static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t size) {
+    const int slides = s->ranks == 1 && layer_slides(s, l);
+    int64_t ticket[2] = {0, 0};
+    size_t half, i;
+    s->kv.first = 0;
+    if (s->ranks > 1) layer_kv_project(s, l, w, size, ticket);
+    for (half = 0; half < 2; half++) {
+        await_shared(s, ticket[half]);
+        for (i = 0; i < range_visits(s, half, size); i++) {
+            Chunk c = range_visit(s, half, i, size);
+            if (slides) window_advance(s, c);
+            layer_chunk_forward(s, l, c, w);
+        }
+    }
+}
+
+static inline void layers_forward(StreamBP *s) {
+    size_t size = effective_chunk(s, s->chunk), visit;
+    layers_begin(&s->memory, 1);
+    for (visit = 0; visit < layer_visits(s); visit++) {
+        size_t l = layer_visit(s, visit);
+        GroupWeights w = weights_acquire(&s->memory, l);
+        layer_forward(s, l, w, size);
+        weights_release(&s->memory, l);
+    }
+    layers_end(&s->memory);
+}
+
+// Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after it
+// did not: the window slides backwards, and dK, dV with it. At the last chunk there is nothing yet (kv.first is the stream's end).
 static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
-    const size_t first = first_key(0, c.begin, window_of_model(&s->model->config));
-    const size_t known = min_size(s->kv.first, c.begin + c.n);
+    const size_t first = first_key(0, c.place, window_of_model(&s->model->config));
+    const size_t known = min_size(s->kv.first, c.place + c.n);
     Chunk piece = c;
-    slide_keys(s, l, first, c.begin + c.n);
+    slide_keys(s, l, first, c.place + c.n);
     s->kv.first = first;
     s->ops->zero(s->kv.dk, (known - first) * d.KV * d.summed);
     s->ops->zero(s->kv.dv, (known - first) * d.KV * d.summed);
@@ -341,8 +414,8 @@ static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w
         chunk_kv_project(s, l, c, w);
         return;
     }
-    for (piece.begin = first; piece.begin < known; piece.begin += piece.n) {
-        piece.n = min_size(size, known - piece.begin);
+    for (piece.place = first; piece.place < known; piece.place += piece.n) {
+        piece.begin = piece.place, piece.n = min_size(size, known - piece.place);
         chunk_kv_project(s, l, piece, w);
     }
 }
@@ -356,7 +429,7 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     if (recompute)
         push_attention_activations(s, &a, c.n);
     else
-        a = kept_activations(s, l);
+        a = kept_activations(s, l, c);
     if (recompute) {
         first_norm(s, l, c, w, &a);
         attention_forward(s, l, c, w, &a);
@@ -370,68 +443,104 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     arena_pop(s->arena, mlp_mark);
     dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
     attention_backward(s, l, c, w, sums, &a, dx, dnormed1);
-    kv_backward(s, l, c, w, sums, &a, dx, dnormed1);
+    if (s->ranks == 1)
+        kv_backward(s, l, c, w, sums, &a, dx, dnormed1, 1);
+    else
+        first_norm_backward(s, l, c, w, sums, dx, dnormed1);
     arena_pop(s->arena, mark);
+}
+
+// The other part, where ranks share the stream: dK, dV of c are the sums of what all of them have found.
+static inline void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena);
+    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1;
+    Activations a;
+    if (s->kept.normed1) {
+        a = kept_activations(s, l, c);
+    } else {
+        a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+        first_norm(s, l, c, w, &a);
+    }
+    dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    kv_backward(s, l, c, w, sums, &a, dx, dnormed1, 0);
+    arena_pop(s->arena, mark);
+}
+
+static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums, size_t size) {
+    const size_t row = shapes_of(s->model).KV * shapes_of(s->model).summed;
+    const size_t rows = s->kv.rows[layer_window(&s->model->config, l) != 0];
+    const int slides = s->ranks == 1 && layer_slides(s, l);
+    int64_t ticket[2] = {0, 0};
+    size_t half, i;
+    s->kv.first = slides ? s->N : 0;
+    if (!slides) {
+        s->ops->zero(s->kv.dk, rows * row);
+        s->ops->zero(s->kv.dv, rows * row);
+        if (!s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
+    }
+    await_shared(s, ticket[1]);
+    for (half = 2; half-- > 0;) {
+        for (i = range_visits(s, half, size); i-- > 0;) {
+            Chunk c = range_visit(s, half, i, size);
+            if (slides) window_retreat(s, l, c, w, size);
+            layer_chunk_backward(s, l, c, w, sums);
+        }
+        if (s->ranks > 1) key_gradients_share(s, l, half, ticket);
+    }
+    for (half = 2; half-- > 0 && s->ranks > 1;) {
+        await_shared(s, ticket[half]);
+        for (i = range_visits(s, half, size); i-- > 0;)
+            layer_chunk_kv_backward(s, l, range_visit(s, half, i, size), w, sums);
+    }
 }
 
 static inline void layers_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
-    size_t size = effective_chunk(s, s->chunk), visit, i, mark = arena_mark(s->arena);
+    size_t size = effective_chunk(s, s->chunk), visit, mark = arena_mark(s->arena);
     size_t rows = s->kv.rows[layers_with_window(&s->model->config) == d.L];
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
+    layers_begin(&s->memory, -1);
     for (visit = layer_visits(s); visit-- > 0;) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums sums = grads_acquire(&s->memory, l);
-        int slides = layer_slides(s, l);
-        s->kv.first = slides ? s->N : 0;
-        if (!slides) {
-            s->ops->zero(s->kv.dk, s->N * d.KV * d.summed);
-            s->ops->zero(s->kv.dv, s->N * d.KV * d.summed);
-            if (!s->kept.normed1) layer_kv_project(s, l, w, size);
-        }
-        for (i = chunk_visits(s, size); i-- > 0;) {
-            Chunk c = chunk_visit(s, i, size);
-            if (slides) window_retreat(s, l, c, w, size);
-            layer_chunk_backward(s, l, c, w, sums);
-        }
+        layer_backward(s, l, w, sums, size);
         grads_release(&s->memory, l, sums);
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
     arena_pop(s->arena, mark);
 }
 
 // ---- one stream through the model -----------------------------------------------------------------------------------
 // Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
 static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
-    DType summed = dtype_of_sums(s->model->dtype);
-    size_t N = batch->N;
-    s->batch = batch, s->N = N, s->Z = Z;
-    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", N, sizeof(int32_t));
-    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", N, sizeof(int32_t));
-    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", N, sizeof(int32_t));
-    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", N);
-    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", N);
-    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", N) : NULL;
+    size_t n;
+    s->batch = batch, s->Z = Z;
+    stream_deal(s, world_sp(s->memory.world));
+    n = s->own_tokens;
+    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
+    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
+    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
+    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
+    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
+    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
     if (s->dry) return;
-    if (N > s->host_tokens || batch->documents > s->host_documents)
-        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", N, batch->documents,
-            s->host_tokens, s->host_documents);
-    s->ops->copy_in(s->tokens, batch->tokens, N * sizeof(int32_t));
-    s->ops->copy_in(s->targets, batch->targets, N * sizeof(int32_t));
-    s->ops->copy_in(s->position, batch->position, N * sizeof(int32_t));
-    if (objective_weights_wait(&s->objective) != WEIGHTS_AT_ONCE) return;
-    objective_weights(&s->objective, batch, Z, 0, N, NULL, s->host_sums, summed);
-    s->ops->copy_in(s->token_weight, s->host_sums, N * dtype_size(summed));
+    if (batch->N > s->host_tokens || batch->documents > s->host_documents)
+        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
+            batch->documents, s->host_tokens, s->host_documents);
+    own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
+    own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
+    own_copy_in(s, s->position, batch->position, sizeof(int32_t));
+    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) stream_weights(s);
 }
 
-// Log-probabilities and entropies come to the host.
+// Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
 static inline void stream_end(StreamBP *s) {
-    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
-    if (s->dry) return;
-    s->ops->copy_out(s->host_sums, s->logp, s->N * size);
-    if (s->entropy) s->ops->copy_out(s->host_entropy, s->entropy, s->N * size);
+    host_collect(s, s->host_sums, s->logp);
+    if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
 }
 
 static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
@@ -449,12 +558,13 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     double loss;
     s->dropout = s->memory.lora ? s->memory.lora->dropout : 0;
     stream_begin(s, batch, Z);
-    push_inputs(s, s->N, 1);
+    push_inputs(s, s->own_tokens, 1);
     memset(&s->kept, 0, sizeof(s->kept));
     if (full) {
-        push_attention_activations(s, &s->kept, d.L * s->N);
-        push_mlp_activations(s, &s->kept, d.L * s->N);
+        push_attention_activations(s, &s->kept, d.L * s->own_tokens);
+        push_mlp_activations(s, &s->kept, d.L * s->own_tokens);
     }
+    grads_begin(&s->memory);
     kv_mark = arena_mark(s->arena);
     push_key_value(s, full ? d.L : 1, s->N, effective_chunk(s, s->chunk), full && d.qk_norm);
     embedding_forward(s);
@@ -466,11 +576,8 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
-    s->layers_repeat = 1;
-    if (!s->memory.lora) {
-        table_backward(s, EMBEDDING, s->tokens, d.V);
-        if (!d.rotary) table_backward(s, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
-    }
+    embedding_backward(s);
+    grads_end(&s->memory);
     arena_pop(s->arena, mark);
     s->dropout = 0;
     return loss;
@@ -482,7 +589,7 @@ static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
     Method method = s->method;
     if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
     stream_begin(s, batch, Z);
-    push_inputs(s, s->N, 0);
+    push_inputs(s, s->own_tokens, 0);
     memset(&s->kept, 0, sizeof(s->kept));
     kv_mark = arena_mark(s->arena);
     push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);

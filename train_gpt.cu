@@ -415,7 +415,7 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     StreamBP *stream = &t->run.stream;
     size_t streams = o->rollout ? trainer_rollout(t, step, report) : o->grad_accum, i;
     const Parameter *bad = NULL;
-    ops_device->zero(stream->memory.gradients, gradient_bytes(&t->run));
+    grads_zero(&stream->memory);
     for (i = 0; i < streams; i++) {
         double Z;
         const Batch *batch = trainer_batch(t, i, &Z, report);

@@ -12,6 +12,7 @@ Host memory; whoever fills a batch (the data loader, a test, `bp` without data) 
 
 typedef struct {
     size_t N;
+    size_t first;       // tokens of its micro-batch before it, where it is a part of one
     int32_t *tokens;    // [N]
     int32_t *targets;   // [N] the token to predict, or -1
     float *loss_weight; // [N] its weight in the loss, not looked at where the target is -1

@@ -69,8 +69,8 @@ static inline void cache_begin(Cache *cache, StreamBP *s) {
     cache->chunk = min_size(s->chunk, cache->capacity);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
     memset(&s->kept, 0, sizeof(s->kept));
-    s->batch = &cache->documents, s->N = cache->tokens;
-    s->layers_repeat = 1;
+    s->batch = &cache->documents;
+    stream_deal(s, 1); // every rank generates for itself
     push_key_value(s, s->model->config.num_hidden_layers, cache->tokens,
                    cache->slots > 1 ? cache->tokens : cache->chunk, 0);
     push_inputs(s, max_size(cache->chunk, cache->slots), 0);
@@ -97,6 +97,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
     w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
+    layers_begin(&s->memory, 1);
     for (visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit), mark = arena_mark(s->arena);
         Activations a;
@@ -110,6 +111,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
         arena_pop(s->arena, mark);
         weights_release(&s->memory, l);
     }
+    layers_end(&s->memory);
 }
 
 // n <= chunk further tokens (host) of one slot.
@@ -119,14 +121,15 @@ static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int3
     cache_forward(cache, s, tokens, c, 0);
     cache->used[slot] += n;
     cache->last = c;
-    cache->last.begin = c.begin + n - 1, cache->last.n = 1;
+    cache->last.begin = cache->last.place = c.begin + n - 1, cache->last.n = 1;
 }
 
 // One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
 // keys.
 static inline void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t window = window_of_model(&s->model->config);
-    Chunk c = {cache->slots * cache->capacity, n, {s->span, 0, 0, 0}, 0};
+    const size_t place = cache->slots * cache->capacity;
+    Chunk c = {place, n, place, {s->span, 0, 0, 0}, 0};
     size_t i;
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);
@@ -177,7 +180,7 @@ static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     Chunk c = cache->last;
     for (done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
-        c.begin = cache->last.begin + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
+        c.begin = c.place = cache->last.begin + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
         s->ops->copy_out((char *)logits + done * row, head_forward(s, c, w).logits, c.n * row);
         arena_pop(s->arena, mark);
     }

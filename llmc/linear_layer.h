@@ -65,7 +65,7 @@ static inline const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *a
     Stored *dropped;
     if (s->dropout == 0) return x;
     dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
-    s->ops->dropout(dropped, x, c.n, in, c.begin, s->dropout, adapter->seed, 0);
+    s->ops->dropout(dropped, x, c.n, in, s->batch->first + c.place, s->dropout, adapter->seed, 0);
     return dropped;
 }
 
@@ -122,7 +122,7 @@ static inline void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *a
     if (s->dropout > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, 0);
-        s->ops->dropout(dx, dinput, c.n, in, c.begin, s->dropout, adapter->seed, 1);
+        s->ops->dropout(dx, dinput, c.n, in, s->batch->first + c.place, s->dropout, adapter->seed, 1);
     } else {
         s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, 1);
     }

@@ -55,6 +55,24 @@ static inline double query_key_pairs(size_t first, size_t end, size_t window) {
     return 0.5 * (b * (b + 1) - a * (a + 1)) + w * ((double)end - b - ((double)first - a));
 }
 
+// Keys of tokens [begin, end) of the stream.
+typedef struct {
+    size_t begin, end;
+} KeyRange;
+static const KeyRange all_keys = {0, SIZE_MAX};
+
+// Query-key pairs of a span whose keys are at `key` or after it: as if its document began there.
+static inline double span_pairs_from(Span span, size_t key, size_t window) {
+    const size_t start = key > span.document ? key : span.document;
+    const size_t begin = span.begin > start ? span.begin : start, end = span.end > start ? span.end : start;
+    return query_key_pairs(begin - start, end - start, window);
+}
+
+// Query-key pairs of a span with the keys of a range.
+static inline double span_pairs(Span span, KeyRange keys, size_t window) {
+    return span_pairs_from(span, keys.begin, window) - span_pairs_from(span, keys.end, window);
+}
+
 typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     double gradient_scale; // the gradient is multiplied by this first (clipping)
@@ -163,7 +181,21 @@ typedef struct Ops {
     void (*attention_backward)(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
-    // enough for either; never less for more queries: plans rely on it
+    // The same where keys come a range at a time, in any order (ring attention, arXiv 2310.01889): what the keys of one
+    // range give. Rows of k, v outside of it are not read and those of dk, dv not touched: they need not be memory. A
+    // query may see no key of the range; spans.pairs are those of the range. Sums are not rounded between ranges:
+    // round_sums does it once, at the end.
+    // out, lse = what this range gives; with accumulate, what it gives together with the ranges that out and lse are of.
+    // As long as a row has met no key its out is 0 and its lse -infinity.
+    void (*attention_forward_part)(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                   Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                   int accumulate, Summed *scratch);
+    // dq[n,NH,HD] = (or += with accumulate); dk, dv +=. out and lse are those of all ranges together.
+    void (*attention_backward_part)(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                                    KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
+                                    Summed *scratch);
+    // enough for any of these; never less for more queries: plans rely on it
     size_t (*attention_scratch)(size_t n, size_t NH, size_t NKV, size_t HD);
 
     // ---- activations ----------------------------------------------------------------------------------------------

@@ -173,44 +173,71 @@ static inline void dry_rope(Stored *x, const int32_t *position, const float *inv
     DRY_BYTES(rope, position, n * sizeof(int32_t));
     DRY_BYTES(rope, inverse_frequency, HD / 2 * sizeof(float));
 }
-// Keys and values of each span: tokens [the first query's first key, last query].
-static inline void dry_keys(const char *name, const void *base, Spans spans, size_t row, size_t size) {
+// Keys and values of each span: tokens [the first query's first key, last query] of the range.
+static inline void dry_keys(const char *name, const void *base, Spans spans, KeyRange keys, size_t row, size_t size) {
     size_t i;
     for (i = 0; i < spans.count; i++) {
         const Span *span = &spans.span[i];
-        size_t begin = first_key(span->document, span->begin, spans.window);
-        dry_range("attention", name, (const char *)base + begin * row * size, (span->end - begin) * row, size);
+        const size_t begin = max_size(first_key(span->document, span->begin, spans.window), keys.begin);
+        const size_t end = min_size(span->end, keys.end);
+        if (begin < end)
+            dry_range("attention", name, (const char *)base + begin * row * size, (end - begin) * row, size);
     }
 }
-static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                         Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    size_t n = spans_rows(spans);
-    (void)scale;
-    DRY_STORED(attention_forward, out, n * NH * HD);
+// Of attention to a range of keys; out is of elements of `size` bytes.
+static inline void dry_attend(const void *out, size_t size, const Summed *lse, const Stored *q, const Stored *k,
+                              const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD,
+                              const Summed *scratch) {
+    const size_t n = spans_rows(spans);
+    dry_range("attention_forward", "out", out, n * NH * HD, size);
     DRY_STORED(attention_forward, q, n * NH * HD);
     DRY_SUMMED(attention_forward, lse, n * NH);
     DRY_SUMMED(attention_forward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
-    dry_keys("k", k, spans, NKV * HD, dry.stored);
-    dry_keys("v", v, spans, NKV * HD, dry.stored);
+    dry_keys("k", k, spans, keys, NKV * HD, dry.stored);
+    dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
     dry.flops += dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
 }
-static inline void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
-                                          Summed *scratch) {
-    size_t n = spans_rows(spans);
-    (void)scale;
-    DRY_STORED(attention_backward, dq, n * NH * HD);
+static inline void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv,
+                                       const Stored *dout, const Stored *out, const Stored *q, const Stored *k,
+                                       const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH,
+                                       size_t NKV, size_t HD, const Summed *scratch) {
+    const size_t n = spans_rows(spans);
+    dry_range("attention_backward", "dq", dq, n * NH * HD, size);
     DRY_STORED(attention_backward, dout, n * NH * HD);
     DRY_STORED(attention_backward, out, n * NH * HD);
     DRY_STORED(attention_backward, q, n * NH * HD);
     DRY_SUMMED(attention_backward, lse, n * NH);
     DRY_SUMMED(attention_backward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
-    dry_keys("k", k, spans, NKV * HD, dry.stored);
-    dry_keys("v", v, spans, NKV * HD, dry.stored);
-    dry_keys("dk", dk, spans, NKV * HD, dry.summed);
-    dry_keys("dv", dv, spans, NKV * HD, dry.summed);
+    dry_keys("k", k, spans, keys, NKV * HD, dry.stored);
+    dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
+    dry_keys("dk", dk, spans, keys, NKV * HD, dry.summed);
+    dry_keys("dv", dv, spans, keys, NKV * HD, dry.summed);
     dry.flops += dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
+}
+static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                         Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    (void)scale;
+    dry_attend(out, dry.stored, lse, q, k, v, spans, all_keys, NH, NKV, HD, scratch);
+}
+static inline void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
+                                          Summed *scratch) {
+    (void)scale;
+    dry_attend_backward(dq, dry.stored, dk, dv, dout, out, q, k, v, lse, spans, all_keys, NH, NKV, HD, scratch);
+}
+static inline void dry_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k,
+                                              const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
+                                              size_t HD, double scale, int accumulate, Summed *scratch) {
+    (void)scale, (void)accumulate;
+    dry_attend(out, dry.summed, lse, q, k, v, spans, keys, NH, NKV, HD, scratch);
+}
+static inline void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout,
+                                               const Stored *out, const Stored *q, const Stored *k, const Stored *v,
+                                               const Summed *lse, Spans spans, KeyRange keys, size_t NH, size_t NKV,
+                                               size_t HD, double scale, int accumulate, Summed *scratch) {
+    (void)scale, (void)accumulate;
+    dry_attend_backward(dq, dry.summed, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scratch);
 }
 
 // ---- activations, the loss head, gradients, the optimizer -------------------------------------------------------------
@@ -316,6 +343,8 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.scale = dry_scale, ops.dropout = dry_dropout;
     ops.rope_forward = dry_rope, ops.rope_backward = dry_rope;
     ops.attention_forward = dry_attention_forward, ops.attention_backward = dry_attention_backward;
+    ops.attention_forward_part = dry_attention_forward_part;
+    ops.attention_backward_part = dry_attention_backward_part;
     ops.swiglu_forward = dry_swiglu_forward, ops.swiglu_backward = dry_swiglu_backward;
     ops.geglu_forward = dry_geglu_forward, ops.geglu_backward = dry_geglu_backward;
     ops.gelu_forward = dry_gelu_forward, ops.gelu_backward = dry_gelu_backward;

@@ -27,7 +27,9 @@ typedef struct {
 static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
-    const size_t n = (settings->lora ? &settings->lora->table : model)->elements; // that are trained
+    const Model *trained = settings->lora ? &settings->lora->table : model;
+    const Sharding dealt = sharding_of(settings->world, DEALT_WEIGHTS);
+    const size_t n = sharding_elements(trained, sharding_of(settings->world, DEALT_OPTIMIZER));
     int kind, kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
@@ -38,17 +40,21 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->chunk = settings->chunk ? settings->chunk : ops->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;
-    s->layers_repeat = 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->memory.reduce = 1;
-    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", model->elements);
-    if (settings->lora) s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", n);
+    s->memory.plan = s->dry;
+    s->memory.layers_repeat = 1;
+    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, dealt));
+    if (settings->lora)
+        s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", sharding_elements(trained, dealt));
     if (settings->backward)
         s->memory.gradients =
-            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients", n, dtype_size(settings->gradient_type));
+            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients",
+                               sharding_elements(trained, sharding_of(settings->world, DEALT_GRADIENTS)),
+                               dtype_size(settings->gradient_type));
     if (settings->optimizer) {
         state->m = arena_push(arena, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
         state->v = arena_push(arena, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
@@ -66,6 +72,10 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
+    if (world_sp(settings->world) > 1) {
+        const size_t S = world_sp(settings->world), most = stream_tokens(largest->N, S, stream_largest(largest->N, S));
+        s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
+    }
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
         for (kind = 0; kind < kinds; kind++) {
@@ -80,6 +90,7 @@ static inline void run_end(StreamBP *s) {
     free(s->span);
     free(s->host_sums);
     free(s->host_entropy);
+    free(s->host_gathered);
 }
 
 typedef struct {

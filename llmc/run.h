@@ -365,10 +365,6 @@ static inline int cpu_threads(void) {
 #endif
 }
 
-static inline size_t gradient_bytes(const Run *run) {
-    return run_trained(run)->elements * dtype_size(run->settings.gradient_type);
-}
-
 // FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in
 // use (between two streams: nearly all of it); 0 where that is too small.
 static inline double run_product_rate(Run *run, size_t n) {

@@ -42,6 +42,14 @@ static inline Sharding sharding_whole(void) {
     return whole;
 }
 
+// What a stage of ZeRO deals over the ranks, and all below it.
+enum { DEALT_ALWAYS, DEALT_OPTIMIZER, DEALT_GRADIENTS, DEALT_WEIGHTS };
+
+static inline Sharding sharding_of(World world, size_t dealt) {
+    Sharding portions = {world_ranks(world), world.rank};
+    return world.zero >= dealt ? portions : sharding_whole();
+}
+
 static inline size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return share_most(group_elements(table, group), SHARE_UNIT, s.ranks);
 }
@@ -75,6 +83,12 @@ static inline Held held_of(const Model *table, Sharding s, const Parameter *p) {
     held.first = from - p->offset, held.count = to - from;
     held.place = sharding_begin(table, s, group) + from - own_begin;
     return held;
+}
+
+// Where such memory has element `first` of a parameter, one that is held.
+static inline size_t place_of(const Model *table, Sharding s, const Parameter *p, size_t first) {
+    const Held held = held_of(table, s, p);
+    return held.place + first - held.first;
 }
 
 #endif

@@ -3,11 +3,17 @@ The state of streamed backpropagation and the vocabulary of its steps: shapes, c
 of a chunk, keys and values of a layer, and the pushes on the arena that make room for them. streambp.h is the algorithm
 over this.
 
+Where several ranks share a stream, each owns two ranges of its tokens, one in the first half and one as far from the
+end of the second, so that causal work is balanced. Whatever is per token (inputs, activations, targets) exists for the
+rank's own tokens alone, one range behind the other: rows. Keys and values go by the token's place in the stream
+(key_value_exchange.h brings together what ranks have made). Alone, a rank owns one range, and rows are places.
+
 A plan runs the algorithm with `dry` set: loops then visit one layer and one chunk of each length, and op set "dry"
-multiplies what it counts by how many they stand for.
+multiplies what it counts by how many they stand for. It stands for the rank that owns the most.
 */
 #ifndef LLMC_STREAM_H
 #define LLMC_STREAM_H
+#include "dist.h"
 #include "objective.h"
 #include "ops_dry.h"
 #include "residency.h"
@@ -18,7 +24,8 @@ multiplies what it counts by how many they stand for.
 typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
 
 typedef struct {
-    size_t begin, n;     // tokens [begin, begin + n) of the stream
+    size_t begin, n;     // rows [begin, begin + n) of the rank's own tokens
+    size_t place;        // tokens [place, place + n) of the stream
     Spans spans;         // of layers that see everything
     double window_pairs; // of layers with a window
 } Chunk;
@@ -46,7 +53,8 @@ typedef struct {
     Summed *dk, *dv;  // [rows,NKV*HD]
     size_t rows[2];   // tokens held of a layer that sees everything, of one with a window
     size_t layers;    // 1: one layer's at a time
-    size_t first;     // the token in row 0 of layers with a window
+    size_t first;     // alone: the token in row 0 of layers with a window
+    Portion held[2];  // of several ranks: the tokens that this one holds of layers with a window (held_of_rank)
 } KeyValue;
 
 typedef struct {
@@ -64,12 +72,16 @@ typedef struct {
     // The stream at hand: host side
     const Batch *batch;
     size_t N;
+    size_t ranks;                       // that share it
+    Portion own[2];                     // this rank's tokens of it, in rows 0, 1, ...; alone: all of it, and nothing
+    size_t own_tokens;                  // of both
     Span *span;                         // [2 * documents], of the chunk being visited, then as a layer's keys lie
     double Z;                           // what its loss is divided by
     void *host_sums;                    // [N] Summed: on the way in dL/dlogp, on the way out the log-probabilities
     void *host_entropy;                 // [N] Summed; NULL where the objective does not want it
+    void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL alone
     size_t host_tokens, host_documents; // what these have room for
-    // and on the device, [N] each
+    // and on the device, [own_tokens] each
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
@@ -77,8 +89,7 @@ typedef struct {
     float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
-    Activations kept; // method full: of layer 0, those of layer l lie l * N rows further
-    double layers_repeat;
+    Activations kept; // method full: of layer 0, those of layer l lie l * own_tokens rows further
 } StreamBP;
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -134,18 +145,88 @@ static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tens
                : (Summed *)at(sums.layer, offset, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// ---- chunks and layers to visit -------------------------------------------------------------------------------------
-static inline size_t effective_chunk(const StreamBP *s, size_t chunk) {
-    return s->method == METHOD_STREAM ? min_size(chunk, s->N) : s->N;
+// ---- the tokens of a rank -------------------------------------------------------------------------------------------
+// A stream of N tokens has two halves where several ranks share it, else it is all in the first.
+static inline Portion stream_half(size_t N, size_t S, size_t half) {
+    const size_t first = S > 1 ? N - N / 2 : N;
+    const Portion halves[2] = {{0, first}, {first, N - first}};
+    return halves[half];
 }
 
-// How many chunks of `size` a loop visits: all of them, or in a plan one of each length. No chunk is empty, nor is a
-// stream.
-static inline size_t chunk_visits(const StreamBP *s, size_t size) {
+// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that of
+// RANKS_OF_STREAM_REVERSED.
+static inline Portion stream_part(size_t N, size_t S, size_t rank, size_t half) {
+    const Portion all = stream_half(N, S, half);
+    Portion part = share_of(all.count, 1, S, half ? S - 1 - rank : rank);
+    part.begin += all.begin;
+    return part;
+}
+
+static inline size_t stream_tokens(size_t N, size_t S, size_t rank) {
+    return stream_part(N, S, rank, 0).count + stream_part(N, S, rank, 1).count;
+}
+
+// The rank that owns the most: one of the two that what is left over of a half goes to. Its ranges are the longest, too.
+static inline size_t stream_largest(size_t N, size_t S) {
+    return stream_tokens(N, S, S - 1) >= stream_tokens(N, S, 0) ? S - 1 : 0;
+}
+
+// Which of the stream's ranks this is; in a plan the one that owns the most.
+static inline size_t rank_of_stream(const StreamBP *s) {
+    if (s->ranks == 1) return 0;
+    return s->dry ? stream_largest(s->N, s->ranks) : rank_in(s->memory.world, RANKS_OF_STREAM);
+}
+
+// Deals the stream of s->batch over so many ranks.
+static inline void stream_deal(StreamBP *s, size_t ranks) {
+    size_t half;
+    s->N = s->batch->N, s->ranks = ranks;
+    for (half = 0; half < 2; half++) s->own[half] = stream_part(s->N, ranks, rank_of_stream(s), half);
+    s->own_tokens = s->own[0].count + s->own[1].count;
+}
+
+// Where an own token is among the rank's rows.
+static inline size_t own_row(const StreamBP *s, size_t token) {
+    const int second = s->own[1].count && token >= s->own[1].begin;
+    return second ? s->own[0].count + token - s->own[1].begin : token - s->own[0].begin;
+}
+
+// Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
+static inline void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
+    size_t half;
+    for (half = 0; half < 2; half++)
+        if (s->own[half].count)
+            s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
+                            s->own[half].count * size);
+}
+
+static inline void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
+    size_t half;
+    for (half = 0; half < 2; half++)
+        if (s->own[half].count)
+            s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
+                             s->own[half].count * size);
+}
+
+// ---- chunks and layers to visit -------------------------------------------------------------------------------------
+static inline size_t effective_chunk(const StreamBP *s, size_t chunk) {
+    const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
+    return s->method == METHOD_STREAM ? min_size(chunk, longest) : longest;
+}
+
+// How many chunks of `size` a loop visits of one of the rank's ranges: all of them, or in a plan one of each length. No
+// chunk is empty; a range may be.
+static inline size_t range_visits(const StreamBP *s, size_t half, size_t size) {
+    const size_t n = s->own[half].count;
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
-    if (s->dry) return s->N % size && s->N > size ? 2 : 1;
-    return (s->N + size - 1) / size;
+    if (s->dry && n) return n % size && n > size ? 2 : 1;
+    return (n + size - 1) / size;
     // NOLINTEND(clang-analyzer-core.DivideZero)
+}
+
+// Of both ranges, one behind the other.
+static inline size_t chunk_visits(const StreamBP *s, size_t size) {
+    return range_visits(s, 0, size) + range_visits(s, 1, size);
 }
 
 // How many layers a loop visits: all of them, or in a plan one of each kind.
@@ -159,10 +240,9 @@ static inline size_t layer_visit(StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
     size_t windows = layers_with_window(c), l = 0;
     int wanted = index || windows == c->num_hidden_layers; // a layer with a window
-    s->layers_repeat = 1;
     if (!s->dry) return index;
     while ((layer_window(c, l) != 0) != wanted) l++;
-    s->layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
+    s->memory.layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
     return l;
 }
 
@@ -171,18 +251,24 @@ static inline size_t window_of_model(const Config *config) {
     return config->layer_types[0] ? config->sliding_window : 0;
 }
 
-// The documents' parts within [begin, begin + n).
-static inline Chunk chunk_of(StreamBP *s, size_t begin, size_t n) {
-    const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config);
-    size_t document = last_at_most(start, sizeof(*start), max_size(s->batch->documents, 1), begin), end = begin + n;
+// The document of a token.
+static inline size_t document_of(const Batch *batch, size_t token) {
+    const size_t *start = batch->document_start;
+    return last_at_most(start, sizeof(*start), max_size(batch->documents, 1), token);
+}
+
+// The chunk of n own tokens from `place` on, with the documents' parts in it.
+static inline Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
+    const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config), end = place + n;
+    size_t document = document_of(s->batch, place);
     Spans spans = {s->span, 0, 0, 0};
-    Chunk c = {begin, n, spans, 0};
+    Chunk c = {own_row(s, place), n, place, spans, 0};
     for (; document < s->batch->documents && start[document] < end; document++) {
         Span *span = &s->span[c.spans.count];
         span->document = start[document];
-        span->begin = max_size(start[document], begin), span->end = min_size(start[document + 1], end);
+        span->begin = max_size(start[document], place), span->end = min_size(start[document + 1], end);
         if (span->begin == span->end) continue; // an empty document
-        span->row = span->begin - begin;
+        span->row = span->begin - place;
         c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
         c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);
         c.spans.count++;
@@ -190,33 +276,48 @@ static inline Chunk chunk_of(StreamBP *s, size_t begin, size_t n) {
     return c;
 }
 
-// Query-key pairs of a whole stream in one layer.
-static inline double batch_pairs(const Batch *batch, size_t window) {
+// Query-key pairs of the queries of a range in one layer, and of a whole stream.
+static inline double range_pairs(const Batch *batch, Portion range, size_t window) {
+    const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
     size_t d;
-    for (d = 0; d < batch->documents; d++)
-        pairs += query_key_pairs(0, batch->document_start[d + 1] - batch->document_start[d], window);
+    for (d = 0; d < batch->documents; d++) {
+        const size_t from = max_size(start[d], range.begin), to = min_size(start[d + 1], end);
+        if (from < to) pairs += query_key_pairs(from - start[d], to - start[d], window);
+    }
     return pairs;
 }
 
-// The index-th visit of a loop over chunks of `size`. In a plan the first stands for all whole chunks.
-static inline Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
-    size_t whole = s->N / size, begin = s->dry && index ? whole * size : index * size;
-    Chunk c = chunk_of(s, begin, min_size(size, s->N - begin));
+static inline double batch_pairs(const Batch *batch, size_t window) {
+    const Portion all = {0, batch->N};
+    return range_pairs(batch, all, window);
+}
+
+// The index-th visit of a loop over chunks of `size` of a range. In a plan the first stands for all whole chunks.
+static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
+    const Portion range = s->own[half];
+    size_t whole = range.count / size, begin = s->dry && index ? whole * size : index * size;
+    Chunk c = chunk_of(s, range.begin + begin, min_size(size, range.count - begin));
     double repeat = 1;
     if (s->dry && index == 0 && whole > 1) { // pairs: the mean over the whole chunks
-        double pairs = batch_pairs(s->batch, 0);
-        double window_pairs = batch_pairs(s->batch, window_of_model(&s->model->config));
-        if (s->N % size) {
-            Chunk last = chunk_of(s, whole * size, s->N % size);
+        double pairs = range_pairs(s->batch, range, 0);
+        double window_pairs = range_pairs(s->batch, range, window_of_model(&s->model->config));
+        if (range.count % size) {
+            Chunk last = chunk_of(s, range.begin + whole * size, range.count % size);
             pairs -= last.spans.pairs, window_pairs -= last.window_pairs;
         }
-        c = chunk_of(s, begin, c.n);
+        c = chunk_of(s, range.begin + begin, c.n);
         repeat = (double)whole;
         c.spans.pairs = pairs / repeat, c.window_pairs = window_pairs / repeat;
     }
-    s->ops->repeat(s->layers_repeat * repeat);
+    s->ops->repeat(s->memory.layers_repeat * repeat);
     return c;
+}
+
+// The same over both ranges.
+static inline Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
+    const size_t first = range_visits(s, 0, size);
+    return index < first ? range_visit(s, 0, index, size) : range_visit(s, 1, index - first, size);
 }
 
 // ---- norms, of either kind ------------------------------------------------------------------------------------------
@@ -293,11 +394,11 @@ static inline void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
     a->added2 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "MLP before its norm", n * d.C) : NULL;
 }
 
-// Method full: layer l's set.
-static inline Activations kept_activations(StreamBP *s, size_t l) {
+// Method full: layer l's set, of chunk c.
+static inline Activations kept_activations(StreamBP *s, size_t l, Chunk c) {
     Shapes d = shapes_of(s->model);
     Activations a = s->kept;
-    size_t row = l * s->N;
+    size_t row = l * s->own_tokens + c.begin;
     a.normed1 = (Stored *)at(a.normed1, row * d.C, d.stored);
     if (d.qk_norm) a.q_linear = (Stored *)at(a.q_linear, row * d.Q, d.stored);
     a.q = (Stored *)at(a.q, row * d.Q, d.stored);
@@ -334,53 +435,79 @@ static inline size_t key_value_begin(const StreamBP *s, size_t l) {
     return row;
 }
 
-// The token in a layer's row 0.
-static inline size_t first_token(const StreamBP *s, size_t l) { return layer_slides(s, l) ? s->kv.first : 0; }
+// How many tokens before a token's row: what it stands at less where it is. Of several ranks' held tokens the second
+// piece follows the first one at once.
+static inline size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
+    if (!layer_slides(s, l)) return 0;
+    if (s->ranks == 1) return s->kv.first;
+    return token < s->kv.held[1].begin ? s->kv.held[0].begin : s->kv.held[1].begin - s->kv.held[0].count;
+}
 
 // Where a token is in kv.k, kv.v or kv.k_linear.
 static inline Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
     Shapes d = shapes_of(s->model);
-    return (Stored *)at(base, (key_value_begin(s, l) + token - first_token(s, l)) * d.KV, d.stored);
+    return (Stored *)at(base, (key_value_begin(s, l) + token - tokens_skipped(s, l, token)) * d.KV, d.stored);
 }
 
 // The same in kv.dk or kv.dv, which are of one layer at a time.
 static inline Summed *key_gradient_at(StreamBP *s, Summed *base, size_t l, size_t token) {
     Shapes d = shapes_of(s->model);
-    return (Summed *)at(base, (token - first_token(s, l)) * d.KV, d.summed);
+    return (Summed *)at(base, (token - tokens_skipped(s, l, token)) * d.KV, d.summed);
 }
 
 // All that a layer holds, from its row 0: what attention takes, with the spans of layer_spans.
 static inline Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
-    return key_value_at(s, base, l, first_token(s, l));
+    Shapes d = shapes_of(s->model);
+    return (Stored *)at(base, key_value_begin(s, l) * d.KV, d.stored);
 }
 
-// A chunk's spans for a layer. Where keys slide, tokens count from row 0; a document that begins before it begins
+// A chunk's spans for a layer. Where tokens are skipped they count from row 0; a document that begins before it begins
 // there, which no query of the chunk can tell.
 static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     Spans spans = c.spans;
     Span *moved = s->span + s->batch->documents;
-    size_t i, first = first_token(s, l);
+    size_t i, skipped = tokens_skipped(s, l, c.place);
     spans.window = layer_window(&s->model->config, l);
     if (spans.window) spans.pairs = c.window_pairs;
-    if (!first) return spans;
+    if (!skipped) return spans;
     for (i = 0; i < spans.count; i++) {
-        moved[i].document = max_size(c.spans.span[i].document, first) - first;
-        moved[i].begin = c.spans.span[i].begin - first, moved[i].end = c.spans.span[i].end - first;
+        moved[i].document = max_size(c.spans.span[i].document, skipped) - skipped;
+        moved[i].begin = c.spans.span[i].begin - skipped, moved[i].end = c.spans.span[i].end - skipped;
         moved[i].row = c.spans.span[i].row;
     }
     spans.span = moved;
     return spans;
 }
 
+// What a rank of the stream holds of layers with a window: each of its ranges, and before it the keys that the first
+// query sees, its halo; the second as far as the first does not hold them already. An empty range holds nothing.
+static inline Portion held_of_rank(const StreamBP *s, size_t rank, size_t half) {
+    const size_t window = window_of_model(&s->model->config);
+    const Portion first = stream_part(s->N, s->ranks, rank, 0), own = stream_part(s->N, s->ranks, rank, half);
+    Portion held = {half ? s->N : 0, 0};
+    if (!own.count) return held;
+    held.begin = first_key(s->batch->document_start[document_of(s->batch, own.begin)], own.begin, window);
+    if (half && first.count) held.begin = max_size(held.begin, first.begin + first.count);
+    held.count = own.begin + own.count - held.begin;
+    return held;
+}
+
+// Tokens held of a layer with a window: what a chunk of at most `chunk` tokens sees, or a rank's ranges.
+static inline size_t window_rows(const StreamBP *s, size_t tokens, size_t chunk) {
+    const size_t window = window_of_model(&s->model->config);
+    if (!window) return tokens;
+    return min_size(tokens, s->ranks > 1 ? s->own_tokens + 2 * (window - 1) : window - 1 + chunk);
+}
+
 // Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
 static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     Shapes d = shapes_of(s->model);
-    const Config *config = &s->model->config;
-    size_t windows = layers_with_window(config), window = window_of_model(config), count;
+    size_t windows = layers_with_window(&s->model->config), count, half;
     memset(&s->kv, 0, sizeof(s->kv));
     s->kv.layers = layers;
     s->kv.rows[0] = tokens;
-    s->kv.rows[1] = window ? min_size(tokens, window - 1 + chunk) : tokens;
+    s->kv.rows[1] = window_rows(s, tokens, chunk);
+    for (half = 0; half < 2 && s->ranks > 1; half++) s->kv.held[half] = held_of_rank(s, rank_of_stream(s), half);
     if (layers > 1)
         count = (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1];
     else
@@ -420,11 +547,11 @@ static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
 // Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once
 // where they would have come to be.
 static inline void window_advance(StreamBP *s, Chunk c) {
-    size_t window = window_of_model(&s->model->config), first = first_key(0, c.begin, window), l;
-    if (c.begin + c.n - s->kv.first <= s->kv.rows[1]) return;
+    size_t window = window_of_model(&s->model->config), first = first_key(0, c.place, window), l;
+    if (c.place + c.n - s->kv.first <= s->kv.rows[1]) return;
     for (l = 0; l < s->model->config.num_hidden_layers; l++) {
         if (!layer_slides(s, l)) continue;
-        slide_keys(s, l, first, c.begin);
+        slide_keys(s, l, first, c.place);
         if (s->kv.layers == 1) break; // one layer's are there, whose they are does not matter
     }
     s->kv.first = first;

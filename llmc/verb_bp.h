@@ -58,7 +58,7 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) 
     }
     Z = objective_normaliser(&run->settings.objective, counts);
     for (repeat = 0; repeat < o->repeat; repeat++) {
-        ops_device->zero(run->stream.memory.gradients, gradient_bytes(run));
+        grads_zero(&run->stream.memory);
         result.loss = 0, result.metrics.count = 0;
         for (i = 0; i < o->grad_accum; i++) {
             double begin;

@@ -146,6 +146,15 @@ static inline void fence_host(const char *op, const char *name, const void *memo
         size_t HD, double scale, Summed *scratch), \
         (dq, dk, dv, dout, out, q, k, v, lse, spans, NH, NKV, HD, scale, scratch), \
         (dq, dk, dv, dout, out, q, k, v, lse, scratch)) \
+    OP(void, attention_forward_part, (Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, \
+        Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate, \
+        Summed *scratch), \
+        (out, lse, q, k, v, spans, keys, NH, NKV, HD, scale, accumulate, scratch), (out, lse, q, scratch)) \
+    OP(void, attention_backward_part, (Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, \
+        const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH, \
+        size_t NKV, size_t HD, double scale, int accumulate, Summed *scratch), \
+        (dq, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scale, accumulate, scratch), \
+        (dq, dout, out, q, lse, scratch)) \
     HOST(size_t, attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD)) \
     OP(void, swiglu_forward, (Stored *out, const Stored *gate_up, size_t n, size_t FF), \
         (out, gate_up, n, FF), (out, gate_up)) \

@@ -41,10 +41,18 @@ typedef struct {
     const floatS *lse;
     floatS *dk, *dv;
     size_t NH, NKV, HD, window;
+    KeyRange keys;                // that may be read
     size_t group;                 // query heads per key/value head
     size_t threads, tokens, rows; // that share the work; of the largest query block
     double scale;
 } Attention;
+
+// Where the rows of out or dq go: rounded, or as sums.
+typedef struct {
+    floatX *stored;
+    floatS *sums;   // where `stored` is NULL
+    int accumulate; // to the sums
+} RowResult;
 
 // Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first stands
 // among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
@@ -149,12 +157,17 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
     }
 }
 
-// The blocks of keys that a query block walks begin at its first key and end at whole numbers of blocks from the document's
-// start, so that sums hardly depend on where the query block begins.
-static size_t block_first_key(const Attention *a, QueryBlock b) { return first_key(b.document, b.begin, a->window); }
+// The keys that a query block walks: those that one of its queries sees. None where begin >= end.
+static KeyRange keys_of(const Attention *a, QueryBlock b) {
+    const KeyRange keys = {max_size(first_key(b.document, b.begin, a->window), a->keys.begin),
+                           min_size(b.end, a->keys.end)};
+    return keys;
+}
 
-static size_t block_keys(QueryBlock b, size_t key) {
-    return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, b.end - key);
+// The blocks of these begin at the first and end at whole numbers of blocks from the document's start, so that sums hardly
+// depend on where the query block begins.
+static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
+    return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
 }
 
 // Behind the last row of a query block that sees one of keys [key, key + keys).
@@ -182,17 +195,54 @@ static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t
     block_pack(block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD, 1);
 }
 
-static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
+// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, NULL: nothing.
+static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
+                         const AttentionScratch *s) {
+    const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, TILE_ROWS);
+    memset(s->out, 0, all * width * sizeof(floatS));
+    for (size_t r = 0; r < all; r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
+    if (!out.accumulate) return NULL;
+    memset(s->dout, 0, all * width * sizeof(floatS));
+    for (size_t r = 0; r < rows; r++) {
+        const size_t place = row_place(a, b, r);
+        memcpy(s->dout + r * width, out.sums + place * a->HD, a->HD * sizeof(floatS));
+        s->largest[r] = (floatS)(LOG2_E * (double)lse[place]);
+        s->sum[r] = lse[place] == -(floatS)INFINITY ? 0 : 1;
+    }
+    return s->dout;
+}
+
+// Row `place` of a result = scale * the sum of packed rows
+static void close_row(RowResult to, size_t place, const floatS *row, size_t stride, size_t count, size_t HD,
+                      double scale) {
+    if (to.stored)
+        block_unpack(to.stored + place * HD, row, stride, count, HD, (floatS)scale);
+    else
+        block_unpack_sums(to.sums + place * HD, row, stride, count, HD, (floatS)scale, to.accumulate);
+}
+
+// What is folded and the rest, or the rest alone. A row without a key has sum 0.
+static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
+                       const AttentionScratch *s) {
+    const floatS *parts = folded ? folded : s->out;
+    out.accumulate = 0; // what was there is in the rows
+    for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
+        const size_t place = row_place(a, b, r);
+        close_row(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
+                  s->sum[r] == 0 ? 0 : 1 / s->sum[r]);
+        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
+    }
+}
+
+static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t group = a->group, HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * group;
+    const KeyRange range = keys_of(a, b);
     size_t blocks = 0;
     Sight sight;
-    floatS *folded = NULL, *parts;
+    floatS *folded = open_rows(out, lse, a, b, s);
     pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
-    memset(s->out, 0, round_up(rows, TILE_ROWS) * width * sizeof(floatS));
-    for (size_t r = 0; r < round_up(rows, TILE_ROWS); r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
-
-    for (size_t key = block_first_key(a, b), keys; key < b.end; key += keys, blocks++) {
-        keys = block_keys(b, key);
+    for (size_t key = range.begin, keys; key < range.end; key += keys, blocks++) {
+        keys = block_keys(b, range, key);
         const size_t last = end_row(a, b, key, keys);
         if (blocks == FOLD_BLOCKS) {
             block_fold(s->dout, s->out, round_up(rows, TILE_ROWS), HD, folded != NULL);
@@ -211,13 +261,7 @@ static void forward_block(floatX *out, floatS *lse, const Attention *a, QueryBlo
             block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
         }
     }
-    parts = folded ? folded : s->out; // what is folded and the rest, or the rest alone
-    for (size_t r = 0; r < rows; r++) {
-        const size_t place = row_place(a, b, r);
-        block_unpack(out + place * HD, parts + r * width, (size_t)(s->out - parts), folded ? 2 : 1, HD,
-                     (floatS)(1 / s->sum[r]));
-        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
-    }
+    close_rows(out, lse, folded, a, b, s);
 }
 
 // dk or dv += scale * a packed block
@@ -269,10 +313,6 @@ static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t k
     add_keys(a->dv, s->dv, a, b.head, key, keys, 1);
 }
 
-static double span_pairs(Span span, size_t window) {
-    return query_key_pairs(span.begin - span.document, span.end - span.document, window);
-}
-
 // Queries [begin, begin + most) of a span, as far as it goes.
 static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
     const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
@@ -285,12 +325,14 @@ static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
 static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
                            const AttentionScratch *s) {
     const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
-    const double pairs = query_key_pairs(b.begin - b.document, b.end - b.document, a->window);
+    const Span span = {b.document, b.begin, b.end, 0};
+    const double pairs = span_pairs(span, a->keys, a->window);
+    const KeyRange range = keys_of(a, b);
     double before = 0;
     open_queries(a, b, s);
     memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
-    for (size_t key = block_first_key(a, b), keys; key < b.end; key += keys) {
-        keys = block_keys(b, key);
+    for (size_t key = range.begin, keys; key < range.end; key += keys) {
+        keys = block_keys(b, range, key);
         const size_t last = b.begin + end_row(a, b, key, keys) / a->group;
         const double queries = (double)(last - max_size(key, b.begin)), here = queries * (double)keys;
         const size_t mine = min_size(segments - 1, (size_t)((before + here / 2) / pairs * (double)segments));
@@ -300,11 +342,10 @@ static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t 
 }
 
 // dq = scale * the sum of the segments' partial sums, which are `stride` elements apart
-static void close_queries(floatX *dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
+static void close_queries(RowResult dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
                           QueryBlock b) {
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++)
-        block_unpack(dq + row_place(a, b, r) * a->HD, part + r * packed_width(a->HD), stride, segments, a->HD,
-                     (floatS)a->scale);
+        close_row(dq, row_place(a, b, r), part + r * packed_width(a->HD), stride, segments, a->HD, a->scale);
 }
 
 // ---- the ops -----------------------------------------------------------------------------------------------------------
@@ -321,10 +362,10 @@ static size_t even_blocks(Span span, size_t most) {
     return (span.end - span.begin + size - 1) / size;
 }
 
-static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, size_t NH, size_t NKV,
-                              size_t HD, double scale) {
+static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, KeyRange keys, size_t NH,
+                              size_t NKV, size_t HD, double scale) {
     Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = scale};
-    a.window = spans.window;
+    a.window = spans.window, a.keys = keys;
     a.NH = NH, a.NKV = NKV, a.HD = HD, a.group = NH / NKV;
     a.threads = attention_threads();
     a.tokens = query_block_tokens(spans_rows(spans), a.group, HD, a.threads);
@@ -332,10 +373,9 @@ static Attention attention_of(const Stored *q, const Stored *k, const Stored *v,
     return a;
 }
 
-static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
-                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+static void attend(RowResult out, floatS *lse, Attention a, Spans spans, Summed *scratch) {
+    const size_t NKV = a.NKV, HD = a.HD;
     if (spans.count == 0) return;
-    const Attention a = attention_of(q, k, v, spans, NH, NKV, HD, scale);
     // Smaller blocks where there would be too few for the threads.
     const size_t most = min_size(
         a.tokens, max_size(BLOCK_ROWS / a.group + 1, spans_rows(spans) * NKV / (TASKS_PER_THREAD * a.threads)));
@@ -356,13 +396,13 @@ static void attention_forward(Stored *out, Summed *lse, const Stored *q, const S
             const Span span = spans.span[i];
             const size_t size = even_tokens(span, most), later = block - before;
             const size_t begin = span.begin + (even_blocks(span, most) - 1 - later) * size;
-            forward_block((floatX *)out, (floatS *)lse, &a, block_of(span, task % NKV, begin, size), &s);
+            forward_block(out, lse, &a, block_of(span, task % NKV, begin, size), &s);
         }
     }
 }
 
 // Backward of a whole document for one key/value head: its dk and dv are this thread's, its dq final.
-static void backward_document(floatX *dq, const Attention *a, Span span, size_t head, size_t size,
+static void backward_document(RowResult dq, const Attention *a, Span span, size_t head, size_t size,
                               const AttentionScratch *s) {
     for (size_t begin = span.begin; begin < span.end; begin += size) {
         const QueryBlock b = block_of(span, head, begin, size);
@@ -372,8 +412,8 @@ static void backward_document(floatX *dq, const Attention *a, Span span, size_t 
 }
 
 // Backward of one query block by all threads of the team, the keys cut into segments. parts[segments][NKV][part]
-static void backward_team(floatX *dq, const Attention *a, QueryBlock block, size_t segments, floatS *parts, size_t part,
-                          const AttentionScratch *s) {
+static void backward_team(RowResult dq, const Attention *a, QueryBlock block, size_t segments, floatS *parts,
+                          size_t part, const AttentionScratch *s) {
     const size_t NKV = a->NKV, tokens = block.end - block.begin;
 #pragma omp for schedule(dynamic)
     for (size_t task = 0; task < segments * NKV; task++) {
@@ -390,43 +430,80 @@ static void backward_team(floatX *dq, const Attention *a, QueryBlock block, size
 }
 
 // Backward of a document whose work is worth all threads of the team.
-static void backward_cut_document(floatX *dq, const Attention *a, Span span, size_t cuts, floatS *parts,
+static void backward_cut_document(RowResult dq, const Attention *a, Span span, size_t cuts, floatS *parts,
                                   const AttentionScratch *s) {
     const size_t size = even_tokens(span, a->tokens);
     for (size_t begin = span.begin; begin < span.end; begin += size) {
         const QueryBlock block = block_of(span, 0, begin, size);
-        const size_t first = block_first_key(a, block), key_blocks = (block.end - first + BLOCK_KEYS - 1) / BLOCK_KEYS;
+        const KeyRange keys = keys_of(a, block);
+        const size_t key_blocks = keys.begin < keys.end ? (keys.end - keys.begin + BLOCK_KEYS - 1) / BLOCK_KEYS : 1;
         backward_team(dq, a, block, min_size(cuts, key_blocks), parts, a->rows * packed_width(a->HD), s);
     }
+}
+
+// Segments that the keys of a document are cut into in backward.
+static size_t document_segments(const Attention *a, Span span, double all_pairs) {
+    const double pairs = span_pairs(span, a->keys, a->window);
+    return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
+}
+
+static void attend_backward(RowResult dq, Attention a, Spans spans, Summed *scratch) {
+    const size_t NKV = a.NKV;
+    floatS *memory = cache_line_aligned(scratch);
+    double pairs = 0;
+    if (spans.count == 0) return;
+    for (size_t i = 0; i < spans.count; i++) pairs += span_pairs(spans.span[i], a.keys, a.window);
+#pragma omp parallel num_threads(a.threads)
+    {
+        AttentionScratch s;
+        const size_t share = attention_cut(&s, NULL, a.rows, a.HD);
+        floatS *parts = memory + a.threads * share;
+        attention_cut(&s, memory + attention_thread() * share, a.rows, a.HD);
+        for (size_t i = spans.count; i-- > 0;) {
+            const size_t cuts = document_segments(&a, spans.span[i], pairs);
+            if (cuts > 1) backward_cut_document(dq, &a, spans.span[i], cuts, parts, &s);
+        }
+#pragma omp for schedule(dynamic)
+        for (size_t task = 0; task < spans.count * NKV; task++) {
+            const Span span = spans.span[spans.count - 1 - task / NKV];
+            if (document_segments(&a, span, pairs) > 1) continue;
+            backward_document(dq, &a, span, task % NKV, even_tokens(span, a.tokens), &s);
+        }
+    }
+}
+
+static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
+                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    const RowResult rows = {(floatX *)out, NULL, 0};
+    attend(rows, (floatS *)lse, attention_of(q, k, v, spans, all_keys, NH, NKV, HD, scale), spans, scratch);
+}
+
+static void attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                   Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                   int accumulate, Summed *scratch) {
+    const RowResult rows = {NULL, (floatS *)out, accumulate};
+    attend(rows, (floatS *)lse, attention_of(q, k, v, spans, keys, NH, NKV, HD, scale), spans, scratch);
 }
 
 static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    if (spans.count == 0) return;
-    Attention a = attention_of(q, k, v, spans, NH, NKV, HD, scale);
-    floatS *memory = cache_line_aligned(scratch);
-    double pairs = 0;
+    const RowResult rows = {(floatX *)dq, NULL, 0};
+    Attention a = attention_of(q, k, v, spans, all_keys, NH, NKV, HD, scale);
     a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
     a.dk = (floatS *)dk, a.dv = (floatS *)dv;
-    for (size_t i = 0; i < spans.count; i++) pairs += span_pairs(spans.span[i], spans.window);
-#pragma omp parallel num_threads(a.threads)
-    {
-        AttentionScratch s;
-        const size_t share = attention_cut(&s, NULL, a.rows, HD);
-        floatS *parts = memory + a.threads * share;
-        attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
-        for (size_t i = spans.count; i-- > 0;) {
-            const size_t cuts = key_segments(span_pairs(spans.span[i], spans.window) / pairs, NKV, a.threads);
-            if (cuts > 1) backward_cut_document((floatX *)dq, &a, spans.span[i], cuts, parts, &s);
-        }
-#pragma omp for schedule(dynamic)
-        for (size_t task = 0; task < spans.count * NKV; task++) {
-            const Span span = spans.span[spans.count - 1 - task / NKV];
-            if (key_segments(span_pairs(span, spans.window) / pairs, NKV, a.threads) > 1) continue;
-            backward_document((floatX *)dq, &a, span, task % NKV, even_tokens(span, a.tokens), &s);
-        }
-    }
+    attend_backward(rows, a, spans, scratch);
+}
+
+static void attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                                    KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
+                                    Summed *scratch) {
+    const RowResult rows = {NULL, (floatS *)dq, accumulate};
+    Attention a = attention_of(q, k, v, spans, keys, NH, NKV, HD, scale);
+    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
+    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
+    attend_backward(rows, a, spans, scratch);
 }
 
 #endif

@@ -1,0 +1,164 @@
+/*
+Keys and values of a stream that several ranks share. Each rank makes those of its own tokens (stream.h). Before attention
+what its queries see comes to it; what its backward has found for keys of other ranks goes back to them, once per layer
+and pass:
+
+    layers that see everything   each half of the stream is gathered, in the order of its tokens; of dK, dV of a half
+                                 each rank gets the sums of its portion
+    layers with a window         each range gets its halo, the keys before it that its queries see, from whoever owns
+                                 them; dK, dV of a halo go back and are added there
+
+Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while they
+are worked on; backward, where chunks go last to first, dK, dV of the second half are complete when the first begins.
+*/
+#ifndef LLMC_KEY_VALUE_EXCHANGE_H
+#define LLMC_KEY_VALUE_EXCHANGE_H
+#include "stream.h"
+
+static inline RankGroup group_of_half(size_t half) { return half ? RANKS_OF_STREAM_REVERSED : RANKS_OF_STREAM; }
+
+static inline void await_shared(StreamBP *s, int64_t ticket) {
+    if (ticket) s->ops->await(ticket);
+}
+
+// ---- layers that see everything -------------------------------------------------------------------------------------
+// Keys and values of a half, of which every rank has made its own. Returns the ticket; 0: there is nothing to wait for.
+static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
+    Shapes d = shapes_of(s->model);
+    const Portion all = stream_half(s->N, s->ranks, half);
+    const size_t count = all.count * d.KV;
+    Stored *tensor[2] = {s->kv.k, s->kv.v};
+    int64_t ticket = 0;
+    size_t i;
+    for (i = 0; i < 2 && count; i++) {
+        ticket = ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group_of_half(half),
+                              key_value_at(s, tensor[i], l, all.begin), count, d.KV, d.stored);
+    }
+    return ticket;
+}
+
+// dK, dV of a half: this rank's own tokens' become sums over all ranks.
+static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
+    Shapes d = shapes_of(s->model);
+    const Portion all = stream_half(s->N, s->ranks, half);
+    const size_t count = all.count * d.KV;
+    Summed *tensor[2] = {s->kv.dk, s->kv.dv};
+    int64_t ticket = 0;
+    size_t i;
+    for (i = 0; i < 2 && count; i++) {
+        ticket = ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group_of_half(half),
+                           key_gradient_at(s, tensor[i], l, all.begin), count, d.KV);
+    }
+    return ticket;
+}
+
+// ---- layers with a window -------------------------------------------------------------------------------------------
+// The tokens in the halo of range `half` of rank `seer` that rank `owner` owns in its range `part`.
+static inline Portion halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
+    const Portion held = held_of_rank(s, seer, half), own = stream_part(s->N, s->ranks, seer, half);
+    const Portion owned = stream_part(s->N, s->ranks, owner, part);
+    const size_t begin = max_size(held.begin, owned.begin);
+    const size_t end = min_size(held.begin + held.count - own.count, owned.begin + owned.count);
+    const Portion both = {begin, begin < end ? end - begin : 0};
+    return both;
+}
+
+enum { HALO_PARCELS = 16 }; // to and from one peer each: two halos in two ranges, of keys and of values
+
+typedef struct {
+    Parcel parcel[HALO_PARCELS];
+    size_t count;
+} Parcels;
+
+// What goes to a peer (in NULL), or comes from it (out NULL).
+static inline void parcel_add(Parcels *p, size_t peer, const void *out, void *in, size_t bytes) {
+    Parcel parcel = {peer, out, in, out ? bytes : 0, in ? bytes : 0};
+    p->parcel[p->count++] = parcel;
+}
+
+// Peers are met one after the other: in step i each rank's halos come from the rank that is i before it.
+static inline int64_t halos_gather(StreamBP *s, size_t l) {
+    Shapes d = shapes_of(s->model);
+    const size_t S = s->ranks, rank = rank_of_stream(s), row = d.KV * d.stored;
+    int64_t ticket = 0;
+    size_t i, j;
+    for (i = 1; i < S; i++) {
+        const size_t to = (rank + i) % S, from = (rank + S - i) % S;
+        Parcels p;
+        memset(&p, 0, sizeof(p));
+        for (j = 0; j < 4; j++) {
+            const Portion out = halo_part(s, to, j / 2, rank, j % 2), in = halo_part(s, rank, j / 2, from, j % 2);
+            if (out.count) {
+                parcel_add(&p, to, key_value_at(s, s->kv.k, l, out.begin), NULL, out.count * row);
+                parcel_add(&p, to, key_value_at(s, s->kv.v, l, out.begin), NULL, out.count * row);
+            }
+            if (in.count) {
+                parcel_add(&p, from, NULL, key_value_at(s, s->kv.k, l, in.begin), in.count * row);
+                parcel_add(&p, from, NULL, key_value_at(s, s->kv.v, l, in.begin), in.count * row);
+            }
+        }
+        ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_OF_STREAM, p.parcel, p.count);
+    }
+    return ticket;
+}
+
+// dK, dV of the halos go the same ways back, and are added, in the order of the steps.
+static inline void halos_return(StreamBP *s, size_t l) {
+    Shapes d = shapes_of(s->model);
+    const size_t S = s->ranks, rank = rank_of_stream(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
+    const size_t most = min_size(s->own_tokens, 2 * (window_of_model(&s->model->config) - 1));
+    Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
+    Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);
+    size_t i, j, done;
+    for (i = 1; i < S; i++) {
+        const size_t to = (rank + S - i) % S, from = (rank + i) % S;
+        Parcels p;
+        memset(&p, 0, sizeof(p));
+        for (j = 0, done = 0; j < 4; j++) {
+            const Portion out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
+            if (out.count) {
+                parcel_add(&p, to, key_gradient_at(s, s->kv.dk, l, out.begin), NULL, out.count * row);
+                parcel_add(&p, to, key_gradient_at(s, s->kv.dv, l, out.begin), NULL, out.count * row);
+            }
+            if (in.count) {
+                parcel_add(&p, from, NULL, at(dk, done * d.KV, d.summed), in.count * row);
+                parcel_add(&p, from, NULL, at(dv, done * d.KV, d.summed), in.count * row);
+            }
+            done += in.count;
+        }
+        s->ops->await(ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_OF_STREAM, p.parcel, p.count));
+        for (j = 0, done = 0; j < 4; j++) {
+            const Portion in = halo_part(s, from, j / 2, rank, j % 2);
+            const DType type = dtype_of_sums(s->model->dtype);
+            if (!in.count) continue;
+            s->ops->gradient_add(key_gradient_at(s, s->kv.dk, l, in.begin), type,
+                                 (Summed *)at(dk, done * d.KV, d.summed), in.count * d.KV);
+            s->ops->gradient_add(key_gradient_at(s, s->kv.dv, l, in.begin), type,
+                                 (Summed *)at(dv, done * d.KV, d.summed), in.count * d.KV);
+            done += in.count;
+        }
+    }
+    arena_pop(s->arena, mark);
+}
+
+// ---- either kind ----------------------------------------------------------------------------------------------------
+// Own keys and values of range `half` are there, and of the ranges before: ticket[half] is what queries of that half have to
+// wait for. Halos come from both halves, so all at the end.
+static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
+    if (!layer_window(&s->model->config, l))
+        ticket[half] = half_gather(s, l, half);
+    else if (half == 1)
+        ticket[0] = ticket[1] = halos_gather(s, l);
+}
+
+// All queries of this half and of the ones behind it have been through backward: ticket[half] is what dK, dV of the own tokens
+// in it have to wait for.
+static inline void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
+    ticket[half] = 0;
+    if (!layer_window(&s->model->config, l))
+        ticket[half] = half_reduce(s, l, half);
+    else if (half == 0)
+        halos_return(s, l);
+}
+
+#endif
