@@ -36,6 +36,7 @@ stop() { echo "multi_gpu_check.sh: $1" >&2; exit 1; }
 case $RANKS in '' | 0 | *[!0-9]*) stop 'no GPU was found (nvidia-smi lists none); RANKS=<processes> BUILD=build/cpu-fp32 checks a CPU build' ;; esac
 [ "$RANKS" -gt 1 ] || stop 'there is one GPU; this is about several'
 command -v mpirun >/dev/null || stop 'there is no mpirun; install it (Debian, Ubuntu: openmpi-bin libopenmpi-dev)'
+[ -n "$dry" ] || $(launcher "$RANKS") true || stop 'mpirun starts no processes here; it has said why'
 case $BUILD in *cuda-*) backend=cuda ;; *) backend=cpu ;; esac
 case $BUILD in *bf16*) precision=bf16 loss_bound=2e-3 norm_bound=2e-2 ;; *) precision=fp32 loss_bound=1e-5 norm_bound=1e-4 ;; esac
 [ -n "$dry" ] || ${MAKE:-make} --no-print-directory BACKEND=$backend PRECISION=$precision BUILD="$BUILD" "$BUILD/train" "$BUILD/collectives" >&2 ||
