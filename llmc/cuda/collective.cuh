@@ -263,8 +263,9 @@ static void devices_check(int count) {
     dist_gather(RANKS_ALL, &properties.uuid, sizeof(cudaUUID_t), all);
     for (size_t r = 0; r < ranks; r++)
         if (r != rank && !memcmp(&all[r], &properties.uuid, sizeof(cudaUUID_t)))
-            die("%s: %d GPU%s for %zu ranks, ranks %zu and %zu would share one; start one rank there for each GPU",
-                dist_host(rank), count, count == 1 ? "" : "s", dist_local_ranks(), min_size(rank, r),
+            die("%d GPU%s for the %zu ranks on %s, ranks %zu and %zu would share one; start one rank there for each "
+                "GPU",
+                count, count == 1 ? "" : "s", dist_local_ranks(), dist_host(rank), min_size(rank, r),
                 max_size(rank, r));
     free(all);
 }
