@@ -46,6 +46,7 @@ steps never look inside a tensor.
 #define STREAMBP_H
 #include "llmc/key_value_exchange.h"
 #include "llmc/linear_layer.h"
+#include "llmc/stream_host.h"
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
@@ -205,41 +206,6 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     return h;
 }
 
-// Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
-static inline void host_gather(StreamBP *s, void *host) {
-    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
-    const size_t most = stream_tokens(s->N, S, stream_largest(s->N, S));
-    char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
-    size_t rank, half;
-    if (S == 1) return;
-    for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
-        memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
-    dist_gather(RANKS_OF_STREAM, own, most * size, all);
-    for (rank = 0; rank < S; rank++) {
-        for (half = 0, packed = all + rank * most * size; half < 2; half++) {
-            const Portion part = stream_part(s->N, S, rank, half);
-            memcpy(at(host, part.begin, size), packed, part.count * size);
-            packed += part.count * size;
-        }
-    }
-}
-
-// host[N] = what the device has of every token of the stream, whoever owns it
-static inline void host_collect(StreamBP *s, void *host, Summed *device) {
-    if (s->dry) return;
-    own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
-    host_gather(s, host);
-}
-
-// Weights of all targets; where they wait for log-probabilities, these are in host_sums.
-static inline void stream_weights(StreamBP *s) {
-    const DType type = dtype_of_sums(s->model->dtype);
-    const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
-    if (s->dry) return;
-    objective_weights(&s->objective, s->batch, s->Z, 0, s->N, at_once ? NULL : s->host_sums, s->host_sums, type);
-    own_copy_in(s, s->token_weight, s->host_sums, dtype_size(type));
-}
-
 // Weights of chunk c's targets, from their log-probabilities.
 static inline void head_weights(StreamBP *s, Chunk c) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
@@ -313,11 +279,14 @@ static inline void embedding_forward(StreamBP *s) {
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
+// A rank without tokens has nothing to add.
 static inline void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const int32_t *index, size_t rows) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     void *dw = at(sums.tables, s->model->model_offset[table], dtype_size(sums.tables_type));
-    Summed *scratch =
+    Summed *scratch;
+    if (!s->own_tokens) return;
+    scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->own_tokens, rows, d.C));
     s->ops->embedding_backward(dw, sums.tables_type, input_load(&s->memory, d.L, 0), index, s->own_tokens, rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
@@ -515,40 +484,6 @@ static inline void layers_backward(StreamBP *s) {
 }
 
 // ---- one stream through the model -----------------------------------------------------------------------------------
-// Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
-static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
-    size_t n;
-    s->batch = batch, s->Z = Z;
-    stream_deal(s, world_sp(s->memory.world));
-    n = s->own_tokens;
-    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
-    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
-    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
-    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
-    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
-    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
-    if (s->dry) return;
-    if (batch->N > s->host_tokens || batch->documents > s->host_documents)
-        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
-            batch->documents, s->host_tokens, s->host_documents);
-    own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
-    own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
-    own_copy_in(s, s->position, batch->position, sizeof(int32_t));
-    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) stream_weights(s);
-}
-
-// Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
-static inline void stream_end(StreamBP *s) {
-    host_collect(s, s->host_sums, s->logp);
-    if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
-}
-
-static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
-    if (s->dry) return 0;
-    return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
-                          dtype_of_sums(s->model->dtype), metrics);
-}
-
 // The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics
 // (or NULL) to metrics.
 static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {

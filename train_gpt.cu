@@ -4,150 +4,42 @@ train: fine-tunes and trains GPT/Llama-style models on very long sequences with 
 C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done
 to tensors goes through struct Ops; nothing here looks inside one.
 */
-#include "llmc/options.h"       // the command line: one table of options
-#include "llmc/options_out.h"   // the same written out
-#include "llmc/config.h"        // configuration, families, presets
-#include "llmc/dist.h"          // the other processes of the run
-#include "llmc/model.h"         // the parameter table
-#include "llmc/weights.h"       // reading and writing models and gradients; random initialisation
-#include "llmc/lora.h"          // adapters: a table of parameters beside the model's
-#include "llmc/batch.h"         // a packed stream of documents
-#include "llmc/objective.h"     // what is minimised, as weights per token
-#include "llmc/dataloader.h"    // token shards; packing of documents
-#include "llmc/prefetch.h"      // the next micro-batch, read while this one is trained on
-#include "llmc/ops.h"           // what can be done to tensors
-#include "llmc/arena.h"         // the one allocation
-#include "streambp.h"           // steps and methods: the algorithm
-#include "llmc/cache.h"         // keys and values of texts that are being written
-#include "llmc/plan.h"          // what a run needs, before it is allocated
-#include "llmc/run.h"           // model, settings, plan, memory: what every verb begins with
-#include "llmc/sampler.h"       // generation with a key/value cache
-#include "llmc/prompt.h"        // prompts from the command line, text from the sampler
-#include "llmc/reference.h"     // log-probabilities under the model that training began with
-#include "llmc/rollout.h"       // completions, rewards and advantages: the batches of online GRPO
-#include "llmc/adamw.h"         // the optimizer over the parameter table
-#include "llmc/schedule.h"      // learning rate by step
-#include "llmc/checkpoint.h"    // complete or absent; resuming to the bit
-#include "llmc/log.h"           // step line, log.jsonl, progress bar
-#include "llmc/report.h"        // plans for people and as JSON
-#include "llmc/verb_bp.h"       // one pass, measured
-#include "llmc/verb_plan.h"     // memory and FLOPs before anything is allocated
-#include "llmc/verb_eval.h"     // the loss of a model on data
-#include "llmc/verb_logprobs.h" // log-probabilities of data, for objectives with a reference
-#include "llmc/verb_sample.h"   // text from a model
-#include "llmc/verb_convert.h"  // convert, info
+#include "llmc/options.h"           // the command line: one table of options
+#include "llmc/options_out.h"       // the same written out
+#include "llmc/config.h"            // configuration, families, presets
+#include "llmc/dist.h"              // the other processes of the run
+#include "llmc/model.h"             // the parameter table
+#include "llmc/weights.h"           // reading and writing models and gradients; random initialisation
+#include "llmc/lora.h"              // adapters: a table of parameters beside the model's
+#include "llmc/batch.h"             // a packed stream of documents
+#include "llmc/objective.h"         // what is minimised, as weights per token
+#include "llmc/dataloader.h"        // token shards; packing of documents
+#include "llmc/prefetch.h"          // the next micro-batch, read while this one is trained on
+#include "llmc/ops.h"               // what can be done to tensors
+#include "llmc/arena.h"             // the one allocation
+#include "streambp.h"               // steps and methods: the algorithm
+#include "llmc/cache.h"             // keys and values of texts that are being written
+#include "llmc/plan.h"              // what a run needs, before it is allocated
+#include "llmc/run.h"               // model, settings, plan, memory: what every verb begins with
+#include "llmc/sampler.h"           // generation with a key/value cache
+#include "llmc/prompt.h"            // prompts from the command line, text from the sampler
+#include "llmc/reference.h"         // log-probabilities under the model that training began with
+#include "llmc/rollout.h"           // completions, rewards and advantages: the batches of online GRPO
+#include "llmc/adamw.h"             // the optimizer over the parameter table
+#include "llmc/schedule.h"          // learning rate by step
+#include "llmc/checkpoint.h"        // complete or absent; resuming to the bit
+#include "llmc/log.h"               // step line, log.jsonl, progress bar
+#include "llmc/report.h"            // plans for people and as JSON
+#include "llmc/trainer.h"           // a training run, and what must stay the same in it
+#include "llmc/trainer_reference.h" // its reference
+#include "llmc/verb_bp.h"           // one pass, measured
+#include "llmc/verb_plan.h"         // memory and FLOPs before anything is allocated
+#include "llmc/verb_eval.h"         // the loss of a model on data
+#include "llmc/verb_logprobs.h"     // log-probabilities of data, for objectives with a reference
+#include "llmc/verb_sample.h"       // text from a model
+#include "llmc/verb_convert.h"      // convert, info
 
 // ---- train ----------------------------------------------------------------------------------------------------------
-#define TRAINER_SETTINGS 40
-
-typedef struct {
-    Run run;
-    DataLoader data, validation;
-    Prefetch train_batches, validation_batches;
-    RunState state; // where the run stands
-    RunSetting settings[TRAINER_SETTINGS];
-    char setting_text[TRAINER_SETTINGS][1024];
-    int has_folder;
-    CheckpointFolder folder;
-    Rollout rollout; // with --rollout: where batches come from
-    Prompt rollout_text;
-    uint32_t *end_ids;
-    LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
-    uint64_t reference_key;   // of the model that is the reference; 0: there is none, or it is the base under adapters
-    RunLog log;
-    Sampler sampler;
-    Prompt prompt;
-    int32_t *sampled;                   // [max_new_tokens]
-    char *sampled_text;                 // [prompt_token_bytes * max_new_tokens]
-    double validation_loss, peak_flops; // NAN, 0: not known
-} Trainer;
-
-static void add_setting(Trainer *t, const char *name, int may_change, const char *format, ...) {
-    size_t i = t->state.setting_count++;
-    va_list args;
-    if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
-    va_start(args, format);
-    vsnprintf(t->setting_text[i], sizeof(t->setting_text[i]), format, args);
-    va_end(args);
-    t->settings[i].name = name, t->settings[i].value = t->setting_text[i];
-    t->settings[i].may_change = may_change;
-}
-
-// What the objective and the adapters are.
-static void trainer_objective_settings(Trainer *t) {
-    const Objective *objective = &t->run.settings.objective;
-    const Lora *lora = &t->run.lora;
-    const Options *o = t->run.options;
-    if (objective->kind != OBJECTIVE_SFT)
-        add_setting(t, "--objective", 0,
-                    "%s,dpo-loss=%s,normalisation=%s,beta=%.17g,gamma=%.17g,label-smoothing=%.17g,clip-low=%.17g,"
-                    "clip-high=%.17g,temperature=%.17g,scale-rewards=%s",
-                    o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
-                    objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
-                    o->scale_rewards);
-    if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", 0, "%zu", o->max_new_tokens);
-    if (o->rollout) {
-        const RolloutSettings *rollout = &t->rollout.settings;
-        add_setting(t, "--rollout", 0,
-                    "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
-                    o->top_k, o->top_p, o->updates,
-                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
-                    o->reward_failure);
-    }
-    if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
-    if (o->old_logprobs)
-        add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
-    if (lora->rank)
-        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", lora->rank,
-                    lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
-}
-
-// What has to be the same for a resumed run to give the same bits.
-static void trainer_settings(Trainer *t) {
-    const Options *o = t->run.options;
-    char config[4096];
-    t->state.settings = t->settings;
-    config_to_text(&t->run.model.config, config, sizeof(config));
-    add_setting(t, "model", 0, "%s", config);
-    add_setting(t, "--seq-len", 0, "%zu", o->seq_len);
-    add_setting(t, "--batch", 0, "%zu", o->batch);
-    if (t->data.of_documents || dataloader_shuffled(&t->data)) { // else what llm.c's shards say is the whole of it
-        add_setting(t, "--shuffle", 0, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
-        add_setting(t, "--long", 0, "%s", o->long_documents);
-    }
-    add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
-    trainer_objective_settings(t);
-    add_setting(t, "--grad-accum", 0, "%zu", o->grad_accum);
-    add_setting(t, "--seed", 0, "%zu", o->seed);
-    add_setting(t, "AdamW", 0, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g", o->beta1,
-                o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
-    add_setting(t, "--method", 1, "%s", o->method);
-    add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
-    add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
-    add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
-    if (o->rollout) add_setting(t, "--slots", 1, "%zu", t->rollout.settings.slots);
-    if (o->rollout) add_setting(t, "--reward-command", 1, "%s", o->reward_command);
-    add_setting(t, "threads", 1, "%d", cpu_threads());
-}
-
-static void trainer_schedule(Trainer *t) {
-    const Options *o = t->run.options;
-    Schedule *schedule = &t->state.schedule;
-    schedule->kind = schedule_find(o->schedule);
-    schedule->peak = o->lr;
-    schedule->final_fraction = o->final_lr_fraction;
-    schedule->decay_fraction = o->decay_fraction;
-    schedule->warmup = o->warmup;
-    schedule->steps = o->steps ? o->steps : dataloader_batches(&t->data) / o->grad_accum;
-    if (o->rollout && !o->steps) schedule->steps = o->updates * (prompts_count(&t->data.documents) / o->batch);
-    if (!schedule->steps && o->rollout)
-        die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again",
-            prompts_count(&t->data.documents), o->batch);
-    if (!schedule->steps)
-        die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
-            dataloader_batches(&t->data), o->grad_accum);
-}
-
 static Trained trainer_trained(Trainer *t) {
     Trained trained;
     memset(&trained, 0, sizeof(trained));
@@ -172,8 +64,8 @@ static const char *last_good(const Trainer *t) {
 static void trainer_check_weights(const Trainer *t, size_t step) {
     char when[48];
     snprintf(when, sizeof(when), "after step %zu ", step);
-    weights_check_finite_at(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), when,
-                            last_good(t));
+    weights_check_finite_at(run_trained(&t->run), weights_sharding(&t->run.stream.memory), ops_device,
+                            trained_weights(&t->run.stream.memory), when, last_good(t));
 }
 
 static void trainer_save(Trainer *t) {
@@ -192,37 +84,6 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
         path_join(path, last, seal_file(&seal, SEAL_MODEL));
     else if (!o->model && !o->init)
         die("%s: holds adapters alone; give the model they were trained on with --model", last);
-}
-
-// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its
-// model.
-static int trainer_has_reference(const Trainer *t) {
-    return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
-           !t->run.options->rollout;
-}
-
-// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one
-// that goes on, whose settings say which they were.
-static void trainer_find_reference(Trainer *t, const char *last) {
-    const Options *o = t->run.options;
-    const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
-    uint64_t base = 0, policy;
-    if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        base = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
-    policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
-    reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
-    if (!trainer_has_reference(t)) return;
-    if (o->reference_logprobs)
-        t->reference_key = t->run.reference.header.model_key;
-    else
-        t->reference_key = begins ? base : reference_key_of(last);
-}
-
-// What batches are filled from where no file was named: it is kept beside the data.
-static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!trainer_has_reference(t) || data->documents.settings.reference) return;
-    reference_prepare(file, &t->run, data, &batches->slot[0].batch, t->reference_key, t->state.step == 0);
-    data->documents.settings.reference = file;
 }
 
 static StreamBound trainer_plan_rollout(Trainer *t) {
@@ -269,11 +130,11 @@ static StreamBound trainer_allocate(Trainer *t) {
     const Options *o = t->run.options;
     StreamBound bound;
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
-    bound = o->rollout ? trainer_plan_rollout(t) : dataloader_bound(&t->data);
+    bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
         dataloader_check_pair(&t->data, &t->validation);
-        bound = larger_bound(bound, dataloader_bound(&t->validation));
+        bound = larger_bound(bound, run_bound(&t->run, &t->validation));
     }
     if (o->sample_every) {
         t->prompt = prompt_from_options(&t->run);
@@ -283,8 +144,10 @@ static StreamBound trainer_allocate(Trainer *t) {
     if (o->rollout)
         trainer_open_rollout(t);
     else
-        prefetch_allocate(&t->train_batches, &t->data, o->grad_accum);
-    if (o->val_data.count) prefetch_allocate(&t->validation_batches, &t->validation, 1);
+        prefetch_allocate(&t->train_batches, &t->data, t->run.deal);
+    if (o->val_data.count)
+        prefetch_allocate(&t->validation_batches, &t->validation,
+                          deal_evaluation(t->run.settings.world, t->run.deal.parts));
     if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
@@ -298,8 +161,8 @@ static void trainer_load(Trainer *t, const char *last) {
     Trained trained;
     if (!*last) {
         run_load_weights(&t->run);
-        optimizer_init(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory), &t->run.optimizer,
-                       t->run.settings.moment_type);
+        optimizer_init(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.stream.memory),
+                       &t->run.optimizer, t->run.settings.moment_type);
         trainer_find_reference(t, last);
         trainer_settings(t);
         return;
@@ -311,7 +174,7 @@ static void trainer_load(Trainer *t, const char *last) {
     checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-    weights_check_finite(trained.model, ops_device, trained.weights);
+    weights_check_finite(trained.model, weights_sharding(&t->run.stream.memory), ops_device, trained.weights);
     run_close_source(&t->run);
 }
 
@@ -325,21 +188,22 @@ static void trainer_begin(Trainer *t, const Options *o) {
     if (t->has_folder) trainer_open_folder(t, o, last, model);
     run_open_model(&t->run, o, o->model ? NULL : model);
     check_positions(&t->run, o->seq_len, "--seq-len");
-    t->run.settings = settings_from_options(&t->run);
+    run_settle(&t->run);
     bound = trainer_allocate(t);
     trainer_schedule(t);
     report_header(&t->run);
     report_data(&t->run, &t->data, bound);
-    if (!o->quiet) t->peak_flops = run_peak_flops(&t->run);
+    if (!o->quiet && speaks()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
     if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
     if (t->has_folder) {
         Trained trained = trainer_trained(t);
-        tokenizer_keep(&t->run, o->out);
+        if (dist_rank() == 0) tokenizer_keep(&t->run, o->out);
         checkpoint_check_space(&t->folder, &trained, o->out);
     }
-    t->log = runlog_open(o->quiet ? NULL : t->run.text, o->out, o->resume, t->state.step, t->state.schedule.steps);
+    t->log = runlog_open(o->quiet || !speaks() ? NULL : t->run.text, speaks() ? o->out : NULL, o->resume, t->state.step,
+                         t->state.schedule.steps);
     runlog_options(&t->log, t->state.step, o);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }
@@ -365,13 +229,6 @@ static void trainer_sample(Trainer *t, size_t step) {
 }
 
 // ---- one step -------------------------------------------------------------------------------------------------------
-// What the reference makes of a batch, where it is the base model under adapters.
-static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
-    if (!run_computes_reference(&t->run)) return;
-    run_reference(&t->run, batch);
-    report->flops += flops_of(&t->run.flop_count, batch, 0);
-}
-
 // Completions for this step, or those that the steps before have used already; returns how many streams they are.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
@@ -394,42 +251,59 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     return rollout->streams;
 }
 
-// The i-th micro-batch of the step, and what the step's losses are divided by.
-static Batch *trainer_batch(Trainer *t, size_t i, double *Z, StepReport *report) {
+// The rank's i-th micro-batch of the step, and what the step's losses are divided by.
+static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepReport *report) {
     const Objective *objective = &t->run.stream.objective;
-    MicroBatch *micro;
+    const World world = t->run.settings.world;
+    Batch *batch;
+    Counts counts;
+    size_t number;
     if (t->run.options->rollout) {
-        *Z = objective_normaliser(objective, t->rollout.counts);
-        return rollout_batch(&t->rollout, i);
+        batch = rollout_batch(&t->rollout, i), counts = t->rollout.counts;
+        number = i * world_replicas(world) + world_replica(world);
+    } else {
+        MicroBatch *micro = prefetch_take(&t->train_batches);
+        batch = &micro->batch, counts = micro->step_counts, number = micro->number;
+        t->state.next_batch = micro->after;
+        trainer_reference(t, batch, report);
     }
-    micro = prefetch_take(&t->train_batches);
-    *Z = objective_normaliser(objective, micro->step_counts);
-    t->state.next_batch = micro->after;
-    trainer_reference(t, &micro->batch, report);
-    return &micro->batch;
+    *Z = objective_normaliser(objective, counts);
+    t->run.stream.dropout_seed =
+        random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
+    return batch;
+}
+
+// What all ranks did in a step together. The same bits on every rank: all go on, or none does.
+static void trainer_sum_up(Trainer *t, StepReport *report) {
+    const World world = t->run.settings.world;
+    double of_streams[2] = {report->loss, report->tokens};
+    sum_over_streams(world, of_streams, 2);
+    report->loss = of_streams[0], report->tokens = of_streams[1];
+    dist_sum(RANKS_ALL, &report->flops, 1);
+    metrics_over_streams(world, &report->metrics);
 }
 
 // Loss and gradient of all micro-batches. What is not finite ends the run before anything is changed.
 static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
-    const Options *o = t->run.options;
     StreamBP *stream = &t->run.stream;
-    size_t streams = o->rollout ? trainer_rollout(t, step, report) : o->grad_accum, i;
+    size_t streams = t->run.options->rollout ? trainer_rollout(t, step, report) : deal_own(t->run.deal), i;
     const Parameter *bad = NULL;
     grads_zero(&stream->memory);
     for (i = 0; i < streams; i++) {
         double Z;
-        const Batch *batch = trainer_batch(t, i, &Z, report);
-        stream->dropout_seed = random_bits(o->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + i);
+        const Batch *batch = trainer_batch(t, step, i, &Z, report);
+        stream->memory.reduce = i + 1 == streams;
         report->loss += forward_backward(stream, batch, Z, &report->metrics);
-        report->tokens += (double)batch->N;
+        report->tokens += batch_tokens(batch);
         report->flops += flops_of(&t->run.flop_count, batch, 1);
     }
+    trainer_sum_up(t, report);
     if (!isfinite(report->loss)) {
         trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report->loss, last_good(t));
     }
-    report->grad_norm =
-        gradient_norm(run_trained(&t->run), ops_device, stream->memory.gradients, t->run.settings.gradient_type, &bad);
+    report->grad_norm = gradient_norm(run_trained(&t->run), t->run.settings.world, ops_device, stream->memory.gradients,
+                                      t->run.settings.gradient_type, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
     report->streams = streams;
 }
@@ -444,15 +318,18 @@ static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
     adamw.weight_decay = o->weight_decay;
     adamw.gradient_scale = gradient_clip(report->grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(run_trained(&t->run), ops_device, trained_weights(&t->run.stream.memory),
+    optimizer_step(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.stream.memory),
                    t->run.stream.memory.gradients, t->run.settings.gradient_type, &t->run.optimizer,
                    t->run.settings.moment_type, &adamw);
+    weights_updated(&t->run.stream.memory);
 }
 
 // Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they
 // are.
 static StepReport trainer_step(Trainer *t, size_t step) {
     double begin = seconds_now(), waited = t->train_batches.waited;
+    const World world = t->run.settings.world;
+    const Traffic sent = t->run.stream.memory.sent;
     StepReport report;
     memset(&report, 0, sizeof(report));
     report.step = step;
@@ -462,8 +339,11 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     ops_device->finish();
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;
+    report.ranks = world_ranks(world);
+    t->sent = sent_since(world, &sent, &t->run.stream.memory.sent, 1);
+    report.sent_bytes = traffic_bytes(&t->sent);
     if (t->peak_flops > 0 && report.flops > t->peak_flops * report.seconds) // other programs were in the way before
-        t->peak_flops = fmax(run_peak_flops(&t->run), report.flops / report.seconds);
+        t->peak_flops = fmax((double)report.ranks * run_peak_flops(&t->run), report.flops / report.seconds);
     report.peak_flops = t->peak_flops;
     report.memory_bytes = (double)(ops_device->memory_peak() - t->run.memory_at_start);
     t->state.step = step;
@@ -473,6 +353,8 @@ static StepReport trainer_step(Trainer *t, size_t step) {
 }
 
 static void train_json(const Trainer *t, const StepReport *last) {
+    const World world = t->run.settings.world;
+    const double peak = most_of_ranks(world, (double)(ops_device->memory_peak() - t->run.memory_at_start));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     json_size(&json, "steps", t->state.step);
@@ -481,7 +363,8 @@ static void train_json(const Trainer *t, const StepReport *last) {
     json_size(&json, "tokens", t->state.tokens);
     json_number(&json, "seconds", t->state.seconds);
     json_size(&json, "plan_bytes", t->run.plan.total_bytes);
-    json_size(&json, "peak_bytes", ops_device->memory_peak() - t->run.memory_at_start);
+    json_size(&json, "peak_bytes", (size_t)peak);
+    report_world_json(&json, world, &t->sent);
     json_object_end(&json);
     json_finish(&json);
 }
@@ -524,6 +407,17 @@ static int verb_train(const Options *options) {
 // ---- main -----------------------------------------------------------------------------------------------------------
 typedef int (*VerbMain)(const Options *options); // returns the exit code
 
+// Several processes: only for what they can do together, and in the groups that share a stream.
+static void join_ranks(const Options *o) {
+    const int together = o->verb == VERB_TRAIN || o->verb == VERB_BP || o->verb == VERB_EVAL;
+    if (dist_ranks() > 1 && !together && o->verb != VERB_PLAN)
+        die_usage("%s is work for one process, %zu were started; run it without mpirun or srun",
+                  verb_rows[o->verb].name, dist_ranks());
+    if (!together) return;
+    dist_timeout(o->timeout);
+    dist_split(world_from_options(o).sp);
+}
+
 int main(int argc, char **argv) {
     static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,     verb_plan,    verb_eval,
                                           verb_logprobs, verb_sample, verb_convert, verb_info};
@@ -532,8 +426,8 @@ int main(int argc, char **argv) {
     dist_start();
     signals_prepare();
     options = options_parse(argc, argv);
-    dist_timeout(options.timeout);
     dist_check_program(argc, argv);
+    join_ranks(&options);
     progress_off = options.quiet;
     settle_threads(options.threads);
     status = verbs[options.verb](&options);

@@ -50,9 +50,10 @@ static void pass_begin(Pass *pass) {
     if (!pass->memory) die("no memory for %zu bytes", pass->plan.total_bytes);
     arena_init(&pass->arena, pass->memory, pass->plan.total_bytes);
     run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, &pass->arena, &pass->batch);
-    weights_init_random(&pass->model, ops_device, pass->stream.memory.weights, 1);
+    weights_init_random(&pass->model, sharding_whole(), ops_device, pass->stream.memory.weights, 1);
     if (pass->settings.optimizer)
-        optimizer_init(&pass->model, ops_device, pass->stream.memory.weights, &pass->state, pass->settings.moment_type);
+        optimizer_init(&pass->model, world_alone(), ops_device, pass->stream.memory.weights, &pass->state,
+                       pass->settings.moment_type);
 }
 
 static double pass_seconds(Pass *pass, int64_t step) {
@@ -62,9 +63,11 @@ static double pass_seconds(Pass *pass, int64_t step) {
     ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
     forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch), NULL);
     if (pass->settings.optimizer) {
-        gradient_norm(&pass->model, ops_device, pass->stream.memory.gradients, pass->settings.gradient_type, &bad);
-        optimizer_step(&pass->model, ops_device, pass->stream.memory.weights, pass->stream.memory.gradients,
-                       pass->settings.gradient_type, &pass->state, pass->settings.moment_type, &adamw);
+        gradient_norm(&pass->model, world_alone(), ops_device, pass->stream.memory.gradients,
+                      pass->settings.gradient_type, &bad);
+        optimizer_step(&pass->model, world_alone(), ops_device, pass->stream.memory.weights,
+                       pass->stream.memory.gradients, pass->settings.gradient_type, &pass->state,
+                       pass->settings.moment_type, &adamw);
     }
     return seconds_now() - begin;
 }

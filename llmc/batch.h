@@ -12,7 +12,8 @@ Host memory; whoever fills a batch (the data loader, a test, `bp` without data) 
 
 typedef struct {
     size_t N;
-    size_t first;       // tokens of its micro-batch before it, where it is a part of one
+    size_t first;       // tokens of the micro-batch before it: 0 but of a part (batch_part)
+    int empty;          // of a part that no document fell to: one token that does not count
     int32_t *tokens;    // [N]
     int32_t *targets;   // [N] the token to predict, or -1
     float *loss_weight; // [N] its weight in the loss, not looked at where the target is -1
@@ -111,6 +112,7 @@ static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, 
 static inline Counts batch_count(const Batch *batch) {
     Counts counts = {0, 0, 0};
     size_t d, t;
+    if (batch->empty) return counts;
     for (d = 0; d < batch->documents; d++) {
         double sum = 0;
         for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
@@ -128,6 +130,59 @@ static inline double batch_counted(const Batch *batch) { return batch_count(batc
 static inline Counts counts_add(Counts a, Counts b) {
     a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
     return a;
+}
+
+// Tokens that are worked on.
+static inline double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
+
+// ---- parts ----------------------------------------------------------------------------------------------------------
+// Behind the documents that are not to be parted from document d: the others of its pair or group.
+static inline size_t batch_unit_end(const Batch *batch, size_t d) {
+    size_t end = d + 1;
+    while (batch->group && end < batch->documents && batch->group[end] == batch->group[d]) end++;
+    return end;
+}
+
+// Documents [begin, end) of the batch, as a batch in the same memory: what the whole says of its documents is used up.
+static inline Batch batch_slice(Batch *whole, size_t begin, size_t end) {
+    const size_t first = whole->document_start[begin];
+    Batch part = *whole;
+    size_t d;
+    part.N = whole->document_start[end] - first, part.first = first;
+    part.tokens += first, part.targets += first, part.loss_weight += first, part.position += first;
+    part.documents = end - begin, part.document_start += begin;
+    for (d = begin; d <= end; d++) whole->document_start[d] -= first;
+    if (part.origin) part.origin += begin;
+    if (part.group) part.group += begin;
+    if (part.counted) part.counted += begin;
+    if (part.reward) part.reward += begin;
+    if (part.advantage) part.advantage += first;
+    if (part.reference) part.reference += first;
+    if (part.old) part.old += first;
+    return part;
+}
+
+// A stream that adds nothing, in the memory of a batch: its first token, as one that does not count.
+static inline Batch batch_empty(Batch *whole) {
+    Batch empty = *whole;
+    empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
+    empty.targets[0] = -1, empty.position[0] = 0;
+    empty.document_start[0] = 0, empty.document_start[1] = 1;
+    if (empty.counted) empty.counted[0] = 0;
+    return empty;
+}
+
+// One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
+// is, so that none is longer than N / parts and the longest of them. Uses the whole up.
+static inline Batch batch_part(Batch *whole, size_t parts, size_t part) {
+    size_t begin = whole->documents, end = 0, d, next;
+    if (parts == 1) return *whole;
+    for (d = 0; d < whole->documents; d = next) {
+        next = batch_unit_end(whole, d);
+        if ((whole->document_start[d] + whole->document_start[next]) * parts / (2 * whole->N) != part) continue;
+        begin = min_size(begin, d), end = next;
+    }
+    return begin < end ? batch_slice(whole, begin, end) : batch_empty(whole);
 }
 
 #endif

@@ -321,7 +321,7 @@ static inline void load_adapters(const char *path, const Trained *t, Passage *pa
     if (source->dtype != saved_type(t))
         die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
             dtype_name(source->dtype), dtype_name(saved_type(t)));
-    weights_load(source, t->model, t->ops, t->weights); // rounds the master weights
+    weights_load(source, t->model, sharding_whole(), t->ops, t->weights); // rounds the master weights
     passage_advance(passage, saved_weights(t).bytes);
     safetensors_free(&list);
     weights_close(source);

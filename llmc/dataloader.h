@@ -222,6 +222,14 @@ static inline StreamBound dataloader_bound(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.bound : bound;
 }
 
+// Of one of `parts` of a micro-batch; B is a multiple of them where documents are of equal length.
+static inline StreamBound dataloader_part_bound(const DataLoader *loader, size_t parts) {
+    StreamBound bound = dataloader_bound(loader);
+    if (loader->of_documents) return documents_part_bound(&loader->documents, parts);
+    bound.N /= parts, bound.documents /= parts;
+    return bound;
+}
+
 // A batch with room for the largest micro-batch, and for what objectives over answers know of one; old
 // log-probabilities only where the settings name them by now. The reference's are NAN until somebody knows them.
 static inline Batch dataloader_batch(const DataLoader *loader) {
@@ -240,6 +248,13 @@ static inline Batch dataloader_batch(const DataLoader *loader) {
     if (!kind_has_groups(objective_data[objective].kind)) free(batch.group), batch.group = NULL;
     if (objective_data[objective].kind == KIND_PAIRS) free(batch.advantage), batch.advantage = NULL;
     return batch;
+}
+
+// The place behind the `count` micro-batches from a place on.
+static inline uint64_t dataloader_after(DataLoader *loader, uint64_t place, size_t count) {
+    if (!loader->of_documents) return place + count;
+    for (; count > 0; count--) place = documents_after(&loader->documents, place);
+    return place;
 }
 
 // What the `count` micro-batches from a place on add up to, without reading them.

@@ -47,9 +47,7 @@ static struct {
     char *staging; // [STAGING_BYTES]
 } job = {1, 0, 1, 0, 1, 0, {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL}, NULL, 0, NULL};
 #else
-static struct {
-    size_t ranks, rank, local_ranks, local_rank, sp;
-} job = {1, 0, 1, 0, 1};
+static struct { size_t ranks, rank, local_ranks, local_rank, sp; } job = {1, 0, 1, 0, 1};
 #endif
 
 size_t dist_ranks(void) { return job.ranks; }
@@ -179,8 +177,9 @@ void dist_barrier(void) {
 #else
 void dist_start(void) {
     if (launched() > 1)
-        refuse_launch("this program was built without MPI, and the launcher started several processes of it; install an "
-                      "MPI (libopenmpi-dev) and build again, or start one");
+        refuse_launch(
+            "this program was built without MPI, and the launcher started several processes of it; install an "
+            "MPI (libopenmpi-dev) and build again, or start one");
 }
 void dist_split(size_t sp) { job.sp = sp; }
 void dist_timeout(double seconds) { (void)seconds; }

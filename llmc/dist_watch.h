@@ -158,7 +158,8 @@ static void wait_all(MPI_Request *request, int n, const char *what) {
     int done = 0;
     snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
     watch.own.waits++;
-    for (MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE); !done; MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE))
+    for (MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE); !done;
+         MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE))
         watch_wait(&wait);
 }
 

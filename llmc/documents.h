@@ -383,6 +383,15 @@ static inline StreamBound documents_bound(const Documents *d) {
     return bound;
 }
 
+// Of one of `parts` of a stream (batch_part).
+static inline StreamBound documents_part_bound(const Documents *d, size_t parts) {
+    StreamBound bound = d->bound;
+    size_t longest = bound.longest, u;
+    for (u = 0; d->unit && u < d->units; u++) longest = max_size(longest, d->unit[u].positions);
+    if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + longest);
+    return bound;
+}
+
 // Positions of a stream, at most: B x T, of pairs and groups for as many documents as the largest has.
 static inline size_t documents_capacity(const Documents *d, size_t unit_documents) {
     const size_t B = d->settings.B, T = d->settings.T;

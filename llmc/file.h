@@ -253,6 +253,21 @@ static inline void output_write(const OutputFile *file, uint64_t offset, const v
     }
 }
 
+// Another process's unfinished file, of which this one writes a part, and then leaves it to be committed there.
+static inline void output_join(OutputFile *file, const char *path, const char *temporary) {
+    snprintf(file->path, sizeof(file->path), "%s", path);
+    snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
+    file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
+    if (file->fd < 0)
+        die("%s: cannot be opened, where rank 0 has begun to write: %s; choose a place that all hosts see", temporary,
+            strerror(errno));
+}
+
+static inline void output_leave(const OutputFile *file) {
+    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
+    if (close(file->fd) != 0) output_fail(file, "closing", errno);
+}
+
 // After this the file is there under its name, whatever happens to the machine.
 static inline void output_commit(OutputFile *file) {
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);

@@ -84,10 +84,9 @@ static inline void normal_run(float *values, uint64_t key, uint64_t first, size_
     }
 }
 
-// out = elements [begin, begin + count) of a parameter as they are at initialisation, in `as`; by all threads. begin is even,
-// since numbers come in pairs.
-static inline void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
-                                   DType as, void *out) {
+// Elements [begin, begin + count), begin even, since numbers come in pairs; by all threads.
+static inline void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
+                                 DType as, void *out) {
     const Parameter *p = &model->parameters[parameter];
     const uint64_t key = random_mix(random_mix(seed) ^ (INITIAL_WEIGHTS_STREAM + parameter));
     const size_t runs = (count + INITIAL_RUN - 1) / INITIAL_RUN;
@@ -104,6 +103,18 @@ static inline void initial_weights(const Model *model, size_t parameter, size_t 
             for (i = 0; i < n; i++) values[i] = p->ones ? 1.0f : 0.0f;
         elements_convert((char *)out + first * dtype_size(as), as, values, DTYPE_FP32, n);
     }
+}
+
+// out = elements [begin, begin + count) of a parameter as they are at initialisation, in `as`.
+static inline void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
+                                   DType as, void *out) {
+    const size_t size = dtype_size(as), odd = begin % 2 && count;
+    double pair[2]; // room for two of any type
+    if (odd) {
+        initial_pairs(model, parameter, begin - 1, 2, seed, as, pair);
+        memcpy(out, (const char *)pair + size, size);
+    }
+    if (count > odd) initial_pairs(model, parameter, begin + odd, count - odd, seed, as, (char *)out + odd * size);
 }
 
 #endif

@@ -14,13 +14,16 @@ the file reads as if there had been no interruption, and holds the options of th
 #include "progress.h"
 #include "report.h"
 
+// Of all ranks together; seconds are those of rank 0, which waits for the others like any.
 typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
     double tokens, seconds; // of this step
     double flops;           // executed in this step
     double peak_flops;      // per second, of the machine's matrix product; 0: not known
-    double memory_bytes;
+    double memory_bytes;    // of this rank
+    double sent_bytes;      // by each rank
+    size_t ranks;
     double data_seconds;                    // of these seconds, waiting for data
     double rollout_seconds, reward_seconds; // of these seconds, writing completions, and waiting for their rewards
     size_t streams;                         // micro-batches
@@ -156,6 +159,7 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
             human_rate(rate, rate_text));
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
     fprintf(out, " | %s", human_bytes(r->memory_bytes));
+    if (r->ranks > 1) fprintf(out, " | %.1f MB sent", 1e-6 * r->sent_bytes);
     metrics_print(out, &r->metrics, " | ");
     if (r->seconds > 0 && r->rollout_seconds > 0)
         fprintf(out, " | %.0f %% writing, %.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
@@ -188,6 +192,7 @@ static inline void runlog_step(RunLog *log, const StepReport *r) {
         json_number(&json, "flops_per_second", r->flops * per_second);
         json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);
         json_number(&json, "memory_bytes", r->memory_bytes);
+        if (r->ranks > 1) json_number(&json, "sent_bytes", r->sent_bytes);
         metrics_json(&json, &r->metrics, "");
         runlog_record_end(log, &json);
     }

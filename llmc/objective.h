@@ -383,7 +383,9 @@ static inline void objective_weights(const Objective *o, const Batch *batch, dou
     objective_check_batch(o, batch);
     if (objective_weights_wait(o) == WEIGHTS_BY_STREAM && (begin != 0 || n != batch->N))
         die("internal: weights of a part of a stream, but %s needs all of it", objective_names[o->kind]);
-    if (objective_is_of_pairs(o)) {
+    if (batch->empty) {
+        for (i = 0; i < n; i++) value_set(weight, type, i, 0);
+    } else if (objective_is_of_pairs(o)) {
         pair_weights(o, batch, Z, logp, weight, type);
     } else if (objective_is_of_policy(o)) {
         policy_weights(o, batch, Z, begin, n, logp, weight, type);
@@ -509,6 +511,7 @@ static inline void entropy_metric(const Batch *batch, const void *entropy, DType
 static inline double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp,
                                     const void *entropy, DType type, Metrics *metrics) {
     objective_check_batch(o, batch);
+    if (batch->empty) return 0;
     if (entropy) entropy_metric(batch, entropy, type, metrics);
     if (objective_is_of_pairs(o)) return pairs_loss(o, batch, Z, logp, type, metrics);
     if (objective_is_of_policy(o)) return policy_loss(o, batch, Z, logp, type, metrics);

@@ -1,8 +1,8 @@
 /*
-Op set "dry": computes nothing; counts floating-point operations (a multiply-add is two) of matrix products and attention,
-and checks that every tensor lies within one live region of the arena, to its last element. It makes plans, and it runs in
-the tests to hold the driver to its own arena. Plans of any element type come from any build; scratch sizes are those of the
-op set that was linked.
+Op set "dry": computes nothing; counts floating-point operations (a multiply-add is two) of matrix products and
+attention, and the bytes that other ops on a chunk's rows move; checks that every tensor lies within one live region of
+the arena, to its last element. It makes plans, and it runs in the tests to hold the driver to its own arena. Plans of
+any element type come from any build; scratch sizes are those of the op set that was linked.
 */
 #ifndef LLMC_OPS_DRY_H
 #define LLMC_OPS_DRY_H
@@ -12,6 +12,9 @@ op set that was linked.
 typedef struct {
     const Arena *arena; // NULL: ranges are not checked
     double flops, factor;
+    double attention_forward, attention_backward; // of flops
+    double operands;                              // bytes that the products of flops read and write
+    double moved;                                 // and the ops in between
     size_t stored, summed;
 } DryCount;
 
@@ -21,6 +24,8 @@ static inline void dry_range(const char *op, const char *tensor, const void *poi
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
         die("%s: %s, %zu elements of %zu bytes, is not within one live region of the arena", op, tensor, count, size);
 }
+
+static inline void dry_move(size_t elements, size_t size) { dry.moved += dry.factor * (double)elements * (double)size; }
 
 #define DRY_STORED(op, tensor, count) dry_range(#op, #tensor, tensor, count, dry.stored)
 #define DRY_SUMMED(op, tensor, count) dry_range(#op, #tensor, tensor, count, dry.summed)
@@ -57,6 +62,7 @@ static inline void dry_embedding_forward(Stored *out, const int32_t *tokens, con
     DRY_BYTES(embedding_forward, position, n * sizeof(int32_t));
     DRY_STORED(embedding_forward, wte, C);
     DRY_STORED(embedding_forward, wpe, C);
+    dry_move(2 * n * C, dry.stored);
 }
 static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
                                           size_t rows, size_t C, double scale, Summed *scratch) {
@@ -72,6 +78,7 @@ static inline void dry_scatter_rows(Stored *out, const Stored *in, const int32_t
     DRY_STORED(scatter_rows, out, n ? width : 0);
     DRY_STORED(scatter_rows, in, n * width);
     DRY_BYTES(scatter_rows, row, n * sizeof(int32_t));
+    dry_move(2 * n * width, dry.stored);
 }
 
 // ---- norms --------------------------------------------------------------------------------------------------------------
@@ -82,17 +89,19 @@ static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Store
     DRY_STORED(norm_forward, x, n * C);
     DRY_STORED(norm_forward, residual, n * C);
     DRY_STORED(norm_forward, w, C);
+    dry_move((residual ? 3 : 2) * n * C, dry.stored);
 }
 static inline void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
                                         size_t n, size_t C, double eps, double offset, int accumulate,
                                         Summed *scratch) {
-    (void)eps, (void)offset, (void)accumulate;
+    (void)eps, (void)offset;
     DRY_STORED(norm_backward, dx, n * C);
     DRY_SUMMED(norm_backward, dw, C);
     DRY_STORED(norm_backward, dout, n * C);
     DRY_STORED(norm_backward, x, n * C);
     DRY_STORED(norm_backward, w, C);
     DRY_SUMMED(norm_backward, scratch, ops_device->norm_backward_scratch(n, C));
+    dry_move((accumulate ? 4 : 3) * n * C, dry.stored);
 }
 static inline void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
                                          size_t C, double eps) {
@@ -107,8 +116,10 @@ static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, co
 }
 
 // ---- linear -----------------------------------------------------------------------------------------------------------
-static inline void dry_product(size_t n, size_t C, size_t OC) {
+// matrix: bytes of an element of the weight, or of its gradient in and out
+static inline void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry.flops += dry.factor * 2.0 * (double)n * (double)C * (double)OC;
+    dry.operands += dry.factor * ((double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix));
 }
 static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                       const Stored *residual, size_t n, size_t C, size_t OC) {
@@ -117,7 +128,7 @@ static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored
     DRY_STORED(linear_forward, weight, OC * C);
     DRY_STORED(linear_forward, bias, OC);
     DRY_STORED(linear_forward, residual, n * OC);
-    dry_product(n, C, OC);
+    dry_product(n, C, OC, dry.stored);
 }
 static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                              size_t OC, int accumulate) {
@@ -125,7 +136,7 @@ static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, con
     DRY_STORED(linear_backward_input, dx, n * C);
     DRY_STORED(linear_backward_input, dout, n * OC);
     DRY_STORED(linear_backward_input, weight, OC * C);
-    dry_product(n, C, OC);
+    dry_product(n, C, OC, dry.stored);
 }
 static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
                                               size_t n, size_t C, size_t OC) {
@@ -133,7 +144,7 @@ static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, co
     DRY_SUMMED(linear_backward_weight, dbias, OC);
     DRY_STORED(linear_backward_weight, dout, n * OC);
     DRY_STORED(linear_backward_weight, x, n * C);
-    dry_product(n, C, OC);
+    dry_product(n, C, OC, 2 * dry.summed);
 }
 
 static inline void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
@@ -142,7 +153,7 @@ static inline void dry_adapter_forward(Stored *out, size_t width, size_t column,
     DRY_STORED(adapter_forward, out, n * width);
     DRY_STORED(adapter_forward, h, n * r);
     DRY_STORED(adapter_forward, b, OC * r);
-    dry_product(n, r, OC);
+    dry_product(n, r, OC, dry.stored);
 }
 static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
                                         const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
@@ -152,18 +163,20 @@ static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *do
     DRY_STORED(adapter_backward, dout, n * width);
     DRY_STORED(adapter_backward, h, n * r);
     DRY_STORED(adapter_backward, b, OC * r);
-    dry_product(n, r, OC);
-    if (db) dry_product(n, r, OC);
+    dry_product(n, r, OC, dry.stored);
+    if (db) dry_product(n, r, OC, 2 * dry.summed);
 }
 static inline void dry_scale(Stored *x, double factor, size_t count) {
     (void)factor;
     DRY_STORED(scale, x, count);
+    dry_move(2 * count, dry.stored);
 }
 static inline void dry_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
                                uint64_t seed, int accumulate) {
-    (void)first_row, (void)rate, (void)seed, (void)accumulate;
+    (void)first_row, (void)rate, (void)seed;
     DRY_STORED(dropout, out, n * width);
     DRY_STORED(dropout, in, n * width);
+    dry_move((accumulate ? 3 : 2) * n * width, dry.stored);
 }
 
 // ---- RoPE and attention -----------------------------------------------------------------------------------------------
@@ -172,6 +185,7 @@ static inline void dry_rope(Stored *x, const int32_t *position, const float *inv
     DRY_STORED(rope, x, n * heads * HD);
     DRY_BYTES(rope, position, n * sizeof(int32_t));
     DRY_BYTES(rope, inverse_frequency, HD / 2 * sizeof(float));
+    dry_move(2 * n * heads * HD, dry.stored);
 }
 // Keys and values of each span: tokens [the first query's first key, last query] of the range.
 static inline void dry_keys(const char *name, const void *base, Spans spans, KeyRange keys, size_t row, size_t size) {
@@ -189,19 +203,22 @@ static inline void dry_attend(const void *out, size_t size, const Summed *lse, c
                               const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD,
                               const Summed *scratch) {
     const size_t n = spans_rows(spans);
+    double flops;
     dry_range("attention_forward", "out", out, n * NH * HD, size);
     DRY_STORED(attention_forward, q, n * NH * HD);
     DRY_SUMMED(attention_forward, lse, n * NH);
     DRY_SUMMED(attention_forward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
     dry_keys("k", k, spans, keys, NKV * HD, dry.stored);
     dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
-    dry.flops += dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
+    flops = dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
+    dry.flops += flops, dry.attention_forward += flops;
 }
 static inline void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv,
                                        const Stored *dout, const Stored *out, const Stored *q, const Stored *k,
                                        const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH,
                                        size_t NKV, size_t HD, const Summed *scratch) {
     const size_t n = spans_rows(spans);
+    double flops;
     dry_range("attention_backward", "dq", dq, n * NH * HD, size);
     DRY_STORED(attention_backward, dout, n * NH * HD);
     DRY_STORED(attention_backward, out, n * NH * HD);
@@ -212,7 +229,8 @@ static inline void dry_attend_backward(const void *dq, size_t size, const Summed
     dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
     dry_keys("dk", dk, spans, keys, NKV * HD, dry.summed);
     dry_keys("dv", dv, spans, keys, NKV * HD, dry.summed);
-    dry.flops += dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
+    flops = dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
+    dry.flops += flops, dry.attention_backward += flops;
 }
 static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
@@ -244,12 +262,14 @@ static inline void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *d
 static inline void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     DRY_STORED(gated_forward, out, n * FF);
     DRY_STORED(gated_forward, gate_up, 2 * n * FF);
+    dry_move(3 * n * FF, dry.stored);
 }
 static inline void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
                                        size_t FF) {
     DRY_STORED(gated_backward, dgate_up, 2 * n * FF);
     DRY_STORED(gated_backward, dout, n * FF);
     DRY_STORED(gated_backward, gate_up, 2 * n * FF);
+    dry_move(5 * n * FF, dry.stored);
 }
 static inline void dry_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     dry_swiglu_forward(out, gate_up, n, FF);
@@ -261,11 +281,13 @@ static inline void dry_geglu_backward(Stored *dgate_up, const Stored *dout, cons
 static inline void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
     DRY_STORED(gelu_forward, out, count);
     DRY_STORED(gelu_forward, x, count);
+    dry_move(2 * count, dry.stored);
 }
 static inline void dry_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
     DRY_STORED(gelu_backward, dx, count);
     DRY_STORED(gelu_backward, dout, count);
     DRY_STORED(gelu_backward, x, count);
+    dry_move(3 * count, dry.stored);
 }
 static inline void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
                                const Summed *weight, size_t n, size_t V, double temperature) {
@@ -275,10 +297,12 @@ static inline void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, co
     DRY_STORED(logprob, logits, n * V);
     DRY_BYTES(logprob, targets, n * sizeof(int32_t));
     DRY_SUMMED(logprob, weight, n);
+    dry_move((weight ? 3 : 1) * n * V, dry.stored);
 }
 static inline void dry_round_sums(Stored *out, const Summed *in, size_t count) {
     DRY_STORED(round_sums, out, count);
     DRY_SUMMED(round_sums, in, count);
+    dry_move(count, dry.stored + dry.summed);
 }
 static inline void dry_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
     dry_range("gradient_add", "gradient", gradient, count, dtype_size(type));

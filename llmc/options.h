@@ -420,6 +420,9 @@ static inline void options_check_rollout(const Options *o) {
         options_refuse(o->verb, "--rollout needs --reward-command, which says what a completion is worth");
     if (o->verb == VERB_PLAN && !o->data.count)
         options_refuse(o->verb, "a plan with --rollout needs --data, whose prompts have a length");
+    if (o->zero == 3 || o->sp > 1)
+        options_refuse(o->verb, "--rollout writes texts on every rank by itself, for which each needs all weights and "
+                                "whole streams: not with --zero 3 or --sp above 1");
     if (o->val_data.count)
         options_refuse(o->verb, "--val-data with --rollout is not in this version; eval the checkpoints on it");
     if (o->grad_accum > 1)

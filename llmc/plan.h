@@ -95,7 +95,9 @@ static inline void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    double flops;       // executed by one stream's forward and backward: matrix products and attention
+    double flops; // executed by one stream's forward and backward: matrix products and attention
+    double attention_forward, attention_backward; // of flops
+    double operands, moved;                       // bytes that its products, and the ops in between, read and write
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -147,6 +149,8 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
         forward_only(&s, batch, 1, NULL);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
+    plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
+    plan.operands = dry.operands, plan.moved = dry.moved;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
@@ -154,6 +158,34 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
     run_end(&s);
     return plan;
+}
+
+// What each rank sends in a step of `streams` streams of `batch`'s shape, by the walk that makes its plan: of gradients
+// that are summed in place only the last stream's.
+static inline Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
+    Arena arena;
+    OptimizerState state;
+    StreamBP s;
+    Ops ops;
+    int last, kind;
+    arena_plan(&arena);
+    ops = ops_dry(settings->model->dtype, &arena);
+    run_begin(&s, &state, settings, &ops, &arena, batch);
+    for (last = 0; last < 2; last++) {
+        s.memory.reduce = last;
+        if (settings->backward)
+            forward_backward(&s, batch, 1, NULL);
+        else
+            forward_only(&s, batch, 1, NULL);
+        for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
+            s.memory.sent.bytes[kind] *= (double)(streams - 1);
+            s.memory.sent.calls[kind] *= (double)(streams - 1);
+            s.memory.sent.hops[kind] *= (double)(streams - 1);
+        }
+    }
+    if (settings->optimizer) weights_updated(&s.memory);
+    run_end(&s);
+    return s.memory.sent;
 }
 
 // FLOPs of any stream of a run, by the walk that makes its plan. Nothing is allocated after the beginning.

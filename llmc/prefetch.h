@@ -3,7 +3,8 @@ The next micro-batch, read while this one is trained on: a thread fills one of t
 epoch's packing) while the run has the other. What comes is what dataloader_next gives, in its order; the loader is the
 thread's between prefetch_start and prefetch_stop.
 
-A step of several micro-batches is normalised by the counts of all of them, so each comes with these. An error of the
+Of the micro-batches of a step a rank gets those, or those parts, that are dealt to it (deal.h). A step is normalised by
+the counts of all of them, whoever works on them, so each comes with these: the data's tables tell. An error of the
 thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had
 there: steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
 allocates.
@@ -11,18 +12,21 @@ allocates.
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
 #include "dataloader.h"
+#include "deal.h"
 #include <pthread.h>
 #include <setjmp.h>
 
 typedef struct {
-    Batch batch;
+    Batch whole;        // as it was read
+    Batch batch;        // the part that is this rank's
+    size_t number;      // within its step
     Counts step_counts; // of all micro-batches of its step
-    uint64_t after;     // the place behind it
+    uint64_t after;     // the place behind it; of a rank's last in a step, behind the step
 } MicroBatch;
 
 typedef struct Prefetch {
     DataLoader *loader;
-    size_t step_batches; // micro-batches of a step
+    Deal deal;
     MicroBatch slot[2];
     double waited; // seconds in prefetch_take, ever
     pthread_t thread;
@@ -59,16 +63,28 @@ static inline int prefetch_may_fill(Prefetch *p) {
     return !stop;
 }
 
+// The rank's i-th of a step; the loader is behind the one before it.
+static inline void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
+    const Deal deal = p->deal;
+    const size_t own = deal_own(deal);
+    const size_t skipped = i ? deal.stride - 1 : deal.first, left = i + 1 == own ? deal.stride - 1 - deal.first : 0;
+    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), skipped));
+    dataloader_next(p->loader, &micro->whole);
+    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), left));
+    micro->batch = batch_part(&micro->whole, deal.parts, deal.part);
+    micro->number = deal_number(deal, i);
+    micro->after = dataloader_place(p->loader);
+}
+
 static inline void prefetch_fill(Prefetch *p) {
+    const size_t own = deal_own(p->deal);
     Counts counts = {0, 0, 0};
     size_t i;
     for (i = 0; prefetch_may_fill(p); i++) {
         MicroBatch *micro = &p->slot[i % 2];
-        if (i % p->step_batches == 0)
-            counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->step_batches);
-        dataloader_next(p->loader, &micro->batch);
+        if (i % own == 0) counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->deal.batches);
+        prefetch_read(p, i % own, micro);
         micro->step_counts = counts;
-        micro->after = dataloader_place(p->loader);
         pthread_mutex_lock(&p->lock);
         p->filled++;
         pthread_cond_broadcast(&p->changed);
@@ -121,11 +137,11 @@ static inline void prefetch_start(Prefetch *p, uint64_t place) {
     p->next = prefetch_running, prefetch_running = p;
 }
 
-static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, size_t step_batches) {
+static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, Deal deal) {
     int i;
     memset(p, 0, sizeof(*p));
-    p->loader = loader, p->step_batches = step_batches;
-    for (i = 0; i < 2; i++) p->slot[i].batch = dataloader_batch(loader);
+    p->loader = loader, p->deal = deal;
+    for (i = 0; i < 2; i++) p->slot[i].whole = dataloader_batch(loader);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
 }
@@ -133,7 +149,7 @@ static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, size_t ste
 static inline void prefetch_free(Prefetch *p) {
     prefetch_stop(p);
     if (!p->loader) return;
-    batch_free(&p->slot[0].batch), batch_free(&p->slot[1].batch);
+    batch_free(&p->slot[0].whole), batch_free(&p->slot[1].whole);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->changed);
     memset(p, 0, sizeof(*p));

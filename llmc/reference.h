@@ -14,6 +14,7 @@ among the settings of state.json), and by that key the file is found.
 #include "progress.h"
 #include "run.h"
 #include "run_state.h"
+#include "world_sums.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
 // Of `elements` of `type` in device memory.
@@ -105,24 +106,48 @@ static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const
     }
 }
 
-// All documents once through the model at hand, into a file that has been created. batch: of dataloader_batch, or as
-// large. The loader is somewhere else afterwards.
-static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch) {
+// The file at `path` for all ranks, where rank 0 has created it; each writes what it computes.
+static inline void logprobs_share(LogprobWriter *w, const char *path) {
+    char temporary[PATH_MAX] = "";
+    if (dist_rank() == 0) memcpy(temporary, w->output.temporary, sizeof(temporary));
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    dist_broadcast(RANKS_ALL, &w->header, sizeof(w->header), 0);
+    if (dist_rank() != 0) output_join(&w->output, path, temporary);
+}
+
+static inline void logprobs_finish(LogprobWriter *w, uint64_t counted) {
+    if (dist_rank() != 0) output_leave(&w->output);
+    dist_barrier();
+    if (dist_rank() == 0) logprobs_commit(w, counted);
+    dist_barrier();
+}
+
+// All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
+// batch: of dataloader_batch, or as large. The loader is somewhere else afterwards.
+static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
+                                          Deal deal) {
     const DType type = dtype_of_sums(stream->model->dtype);
+    const World world = stream->memory.world;
     Documents *d = &data->documents;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
     LogprobSum sum = {0, 0};
-    double positions = 0;
-    size_t streams = dataloader_batches(data), place, i;
-    dataloader_seek(data, 0);
-    for (place = 0; place < streams; place++) {
+    double positions = 0, sums[2];
+    size_t streams = dataloader_batches(data), done, i;
+    for (done = 0; done < streams; done += deal.stride) {
+        const int any = done + deal.first < streams;
+        Batch part;
+        dataloader_seek(data, any ? done + deal.first : 0);
         dataloader_next(data, batch);
-        forward_logprobs(stream, batch, 1);
-        for (i = 0; i < batch->documents; i++)
-            logprobs_write_document(writer, d, batch, i, stream->host_sums, type, &sum);
-        progress_update(&progress, positions += (double)batch->N);
+        part = any ? batch_part(batch, deal.parts, deal.part) : batch_empty(batch);
+        forward_logprobs(stream, &part, 1);
+        for (i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
+            logprobs_write_document(writer, d, &part, i, stream->host_sums, type, &sum);
+        progress_update(&progress, positions += (double)(deal.stride * deal.parts) * batch_tokens(&part));
     }
-    logprobs_commit(writer, (uint64_t)sum.counted);
+    sums[0] = sum.sum, sums[1] = sum.counted;
+    sum_over_streams(world, sums, 2);
+    sum.sum = sums[0], sum.counted = sums[1];
+    logprobs_finish(writer, (uint64_t)sum.counted);
     progress_end(&progress);
     return sum;
 }
@@ -176,6 +201,29 @@ static inline int folder_is_writable(const char *path) {
     return access(*folder ? folder : "/", W_OK | X_OK) == 0;
 }
 
+// The first of these places that will do, as rank 0 sees it; -1: none. A moment later another rank may see another one.
+static inline int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
+    int i, place = -1, error;
+    for (i = 0; i < 2 && place < 0; i++)
+        if (*path[i] && will_do(path[i])) place = i;
+    error = errno;
+    dist_broadcast(RANKS_ALL, &place, sizeof(place), 0);
+    errno = error;
+    return place;
+}
+
+static inline void reference_compute(Run *run, DataLoader *data, Batch *batch, const LogprobHeader *wanted,
+                                     const char *path) {
+    LogprobWriter writer;
+    if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path);
+    fflush(run->text);
+    if (dist_rank() == 0) logprobs_create(&writer, path, wanted);
+    logprobs_share(&writer, path);
+    run->stream.memory.without = 1; // adapters are what is trained
+    logprobs_compute(&writer, &run->stream, data, batch, deal_evaluation(run->settings.world, run->deal.parts));
+    run->stream.memory.without = 0;
+}
+
 // The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,
 // computed. Before the first step; batch as above, the loader is to be put in its place afterwards. key: of the
 // reference, by model_key or, in a resumed run, by reference_key_of.
@@ -183,12 +231,10 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
                                      int at_hand) {
     char path[2][PATH_MAX];
     LogprobHeader wanted;
-    LogprobWriter writer;
-    int i, place = -1;
+    int place;
     wanted = logprobs_header(run, data, key);
     reference_places(run, data, &wanted, path);
-    for (i = 0; i < 2 && place < 0; i++)
-        if (*path[i] && path_exists(path[i])) place = i;
+    place = reference_place(path, path_exists);
     if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
     if (place < 0) {
         if (!at_hand)
@@ -196,18 +242,12 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
                 "now; put it back, or compute them again with the first model (train logprobs) and give "
                 "--reference-logprobs",
                 path[0]);
-        for (i = 0; i < 2 && place < 0; i++)
-            if (*path[i] && folder_is_writable(path[i])) place = i;
+        place = reference_place(path, folder_is_writable);
         if (place < 0)
             die("%s: the reference's log-probabilities cannot be kept there: %s; give --out, a folder for them, or "
                 "compute them with train logprobs and give --reference-logprobs",
                 path[0], strerror(errno));
-        if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path[place]);
-        fflush(run->text);
-        logprobs_create(&writer, path[place], &wanted);
-        run->stream.memory.without = 1; // adapters are what is trained
-        logprobs_compute(&writer, &run->stream, data, batch);
-        run->stream.memory.without = 0;
+        reference_compute(run, data, batch, &wanted, path[place]);
     }
     logprobs_open(file, path[place]);
     logprobs_check(file, &wanted, data->documents.shard[0].header.path);

@@ -8,6 +8,7 @@ and tensors. Text goes to a stream of the caller's choice, so that stdout can be
 #include "json_out.h"
 #include "model.h"
 #include "objective.h"
+#include "world.h"
 
 // What people watch of an objective while it trains; everything else is in the log.
 static const struct {
@@ -64,6 +65,24 @@ static inline void report_model(FILE *out, const Model *model) {
             c->family->name, human_count((double)model->elements), c->num_hidden_layers, c->hidden_size,
             c->num_attention_heads, c->num_key_value_heads, c->head_dim, c->intermediate_size, c->vocab_size,
             dtype_name(model->dtype));
+}
+
+static inline void report_world(FILE *out, World w) {
+    if (world_ranks(w) == 1) return;
+    fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu\n", world_ranks(w), world_replicas(w), world_sp(w),
+            w.zero);
+}
+
+// Who did it, and the bytes that each rank sent in a step, by kind; into an open object. Nothing of a process alone.
+static inline void report_world_json(JsonOut *json, World w, const Traffic *sent) {
+    int kind;
+    if (world_ranks(w) == 1) return;
+    json_size(json, "ranks", world_ranks(w));
+    json_size(json, "zero", w.zero);
+    json_size(json, "sp", world_sp(w));
+    json_object(json, "sent");
+    for (kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
+    json_object_end(json);
 }
 
 // One line per region alive at the peak: its bytes, a bar of its share of the total, its name.

@@ -83,9 +83,10 @@ static inline int head_is_tied(const Model *model) { return model->model_offset[
 static inline int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
 
 // ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). Of a group of one nothing is asked -------
-static inline void count_sent(Residency *r, TrafficKind kind, double bytes) {
+static inline void count_sent(Residency *r, TrafficKind kind, double bytes, size_t hops) {
     r->sent.bytes[kind] += r->layers_repeat * bytes;
     r->sent.calls[kind] += r->layers_repeat;
+    r->sent.hops[kind] += r->layers_repeat * (double)hops;
 }
 
 static inline double bytes_sent(const Residency *r, RankGroup group, size_t count, size_t size) {
@@ -95,14 +96,15 @@ static inline double bytes_sent(const Residency *r, RankGroup group, size_t coun
 
 static inline int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
     if (ranks_in(r->world, group) == 1) return 0;
-    count_sent(r, kind, bytes_sent(r, group, count, dtype_size(dtype_of_sums(r->model->dtype))));
+    count_sent(r, kind, bytes_sent(r, group, count, dtype_size(dtype_of_sums(r->model->dtype))),
+               ranks_in(r->world, group) - 1);
     return r->ops->reduce_scatter(group, x, count, unit);
 }
 
 static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
                                    size_t size) {
     if (ranks_in(r->world, group) == 1) return 0;
-    count_sent(r, kind, bytes_sent(r, group, count, size));
+    count_sent(r, kind, bytes_sent(r, group, count, size), ranks_in(r->world, group) - 1);
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
@@ -111,7 +113,7 @@ static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup g
     size_t i;
     if (ranks_in(r->world, group) == 1) return 0;
     for (i = 0; i < n; i++) bytes += (double)parcels[i].out_bytes;
-    count_sent(r, kind, bytes);
+    count_sent(r, kind, bytes, 1);
     return r->ops->exchange(group, parcels, n);
 }
 

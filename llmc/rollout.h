@@ -13,6 +13,10 @@ group, and streams of whole groups to train on.
 A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order
 every epoch. A completion does not depend on how many are written side by side, but for rounding.
 
+Of several replicas each writes completions of its share of the step's prompts, which do not depend on how many
+replicas there are; asks a reward command of its own; and trains on streams of its own, as many as any other has: where
+there are no more groups a stream is empty (batch.h).
+
 The command is given a line for each completion,
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
@@ -29,6 +33,7 @@ have no text there are prompt_ids, completion_ids and reference_ids instead.
 #include "prompts.h"
 #include "reward.h"
 #include "sampler_batch.h"
+#include "world_sums.h"
 
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
 #define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
@@ -36,14 +41,17 @@ have no text there are prompt_ids, completion_ids and reference_ids instead.
 #define ROLLOUT_FAILURES      10                  // steps in a row without any reward that a run goes on after
 
 typedef struct {
-    size_t prompts, group_size; // P, G
-    size_t max_new_tokens;      // of a completion
-    size_t slots;               // completions written side by side
-    size_t stream_tokens;       // positions of a stream, at most; a group's at least, and so 0 is one group
-    SamplingSettings sampling;  // its seed is the run's
-    int scale_rewards;          // advantages are divided by the standard deviation of their group's rewards
-    int stop;                   // where the reward command fails the run ends; else its groups are left out
-    int reference, old;         // streams have room for these log-probabilities
+    size_t prompts, group_size; // P, G: of this replica
+    size_t most_prompts;        // of any replica
+    size_t step_prompts, first; // of all replicas, and how many of them come before this one's
+    World world;
+    size_t max_new_tokens;     // of a completion
+    size_t slots;              // completions written side by side
+    size_t stream_tokens;      // positions of a stream, at most; a group's at least, and so 0 is one group
+    SamplingSettings sampling; // its seed is the run's
+    int scale_rewards;         // advantages are divided by the standard deviation of their group's rewards
+    int stop;                  // where the reward command fails the run ends; else its groups are left out
+    int reference, old;        // streams have room for these log-probabilities
     const char *reward_command;
     double reward_timeout;
     const Prompt *text;      // how tokens are text
@@ -82,9 +90,9 @@ typedef struct {
     size_t *group_stream; // [P] SIZE_MAX: left out
     Batch all;            // what the streams are parts of; document_start has one more for each stream
     Batch *stream;        // [P]
-    size_t streams;
-    Counts counts;                           // of the step
-    Metrics metrics;                         // of the step, beside those of the objective
+    size_t streams;       // of every replica
+    Counts counts;        // of the step, of all replicas
+    Metrics metrics;      // of the step, beside those of the objective
     double sampling_seconds, reward_seconds; // of the step
     size_t failures;                         // steps in a row
 } Rollout;
@@ -96,7 +104,7 @@ static inline size_t rollout_capacity(const RolloutSettings *settings, const Doc
 }
 
 static inline StreamBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
-    size_t P = settings->prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
+    size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
     StreamBound bound;
     if (longest > PLACES / (P * G))
         die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
@@ -141,7 +149,7 @@ static inline void rollout_allocate_step(Rollout *r) {
 
 static inline void rollout_allocate_streams(Rollout *r) {
     const RolloutSettings *s = &r->settings;
-    size_t P = s->prompts, texts = P * s->group_size;
+    size_t P = s->prompts, texts = P * s->group_size, streams = s->most_prompts;
     Packing *packing = &r->packing;
     for (packing->leaves = 1; packing->leaves < P;) packing->leaves *= 2;
     packing->capacity = s->stream_tokens;
@@ -150,11 +158,11 @@ static inline void rollout_allocate_streams(Rollout *r) {
     packing->bin = (uint32_t *)checked_calloc(P, sizeof(uint32_t), "packing");
     packing->room = (uint32_t *)checked_calloc(2 * packing->leaves, sizeof(uint32_t), "packing");
     r->group_stream = (size_t *)checked_calloc(P, sizeof(size_t), "the groups of a step");
-    r->stream = (Batch *)checked_calloc(P, sizeof(Batch), "the streams of a step");
-    r->all = batch_allocate(texts * rollout_capacity(s, r->data), texts);
+    r->stream = (Batch *)checked_calloc(streams, sizeof(Batch), "the streams of a step");
+    r->all = batch_allocate(texts * rollout_capacity(s, r->data) + streams, texts + streams);
     batch_allocate_answers(&r->all, s->reference, s->old);
     free(r->all.document_start);
-    r->all.document_start = (size_t *)checked_calloc(texts + P, sizeof(size_t), "the documents of a step");
+    r->all.document_start = (size_t *)checked_calloc(texts + 2 * streams, sizeof(size_t), "the documents of a step");
 }
 
 // data, and what settings point to, must outlive it.
@@ -187,7 +195,7 @@ static inline void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t count = prompts_count(r->data), p, g;
     for (p = 0; p < s->prompts; p++) {
-        uint64_t k = (uint64_t)(step - 1) * s->prompts + p, epoch = k / count;
+        uint64_t k = (uint64_t)(step - 1) * s->step_prompts + s->first + p, epoch = k / count;
         int32_t *document = r->documents + p * r->room;
         if (epoch != r->epoch)
             random_permutation(r->order, count, s->sampling.seed,
@@ -346,6 +354,7 @@ static inline void rollout_pack(Rollout *r, size_t known) {
     }
     packing_sort(r->packing.item, r->packing.spare, count);
     r->streams = count ? packing_first_fit(&r->packing, count) : 0;
+    r->streams = (size_t)most_of_ranks(s->world, (double)r->streams);
     for (p = 0; p < count; p++) r->group_stream[r->packing.item[p].unit] = r->packing.bin[p];
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
@@ -380,6 +389,12 @@ static inline Batch rollout_stream(const Rollout *r, size_t number, size_t posit
     return b;
 }
 
+// Where other replicas have more streams.
+static inline Batch rollout_empty(const Rollout *r, Batch *b) {
+    b->tokens[0] = r->documents[0]; // any that there is
+    return batch_empty(b);
+}
+
 static inline void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, positions = 0, documents = 0, i, p, g;
@@ -395,9 +410,11 @@ static inline void rollout_fill(Rollout *r) {
                                      r->advantage[p * G + g]);
             groups++;
         }
+        if (!groups) *b = rollout_empty(r, b);
         positions += b->N, documents += b->documents;
         r->counts = counts_add(r->counts, batch_count(b));
     }
+    r->counts = counts_over_streams(s->world, r->counts);
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
@@ -434,6 +451,16 @@ static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t
     return own + o->stop_ids.count;
 }
 
+// The step's prompts over the replicas, one more or less for each.
+static inline void rollout_deal(RolloutSettings *s, World w, size_t prompts) {
+    const size_t D = world_replicas(w), d = world_replica(w);
+    if (prompts < D)
+        die_usage("--batch %zu prompts cannot be dealt over %zu replicas; take --batch %zu or more", prompts, D, D);
+    s->world = w;
+    s->step_prompts = prompts, s->most_prompts = (prompts + D - 1) / D;
+    s->first = prompts * d / D, s->prompts = prompts * (d + 1) / D - s->first;
+}
+
 // text: the tokenizer of the run; end_ids: filled by rollout_ends. All of it must outlive the rollouts.
 static inline RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
     const Options *o = run->options;
@@ -444,9 +471,10 @@ static inline RolloutSettings rollout_from_options(const Run *run, const Prompt 
         if ((size_t)o->stop_ids.id[i] >= V)
             die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
     memset(&s, 0, sizeof(s));
-    s.prompts = o->batch, s.group_size = o->group_size;
+    rollout_deal(&s, run->settings.world, o->batch);
+    s.group_size = o->group_size;
     s.max_new_tokens = o->max_new_tokens;
-    s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.prompts * s.group_size);
+    s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.most_prompts * s.group_size);
     s.stream_tokens = s.group_size * o->seq_len;
     s.sampling.temperature = o->temperature, s.sampling.top_k = o->top_k, s.sampling.top_p = o->top_p;
     s.sampling.seed = o->seed;

@@ -7,6 +7,7 @@ allocated.
 #define LLMC_RUN_H
 #include "adapter_file.h"
 #include "dataloader.h"
+#include "deal.h"
 #include "dist.h"
 #include "logprobs.h"
 #include "plan.h"
@@ -30,6 +31,7 @@ typedef struct {
     BaseKey adapter_base;  // what it says of its base
     BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
+    Deal deal; // of the step's micro-batches
     Plan plan;
     void *memory; // plan.total_bytes
     Arena arena;
@@ -170,6 +172,12 @@ static inline RunSettings settings_from_options(const Run *run) {
     return settings;
 }
 
+// What the options say of a run whose model is open.
+static inline void run_settle(Run *run) {
+    run->settings = settings_from_options(run);
+    run->deal = deal_step(run->settings.world, run->options->grad_accum);
+}
+
 // The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a
 // run.
 static inline void run_find_tokenizer(Run *run) {
@@ -231,6 +239,15 @@ static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
     a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
     a.longest = max_size(a.longest, b.longest);
     return a;
+}
+
+// The largest stream of this rank, of data or (NULL) of random documents.
+static inline StreamBound run_bound(const Run *run, const DataLoader *data) {
+    const Options *o = run->options;
+    const size_t parts = run->deal.parts;
+    if (data && data->of_documents) return dataloader_part_bound(data, parts);
+    deal_check_regular(run->deal, run->settings.world, o->batch);
+    return data ? dataloader_part_bound(data, parts) : regular_bound(o->batch / parts * unit_documents(o), o->seq_len);
 }
 
 // Documents of T tokens that fill the largest stream.
@@ -299,11 +316,12 @@ static inline void run_close_source(Run *run) {
 // The model's; with LoRA the weights below the adapters, which must be those that the adapters of --adapter are for.
 static inline void run_load_base(Run *run) {
     const Options *o = run->options;
+    const Sharding held = weights_sharding(&run->stream.memory);
     if (run->source)
-        weights_load(run->source, &run->model, ops_device, run->stream.memory.weights);
+        weights_load(run->source, &run->model, held, ops_device, run->stream.memory.weights);
     else
-        weights_init_random(&run->model, ops_device, run->stream.memory.weights, run->options->seed);
-    weights_check_finite(&run->model, ops_device, run->stream.memory.weights);
+        weights_init_random(&run->model, held, ops_device, run->stream.memory.weights, run->options->seed);
+    weights_check_finite(&run->model, held, ops_device, run->stream.memory.weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
         run->base = base_key(&run->model, NULL, ops_device, run->stream.memory.weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
@@ -311,14 +329,15 @@ static inline void run_load_base(Run *run) {
 
 static inline void run_load_adapters(Run *run) {
     const Model *table = &run->lora.table;
+    const Sharding held = weights_sharding(&run->stream.memory);
     char when[PATH_MAX + 8];
     if (!run->adapter) {
-        weights_init_random(table, ops_device, run->stream.memory.adapters, run->options->seed);
+        weights_init_random(table, held, ops_device, run->stream.memory.adapters, run->options->seed);
         return;
     }
-    weights_load(run->adapter, table, ops_device, run->stream.memory.adapters);
+    weights_load(run->adapter, table, held, ops_device, run->stream.memory.adapters);
     snprintf(when, sizeof(when), "%s: ", run->adapter->path);
-    weights_check_finite_at(table, ops_device, run->stream.memory.adapters, when,
+    weights_check_finite_at(table, held, ops_device, run->stream.memory.adapters, when,
                             "take another copy or an earlier checkpoint");
 }
 
@@ -405,6 +424,7 @@ static inline void report_header(const Run *run) {
     fputs("command  ", run->text);
     options_echo(run->text, run->options);
     report_model(run->text, &run->model);
+    report_world(run->text, run->settings.world);
     if (run->lora.rank)
         fprintf(run->text, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank,
                 run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,

@@ -13,7 +13,6 @@ multiplies what it counts by how many they stand for. It stands for the rank tha
 */
 #ifndef LLMC_STREAM_H
 #define LLMC_STREAM_H
-#include "dist.h"
 #include "objective.h"
 #include "ops_dry.h"
 #include "residency.h"

@@ -8,11 +8,15 @@ computed for anybody to hold against another program.
 #include "dataloader.h"
 #include "json_out.h"
 #include "reference.h"
+#include "world_sums.h"
 
+// Of all ranks together; seconds and peak of the slowest and the largest.
 typedef struct {
     double loss, seconds, grad_norm;
     double tokens, flops, model_flops;
     Metrics metrics;
+    size_t peak_bytes;
+    Traffic sent; // by each rank
 } PassResult;
 
 static inline int compare_doubles(const void *a, const void *b) {
@@ -30,55 +34,82 @@ static inline void bp_answers(const Run *run, Batch *batch) {
     }
 }
 
-// Micro-batch i of the pass: from --data, or random ids.
-static inline void bp_batch(Run *run, DataLoader *loader, size_t i, Batch *batch) {
+// This rank's i-th micro-batch of the pass, or its part: from --data, or random ids. In the memory of `whole`.
+static inline Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
-    const size_t documents = o->batch * unit_documents(o);
+    const size_t documents = o->batch * unit_documents(o), number = deal_number(run->deal, i);
     if (o->data.count)
-        dataloader_seek(loader, i), dataloader_next(loader, batch);
+        dataloader_seek(loader, number), dataloader_next(loader, whole);
     else
-        batch_random(batch, documents, o->seq_len, i * documents, run->model.config.vocab_size, o->seed);
-    if (!o->data.count && batch->group) bp_answers(run, batch);
+        batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed);
+    if (!o->data.count && whole->group) bp_answers(run, whole);
+    return batch_part(whole, run->deal.parts, run->deal.part);
 }
 
-static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *batch) {
-    const Options *o = run->options;
-    double *seconds = (double *)checked_calloc(o->repeat, sizeof(double), "timings"), Z;
+// What the pass works on; returns what its losses are divided by.
+static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
+    const World world = run->settings.world;
     Counts counts = {0, 0, 0};
+    double once[2] = {0, 0};
+    size_t i;
+    for (i = 0; i < deal_own(run->deal); i++) {
+        Batch batch = bp_batch(run, loader, i, whole);
+        counts = counts_add(counts, batch_count(&batch));
+        result->flops += flops_of(&run->flop_count, &batch, 1);
+        once[0] += batch_tokens(&batch);
+        if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
+    }
+    sum_over_streams(world, once, 2);
+    dist_sum(RANKS_ALL, &result->flops, 1);
+    result->tokens = once[0], result->model_flops = once[1];
+    return objective_normaliser(&run->settings.objective, counts_over_streams(world, counts));
+}
+
+// Loss and gradient of one pass; returns its seconds on this rank.
+static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
+    const size_t own = deal_own(run->deal);
+    double seconds = 0;
+    size_t i;
+    grads_zero(&run->stream.memory);
+    result->loss = 0, result->metrics.count = 0;
+    for (i = 0; i < own; i++) {
+        Batch batch = bp_batch(run, loader, i, whole);
+        double begin = seconds_now();
+        run_reference(run, &batch);
+        run->stream.memory.reduce = i + 1 == own;
+        result->loss += forward_backward(&run->stream, &batch, Z, &result->metrics);
+        ops_device->finish();
+        seconds += seconds_now() - begin;
+    }
+    return seconds;
+}
+
+static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
+    const World world = run->settings.world;
+    const size_t repeats = run->options->repeat;
+    double *seconds = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
+    const Traffic before = run->stream.memory.sent;
     PassResult result;
     const Parameter *bad = NULL;
-    size_t repeat, i;
+    size_t repeat;
     memset(&result, 0, sizeof(result));
-    for (i = 0; i < o->grad_accum; i++) {
-        bp_batch(run, loader, i, batch);
-        counts = counts_add(counts, batch_count(batch));
-        result.tokens += (double)batch->N;
-        result.flops += flops_of(&run->flop_count, batch, 1);
-        result.model_flops += model_flops(&run->model, run->settings.lora, batch, 1);
-    }
-    Z = objective_normaliser(&run->settings.objective, counts);
-    for (repeat = 0; repeat < o->repeat; repeat++) {
-        grads_zero(&run->stream.memory);
-        result.loss = 0, result.metrics.count = 0;
-        for (i = 0; i < o->grad_accum; i++) {
-            double begin;
-            if (o->grad_accum > 1) bp_batch(run, loader, i, batch);
-            begin = seconds_now();
-            run_reference(run, batch);
-            result.loss += forward_backward(&run->stream, batch, Z, &result.metrics);
-            ops_device->finish();
-            seconds[repeat] += seconds_now() - begin;
-        }
+    Z = bp_count(run, loader, whole, &result);
+    for (repeat = 0; repeat < repeats; repeat++) {
+        seconds[repeat] = bp_pass(run, loader, whole, Z, &result);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     }
     allocation_guard = 0;
-    qsort(seconds, o->repeat, sizeof(double), compare_doubles);
-    result.seconds = seconds[o->repeat / 2];
+    result.sent = sent_since(world, &before, &run->stream.memory.sent, (double)repeats);
+    qsort(seconds, repeats, sizeof(double), compare_doubles);
+    result.seconds = most_of_ranks(world, seconds[repeats / 2]);
     free(seconds);
+    sum_over_streams(world, &result.loss, 1);
+    metrics_over_streams(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
-    result.grad_norm =
-        gradient_norm(run_trained(run), ops_device, run->stream.memory.gradients, run->settings.gradient_type, &bad);
+    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->stream.memory.gradients,
+                                     run->settings.gradient_type, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
+    result.peak_bytes = (size_t)most_of_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;
 }
 
@@ -93,50 +124,61 @@ static inline DataLoader bp_open_data(Run *run) {
     return loader;
 }
 
+static inline void bp_report(const Run *run, const PassResult *result) {
+    fprintf(run->text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result->loss,
+            result->grad_norm, result->seconds, result->tokens / result->seconds,
+            human_bytes((double)result->peak_bytes));
+    if (world_ranks(run->settings.world) > 1)
+        fprintf(run->text, "   %s sent by each rank", human_bytes(traffic_bytes(&result->sent)));
+    metrics_print(run->text, &result->metrics, "   ");
+    fputc('\n', run->text);
+}
+
+static inline void bp_json(const Run *run, const PassResult *result) {
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    json_number(&json, "loss", result->loss);
+    metrics_json(&json, &result->metrics, "");
+    json_size(&json, "tokens", (size_t)result->tokens);
+    json_number(&json, "seconds", result->seconds);
+    json_number(&json, "grad_norm", result->grad_norm);
+    json_size(&json, "plan_bytes", run->plan.total_bytes);
+    json_size(&json, "peak_bytes", result->peak_bytes);
+    report_work_json(&json, run, result->flops, result->model_flops);
+    report_world_json(&json, run->settings.world, &result->sent);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
 static inline int verb_bp(const Options *options) {
+    const size_t documents = options->batch * unit_documents(options);
     Run run;
     DataLoader loader;
     Batch batch;
     PassResult result;
-    StreamBound bound = regular_bound(options->batch * unit_documents(options), options->seq_len);
-    size_t peak;
+    StreamBound bound;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
-    run.settings = settings_from_options(&run);
+    run_settle(&run);
     memset(&loader, 0, sizeof(loader));
-    if (options->data.count) loader = bp_open_data(&run), bound = dataloader_bound(&loader);
-    if (options->grads_out) gradients_check_place(options->grads_out, run.lora.rank ? &run.lora.table : &run.model);
+    if (options->data.count) loader = bp_open_data(&run);
+    bound = run_bound(&run, options->data.count ? &loader : NULL);
+    if (options->grads_out)
+        gradients_check_place(options->grads_out, run.settings.world, run.lora.rank ? &run.lora.table : &run.model);
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0, 0);
-    batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(bound.N, bound.documents);
+    batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);
     result = bp_measure(&run, &loader, &batch);
-    peak = ops_device->memory_peak() - run.memory_at_start;
     if (options->grads_out)
-        gradients_write(options->grads_out, run_trained(&run), ops_device, run.stream.memory.gradients,
-                        run.settings.gradient_type);
-    if (!options->quiet || !options->json)
-        fprintf(run.text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result.loss,
-                result.grad_norm, result.seconds, result.tokens / result.seconds, human_bytes((double)peak));
-    if (!options->quiet || !options->json) metrics_print(run.text, &result.metrics, "   "), fputc('\n', run.text);
-    if (options->json) {
-        JsonOut json = json_open(stdout);
-        json_object(&json, NULL);
-        json_number(&json, "loss", result.loss);
-        metrics_json(&json, &result.metrics, "");
-        json_size(&json, "tokens", (size_t)result.tokens);
-        json_number(&json, "seconds", result.seconds);
-        json_number(&json, "grad_norm", result.grad_norm);
-        json_size(&json, "plan_bytes", run.plan.total_bytes);
-        json_size(&json, "peak_bytes", peak);
-        report_work_json(&json, &run, result.flops, result.model_flops);
-        json_object_end(&json);
-        json_finish(&json);
-    }
+        gradients_write(options->grads_out, run_trained(&run), run.settings.world, ops_device,
+                        run.stream.memory.gradients, run.settings.gradient_type);
+    if (!options->quiet || !options->json) bp_report(&run, &result);
+    if (options->json) bp_json(&run, &result);
     if (options->data.count) dataloader_close(&loader);
     batch_free(&batch);
     run_close(&run);

@@ -1,8 +1,10 @@
 /*
-The verb `plan`: memory and FLOPs of a run, before anything is allocated; and the longest sequence within a limit.
+The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; and, of
+several processes, what a rank sends and how long a step is estimated to take on a given kind of machine.
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
+#include "estimate.h"
 #include "json_out.h"
 #include "prompt.h"
 #include "rollout.h"
@@ -16,52 +18,130 @@ static inline StreamBound plan_rollout(Run *run, const DataLoader *data) {
     return rollout_plan(&settings, &data->documents, &run->settings, run->options->seq_len);
 }
 
+// ---- several processes ----------------------------------------------------------------------------------------------
+// Why there is no estimate of a step; NULL where there is one.
+static inline const char *estimate_missing(const Run *run) {
+    if (run->model.dtype != DTYPE_BF16) return "machines are known by their rates in bf16; plan with --dtype bf16";
+    return run->options->rollout ? "it depends on how long texts become" : NULL;
+}
+
+static inline void report_estimate(const Run *run, const Machine *machine, const Estimate *e) {
+    const size_t ranks = world_ranks(run->settings.world);
+    const char *missing = estimate_missing(run);
+    FILE *out = run->text;
+    int kind;
+    if (run->options->quiet) return;
+    if (ranks > 1) {
+        fputs("sent     by a rank in a step: ", out);
+        for (kind = 0; kind < TRAFFIC_KINDS; kind++)
+            fprintf(out, "%s%s %s", kind ? ", " : "", traffic_names[kind], human_bytes(e->sent.bytes[kind]));
+        fputc('\n', out);
+    }
+    if (missing) {
+        fprintf(out, "step     no estimate: %s\n", missing);
+        return;
+    }
+    machine_print(out, machine);
+    fprintf(out,
+            "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.1f %% MFU (causal, recomputation not counted); "
+            "ranks only communicate for %.1f %% of it\n",
+            ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu, 100 * e->communication / e->seconds);
+    if ((double)run->plan.total_bytes > machine_value(machine, MEMORY_BYTES))
+        fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
+                human_bytes(machine_value(machine, MEMORY_BYTES)), machine->gpu);
+}
+
+// Into an open object; null where there is no estimate.
+static inline void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
+    const double known = estimate_missing(run) ? NAN : 1;
+    report_world_json(json, run->settings.world, &e->sent);
+    json_text(json, "machine", machine->name);
+    json_number(json, "estimated_seconds", known * e->seconds);
+    json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
+    json_number(json, "estimated_mfu", known * e->mfu);
+    json_number(json, "communication_share", known * e->communication / e->seconds);
+}
+
+// ---- the verb -------------------------------------------------------------------------------------------------------
+typedef struct {
+    StreamBound whole; // the largest micro-batch
+    StreamBound part;  // and of micro-batches, what a rank takes
+} PlanBound;
+
+static inline PlanBound plan_bound(Run *run, DataLoader *data) {
+    const Options *o = run->options;
+    PlanBound bound;
+    if (o->data.count) *data = run_open_data(run, &o->data, run_shuffle(o));
+    bound.whole = o->data.count ? dataloader_bound(data) : regular_bound(o->batch * unit_documents(o), o->seq_len);
+    bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, o->data.count ? data : NULL);
+    if (o->val_data.count && strcmp(o->plan_for, "bp") != 0) {
+        DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
+        if (o->data.count) dataloader_check_pair(data, &validation);
+        bound.part = larger_bound(bound.part, run_bound(run, &validation));
+        dataloader_close(&validation);
+    }
+    return bound;
+}
+
+// A step of all ranks.
+static inline StepShape plan_step(const Run *run, StreamBound whole) {
+    const double batches = (double)run->deal.batches;
+    Batch shape = batch_shape(whole);
+    StepShape step;
+    step.streams = deal_own(run->deal);
+    step.tokens = batches * (double)shape.N;
+    step.model_flops = batches * model_flops(&run->model, run->settings.lora, &shape, 1);
+    free(shape.document_start);
+    return step;
+}
+
+// machine: NULL where no time is estimated
+static inline void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
+                             const Estimate *estimate) {
+    const double streams = (double)(step.streams * world_ranks(run->settings.world));
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    report_plan_json(&json, &run->plan.arena);
+    if (run->options->memory_limit) json_size(&json, "max_seq_len", longest);
+    report_work_json(&json, run, streams * run->plan.flops, step.model_flops);
+    if (machine) report_estimate_json(&json, run, machine, estimate);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
 static inline int verb_plan(const Options *options) {
+    const size_t limit = options->memory_limit;
+    const Machine *machine =
+        options->ranks > 1 || option_given(options, "machine") ? machine_find(options->machine) : NULL;
     Run run;
-    StreamBound bound;
+    PlanBound bound;
+    StepShape step;
+    Estimate estimate;
     Batch shape;
     DataLoader data;
-    double passes = (double)options->grad_accum;
     size_t longest = 0;
+    memset(&data, 0, sizeof(data)), memset(&estimate, 0, sizeof(estimate));
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
-    run.settings = settings_from_options(&run);
+    run_settle(&run);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
         prompt_free(&prompt);
     }
-    bound = regular_bound(options->batch * unit_documents(options), options->seq_len);
-    memset(&data, 0, sizeof(data));
-    if (options->data.count) {
-        data = run_open_data(&run, &options->data, run_shuffle(options));
-        bound = options->rollout ? plan_rollout(&run, &data) : dataloader_bound(&data);
-    }
-    if (options->val_data.count && strcmp(options->plan_for, "bp") != 0) {
-        DataLoader validation = run_open_data(&run, &options->val_data, SHUFFLE_OFF);
-        if (options->data.count) dataloader_check_pair(&data, &validation);
-        bound = larger_bound(bound, dataloader_bound(&validation));
-        dataloader_close(&validation);
-    }
-    shape = batch_shape(bound);
+    bound = plan_bound(&run, &data);
+    step = plan_step(&run, bound.whole);
+    shape = batch_shape(bound.part);
     run.plan = plan_make(&run.settings, &shape);
-    if (options->memory_limit)
-        longest = plan_longest(&run.settings, bound_documents(bound, options->seq_len), options->memory_limit);
+    if (limit) longest = plan_longest(&run.settings, bound_documents(bound.part, options->seq_len), limit);
+    if (machine) estimate = estimate_step(machine, &run.settings, &shape, step);
     report_header(&run);
-    report_data(&run, &data, bound);
-    if (options->memory_limit && !options->quiet)
-        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest,
-                human_bytes((double)options->memory_limit),
-                run.plan.total_bytes > options->memory_limit ? "; the planned one does not" : "");
-    if (options->json) {
-        JsonOut json = json_open(stdout);
-        json_object(&json, NULL);
-        report_plan_json(&json, &run.plan.arena);
-        if (options->memory_limit) json_size(&json, "max_seq_len", longest);
-        report_work_json(&json, &run, passes * run.plan.flops, passes * run.plan.model_flops);
-        json_object_end(&json);
-        json_finish(&json);
-    }
+    report_data(&run, &data, bound.part);
+    if (limit && !options->quiet)
+        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest, human_bytes((double)limit),
+                run.plan.total_bytes > limit ? "; the planned one does not" : "");
+    if (machine) report_estimate(&run, machine, &estimate);
+    if (options->json) plan_json(&run, step, longest, machine, &estimate);
     free(shape.document_start);
     if (options->data.count) dataloader_close(&data);
     run_close(&run);

@@ -49,26 +49,13 @@ static Slab staged_raw;      // as it lies in a file
 static Slab staged_reformed; // converted, not yet in its final order
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// A run of initial weights, which are made in pairs.
-static inline void place_make(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
-                              DType as, char *out) {
-    size_t parameter = (size_t)(place - source->places), size = dtype_size(as);
-    double pair[2]; // room for two of any type
-    if (begin % 2 && count) {
-        initial_weights(&source->model, parameter, begin - 1, 2, source->seed, as, pair);
-        memcpy(out, (const char *)pair + size, size);
-        begin++, count--, out += size;
-    }
-    if (count) initial_weights(&source->model, parameter, begin, count, source->seed, as, out);
-}
-
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
 static inline void place_read(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
                               DType as, void *out) {
     size_t size = dtype_size(place->type);
     const InputFile *file;
     if (source->random) {
-        place_make(source, place, begin, count, as, (char *)out);
+        initial_weights(&source->model, (size_t)(place - source->places), begin, count, source->seed, as, out);
         return;
     }
     file = &source->files[place->file];

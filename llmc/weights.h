@@ -13,6 +13,7 @@ absent.
 #include "ops.h"
 #include "progress.h"
 #include "safetensors_write.h"
+#include "sharding.h"
 #include "weight_source.h"
 
 static Slab staged; // what goes to or comes from the device, in its type
@@ -99,53 +100,58 @@ static inline const char *element_address_const(const void *base, DType type, si
     return (const char *)base + index * dtype_size(type);
 }
 
-// All weights into device memory, in model->dtype. `model` is the source's own or has the same config.
-static inline void weights_load(const WeightSource *source, const Model *model, const Ops *ops, void *device_base) {
-    Progress progress = progress_begin(stderr, "loading", 0, (double)model->elements);
-    size_t i, begin, n;
+// All weights that are held into device memory, in model->dtype. `model` is the source's own or has the same config.
+static inline void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
+                                void *device_base) {
+    Progress progress = progress_begin(stderr, "loading", 0, (double)sharding_elements(model, sharding));
+    size_t i, done, n;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i], *stored = &source->model.parameters[i];
+        Held held;
         if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
             p->cols != stored->cols)
             die("%s: holds another model than the one to be loaded", source->path);
-        for (begin = 0; begin < parameter_elements(p); begin += n) {
-            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
-            weights_read(source, i, begin, n, model->dtype, staged.bytes);
-            ops->copy_in(element_address(device_base, model->dtype, p->offset + begin), staged.bytes,
+        held = held_of(model, sharding, p);
+        for (done = 0; done < held.count; done += n) {
+            n = min_size(held.count - done, SLAB_ELEMENTS);
+            weights_read(source, i, held.first + done, n, model->dtype, staged.bytes);
+            ops->copy_in(element_address(device_base, model->dtype, held.place + done), staged.bytes,
                          n * dtype_size(model->dtype));
-            progress_update(&progress, (double)(p->offset + begin + n));
+            progress_update(&progress, (double)(held.place + done + n));
         }
     }
     progress_end(&progress);
 }
 
-// Random initial weights into device memory, in model->dtype (initial_weights.h).
-static inline void weights_init_random(const Model *model, const Ops *ops, void *device_base, uint64_t seed) {
-    Progress progress = progress_begin(stderr, "initialising", 0, (double)model->elements);
-    size_t i, begin, n;
+// Random initial weights, those that are held, into device memory, in model->dtype (initial_weights.h).
+static inline void weights_init_random(const Model *model, Sharding sharding, const Ops *ops, void *device_base,
+                                       uint64_t seed) {
+    Progress progress = progress_begin(stderr, "initialising", 0, (double)sharding_elements(model, sharding));
+    size_t i, done, n;
     for (i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        for (begin = 0; begin < parameter_elements(p); begin += n) {
-            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
-            initial_weights(model, i, begin, n, seed, model->dtype, staged.bytes);
-            ops->copy_in(element_address(device_base, model->dtype, p->offset + begin), staged.bytes,
+        const Held held = held_of(model, sharding, &model->parameters[i]);
+        for (done = 0; done < held.count; done += n) {
+            n = min_size(held.count - done, SLAB_ELEMENTS);
+            initial_weights(model, i, held.first + done, n, seed, model->dtype, staged.bytes);
+            ops->copy_in(element_address(device_base, model->dtype, held.place + done), staged.bytes,
                          n * dtype_size(model->dtype));
-            progress_update(&progress, (double)(p->offset + begin + n));
+            progress_update(&progress, (double)(held.place + done + n));
         }
     }
     progress_end(&progress);
 }
 
 // ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
-// Names the first bad element. Only called when there is one.
-__attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p,
+// Names the first bad element of what is held of a parameter. Only called when there is one.
+__attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p, Held held,
                                                                       const Ops *ops, const void *device_base,
                                                                       const char *when, const char *advice) {
-    size_t begin, n, i, cols = p->cols ? p->cols : 1;
-    for (begin = 0; begin < parameter_elements(p); begin += n) {
+    size_t done, n, i, cols = p->cols ? p->cols : 1;
+    for (done = 0; done < held.count; done += n) {
         const float *values = (const float *)(const void *)staged_reformed.bytes;
-        n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
-        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, p->offset + begin),
+        const size_t begin = held.first + done;
+        n = min_size(held.count - done, SLAB_ELEMENTS);
+        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, held.place + done),
                       n * dtype_size(model->dtype));
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, n);
         for (i = 0; i < n; i++) {
@@ -157,20 +163,27 @@ __attribute__((noreturn)) static inline void weights_name_bad_element(const Mode
     die("%sthe weights are too large to be squared and summed: tensor %s; %s", when, p->name, advice);
 }
 
-// Ends the program where a weight in device memory is NaN or infinite. when, advice: the message's first and last words
-static inline void weights_check_finite_at(const Model *model, const Ops *ops, const void *device_base,
-                                           const char *when, const char *advice) {
-    size_t i;
-    for (i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        if (!isfinite(ops->sum_of_squares(element_address_const(device_base, model->dtype, p->offset), model->dtype,
-                                          parameter_elements(p))))
-            weights_name_bad_element(model, p, ops, device_base, when, advice);
+// Ends the program where a weight in device memory is NaN or infinite; of portions on any rank, and the first rank that
+// has it says so. when, advice: the message's first and last words
+static inline void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops,
+                                           const void *device_base, const char *when, const char *advice) {
+    size_t bad, whose;
+    for (bad = 0; bad < model->parameter_count; bad++) {
+        const Held held = held_of(model, sharding, &model->parameters[bad]);
+        const char *values = element_address_const(device_base, model->dtype, held.place);
+        if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
+    bad = smallest_of_ranks(sharding.ranks, bad, &whose);
+    if (bad == model->parameter_count) return;
+    if (whose == sharding.rank)
+        weights_name_bad_element(model, &model->parameters[bad], held_of(model, sharding, &model->parameters[bad]), ops,
+                                 device_base, when, advice);
+    dist_barrier(); // that rank ends all
 }
 
-static inline void weights_check_finite(const Model *model, const Ops *ops, const void *device_base) {
-    weights_check_finite_at(model, ops, device_base, "", "take another copy or an earlier checkpoint");
+static inline void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops,
+                                        const void *device_base) {
+    weights_check_finite_at(model, sharding, ops, device_base, "", "take another copy or an earlier checkpoint");
 }
 
 // ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
@@ -224,41 +237,66 @@ static inline uint64_t gradients_write_header(const OutputFile *file, const Mode
 }
 
 // Ends the program where gradients_write would: to be called before the work is done.
-static inline void gradients_check_place(const char *path, const Model *model) {
+static inline void gradients_check_place(const char *path, World world, const Model *model) {
     OutputFile output;
+    if (world.rank) return; // rank 0 makes the file
     output_open(&output, path, gradients_write_header(NULL, model) + (uint64_t)model->elements * sizeof(float));
     close(output.fd);
     output_discard();
 }
 
+// Rank 0 makes the file with its header, the others find it.
+static inline void gradients_open(OutputFile *output, const char *path, World world, const Model *model,
+                                  uint64_t data) {
+    char temporary[PATH_MAX] = "";
+    if (world.rank == 0) {
+        output_open(output, path, data + (uint64_t)model->elements * sizeof(float));
+        gradients_write_header(output, model);
+        memcpy(temporary, output->temporary, sizeof(temporary));
+    }
+    if (world_ranks(world) == 1) return;
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    if (world.rank) output_join(output, path, temporary);
+}
+
+static inline void gradients_close(OutputFile *output, World world) {
+    if (world.rank) output_leave(output);
+    if (world_ranks(world) > 1) dist_barrier(); // all parts are there
+    if (world.rank == 0) output_commit(output);
+    if (world_ranks(world) > 1) dist_barrier(); // and so is the file
+}
+
 // Every gradient in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(). The
-// gradients lie in device memory in the order of the parameter table, in `stored`.
-static inline void gradients_write(const char *path, const Model *model, const Ops *ops, const void *device_gradients,
-                                   DType stored) {
-    Progress progress = progress_begin(stderr, "writing gradients", 0, (double)model->elements);
+// gradients lie in device memory, in `stored`, as the stage of ZeRO has it; every rank writes its portions.
+static inline void gradients_write(const char *path, const Model *model, World world, const Ops *ops,
+                                   const void *device_gradients, DType stored) {
+    const Sharding own = sharding_of(world, DEALT_ALWAYS), memory = sharding_of(world, DEALT_GRADIENTS);
+    Progress progress = progress_begin(stderr, "writing gradients", 0, (double)sharding_elements(model, own));
     OutputFile output;
-    uint64_t data = gradients_write_header(NULL, model);
+    const uint64_t data = gradients_write_header(NULL, model);
     const float *values = (const float *)(const void *)staged_reformed.bytes;
-    size_t i, begin, n;
-    output_open(&output, path, data + (uint64_t)model->elements * sizeof(float));
-    gradients_write_header(&output, model);
+    size_t i, done, n;
+    gradients_open(&output, path, world, model, data);
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        uint64_t at = data + (uint64_t)p->offset * sizeof(float);
-        for (begin = 0; begin < parameter_elements(p); begin += n) {
-            n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
-            ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, p->offset + begin),
+        const Held held = held_of(model, own, p);
+        const size_t place = held.count ? place_of(model, memory, p, held.first) : 0;
+        const uint64_t at = data + (uint64_t)p->offset * sizeof(float);
+        for (done = 0; done < held.count; done += n) {
+            const size_t begin = held.first + done;
+            n = min_size(held.count - done, SLAB_ELEMENTS);
+            ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, place + done),
                           n * dtype_size(stored));
             elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, n);
             if (p->transposed)
                 gradients_write_transposed(&output, at, p, begin, n, values);
             else
                 output_write(&output, at + (uint64_t)begin * sizeof(float), values, n * sizeof(float));
-            progress_update(&progress, (double)(p->offset + begin + n));
+            progress_update(&progress, (double)(held.place + done + n));
         }
     }
     progress_end(&progress);
-    output_commit(&output);
+    gradients_close(&output, world);
 }
 
 #endif

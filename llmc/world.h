@@ -22,6 +22,11 @@ typedef struct {
 // Ranks that take part in a collective together. Reversed: the same, counted from the last one.
 typedef enum { RANKS_ALL, RANKS_OF_STREAM, RANKS_OF_STREAM_REVERSED, RANK_GROUPS } RankGroup;
 
+static inline World world_alone(void) {
+    World alone = {0, 0, 0, 0};
+    return alone;
+}
+
 static inline size_t world_ranks(World w) { return w.ranks ? w.ranks : 1; }
 static inline size_t world_sp(World w) { return w.sp ? w.sp : 1; }
 static inline size_t world_replicas(World w) { return world_ranks(w) / world_sp(w); }
@@ -70,6 +75,7 @@ static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights",
 
 typedef struct {
     double bytes[TRAFFIC_KINDS], calls[TRAFFIC_KINDS];
+    double hops[TRAFFIC_KINDS]; // of all calls: from rank to rank, one after the other; an exchange has one
 } Traffic;
 
 #endif

@@ -176,7 +176,12 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count), (x)) \
     OP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v, \
         DType moment_type, size_t count, const AdamW *step), \
-        (w, master, gradient, gradient_type, m, v, moment_type, count, step), (w, master, gradient, m, v))
+        (w, master, gradient, gradient_type, m, v, moment_type, count, step), (w, master, gradient, m, v)) \
+    OP(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit), (x)) \
+    OP(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size), \
+        (group, x, count, unit, size), (x)) \
+    OP(int64_t, exchange, (RankGroup group, const Parcel *parcels, size_t n), (group, parcels, n), (NULL)) \
+    OP(void, await, (int64_t ticket), (ticket), (NULL))
 // clang-format on
 
 // ---- their wrappers -----------------------------------------------------------------------------------------------------

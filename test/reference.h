@@ -123,10 +123,10 @@ static inline size_t attention_first_key(Spans spans, size_t s, size_t t) {
 // The row of query t.
 static inline size_t attention_place(Span span, size_t t) { return span.row + t - span.begin; }
 
-// Probabilities of query `token` over keys [first, token] into p[token - first + 1]; returns log sum exp.
-static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t token, size_t NKV,
+// Probabilities of a query over keys [first, end) into p[end - first]; returns log sum exp.
+static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t NKV,
                                    size_t key_head, size_t HD, double scale) {
-    size_t count = token - first + 1, j, i;
+    size_t count = end - first, j, i;
     double largest = -INFINITY, sum = 0.0;
     for (j = 0; j < count; j++) {
         const double *key = k + ((first + j) * NKV + key_head) * HD;
@@ -141,21 +141,31 @@ static inline double attention_row(double *p, const double *q, const double *k, 
 }
 
 // p is memory for one row: as many doubles as the longest document has tokens.
-static inline void reference_attention_forward(double *out, double *lse, const double *q, const double *k,
-                                               const double *v, Spans spans, size_t NH, size_t NKV, size_t HD,
-                                               double scale, double *p) {
+static inline void reference_attention_forward_part(double *out, double *lse, const double *q, const double *k,
+                                                    const double *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
+                                                    size_t HD, double scale, double *p) {
     size_t s, t, h, i, j;
     for (s = 0; s < spans.count; s++)
         for (t = spans.span[s].begin; t < spans.span[s].end; t++)
             for (h = 0; h < NH; h++) {
                 size_t row = attention_place(spans.span[s], t) * NH + h, key_head = h / (NH / NKV),
-                       from = attention_first_key(spans, s, t);
+                       from = attention_first_key(spans, s, t), end = t + 1;
                 double *o = out + row * HD;
-                lse[row] = attention_row(p, q + row * HD, k, from, t, NKV, key_head, HD, scale);
+                if (from < keys.begin) from = keys.begin;
+                if (end > keys.end) end = keys.end;
                 for (i = 0; i < HD; i++) o[i] = 0.0;
-                for (j = from; j <= t; j++)
+                lse[row] = -INFINITY;
+                if (from >= end) continue;
+                lse[row] = attention_row(p, q + row * HD, k, from, end, NKV, key_head, HD, scale);
+                for (j = from; j < end; j++)
                     for (i = 0; i < HD; i++) o[i] += p[j - from] * v[(j * NKV + key_head) * HD + i];
             }
+}
+
+static inline void reference_attention_forward(double *out, double *lse, const double *q, const double *k,
+                                               const double *v, Spans spans, size_t NH, size_t NKV, size_t HD,
+                                               double scale, double *p) {
+    reference_attention_forward_part(out, lse, q, k, v, spans, all_keys, NH, NKV, HD, scale, p);
 }
 
 // With s = scale q k, p = softmax(s), out = p v:   dv += p dout,   ds = p (dout v - dout out),   dq, dk += scale ds k, q.
@@ -172,7 +182,7 @@ static inline void reference_attention_backward(double *dq, double *dk, double *
                        from = attention_first_key(spans, s, t);
                 const double *d = dout + row * HD;
                 double mean = 0.0;
-                attention_row(p, q + row * HD, k, from, t, NKV, key_head, HD, scale);
+                attention_row(p, q + row * HD, k, from, t + 1, NKV, key_head, HD, scale);
                 for (i = 0; i < HD; i++) mean += d[i] * out[row * HD + i];
                 for (j = from; j <= t; j++) {
                     size_t key = (j * NKV + key_head) * HD;

@@ -67,6 +67,7 @@ rows="
     answers       fp32        onednn
     prompts       fp32        onednn
     packing       fp32        onednn
+    deal          fp32        onednn
     prefetch      fp32        onednn
     log           fp32        onednn
     logprobs      fp32        onednn
@@ -103,6 +104,11 @@ rows="
     dist          fp32        onednn   3
     dist          fp32        onednn   4
     dist          double      onednn   3
+    zero          double      onednn   2
+    zero          double      onednn   3
+    zero          fp32        onednn   2
+    zero          fp32        onednn   4
+    zero          bf16        onednn   3
 "
 
 total_passed=0 total_failed=0 total_skipped=0

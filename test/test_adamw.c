@@ -91,13 +91,15 @@ static size_t model_size(const char *text) {
 
 static AdamW usual_step(int64_t step) {
     AdamW s;
+    memset(&s, 0, sizeof(s));
     s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
     s.gradient_scale = 0.37, s.step = step, s.seed = 42;
     return s;
 }
 
 static void bench_step(Bench *b, const AdamW *step) {
-    optimizer_step(&b->model, b->ops, b->weights, b->gradients, b->gradient_type, &b->state, b->moment_type, step);
+    optimizer_step(&b->model, world_alone(), b->ops, b->weights, b->gradients, b->gradient_type, &b->state,
+                   b->moment_type, step);
 }
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ TEST(norm) {
             gradients = normal_values(n, 0.1, 2.0);
             b = bench_open(models[k], ops_device->stored, type, DTYPE_FP32, 0, NULL, gradients);
             for (i = 0; i < n; i++) sum += round_to(type, gradients[i]) * round_to(type, gradients[i]);
-            found = gradient_norm(&b.model, b.ops, b.gradients, type, &bad);
+            found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, type, &bad);
             assert_null(bad);
             if (!(fabs(found - sqrt(sum)) <= 1e-12 * sqrt(sum)))
                 test_fail("norm %.17g, expected %.17g", found, sqrt(sum));
@@ -141,7 +143,7 @@ TEST(bad_gradient_is_named) {
                 b.ops->copy_in((char *)b.gradients + at * size, &element, size);
                 for (second = 0; second < 2; second++) {
                     if (second) b.ops->copy_in((char *)b.gradients + (n - 1) * size, &element, size);
-                    found = gradient_norm(&b.model, b.ops, b.gradients, b.gradient_type, &bad);
+                    found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, b.gradient_type, &bad);
                     if (bad != p) test_fail("%s named, %s is not finite", bad ? bad->name : "nothing", p->name);
                     if (isfinite(found)) test_fail("the norm is %g", found);
                 }
@@ -176,7 +178,7 @@ TEST(matrices_decay) {
         for (i = 0; i < n; i++) weights[i] = 1.5;
         b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, 1, weights, gradients);
         step.learning_rate = 0.5, step.weight_decay = 0.25;
-        optimizer_init(&b.model, b.ops, b.weights, &b.state, b.moment_type);
+        optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
         bench_step(&b, &step);
         found = host_values(b.ops, b.state.master, DTYPE_FP32, n);
         for (i = 0; i < b.model.parameter_count; i++) {
@@ -237,7 +239,7 @@ static void formula_case(const char *model, DType gradient_type, DType moment_ty
     for (i = 0; i < n; i++)
         weights[i] = round_to(stored, weights[i]), gradients[i] = round_to(gradient_type, gradients[i]);
     b = bench_open(model, stored, gradient_type, moment_type, master, weights, gradients);
-    optimizer_init(&b.model, b.ops, b.weights, &b.state, b.moment_type);
+    optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
     for (step = 1; step <= 4; step++) {
         AdamW s = usual_step(step);
         double *w;
@@ -284,8 +286,8 @@ TEST(neighbours_do_not_matter) {
         weights = normal_values(n, 0.0, 1.0), gradients = normal_values(n, 0.0, 1.0);
         a = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, master, weights, gradients);
         b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, master, weights, gradients);
-        optimizer_init(&a.model, a.ops, a.weights, &a.state, a.moment_type);
-        optimizer_init(&b.model, b.ops, b.weights, &b.state, b.moment_type);
+        optimizer_init(&a.model, world_alone(), a.ops, a.weights, &a.state, a.moment_type);
+        optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
         bench_step(&a, &step);
         for (i = 0; i < b.model.parameter_count;) {
             const Parameter *p = &b.model.parameters[i];
@@ -318,7 +320,7 @@ static double *random_choices(uint64_t seed, int64_t number, Model *model) {
     for (i = 0; i < n; i++) gradients[i] = 1.0 + 0x1p-8;
     b = bench_open(text, ops_device->stored, ops_device->summed, DTYPE_BF16, 0, weights, gradients);
     step.beta1 = 0.0, step.gradient_scale = 1.0, step.seed = seed;
-    optimizer_init(&b.model, b.ops, b.weights, &b.state, b.moment_type);
+    optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
     bench_step(&b, &step);
     m = host_values(b.ops, b.state.m, DTYPE_BF16, n);
     *model = b.model;
@@ -374,7 +376,7 @@ TEST(initialisation) {
         weights = case_doubles(n);
         for (i = 0; i < n; i++) weights[i] = round_to(types[t], test_uniform() - 0.5);
         b = bench_open(text, types[t], types[t], t == 1 ? DTYPE_BF16 : DTYPE_FP32, 1, weights, NULL);
-        optimizer_init(&b.model, b.ops, b.weights, &b.state, b.moment_type);
+        optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
         master = host_values(b.ops, b.state.master, DTYPE_FP32, n);
         m = host_values(b.ops, b.state.m, b.moment_type, n), v = host_values(b.ops, b.state.v, b.moment_type, n);
         for (i = 0; i < n; i++) {

@@ -82,11 +82,13 @@ static void train_steps(Trained *t, void *gradients, size_t begin, size_t end) {
     float *values = (float *)case_memory(n * sizeof(float));
     for (step = begin; step < end; step++) {
         AdamW s;
+        memset(&s, 0, sizeof(s));
         s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
         s.gradient_scale = 1.0, s.step = (int64_t)step + 1, s.seed = 11;
         for (i = 0; i < n; i++) values[i] = (float)random_normal(5, step, i);
         t->ops->copy_in(gradients, values, n * sizeof(float));
-        optimizer_step(t->model, t->ops, t->weights, gradients, DTYPE_FP32, &t->optimizer, t->moment_type, &s);
+        optimizer_step(t->model, world_alone(), t->ops, t->weights, gradients, DTYPE_FP32, &t->optimizer,
+                       t->moment_type, &s);
     }
 }
 
@@ -108,8 +110,8 @@ static void resume_case(Trained (*open)(const char *, DType, DType, int), DType 
     for (i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));
     whole.ops->copy_in(whole.weights, weights, n * dtype_size(stored));
     whole.ops->copy_in(first.weights, weights, n * dtype_size(stored));
-    optimizer_init(whole.model, whole.ops, whole.weights, &whole.optimizer, moments);
-    optimizer_init(first.model, first.ops, first.weights, &first.optimizer, moments);
+    optimizer_init(whole.model, world_alone(), whole.ops, whole.weights, &whole.optimizer, moments);
+    optimizer_init(first.model, world_alone(), first.ops, first.weights, &first.optimizer, moments);
     train_steps(&whole, gradients, 0, 6);
     train_steps(&first, gradients, 0, 3);
     checkpoint_open(&folder, out, 1, 0);

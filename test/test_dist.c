@@ -16,9 +16,7 @@ static const char *const group_names[RANK_GROUPS] = {"all", "of a stream", "of a
 // The rank among all that has this place in the group of this process.
 static size_t rank_at(size_t place) {
     const size_t first = world.rank / world.sp * world.sp;
-    return group == RANKS_ALL           ? place
-           : group == RANKS_OF_STREAM ? first + place
-                                      : first + world.sp - 1 - place;
+    return group == RANKS_ALL ? place : group == RANKS_OF_STREAM ? first + place : first + world.sp - 1 - place;
 }
 
 // ---- a tensor with sentinels, on the device -------------------------------------------------------------------------
@@ -174,8 +172,7 @@ TEST(exchange_keeps_the_order_of_parcels) {
             const size_t place = k * ranks + peer;
             out[place] = tensor_new(parcel_bytes(world.rank, peer, k));
             in[place] = tensor_new(parcel_bytes(peer, world.rank, k));
-            for (i = 0; i < out[place].bytes; i++)
-                out[place].as[SENTINEL + i] = parcel_byte(world.rank, peer, k, i);
+            for (i = 0; i < out[place].bytes; i++) out[place].as[SENTINEL + i] = parcel_byte(world.rank, peer, k, i);
             tensor_load(&out[place]), tensor_load(&in[place]);
             if (peer == world.rank) continue;
             parcels[n].peer = peer;

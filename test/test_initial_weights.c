@@ -13,7 +13,7 @@ TEST(initial_values_follow_the_table) {
     Model model = model_of(RANDOM_MODEL, ops->stored);
     size_t size = dtype_size(model.dtype), i, j;
     void *device = ops->allocate(model.elements * size), *host = case_memory(model.elements * size);
-    weights_init_random(&model, ops, device, 7);
+    weights_init_random(&model, sharding_whole(), ops, device, 7);
     ops->copy_out(host, device, model.elements * size);
     for (i = 0; i < model.parameter_count; i++) {
         const Parameter *p = &model.parameters[i];
@@ -125,7 +125,7 @@ static void check_poisoned(const void *context) {
     ops_device->copy_in(
         element_address(device, model.dtype, model.parameters[poisoned->parameter].offset + poisoned->element), bytes,
         dtype_size(model.dtype));
-    weights_check_finite(&model, ops_device, device);
+    weights_check_finite(&model, sharding_whole(), ops_device, device);
 }
 
 TEST(nan_is_refused_by_name) {

@@ -15,6 +15,7 @@ typedef struct {
 
 static AdamW adamw_step(int64_t step) {
     AdamW s;
+    memset(&s, 0, sizeof(s));
     s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
     s.gradient_scale = 0.37, s.step = step, s.seed = 42;
     return s;
@@ -135,6 +136,52 @@ TEST(adamw_many_steps) {
         expect_within(master ? master : w, path, with_master && ops_device->summed == DTYPE_FP64 ? 1e8 : 1.0, 0.0);
         expect_near(m, path_m);
         expect_near(v, path_v);
+    }
+}
+
+// A parameter stepped in parts is what it is stepped as a whole, random bits and all.
+static void adamw_in_parts(Guarded *const *t, const size_t *cut, size_t parts) {
+    size_t i;
+    for (i = 0; i < parts; i++) {
+        const size_t first = cut[i];
+        AdamW s = adamw_step(3);
+        void *part[5];
+        int k;
+        for (k = 0; k < 5; k++) part[k] = t[k] ? (char *)t[k]->data + first * dtype_size(t[k]->type) : NULL;
+        s.first = first;
+        ops_device->adamw(part[0], part[1], part[2], t[2]->type, part[3], part[4], t[3]->type, cut[i + 1] - first, &s);
+    }
+}
+
+TEST(adamw_parts) {
+    enum { COUNT = 5200, PARTS = 10 };
+    static const size_t cut[PARTS + 1] = {0, 1, 32, 1020, 1024, 1031, 1500, 3072, 4100, 4104, COUNT};
+    static const size_t uncut[] = {0, COUNT};
+    int pairing, k, i;
+    for (pairing = 0; pairing < 8; pairing++) {
+        DType moment = pairing & 1 ? DTYPE_BF16 : DTYPE_FP32, gradient = pairing & 2 ? DTYPE_BF16 : ops_device->summed;
+        Guarded *t[5];
+        unsigned char *parts[5];
+        double *squares;
+        test_case("gradient %s, moments %s, %s master", dtype_name(gradient), dtype_name(moment),
+                  pairing & 4 ? "with" : "without");
+        squares = case_doubles(COUNT);
+        for (i = 0; i < COUNT; i++) squares[i] = 0.1 + test_uniform();
+        t[0] = guarded_normal(CHANGED, "w", ops_device->stored, COUNT, 0.0, 1.0);
+        t[1] = pairing & 4 ? guarded_normal(CHANGED, "master", DTYPE_FP32, COUNT, 0.0, 1.0) : NULL;
+        t[2] = guarded_normal(INPUT, "gradient", gradient, COUNT, 0.0, 2.0);
+        t[3] = guarded_normal(CHANGED, "m", moment, COUNT, 0.0, 1.0);
+        t[4] = guarded_values(CHANGED, "v", moment, squares, COUNT);
+        CALL(adamw_in_parts(t, cut, PARTS));
+        for (k = 0; k < 5; k++) {
+            if (!t[k]) continue;
+            parts[k] = (unsigned char *)case_memory(t[k]->bytes);
+            memcpy(parts[k], t[k]->after, t[k]->bytes);
+        }
+        CALL(adamw_in_parts(t, uncut, 1));
+        for (k = 0; k < 5; k++)
+            if (t[k] && memcmp(parts[k], t[k]->after, t[k]->bytes) != 0)
+                test_fail("%s in parts has other bits than as a whole", t[k]->name);
     }
 }
 

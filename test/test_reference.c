@@ -59,7 +59,7 @@ static Opened *opened(const Setup *s) {
     o.options = options_parse(argc, argv);
     progress_off = 1;
     run_open_model(&o.run, &o.options, NULL);
-    o.run.settings = settings_from_options(&o.run);
+    run_settle(&o.run);
     o.data = data_of(s, &o.options);
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);
@@ -202,7 +202,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
     LogprobFile f;
     float *value;
     logprobs_create(&w, scratch_path(name), &header);
-    *sum = logprobs_compute(&w, &o->run.stream, &o->data, &o->batch);
+    *sum = logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
@@ -327,7 +327,7 @@ static void overflow(const void *setup) {
     ops_device->copy_in(o->run.stream.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
                         head * sizeof(float));
     logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
-    logprobs_compute(&w, &o->run.stream, &o->data, &o->batch);
+    logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
 }
 
 TEST(values_that_are_none_are_refused) {

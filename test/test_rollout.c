@@ -105,7 +105,8 @@ static RolloutSettings rollout_settings(void) {
     static const uint32_t end_ids[] = {7, 77, 177, 200, 201, 202, 203, 204, 205, 206, 207};
     RolloutSettings s;
     memset(&s, 0, sizeof(s));
-    s.prompts = P, s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
+    s.prompts = s.most_prompts = s.step_prompts = P;
+    s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
     s.sampling.temperature = 1, s.sampling.top_p = 1, s.sampling.seed = 12;
     s.scale_rewards = 1, s.stop = 1, s.reward_timeout = 100;
     s.end_ids = end_ids, s.end_count = sizeof(end_ids) / sizeof(end_ids[0]);
@@ -403,7 +404,8 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     ids[1][counts[1]++] = (int32_t)text.tokenizer->end_ids[0];
     completion.prompt = ids[0], completion.prompt_tokens = counts[0];
     completion.ids = ids[1], completion.tokens = counts[1], completion.ended = 1;
-    r.settings.text = &text, r.settings.prompts = r.settings.group_size = 1;
+    r.settings.text = &text,
+    r.settings.prompts = r.settings.most_prompts = r.settings.step_prompts = r.settings.group_size = 1;
     r.completion = &completion, r.tokens = &counts[0], r.number = &number;
     rollout_allocate_text(&r);
     rollout_lines_begin(&r);
@@ -492,7 +494,7 @@ TEST(a_policy_learns) {
     r = rolling_open(settings, "low", "bytes");
     memset(&adamw, 0, sizeof(adamw));
     adamw.learning_rate = 0.03, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.epsilon = 1e-8, adamw.gradient_scale = 1;
-    optimizer_init(&r->model, ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
+    optimizer_init(&r->model, world_alone(), ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
     for (number = 1; number <= 40; number++) {
         double sum = 0;
         streams = step(r, number);
@@ -505,8 +507,8 @@ TEST(a_policy_learns) {
                                      objective_normaliser(&r->s.objective, r->rollout.counts), NULL);
         assert_true(isfinite(loss) && r->arena.peak <= r->plan.total_bytes);
         adamw.step = (int64_t)number;
-        optimizer_step(&r->model, ops_device, r->s.memory.weights, r->s.memory.gradients, r->run.gradient_type,
-                       &r->optimizer, DTYPE_FP32, &adamw);
+        optimizer_step(&r->model, world_alone(), ops_device, r->s.memory.weights, r->s.memory.gradients,
+                       r->run.gradient_type, &r->optimizer, DTYPE_FP32, &adamw);
     }
     if (!(before < 0.75 && reward > 0.95)) test_fail("reward %.3f, then %.3f", before, reward);
     rolling_close(r);

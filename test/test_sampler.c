@@ -90,7 +90,7 @@ static void greedy_as_transformers(const char *name, size_t chunk) {
     source = weights_open(folder);
     model = model_build(&source->model.config, ops_device->stored);
     run = run_open(sampling_run(&model, chunk, prompted + count - 1), NULL);
-    weights_load(source, &model, ops_device, run->s.memory.weights);
+    weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
     memcpy(text, prompt, prompted * sizeof(int32_t));
     generate(run, text, prompted, prompted + count, &greedy);
     for (t = 0; t < count; t++)

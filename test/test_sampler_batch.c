@@ -207,7 +207,7 @@ static void golden_together(const char *name, size_t slots) {
     settings = sampling_run(&model, 4, prompted + count);
     settings.rollout_slots = slots, settings.rollout_tokens = prompted + count;
     run = run_open(settings, NULL);
-    weights_load(source, &model, ops_device, run->s.memory.weights);
+    weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
     sampler_batch_allocate(&sampler, &model, slots, prompted + count);
     memset(text, 0, sizeof(text));
     for (i = 0; i < 5; i++) { // the odd ones are in the way: the prompt without its beginning

@@ -185,7 +185,7 @@ TEST(loading) {
         void *device = load_model(ops, source, &model);
         char *host = (char *)checked_malloc(model.elements * size, "a copy");
         test_case("%s", golden_models[g].name);
-        weights_check_finite(&model, ops, device);
+        weights_check_finite(&model, sharding_whole(), ops, device);
         ops->copy_out(host, device, model.elements * size);
         for (i = 0; i < model.parameter_count; i++) {
             const Parameter *p = &model.parameters[i];
@@ -266,7 +266,7 @@ TEST(gradients_as_transformers_has_them) {
             }
             ops->copy_in(device, host, bytes);
             allocation_guard = 1;
-            gradients_write(out, &model, ops, device, stored);
+            gradients_write(out, &model, world_alone(), ops, device, stored);
             allocation_guard = 0;
             written = read_whole(out, &written_bytes);
             memcpy(&header_bytes, written, 8);
@@ -304,7 +304,7 @@ TEST(large_gradients) {
     FoundTensor found;
     for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
     ops->copy_in(device, host, bytes);
-    gradients_write(path, &model, ops, device, DTYPE_FP32);
+    gradients_write(path, &model, world_alone(), ops, device, DTYPE_FP32);
     input = input_open(path);
     safetensors_read_header(&list, &input, 0);
     assert_int_equal(list.count, model.parameter_count);

@@ -207,7 +207,7 @@ static inline Model model_of(const char *text, DType dtype) {
 static inline void *load_model(const Ops *ops, const WeightSource *source, const Model *model) {
     void *device = ops->allocate(model->elements * dtype_size(model->dtype));
     assert_non_null(device);
-    weights_load(source, model, ops, device);
+    weights_load(source, model, sharding_whole(), ops, device);
     return device;
 }
 

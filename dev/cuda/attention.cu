@@ -68,11 +68,11 @@ static void real(Attention &c) {
 
 template <Tiles T> static void tiled(Attention &c) {
     SpanBlocks blocks;
-    span_blocks(&blocks, c.all(), 0, T.held, false);
+    span_blocks(&blocks, c.all(), all_keys, 0, T.held, false);
     LAUNCH((attention_forward_kernel<HEAD, T>), dim3(blocks.first[blocks.count], (unsigned)c.shape.NH),
            block_threads<T>, (tiles_bytes<HEAD>(T, 1)))
     (c.out.data, c.lse.data, c.q.data, c.k.data, c.v.data, blocks,
-     attention_shape(c.shape.NH, c.shape.NKV, HEAD, c.scale, c.q.data, c.k.data, c.v.data));
+     attention_shape(c.shape.NH, c.shape.NKV, HEAD, c.scale, c.q.data, c.k.data, c.v.data), false);
 }
 
 template <Tiles T> static bool fits(const Attention &) {

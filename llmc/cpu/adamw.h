@@ -9,7 +9,7 @@ time. For w without a master copy that is most updates at usual learning rates; 
 beta2 = 0.999 moves it by at most a thousandth of g^2 - v, and v would then never decay; m is hit only by small changes.
 So w (without master), m and v in bf16 are rounded stochastically: up or down with the probabilities that make the
 expected value right. The random bits are a hash of (seed, step, tensor role, element index): reproducible, and the same
-for any number of threads. The caller gives every tensor another seed.
+for any number of threads. The caller gives every tensor another seed, and says where in it a part of one begins.
 */
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
@@ -65,13 +65,14 @@ static inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-// Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest.
-static void round_stochastically(uint16_t *out, const floatS *in, size_t count, uint64_t key) {
+// Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest. first:
+// of the elements that share the key, the one at out[0].
+static void round_stochastically(uint16_t *out, const floatS *in, size_t count, uint64_t key, uint32_t first) {
     const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
         float value = (float)in[i];
-        uint32_t bits, noise = mix32(mix32((uint32_t)i ^ low) ^ high) >> 16;
+        uint32_t bits, noise = mix32(mix32((first + (uint32_t)i) ^ low) ^ high) >> 16;
         memcpy(&bits, &value, sizeof(bits));
         out[i] = (bits & 0x7f800000u) == 0x7f800000u ? float_to_bf16(value) : (uint16_t)((bits + noise) >> 16);
     }
@@ -80,13 +81,15 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
 enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
 
 // block_close for what AdamW keeps: bf16 stochastically, everything else as usual. BLOCK_ELEMENTS is part of the random stream.
-static void adamw_close(void *memory, DType type, size_t block, size_t count, const floatS *values, const AdamW *step,
+static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values, const AdamW *step,
                         int role) {
+    const size_t place = step->first + begin;
+    const uint64_t key =
+        random_bits(step->seed, (uint64_t)step->step * ADAMW_ROLES + (uint64_t)role, place / BLOCK_ELEMENTS);
     if (type == DTYPE_BF16)
-        round_stochastically((uint16_t *)memory + block * BLOCK_ELEMENTS, values, count,
-                             random_bits(step->seed, (uint64_t)step->step * ADAMW_ROLES + (uint64_t)role, block));
+        round_stochastically((uint16_t *)memory + begin, values, count, key, (uint32_t)(place % BLOCK_ELEMENTS));
     else
-        block_close(memory, type, block * BLOCK_ELEMENTS, count, values);
+        block_close(memory, type, begin, count, values);
 }
 
 static void adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
@@ -94,19 +97,21 @@ static void adamw(Stored *w_, float *master, const void *gradient, DType gradien
     const AdamWFactors factors = adamw_factors(step);
     void *weights = master ? (void *)master : (void *)w_;    // what the step is applied to
     DType weights_type = master ? DTYPE_FP32 : FLOATX_DTYPE; // NOLINT(bugprone-branch-clone): equal in fp32 builds
-    size_t blocks = block_count(count), b;
+    const size_t before = step->first % BLOCK_ELEMENTS; // blocks are the parameter's own, whatever part of it this is
+    size_t blocks = block_count(before + count), b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (b = 0; b < blocks; b++) {
-        size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+        size_t begin = b ? b * BLOCK_ELEMENTS - before : 0;
+        size_t length = min_size((b + 1) * BLOCK_ELEMENTS - before, count) - begin;
         floatS buffer[4][BLOCK_ELEMENTS], *w, *bm, *bv;
         const floatS *g = block_read(gradient, gradient_type, begin, length, buffer[0]);
         w = block_open(weights, weights_type, begin, length, buffer[1]);
         bm = block_open(m, moment_type, begin, length, buffer[2]);
         bv = block_open(v, moment_type, begin, length, buffer[3]);
         adamw_block(w, g, bm, bv, length, &factors);
-        adamw_close(weights, weights_type, b, length, w, step, ADAMW_W);
-        adamw_close(m, moment_type, b, length, bm, step, ADAMW_M);
-        adamw_close(v, moment_type, b, length, bv, step, ADAMW_V);
+        adamw_close(weights, weights_type, begin, length, w, step, ADAMW_W);
+        adamw_close(m, moment_type, begin, length, bm, step, ADAMW_M);
+        adamw_close(v, moment_type, begin, length, bv, step, ADAMW_V);
         if (master) {
             floatX *rounded = (floatX *)w_ + begin;
 #pragma omp simd

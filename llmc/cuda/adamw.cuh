@@ -16,6 +16,7 @@ enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
 struct AdamWFactors {
     float gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, decay, rate, root_correction, epsilon;
     uint64_t seed, stream; // of the random numbers
+    size_t first;          // place of element 0 in its parameter
 };
 
 static AdamWFactors adamw_factors(const AdamW *step) {
@@ -27,7 +28,7 @@ static AdamWFactors adamw_factors(const AdamW *step) {
     f.rate = (float)(step->learning_rate / (1 - pow(step->beta1, (double)step->step)));
     f.root_correction = (float)(1 / sqrt(1 - pow(step->beta2, (double)step->step)));
     f.epsilon = (float)step->epsilon;
-    f.seed = step->seed, f.stream = (uint64_t)step->step * ADAMW_ROLES;
+    f.seed = step->seed, f.stream = (uint64_t)step->step * ADAMW_ROLES, f.first = step->first;
     return f;
 }
 
@@ -50,7 +51,7 @@ __device__ inline void set_rounded(Bf16 *x, float value, uint64_t key, uint32_t 
 template <typename T, typename G, typename M, int W>
 __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *m, M *v, size_t packs, AdamWFactors f) {
     FOR_EACH_PACK(i, packs) {
-        const size_t first = i * W, block = first / ADAMW_BLOCK;
+        const size_t first = i * W, place = f.first + first, block = place / ADAMW_BLOCK;
         const uint64_t key_w = random_bits(f.seed, f.stream + ADAMW_W, block),
                        key_m = random_bits(f.seed, f.stream + ADAMW_M, block),
                        key_v = random_bits(f.seed, f.stream + ADAMW_V, block);
@@ -59,7 +60,7 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
         const Pack<G, W> pg = pack_read<W>(gradient + first);
         Pack<floatX, W> nearest;
         for (int j = 0; j < W; j++) {
-            const uint32_t index = (uint32_t)(first % ADAMW_BLOCK) + (uint32_t)j;
+            const uint32_t index = (uint32_t)(place % ADAMW_BLOCK) + (uint32_t)j;
             const float g = f.gradient_scale * value_of(pg.x[j]);
             const float new_m = f.beta1 * value_of(pm.x[j]) + f.one_minus_beta1 * g;
             const float new_v = f.beta2 * value_of(pv.x[j]) + f.one_minus_beta2 * g * g;
@@ -84,7 +85,8 @@ static void adamw_weights(T *weights, floatX *rounded, const void *gradient, DTy
         with_type(moment_type, "adamw", [&](auto moment_element) {
             typedef std::remove_pointer_t<decltype(gradient_element)> G;
             typedef std::remove_pointer_t<decltype(moment_element)> M;
-            const bool packed = count % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
+            const bool packed =
+                count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
             const auto launch_with = [&](auto W) {
                 LAUNCH((adamw_kernel<T, G, M, W>), loop_grid(count / W), LOOP_THREADS, 0)
                 (weights, rounded, (const G *)gradient, (M *)m, (M *)v, count / W, f);

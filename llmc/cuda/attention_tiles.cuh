@@ -1,0 +1,261 @@
+/*
+What the attention kernels of op set "cuda" are made of: which queries and keys a block has, tiles of rows that pass through shared
+memory, products with them, and what a query sees of a tile's keys.
+*/
+#ifndef LLMC_CUDA_ATTENTION_TILES_CUH
+#define LLMC_CUDA_ATTENTION_TILES_CUH
+#include "mma.cuh"
+
+// ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument -----------------------------------------------------------
+constexpr unsigned MOST_SPANS = 64;
+
+struct SpanBlocks {
+    Span span[MOST_SPANS];
+    unsigned first[MOST_SPANS + 1]; // block of each span, the last being their number
+    unsigned count;
+    size_t window; // keys that a query sees at most; SIZE_MAX: all
+    KeyRange keys; // that may be read
+};
+
+struct SpanBlock {
+    Span span;
+    size_t begin, end; // of the block's queries or keys
+    KeyRange keys;     // that one of these queries sees, or of the span's; none where begin >= end
+    size_t origin; // the token that would be row 0 of q, out, lse: maybe before the stream, as unsigned numbers wrap
+};
+
+__host__ __device__ inline size_t first_key_in(size_t document, size_t t, size_t window) {
+    return t - document >= window ? t + 1 - window : document;
+}
+
+// Keys that one of the queries [begin, end) of a document sees; none where begin >= end
+__host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t document, size_t begin, size_t end) {
+    const size_t first = first_key_in(document, begin, blocks.window);
+    return KeyRange{first > blocks.keys.begin ? first : blocks.keys.begin,
+                    end < blocks.keys.end ? end : blocks.keys.end};
+}
+
+// by_keys: blocks of `size` keys that a query of the span sees, otherwise of its queries [begin, end)
+static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
+    blocks->count = 0, blocks->first[0] = 0;
+    blocks->window = spans.window ? spans.window : SIZE_MAX, blocks->keys = range;
+    for (; from < spans.count && blocks->count < MOST_SPANS; from++) {
+        const Span span = spans.span[from];
+        const KeyRange keys =
+            by_keys ? keys_seen(*blocks, span.document, span.begin, span.end) : KeyRange{span.begin, span.end};
+        const size_t length = keys.begin < keys.end ? keys.end - keys.begin : 0;
+        blocks->span[blocks->count] = span;
+        blocks->first[blocks->count + 1] = blocks->first[blocks->count] + (unsigned)blocks_for(length, size);
+        blocks->count++;
+    }
+    return from;
+}
+
+// The last blocks come first: causal ones have the most work.
+__device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
+    const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x;
+    unsigned i = 0;
+    while (block >= blocks.first[i + 1]) i++;
+    const Span span = blocks.span[i];
+    SpanBlock found = {span, 0, 0, keys_seen(blocks, span.document, span.begin, span.end), span.begin - span.row};
+    found.begin = (by_keys ? found.keys.begin : span.begin) + (size_t)(block - blocks.first[i]) * size;
+    found.end = by_keys ? found.keys.end : span.end;
+    if (found.end - found.begin > size) found.end = found.begin + size;
+    if (!by_keys) found.keys = keys_seen(blocks, span.document, found.begin, found.end);
+    return found;
+}
+
+// ---- tiles ---------------------------------------------------------------------------------------------------------------------------------
+template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
+
+// A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of `passing` rows
+// come one after the other, and there is room for `stages` of them: with two, one comes while the one before is computed with.
+struct Tiles {
+    unsigned held, passing, stages;
+};
+
+// What a block may have on architectures 86, 89 and 120; the others have more.
+constexpr size_t SHARED_LIMIT = 99 << 10;
+
+template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
+
+// Blocks for a processor: six leave 80 registers for each of 128 threads, four 128. Left alone (0), the compiler spills some of the
+// smallest head's to fit more.
+template <int HD> constexpr unsigned LEAST_BLOCKS = HD > 32 ? 0 : sizeof(floatX) == 2 ? 6 : 4;
+
+template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned held_tensors) {
+    return (held_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
+}
+
+// The first that fits. 32 rows are 16 registers of scores, or twice that in backward, beside HD / 2 or HD of sums.
+template <int HD> constexpr Tiles tiles_that_fit(unsigned held_tensors) {
+    const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
+    for (const Tiles t : choices)
+        if (tiles_bytes<HD>(t, held_tensors) <= SHARED_LIMIT) return t;
+    return Tiles{};
+}
+template <int HD> constexpr Tiles FORWARD_TILES = tiles_that_fit<HD>(1);
+template <int HD> constexpr Tiles BACKWARD_TILES = tiles_that_fit<HD>(2);
+
+struct HeadRows {
+    size_t heads, head, HD; // x[row][head][HD]
+    bool packed;            // rows are whole packs
+};
+
+// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on and beyond the head's own size
+template <int HD, unsigned THREADS>
+__device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, size_t begin, size_t end, unsigned rows) {
+    constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once
+    static_assert(STEP > 0);
+    const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
+    const unsigned valid = end - begin < rows ? (unsigned)(end - begin) : rows;
+    const floatX *from = x + ((begin + first) * h.heads + h.head) * h.HD + d;
+    if (first >= STEP) return; // threads that are no whole row
+#pragma unroll
+    for (unsigned row = first; row < rows; row += STEP, from += STEP * h.heads * h.HD) {
+        floatX *to = tile + row * tile_stride<HD> + d;
+        if (h.packed)
+            fetch<16>(to, from, row < valid && d < h.HD);
+        else
+            for (unsigned j = 0; j < W; j++) to[j] = row < valid && d + j < h.HD ? from[j] : store(0.0f);
+    }
+}
+
+template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
+    return (unsigned)((rows + ROWS - 1) / ROWS);
+}
+
+// Tile after tile: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile: what has come for a
+// thread is there for all, and all are done with the tile whose place the next one takes.
+template <unsigned STAGES, typename Bring, typename Use>
+__device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
+    unsigned stage = 0;
+    for (unsigned i = 0; i + 1 < STAGES; i++) {
+        if (i < count) bring(i, i);
+        fetch_commit(); // of nothing, too: the number of groups stays right
+    }
+    for (unsigned i = 0; i < count; i++) {
+        if constexpr (STAGES == 1) {
+            __syncthreads();
+            bring(i, 0);
+            fetch_commit();
+        }
+        fetch_wait<STAGES == 1 ? 0 : STAGES - 2>();
+        __syncthreads();
+        if constexpr (STAGES > 1) {
+            if (i + STAGES - 1 < count) bring(i + STAGES - 1, stage ? stage - 1 : STAGES - 1);
+            fetch_commit();
+        }
+        use(i, stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+}
+
+// c[16 rows of this warp][N] += a[rows, HD] b[N, HD]^T
+template <int HD, int N>
+__device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned row, const floatX *b) {
+#pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // an fp32 product is long enough
+    for (int d = 0; d < HD; d += 16) {
+        const OperandA left = load_a(a, tile_stride<HD>, row, d);
+        mma_columns<N>(c, left, [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
+    }
+}
+
+// c[16 rows][HD] += w[rows, N] b[N, HD], w in registers as a result
+template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4], float (*w)[4], const floatX *b) {
+#pragma unroll
+    for (int j = 0; j < N; j += 16) {
+        const OperandA left = operand_of(w[j / 8], w[j / 8 + 1]);
+        mma_columns<HD>(c, left, [&](int d) { return load_b_rows(b, tile_stride<HD>, j, d); });
+    }
+}
+
+// Causality, in tiles that reach the diagonal: scores of keys after their query become -inf. `first` is the first row of the lane less
+// the tile's first column; rows are queries and columns keys, or the other way round.
+template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
+    first -= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int column = j * 8 + e % 2 - e / 2 * 8; // against the lane's first row
+            if (ROWS_ARE_KEYS ? column < first : column > first) s[j][e] = -INFINITY;
+        }
+}
+
+// The window, in tiles at its far end: scores of keys that are `window` or more before their query become -inf. `first` as above,
+// less the window where rows are queries, with it where they are keys.
+template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
+    first -= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int column = j * 8 + e % 2 - e / 2 * 8;
+            if (ROWS_ARE_KEYS ? column >= first : column <= first) s[j][e] = -INFINITY;
+        }
+}
+
+// Behind the last key, in the last tile: scores of columns from `keys` on become -inf.
+template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys) {
+    const unsigned lane_column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (lane_column + j * 8 + e % 2 >= keys) s[j][e] = -INFINITY;
+}
+
+// ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------------------------------
+struct WarpSight {
+    int first;            // position of its first query, from the block's first key: negative where keys begin later
+    unsigned near, far;   // the first key that its first query sees, and its last one
+    unsigned end, length; // behind the last key that one of them sees; of all keys of the block
+};
+
+__device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row, size_t window) {
+    const long long first = (long long)(block.begin + warp_row) - (long long)block.keys.begin, behind = first + 16;
+    const long long reach = (long long)(window < SIZE_MAX / 2 ? window : SIZE_MAX / 2);
+    WarpSight sight = {(int)first, 0, 0, 0, 0};
+    if (first + 1 > reach) sight.near = (unsigned)(first + 1 - reach);
+    if (behind > reach) sight.far = (unsigned)(behind - reach);
+    if (block.keys.begin < block.keys.end) sight.length = (unsigned)(block.keys.end - block.keys.begin);
+    if (behind > 0 && block.begin + warp_row < block.end)
+        sight.end = behind < sight.length ? (unsigned)behind : sight.length;
+    return sight;
+}
+
+// Whether one of them sees one of keys [key, key + keys)
+__device__ inline bool sees(const WarpSight &sight, unsigned key, unsigned keys) {
+    return key < sight.end && key + keys > sight.near;
+}
+
+// Whether one of them may have met no key up to the tile at `key`, although another one sees one of it
+__device__ inline bool any_blind(const WarpSight &sight, unsigned key) { return sight.first < 0 || key < sight.far; }
+
+// Scores of what they do not see of the tile at `key` become -inf.
+template <int N>
+__device__ inline void hide(float (*s)[4], const WarpSight &sight, unsigned key, unsigned lane_row, size_t window) {
+    const int row = sight.first + (int)lane_row - (int)key;
+    if ((int)(key + N) > sight.first + 1) hide_unseen<N, false>(s, row);
+    if (key < sight.far) hide_far<N, false>(s, row - (int)window);
+    if (key + N > sight.length) hide_behind<N>(s, sight.length - key);
+}
+
+// Over the four lanes that share a row of a result
+template <typename T> __device__ inline T quad_sum(T x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+struct AttentionShape {
+    size_t NH, NKV, HD;
+    float scale;
+    bool packed;
+};
+
+#endif
