@@ -106,6 +106,12 @@ rows="
     dist          fp32        onednn   3
     dist          fp32        onednn   4
     dist          double      onednn   3
+    sp            double      onednn   2
+    sp            double      onednn   3
+    sp            double      onednn   4
+    sp            fp32        onednn   2
+    sp            fp32        onednn   3
+    sp            bf16        onednn   2
     zero          double      onednn   2
     zero          double      onednn   3
     zero          fp32        onednn   2
