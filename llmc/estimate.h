@@ -103,7 +103,7 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
                 stream_seconds(m, settings, forward, all - forward, &last) + optimizer;
     if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
     computing = (double)step.streams * all + optimizer;
-    e.communication = e.seconds - computing;
+    e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
     e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * machine_value(m, PEAK_FLOPS));
     return e;
