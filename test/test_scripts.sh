@@ -1,5 +1,6 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
+# scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
 # scripts/plot_log.py: a panel for every metric that a log holds.
 . test/cli.sh
 . scripts/common.sh
@@ -31,6 +32,89 @@ check 'and the rows below the paper are named' [ "$(grep -c '^BELOW the paper: Q
 lengths 'without the program' 1 TRAIN="$WORK/nothing"
 check 'with a line that says so' grep -q 'paper_max_length.sh: there is no .*nothing yet; run make first' "$WORK/err"
 
+# ---- several processes: what the scripts start, with launchers and a program that only tell -------------------------------------
+mkdir -p "$WORK/bin" "$WORK/build"
+cat >"$WORK/bin/mpirun" <<'END'
+#!/bin/sh
+[ "$1" = --version ] && { echo 'mpirun (Open MPI) 4'; exit; }
+while [ "$1" != -n ]; do shift; done
+export FAKE_RANKS="$2"
+shift 2
+exec "$@"
+END
+cat >"$WORK/bin/srun" <<'END'
+#!/bin/sh
+echo "srun $*"
+END
+cat >"$WORK/build/train" <<'END'
+#!/bin/sh
+loss=1.5
+case "$*" in *"--zero ${WRONG_ZERO:-none}"*) loss=1.6 ;; esac
+echo "{\"loss\": $loss, \"tokens\": 800, \"seconds\": 0.5, \"grad_norm\": 2.5, \"peak_bytes\": 1, \"ranks\": ${FAKE_RANKS:-1}, \"sent\": {\"gradients\": 30, \"weights\": 12}}"
+END
+cat >"$WORK/build/tell" <<'END'
+#!/bin/sh
+echo "$FAKE_RANKS of $*"
+END
+cat >"$WORK/build/collectives" <<'END'
+#!/bin/sh
+printf 'op bytes us GB/s\nreduce_scatter 65536 10.0 5.000\nexchange 65536 20.0 3.000\n'
+END
+chmod +x "$WORK"/bin/* "$WORK"/build/*
+several() { # exit status, command...: with the launchers above
+    wanted=$1
+    shift
+    env PATH="$WORK/bin:$PATH" MAKE=true BUILD="$WORK/build" RESULTS="$WORK/results" "$@" >"$WORK/out" 2>"$WORK/err"
+    check "exit $wanted of $*" [ $? = "$wanted" ]
+}
+says() { check "$1" grep -qe "$2" "$WORK/$3"; } # what, pattern, out|err
+
+several 0 RANKS=3 TRAIN="$WORK/build/tell" scripts/run_single_node.sh bp --sp 3
+says 'three processes of the options given' '^3 of bp --sp 3$' out
+several 1 CUDA_VISIBLE_DEVICES= RANKS=0 scripts/run_single_node.sh bp
+several 2 SLURM_JOB_ID= TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out run
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --zero 3 --out run
+says 'a run with a folder goes on' 'build/tell --zero 3 --out run --resume$' out
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch bp --out run
+says 'another verb is left alone' 'build/tell bp --out run$' out
+
+several 0 RANKS=4 scripts/multi_gpu_check.sh --dry-run correctness
+check 'one process, then each stage and each way of sharing streams' [ "$(grep -c "$WORK/build/train bp" "$WORK/err")" = 13 ]
+check 'nothing is written' [ ! -e "$WORK/results" ]
+several 0 RANKS=4 scripts/multi_gpu_check.sh
+says 'four ranks at the rate of one: a quarter' '^more streams *4 .* 0.250 ' out
+says 'bytes of all kinds' '^4, zero 3, sp 4 .* 42$' out
+check 'the file says so' grep -q '"all_right": true' "$WORK"/results/multi-*.json
+says 'a collective without a reference' '^exchange .* 3.000 *- *-$' out
+several 1 RANKS=4 WRONG_ZERO=2 scripts/multi_gpu_check.sh correctness
+check 'one stage is wrong, with every sharing' [ "$(grep -c '^WRONG: zero 2, sp [124]:' "$WORK/err")" = 3 ]
+check 'and the file says so' grep -q '"all_right": false' "$WORK"/results/multi-*.json
+several 2 RANKS=4 scripts/multi_gpu_check.sh speed
+
+# ---- many GPUs on paper -------------------------------------------------------------------------------------------------------
+env MOST=32 OUT="$WORK/scale" scripts/plan_scale.sh >"$WORK/out" 2>"$WORK/err"
+check 'one to 32 GPUs' [ $? = 0 ]
+csv=$WORK/scale/scale.csv
+for model in 'Qwen3-8B' 'Llama 3.1 8B'; do
+    for P in 2 4 8 16 32; do
+        check "$model on $P GPUs" [ "$(grep -cE "^length,$model sp = GPUs,plan,$P,[0-9]+,[0-9.]+,0\.[0-9]+,0\.[0-9]+\$" "$csv")" = 1 ]
+    done
+    check "$model: 8 GPUs each" [ "$(grep -cE "^length,$model sp 8,plan,[0-9]+,[0-9]+,[0-9.]+,0\.[0-9]+,0\.[0-9]+\$" "$csv")" = 3 ]
+done
+check 'longer on more GPUs' awk -F, '$1 == "length" && $3 == "plan" { if (($2 in last) && $5 <= last[$2]) bad = 1; last[$2] = $5 }
+                                     END { exit bad }' "$csv"
+check 'a million tokens on 8 GPUs and more' [ "$(grep -c '^million,.*,plan,' "$csv")" = 6 ]
+for row in 'length,Llama 3.1 8B,ALST,32,15000000,,,' 'million,Qwen3-8B,TRL,8,1000000,380,0.34,' 'table4,stream,paper,8,131800,,,' \
+    'table5,stream,paper,8,21000,20.7,,'; do
+    check "what others measured: $row" grep -qxF "$row" "$csv"
+done
+check "Table 4's lengths are reached" awk -F, '$1 == "table4" && $2 == "Adam in bf16" { ours[$4] = $5 }
+    $1 == "table4" && $2 == "stream" { n++; if (ours[$4] < $5) bad = 1 } END { exit bad || n != 6 }' "$csv"
+check 'times are called estimated' grep -q 'ours, estimated' "$WORK/out"
+for basis in 'h100  *measured: products' 'data sheet: GPUs of a node' 'assumed: memory bandwidth reached' 'assumed: products 246'; do
+    check "constants are told with where they come from: $basis" grep -q "$basis" "$WORK/out"
+done
+
 # ---- pictures of logs ---------------------------------------------------------------------------------------------------------
 python=$(python_with_matplotlib)
 plot() { # what, columns of panels, arguments: the picture is that much wider than tall
@@ -57,6 +141,7 @@ if [ -n "$python" ]; then
     plot 'dpo' 3 --mean 2 "$WORK/dpo/log.jsonl"
     plot 'two rows of grpo' 1 "$WORK/grpo/log.jsonl"
     plot 'three rows of all' 1 "$WORK"/[dgs]*/log.jsonl
+    check 'a picture of many GPUs' [ "$(head -c 4 "$WORK/scale/scale.png" | tail -c 3)" = PNG ]
     "$python" scripts/plot_log.py --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
     check 'a log without a step is refused' grep -q 'none/log.jsonl: holds no step and no validation' "$WORK/err"
 else
