@@ -46,10 +46,10 @@ try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/de
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
-# MPI connects the processes of a run. MPI=0 builds without; MPI_FLAGS and MPI_LIBS where mpicc does not tell them.
-MPICC     ?= mpicc
-MPI_FLAGS ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:compile 2>/dev/null))
-MPI_LIBS  ?= $(if $(filter 0,$(MPI)),,$(shell command -v $(MPICC) >/dev/null 2>&1 && $(MPICC) --showme:link 2>/dev/null))
+# MPI connects the processes of a run. MPI=0 builds without it; MPICC names another one's compiler.
+export MPI MPICC
+MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
+MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
 comma     := ,
 HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))
@@ -179,8 +179,9 @@ lint:
 # dev-cuda        one program for each kernel family: every variant checked, then timed with cold caches, on a GPU
 # dev-cuda-check  the same checks on the CPU, sanitized; needs neither nvcc nor a GPU
 # dev-cudnn-plans what cuDNN's plans need, for GPUs that are not here (BACKEND=cuda; needs no GPU)
+# dev-collectives what the collectives between processes reach, on the CPU or on GPUs: mpirun -n P build/.../collectives
 # bench-gpu       every op and `bp` at several lengths, into dev/results/
-.PHONY: dev-cuda dev-cuda-check dev-cudnn-plans bench-gpu
+.PHONY: dev-cuda dev-cuda-check dev-cudnn-plans dev-collectives bench-gpu
 DEV_CUDA  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/bench.cu,$(wildcard dev/cuda/*.cu)))
 DEV_CHECK := $(filter-out linear,$(DEV_CUDA))# that one is cuBLASLt's alone
 DEV_FLAGS  = -DPROGRAM_NAME='"$(basename $(@F))"'
@@ -224,6 +225,14 @@ dev-cuda-check: $(DEV_CHECK:%=build/dev-cuda-check-$(PRECISION)/dev_%)
 	@for program in $^; do $$program || exit 1; done
 
 -include $(wildcard build/dev-cuda-check-$(PRECISION)/*.d)
+
+dev-collectives: $(BUILD)/collectives
+
+$(BUILD)/collectives.o: dev/collectives.c $(BUILD)/flags
+	$(CC) $(DRIVER_FLAGS) $(DEV_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/collectives: $(BUILD)/collectives.o $(BUILD)/ops_$(BACKEND).o
+	$(if $(filter cuda,$(BACKEND)),$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS),$(CC) $(HAVE_OPENMP) $^ $(LDLIBS)) $(LDFLAGS) -o $@
 
 # Looks for a GPU before it builds anything.
 bench-gpu:

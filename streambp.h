@@ -20,11 +20,9 @@ complete the moment chunk c's own attention_backward is done; kv_backward follow
 place. K, V of a layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx
 (dx is x_L's storage).
 
-The head knows an objective (llmc/objective.h) as a weight per token: dlogits = weight / temperature * (onehot -
-softmax). What the weights wait for decides how often a chunk's logits are made. Of sft they are there before the head
-runs. Of grpo and ppo they follow from the chunk's own log-probabilities, in the same visit. Of pairs and of gspo they
-need those of the whole stream, so that a pass for log-probabilities alone comes first. A forward pass alone gives
-log-probabilities: of a loss, of a reference, of an old policy.
+What the head does with an objective is in llmc/head.h: weights of targets that wait for log-probabilities of the whole
+stream cost a second visit of its logits. A forward pass alone gives log-probabilities: of a loss, of a reference, of an
+old policy.
 
 With LoRA (llmc/lora.h) the steps stay as they are: linear layers have their adapters with them (llmc/linear_layer.h),
 dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
@@ -44,9 +42,10 @@ steps never look inside a tensor.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
+#include "llmc/head.h"
 #include "llmc/key_value_exchange.h"
 #include "llmc/linear_layer.h"
-#include "llmc/stream_host.h"
+#include "llmc/ring.h"
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
@@ -63,19 +62,29 @@ static inline void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
     norm_rotated(s, l, k, k_linear, weight_of(s, w, K_NORM), s->position + c.begin, c.n, d.NKV);
 }
 
+static inline void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
+    linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->normed1, NULL);
+    norm_rotated(s, l, a->q, q_linear, weight_of(s, w, Q_NORM), s->position + c.begin, c.n, d.NH);
+}
+
+static inline void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    const int post_norms = s->model->config.family->post_norms;
+    const Stored *x = input_load(&s->memory, l, c.begin);
+    linear_forward(s, l, c, w, O_WEIGHT, post_norms ? a->added1 : a->y, a->attended, post_norms ? NULL : x);
+    if (post_norms) post_norm_forward(s, a->y, a->added1, weight_of(s, w, POST_NORM1), x, c.n);
+}
+
 static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
-    Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
-    const Stored *x = input_load(&s->memory, l, c.begin);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->normed1, NULL);
-    norm_rotated(s, l, a->q, q_linear, weight_of(s, w, Q_NORM), s->position + c.begin, c.n, d.NH);
+    queries_project(s, l, c, w, a);
     s->ops->attention_forward(a->attended, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
                               layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
-    linear_forward(s, l, c, w, O_WEIGHT, d.post_norms ? a->added1 : a->y, a->attended, d.post_norms ? NULL : x);
-    if (d.post_norms) post_norm_forward(s, a->y, a->added1, weight_of(s, w, POST_NORM1), x, c.n);
+    attention_output(s, l, c, w, a);
     arena_pop(s->arena, mark);
 }
 
@@ -136,7 +145,21 @@ static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
                   weight_of(s, w, NORM2_WEIGHT), c.n, 1);
 }
 
-// dnormed1[n,C] = the part of the first norm's gradient that comes through the queries
+// dattended[n,NH*HD] = the gradient of attention's output
+static inline void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+                                   const Stored *dx, Stored *dattended) {
+    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
+    linear_backward(s, l, c, w, sums, O_WEIGHT, dattended, dadded, a->attended, 0);
+}
+
+// dnormed1[n,C] = the part of the first norm's gradient that comes through the queries; dq is used up
+static inline void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+                                    const Activations *a, Stored *dq, Stored *dnormed1) {
+    Shapes d = shapes_of(s->model);
+    norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
+    linear_backward(s, l, c, w, sums, Q_WEIGHT, dnormed1, dq, a->normed1, 0);
+}
+
 static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
                                       const Activations *a, const Stored *dx, Stored *dnormed1) {
     Shapes d = shapes_of(s->model);
@@ -145,13 +168,23 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
-    linear_backward(s, l, c, w, sums, O_WEIGHT, dattended, dadded, a->attended, 0);
+    output_backward(s, l, c, w, sums, a, dx, dattended);
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, layer_keys(s, s->kv.k, l),
                                layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH, d.NKV, d.HD,
                                attention_scale(s->model, l), scratch);
-    norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
-    linear_backward(s, l, c, w, sums, Q_WEIGHT, dnormed1, dq, a->normed1, 0);
+    queries_backward(s, l, c, w, sums, a, dq, dnormed1);
+    arena_pop(s->arena, mark);
+}
+
+// The same behind the ring, which has left dq of all own tokens.
+static inline void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+                                         const Activations *a, Stored *dnormed1) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena);
+    Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
+    if (d.qk_norm && !s->kept.normed1) linear_forward(s, l, c, w, Q_WEIGHT, a->q_linear, a->normed1, NULL);
+    s->ops->round_sums(dq, (Summed *)at(s->ring_layer.dq, c.begin * d.Q, d.summed), c.n * d.Q);
+    queries_backward(s, l, c, w, sums, a, dq, dnormed1);
     arena_pop(s->arena, mark);
 }
 
@@ -181,86 +214,6 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
     linear_backward(s, l, c, w, sums, V_WEIGHT, dnormed1, dkv, a->normed1, 1);
     first_norm_backward(s, l, c, w, sums, dx, dnormed1);
     arena_pop(s->arena, mark);
-}
-
-// ---- the head -------------------------------------------------------------------------------------------------------
-typedef struct {
-    const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
-    const Stored *matrix;           // [V,C]
-    Stored *normed;                 // [n,C]
-    Stored *logits;                 // [n,V]
-} HeadStep;
-
-// x_L of chunk c -> its logits, pushed.
-static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
-    Shapes d = shapes_of(s->model);
-    HeadStep h;
-    h.norm = (const Stored *)w.weights;
-    h.norm_bias =
-        s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
-    h.matrix = (const Stored *)w.matrix;
-    h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
-    h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
-    norm_forward(s, h.normed, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
-    s->ops->linear_forward(h.logits, h.normed, h.matrix, NULL, NULL, c.n, d.C, d.V);
-    return h;
-}
-
-// Weights of chunk c's targets, from their log-probabilities.
-static inline void head_weights(StreamBP *s, Chunk c) {
-    const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
-    void *values = at(s->host_sums, c.place, size);
-    if (s->dry) return;
-    s->ops->copy_out(values, at(s->logp, c.begin, size), c.n * size);
-    objective_weights(&s->objective, s->batch, s->Z, c.place, c.n, values, values, dtype_of_sums(s->model->dtype));
-    s->ops->copy_in(at(s->token_weight, c.begin, size), values, c.n * size);
-}
-
-// Log-probabilities of chunk c's targets; with sums also dW, and the gradient of x_L[c] over x_L[c].
-static inline void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *sums) {
-    Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena);
-    HeadStep h = head_forward(s, c, w);
-    const int by_token = objective_weights_wait(&s->objective) == WEIGHTS_BY_TOKEN;
-    Summed *logp = (Summed *)at(s->logp, c.begin, d.summed);
-    Summed *entropy = s->entropy ? (Summed *)at(s->entropy, c.begin, d.summed) : NULL;
-    if (!sums || by_token)
-        s->ops->logprob(logp, entropy, h.logits, s->targets + c.begin, NULL, c.n, d.V, s->objective.temperature);
-    if (sums) {
-        Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnormed = h.normed;
-        Summed *dnorm_bias = sums->norm && h.norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL;
-        if (by_token) head_weights(s, c);
-        s->ops->logprob(logp, NULL, dlogits, s->targets + c.begin, (Summed *)at(s->token_weight, c.begin, d.summed),
-                        c.n, d.V, s->objective.temperature);
-        if (sums->head) s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.normed, c.n, d.C, d.V);
-        s->ops->linear_backward_input(dnormed, dlogits, h.matrix, c.n, d.C, d.V, 0);
-        norm_backward(s, x, sums->norm, dnorm_bias, dnormed, x, h.norm, c.n, 0);
-    }
-    arena_pop(s->arena, mark);
-}
-
-static inline void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums) {
-    size_t size = effective_chunk(s, s->logits_chunk), i;
-    for (i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, sums);
-}
-
-// Where weights wait for the log-probabilities of the whole stream, these come first, in a pass of their own.
-static inline void head(StreamBP *s, int backward) {
-    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
-    GroupSums sums;
-    if (!backward) {
-        head_pass(s, w, NULL);
-    } else {
-        sums = grads_acquire(&s->memory, GROUP_HEAD);
-        if (objective_weights_wait(&s->objective) == WEIGHTS_BY_STREAM) {
-            head_pass(s, w, NULL);
-            host_collect(s, s->host_sums, s->logp);
-            stream_weights(s);
-        }
-        head_pass(s, w, &sums);
-        grads_release(&s->memory, GROUP_HEAD, sums);
-    }
-    weights_release(&s->memory, GROUP_HEAD);
 }
 
 // ---- the embedding --------------------------------------------------------------------------------------------------
@@ -307,44 +260,51 @@ static inline void embedding_backward(StreamBP *s) {
 // ---- methods --------------------------------------------------------------------------------------------------------
 static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     size_t mark = arena_mark(s->arena);
-    Activations a;
-    if (s->kept.normed1)
-        a = kept_activations(s, l, c);
-    else
-        push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
-    first_norm(s, l, c, w, &a);
-    if (s->ranks == 1) kv_project(s, l, c, w, &a);
-    attention_forward(s, l, c, w, &a);
+    Activations a = attention_activations(s, l, c);
+    if (!s->kept.normed1) push_mlp_activations(s, &a, c.n);
+    if (s->ring_layer.q) {
+        attention_output(s, l, c, w, &a);
+    } else {
+        first_norm(s, l, c, w, &a);
+        if (s->ranks == 1) kv_project(s, l, c, w, &a);
+        attention_forward(s, l, c, w, &a);
+    }
     mlp_forward(s, l, c, w, &a);
     arena_pop(s->arena, mark);
 }
 
-// K and V of c alone ...
+// K and V of c alone, for the ring its queries, too ...
 static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Activations a;
-    a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+    if (s->ring_layer.q)
+        a = attention_activations(s, l, c);
+    else
+        a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
     first_norm(s, l, c, w, &a);
     kv_project(s, l, c, w, &a);
+    if (s->ring_layer.q) queries_project(s, l, c, w, &a);
     arena_pop(s->arena, mark);
 }
 
 // ... or of a whole layer's own tokens. Where ranks share the stream they then come together: ticket[half] is what
-// queries of a half have to wait for.
+// queries of a half have to wait for. In the ring all wait.
 static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size, int64_t ticket[2]) {
     size_t half, i;
     for (half = 0; half < 2; half++) {
         for (i = 0; i < range_visits(s, half, size); i++) chunk_kv_project(s, l, range_visit(s, half, i, size), w);
         if (s->ranks > 1) keys_share(s, l, half, ticket);
     }
+    if (s->ring_layer.q) ring_forward(s, l, size);
 }
 
 static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t size) {
     const int slides = s->ranks == 1 && layer_slides(s, l);
     int64_t ticket[2] = {0, 0};
-    size_t half, i;
+    size_t half, i, mark = arena_mark(s->arena);
     s->kv.first = 0;
+    if (layer_rings(s, l)) ring_begin(s, l, 0);
     if (s->ranks > 1) layer_kv_project(s, l, w, size, ticket);
     for (half = 0; half < 2; half++) {
         await_shared(s, ticket[half]);
@@ -354,6 +314,8 @@ static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t s
             layer_chunk_forward(s, l, c, w);
         }
     }
+    ring_end(s);
+    arena_pop(s->arena, mark);
 }
 
 static inline void layers_forward(StreamBP *s) {
@@ -393,13 +355,11 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), mlp_mark;
     Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1; // dx lives where x_L was
-    Activations a;
-    int recompute = !s->kept.normed1;
-    if (recompute)
-        push_attention_activations(s, &a, c.n);
-    else
-        a = kept_activations(s, l, c);
-    if (recompute) {
+    Activations a = attention_activations(s, l, c);
+    const int recompute = !s->kept.normed1, ring = s->ring_layer.q != NULL;
+    if (recompute && ring) {
+        attention_output(s, l, c, w, &a);
+    } else if (recompute) {
         first_norm(s, l, c, w, &a);
         attention_forward(s, l, c, w, &a);
     }
@@ -410,44 +370,51 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     }
     mlp_backward(s, l, c, w, sums, &a, dx);
     arena_pop(s->arena, mlp_mark);
-    dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
-    attention_backward(s, l, c, w, sums, &a, dx, dnormed1);
-    if (s->ranks == 1)
-        kv_backward(s, l, c, w, sums, &a, dx, dnormed1, 1);
-    else
-        first_norm_backward(s, l, c, w, sums, dx, dnormed1);
+    if (ring) {
+        output_backward(s, l, c, w, sums, &a, dx, (Stored *)at(s->ring_layer.dattended, c.begin * d.Q, d.stored));
+    } else {
+        dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+        attention_backward(s, l, c, w, sums, &a, dx, dnormed1);
+        if (s->ranks == 1)
+            kv_backward(s, l, c, w, sums, &a, dx, dnormed1, 1);
+        else
+            first_norm_backward(s, l, c, w, sums, dx, dnormed1);
+    }
     arena_pop(s->arena, mark);
 }
 
-// The other part, where ranks share the stream: dK, dV of c are the sums of what all of them have found.
+// What is left where ranks share the stream, once dK, dV of c are the sums of what all of them have found; and behind the
+// ring the queries' part.
 static inline void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1;
+    const int ring = s->ring_layer.q != NULL;
     Activations a;
-    if (s->kept.normed1) {
-        a = kept_activations(s, l, c);
-    } else {
+    if (s->kept.normed1 || ring)
+        a = attention_activations(s, l, c);
+    else
         a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
-        first_norm(s, l, c, w, &a);
-    }
+    if (!s->kept.normed1) first_norm(s, l, c, w, &a);
     dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
-    kv_backward(s, l, c, w, sums, &a, dx, dnormed1, 0);
+    if (ring) ring_queries_backward(s, l, c, w, sums, &a, dnormed1);
+    kv_backward(s, l, c, w, sums, &a, dx, dnormed1, ring);
     arena_pop(s->arena, mark);
 }
 
 static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums, size_t size) {
-    const size_t row = shapes_of(s->model).KV * shapes_of(s->model).summed;
-    const size_t rows = s->kv.rows[layer_window(&s->model->config, l) != 0];
-    const int slides = s->ranks == 1 && layer_slides(s, l);
+    Shapes d = shapes_of(s->model);
+    const size_t rows = s->kv.rows[layer_window(&s->model->config, l) != 0], mark = arena_mark(s->arena);
+    const int slides = s->ranks == 1 && layer_slides(s, l), rings = layer_rings(s, l);
     int64_t ticket[2] = {0, 0};
     size_t half, i;
     s->kv.first = slides ? s->N : 0;
-    if (!slides) {
-        s->ops->zero(s->kv.dk, rows * row);
-        s->ops->zero(s->kv.dv, rows * row);
-        if (!s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
+    if (rings) ring_begin(s, l, 1);
+    if (!slides && !rings) {
+        s->ops->zero(s->kv.dk, rows * d.KV * d.summed);
+        s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
     }
+    if (!slides && !s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
     await_shared(s, ticket[1]);
     for (half = 2; half-- > 0;) {
         for (i = range_visits(s, half, size); i-- > 0;) {
@@ -457,17 +424,23 @@ static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         }
         if (s->ranks > 1) key_gradients_share(s, l, half, ticket);
     }
+    if (rings) {
+        s->ring_layer.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->own_tokens * d.Q);
+        ring_backward(s, l, size);
+    }
     for (half = 2; half-- > 0 && s->ranks > 1;) {
         await_shared(s, ticket[half]);
         for (i = range_visits(s, half, size); i-- > 0;)
             layer_chunk_kv_backward(s, l, range_visit(s, half, i, size), w, sums);
     }
+    ring_end(s);
+    arena_pop(s->arena, mark);
 }
 
 static inline void layers_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     size_t size = effective_chunk(s, s->chunk), visit, mark = arena_mark(s->arena);
-    size_t rows = s->kv.rows[layers_with_window(&s->model->config) == d.L];
+    size_t rows = rows_of_a_layer(s);
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
     layers_begin(&s->memory, -1);

@@ -14,6 +14,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/batch.h"             // a packed stream of documents
 #include "llmc/objective.h"         // what is minimised, as weights per token
 #include "llmc/dataloader.h"        // token shards; packing of documents
+#include "llmc/deal.h"              // which micro-batches, or parts of them, are a rank's
 #include "llmc/prefetch.h"          // the next micro-batch, read while this one is trained on
 #include "llmc/ops.h"               // what can be done to tensors
 #include "llmc/arena.h"             // the one allocation
@@ -23,6 +24,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/run.h"               // model, settings, plan, memory: what every verb begins with
 #include "llmc/sampler.h"           // generation with a key/value cache
 #include "llmc/prompt.h"            // prompts from the command line, text from the sampler
+#include "llmc/world_sums.h"        // what all ranks found together
 #include "llmc/reference.h"         // log-probabilities under the model that training began with
 #include "llmc/rollout.h"           // completions, rewards and advantages: the batches of online GRPO
 #include "llmc/adamw.h"             // the optimizer over the parameter table
@@ -45,6 +47,8 @@ static Trained trainer_trained(Trainer *t) {
     memset(&trained, 0, sizeof(trained));
     trained.model = run_trained(&t->run), trained.ops = ops_device;
     trained.weights = trained_weights(&t->run.stream.memory);
+    trained.weights_held = weights_sharding(&t->run.stream.memory);
+    trained.optimizer_held = sharding_of(t->run.stream.memory.world, DEALT_OPTIMIZER);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
     trained.lora = t->run.settings.lora;

@@ -10,11 +10,12 @@ every file format and every build of one model. PEFT records none; then shapes h
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
 #include "adapter_config.h"
-#include "checksum.h"
+#include "table_parts.h"
 #include "weights.h"
 
 #define ADAPTER_FILE_NAME "adapter_model.safetensors"
-#define ADAPTER_BASE_KEY  "streambp_base" // in the metadata: both keys in hexadecimal
+#define ADAPTER_BASE_KEY  "streambp_base" // in the metadata: the version of keys, then both in hexadecimal
+#define ADAPTER_BASE_VER  "2 "
 
 // ---- which base -----------------------------------------------------------------------------------------------------
 // weights 0: not known
@@ -22,33 +23,37 @@ typedef struct {
     uint64_t config, weights;
 } BaseKey;
 
-// Of a model in a source of weights, or (source NULL) in device memory. All values count as bf16, the least exact of
-// the types that a base is run in, so that it does not matter which one it was.
-static inline BaseKey base_key(const Model *model, const WeightSource *source, const Ops *ops, const void *device) {
-    Progress progress = progress_begin(stderr, "key of the base", 0, (double)model->elements);
+static inline BaseKey base_key_of(const Model *model, uint64_t weights) {
     char config[4096];
-    size_t i, begin, n;
     BaseKey key;
     config_to_text(&model->config, config, sizeof(config));
-    key.config = checksum_piece(0, config, strlen(config)), key.weights = 1;
+    key.config = checksum_piece(0, config, strlen(config)), key.weights = weights ? weights : 1;
+    return key;
+}
+
+// Of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types that a
+// base is run in, so that it does not matter which one it was.
+static inline BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, const void *device) {
+    return base_key_of(model, table_checksum(1, model, memory, ops, device, DTYPE_BF16, "key of the base"));
+}
+
+// The same of one in a source of weights, by this process alone.
+static inline BaseKey base_key_of_source(const WeightSource *source) {
+    const Model *model = &source->model;
+    Progress progress = progress_begin(stderr, "key of the base", 0, (double)model->elements);
+    Checksum sum = {{0, 0}};
+    size_t i, begin, n, size = dtype_size(DTYPE_BF16);
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         for (begin = 0; begin < parameter_elements(p); begin += n) {
             n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
-            if (!source) {
-                ops->copy_out(staged_raw.bytes, element_address_const(device, model->dtype, p->offset + begin),
-                              n * dtype_size(model->dtype));
-                elements_convert(staged.bytes, DTYPE_BF16, staged_raw.bytes, model->dtype, n);
-            } else {
-                weights_read(source, i, begin, n, DTYPE_BF16, staged.bytes);
-            }
-            key.weights = checksum_piece(key.weights, staged.bytes, n * dtype_size(DTYPE_BF16));
+            weights_read(source, i, begin, n, DTYPE_BF16, staged.bytes);
+            checksum_add(&sum, (uint64_t)(p->offset + begin) * size, staged.bytes, n * size);
             progress_update(&progress, (double)(p->offset + begin + n));
         }
     }
     progress_end(&progress);
-    if (!key.weights) key.weights = 1;
-    return key;
+    return base_key_of(model, checksum_value(1, &sum, (uint64_t)model->elements * size));
 }
 
 // What the file says of its base; weights 0 where it says nothing.
@@ -58,8 +63,13 @@ static inline BaseKey adapter_recorded_base(const InputFile *file) {
     const cJSON *metadata = json_get(header, "__metadata__"), *item = json_get(metadata, ADAPTER_BASE_KEY);
     unsigned long long config = 0, weights = 0;
     BaseKey key = {0, 0};
-    if (item &&
-        (!cJSON_IsString(item) || sscanf(item->valuestring, "%16llx %16llx", &config, &weights) != 2 || !weights))
+    if (cJSON_IsString(item) && strlen(item->valuestring) == 33) // two keys and no version
+        die("%s: says by keys of version 1 which base it is for, this program knows version " ADAPTER_BASE_VER
+            "alone; take the entry " ADAPTER_BASE_KEY " out of its metadata (saving it with PEFT does), if you know "
+            "the base",
+            file->path);
+    if (item && (!cJSON_IsString(item) ||
+                 sscanf(item->valuestring, ADAPTER_BASE_VER "%16llx %16llx", &config, &weights) != 2 || !weights))
         die("%s: its " ADAPTER_BASE_KEY " is damaged", file->path);
     key.config = config, key.weights = weights;
     cJSON_Delete(header);
@@ -86,8 +96,8 @@ static inline size_t adapter_header(const Model *table, DType type, const BaseKe
     char more[96] = "";
     size_t i;
     if (base->weights)
-        snprintf(more, sizeof(more), ",\"" ADAPTER_BASE_KEY "\":\"%016llx %016llx\"", (unsigned long long)base->config,
-                 (unsigned long long)base->weights);
+        snprintf(more, sizeof(more), ",\"" ADAPTER_BASE_KEY "\":\"" ADAPTER_BASE_VER "%016llx %016llx\"",
+                 (unsigned long long)base->config, (unsigned long long)base->weights);
     writer = safetensors_write_text(text, room, more);
     for (i = 0; i < table->parameter_count; i++) safetensors_write_entry(&writer, &table->parameters[i], type);
     return (size_t)safetensors_write_end(&writer);

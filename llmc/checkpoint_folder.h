@@ -2,10 +2,12 @@
 The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old ones, the
 lock. A complete one bears its step in its name, checkpoint-00000100, and holds a seal: the file DONE, which says how many
 bytes and which checksum the others have. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted;
-whoever opens the folder next clears them away.
+whoever opens the folder next clears them away. Of several ranks, which must all see one and the same folder, rank 0 alone
+changes what is in it; the others write into files that it has made.
 */
 #ifndef LLMC_CHECKPOINT_FOLDER_H
 #define LLMC_CHECKPOINT_FOLDER_H
+#include "dist.h"
 #include "file.h"
 #include <dirent.h>
 #include <sys/file.h>
@@ -18,7 +20,7 @@ typedef struct {
     char path[PATH_MAX];
     size_t keep; // complete checkpoints that stay
     size_t last; // the newest complete one, or CHECKPOINT_NONE
-    int lock;    // descriptor, held as long as the process lives
+    int lock;    // descriptor, held as long as the process lives; -1: of another rank
 } CheckpointFolder;
 
 static inline void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
@@ -41,8 +43,9 @@ static inline size_t checkpoint_step_of(const char *name) {
 // ---- the seal ---------------------------------------------------------------------------------------------------------------
 enum { SEAL_MODEL, SEAL_OPTIMIZER, SEAL_STATE, SEAL_CONFIG, SEAL_FILES };
 
-#define SEAL_NAME "DONE"
-#define SEAL_TEXT 512 // bytes at most
+#define SEAL_NAME  "DONE"
+#define SEAL_FIRST "version 2\n" // 1 began with the first file
+#define SEAL_TEXT  512           // bytes at most
 
 // Of a checkpoint of a whole model, and of one of adapters.
 static const char *const seal_names[2][SEAL_FILES] = {
@@ -62,12 +65,15 @@ static inline const char *seal_file(const Seal *seal, size_t i) {
 
 // Returns the length.
 static inline size_t seal_text(const Seal *seal, char text[SEAL_TEXT]) {
-    size_t i, used = 0;
+    size_t i, used = sizeof(SEAL_FIRST) - 1;
+    memcpy(text, SEAL_FIRST, used);
     for (i = 0; seal_file(seal, i); i++)
         used += (size_t)snprintf(text + used, SEAL_TEXT - used, "%s %llu %016llx\n", seal_file(seal, i),
                                  (unsigned long long)seal->bytes[i], (unsigned long long)seal->checksum[i]);
     return used;
 }
+
+static const char seal_is_older[] = "it is of version 1, this program reads version 2";
 
 // Reads the seal of a checkpoint and holds it against the sizes of the files. NULL, or what is wrong; ends nothing.
 static inline const char *seal_check(const char *checkpoint, Seal *seal) {
@@ -84,7 +90,11 @@ static inline const char *seal_check(const char *checkpoint, Seal *seal) {
     length = read(fd, text, SEAL_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
-    seal->adapters = !strncmp(text, seal_names[1][0], strlen(seal_names[1][0]));
+    for (i = 0; i < 2; i++)
+        if (!strncmp(text, seal_names[i][0], strlen(seal_names[i][0]))) return seal_is_older;
+    if (strncmp(text, SEAL_FIRST, sizeof(SEAL_FIRST) - 1) != 0) return "its " SEAL_NAME " is damaged";
+    cursor += sizeof(SEAL_FIRST) - 1;
+    seal->adapters = !strncmp(cursor, seal_names[1][0], strlen(seal_names[1][0]));
     for (i = 0; seal_file(seal, i) && cursor; i++) {
         unsigned long long bytes = 0, checksum = 0;
         if (sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum) != 2) break;
@@ -134,6 +144,8 @@ static inline size_t checkpoint_find_last(const char *folder) {
         checkpoint_path(path, folder, step, "");
         fault = seal_check(path, &seal);
         if (!fault) return step;
+        if (fault == seal_is_older)
+            die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
         note("%s is passed over: %s", path, fault);
     }
     return CHECKPOINT_NONE;
@@ -288,40 +300,57 @@ static inline void make_folder(const char *path) {
     }
 }
 
-// Held until the process ends, however it ends.
-static inline int folder_lock(const char *folder) {
+#define LOCK_TEXT  64 // bytes of the lock's file at most
+#define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
+
+// Held until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
+// by which other ranks know that they see the same file.
+static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
-    int fd;
+    struct timespec now;
+    int fd, refused, tries = 0;
     path_join(path, folder, "lock");
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) die("%s: cannot be written: %s; choose another --out", path, strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
+        usleep(100000);
+    if (refused) {
         ssize_t length = errno == EWOULDBLOCK ? read(fd, owner, sizeof(owner) - 1) : -1;
-        if (length < 0) {
-            note("%s: cannot be locked: %s; see to it that no other run writes there", path, strerror(errno));
-            return fd;
-        }
         owner[strspn(owner, "0123456789")] = 0;
-        die("%s: another run (process %s) is writing there; wait for it or choose another --out", folder,
-            *owner ? owner : "unknown");
+        if (length >= 0)
+            die("%s: another run (process %s) is writing there; wait for it or choose another --out", folder,
+                *owner ? owner : "unknown");
+        note("%s: cannot be locked: %s; see to it that no other run writes there", path, strerror(errno));
     }
-    snprintf(owner, sizeof(owner), "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) != 0 || write(fd, owner, strlen(owner)) < 0) return fd; // only the message above needs it
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(text, LOCK_TEXT, "%ld %lld.%09ld\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec);
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) != (ssize_t)strlen(text) || fsync(fd) != 0)
+        die("%s: cannot be written: %s; free some space or choose another --out", path, strerror(errno));
     return fd;
 }
 
-// Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
-// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from.
-static inline void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
+// Ends the program where a rank's folder is not that of rank 0, whose lock says `text`.
+static inline void folder_check_shared(const char *folder, const char *text) {
+    char path[PATH_MAX], found[LOCK_TEXT] = "";
+    int fd;
+    path_join(path, folder, "lock");
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && read(fd, found, sizeof(found) - 1) >= 0 && !strcmp(found, text)) {
+        close(fd);
+        return;
+    }
+    die("%s: is not the folder here that it is to rank 0 on %s; all ranks write to --out, so give one on a file system "
+        "that all machines share",
+        folder, dist_host(0));
+}
+
+// What rank 0 does of checkpoint_open.
+static inline void checkpoint_take(CheckpointFolder *folder, int resume, char lock[LOCK_TEXT]) {
+    const char *path = folder->path;
     char records[PATH_MAX];
     struct stat status;
-    memset(folder, 0, sizeof(*folder));
-    signals_prepare();
-    folder->keep = keep;
-    if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
-        die("%.200s...: this path is too long for --out", path);
     make_folder(path);
-    folder->lock = folder_lock(path);
+    folder->lock = folder_lock(path, lock);
     checkpoint_clear(path);
     folder->last = checkpoint_find_last(path);
     if (!resume && folder->last != CHECKPOINT_NONE)
@@ -331,8 +360,23 @@ static inline void checkpoint_open(CheckpointFolder *folder, const char *path, s
         die("%s: holds an earlier run; continue it with --resume, or choose another --out", records);
 }
 
+// Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
+// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Collective.
+static inline void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
+    char lock[LOCK_TEXT] = "";
+    memset(folder, 0, sizeof(*folder));
+    signals_prepare();
+    folder->keep = keep, folder->lock = -1;
+    if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
+        die("%.200s...: this path is too long for --out", path);
+    if (dist_rank() == 0) checkpoint_take(folder, resume, lock);
+    dist_broadcast(RANKS_ALL, lock, sizeof(lock), 0);
+    dist_broadcast(RANKS_ALL, &folder->last, sizeof(folder->last), 0);
+    if (dist_rank() != 0) folder_check_shared(path, lock);
+}
+
 static inline void checkpoint_close(CheckpointFolder *folder) {
-    close(folder->lock);
+    if (folder->lock >= 0) close(folder->lock);
     folder->lock = -1;
 }
 

@@ -4,7 +4,7 @@ How a rank waits for others, and how one of several that fail gets to say so. Pa
 All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own. One that has
 waited too long asks the others where they are. Who waits somewhere answers; who does not answer hangs, was stopped, or
 computes for longer than it should, and is named. Where all answer, and none has moved by the next time, they wait for each
-other, or for a network that is down.
+other, or for a network that is down. Who polls something else than MPI (GPUs) does so between watch_begin and watch_wait.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
@@ -114,9 +114,9 @@ __attribute__((noreturn)) static void watch_stuck(double waited) {
     size_t r;
     for (r = 0; r < watch.ranks; r++)
         if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where))
-            die("waits in %s for %.0f s, while rank %zu on %s waits in %s: they wait for each other", watch.own.where,
-                waited, r, watch.host[r], watch.heard[r].where);
-    die("all ranks are in %s, which has not ended for %.0f s: does the network between the hosts work?",
+            die("waits for %s since %.0f s, rank %zu on %s waits for %s: neither comes", watch.own.where, waited, r,
+                watch.host[r], watch.heard[r].where);
+    die("all ranks have come to %s, which has not ended for %.0f s: does the network between the hosts work?",
         watch.own.where, waited);
 }
 
@@ -133,7 +133,14 @@ static void watch_judge(Wait *w, double now) {
     w->before = 1, w->asked = 0;
 }
 
-// Between two looks at what is waited for.
+static Wait watch_begin(const char *what) {
+    const Wait wait = {seconds_now(), 0, 0};
+    snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
+    watch.own.waits++;
+    return wait;
+}
+
+// Between two looks at what is waited for, MPI's or not.
 static void watch_wait(Wait *w) {
     const double now = seconds_now();
     const double since = now - w->begin;
@@ -154,10 +161,8 @@ static void watch_wait(Wait *w) {
 
 // Until all of request[n] are done.
 static void wait_all(MPI_Request *request, int n, const char *what) {
-    Wait wait = {seconds_now(), 0, 0};
+    Wait wait = watch_begin(what);
     int done = 0;
-    snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
-    watch.own.waits++;
     for (MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE); !done;
          MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE))
         watch_wait(&wait);

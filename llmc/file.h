@@ -152,7 +152,7 @@ static inline void end_by_signal(int number) {
     kill(getpid(), number); // its action is the default one again (SA_RESETHAND)
 }
 
-// What main calls first.
+// What main calls before anything is written.
 static inline void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     static int prepared;

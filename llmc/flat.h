@@ -97,16 +97,20 @@ typedef struct {
     uint64_t at;
 } FlatWriter;
 
+static inline void flat_header(FlatHeader *header, const Model *model, DType dtype) {
+    memset(header, 0, sizeof(*header));
+    memcpy(header->magic, FLAT_MAGIC, sizeof(header->magic));
+    header->version = FLAT_VERSION, header->byte_order = FLAT_BYTE_ORDER;
+    header->header_bytes = sizeof(*header);
+    header->dtype = (uint32_t)dtype;
+    header->elements = model->elements;
+    config_to_text(&model->config, header->config, sizeof(header->config));
+    header->checksum = flat_checksum(header);
+}
+
 static inline void flat_begin(FlatWriter *writer, const char *path, const Model *model, DType dtype) {
     FlatHeader header;
-    memset(&header, 0, sizeof(header));
-    memcpy(header.magic, FLAT_MAGIC, sizeof(header.magic));
-    header.version = FLAT_VERSION, header.byte_order = FLAT_BYTE_ORDER;
-    header.header_bytes = sizeof(header);
-    header.dtype = (uint32_t)dtype;
-    header.elements = model->elements;
-    config_to_text(&model->config, header.config, sizeof(header.config));
-    header.checksum = flat_checksum(&header);
+    flat_header(&header, model, dtype);
     output_open(&writer->output, path, sizeof(header) + (uint64_t)model->elements * dtype_size(dtype));
     output_write(&writer->output, 0, &header, sizeof(header));
     writer->at = sizeof(header);

@@ -5,6 +5,8 @@ and pass:
 
     layers that see everything   each half of the stream is gathered, in the order of its tokens; of dK, dV of a half
                                  each rank gets the sums of its portion
+    layers that see everything,  blocks of keys pass by instead (ring.h)
+    where they do not fit
     layers with a window         each range gets its halo, the keys before it that its queries see, from whoever owns
                                  them; dK, dV of a halo go back and are added there
 
@@ -145,6 +147,7 @@ static inline void halos_return(StreamBP *s, size_t l) {
 // Own keys and values of range `half` are there, and of the ranges before: ticket[half] is what queries of that half have to
 // wait for. Halos come from both halves, so all at the end.
 static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
+    if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))
         ticket[half] = half_gather(s, l, half);
     else if (half == 1)
@@ -155,6 +158,7 @@ static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket
 // in it have to wait for.
 static inline void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     ticket[half] = 0;
+    if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))
         ticket[half] = half_reduce(s, l, half);
     else if (half == 0)

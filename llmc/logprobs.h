@@ -18,7 +18,7 @@ both sides. Reading allocates nothing.
 #include <stddef.h>
 
 #define LOGPROBS_MAGIC          "SBPLOGPS"
-#define LOGPROBS_VERSION        1u
+#define LOGPROBS_VERSION        2u // 1 had other keys
 #define LOGPROBS_BYTE_ORDER     0x01020304u
 #define LOGPROBS_BYTE_ORDER_REV 0x04030201u
 #define LOGPROBS_AT_ONCE        4096  // values on the way between a file and somewhere else

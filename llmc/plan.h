@@ -21,6 +21,7 @@ typedef struct {
     size_t cache_tokens;                  // of the longest text that is generated, prompt and all; 0: none
     size_t rollout_slots, rollout_tokens; // texts that are generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
+    int ring;                             // StreamBP.ring
 } RunSettings;
 
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
@@ -45,6 +46,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->memory.reduce = 1;
+    s->ring = settings->ring;
     s->memory.plan = s->dry;
     s->memory.layers_repeat = 1;
     s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, dealt));
@@ -73,7 +75,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
     if (world_sp(settings->world) > 1) {
-        const size_t S = world_sp(settings->world), most = stream_tokens(largest->N, S, stream_largest(largest->N, S));
+        const size_t S = world_sp(settings->world), most = stream_most(largest->N, S);
         s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
     }
     if (shapes_of(model).rotary) {

@@ -9,53 +9,42 @@ among the settings of state.json), and by that key the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
-#include "checksum.h"
 #include "logprobs.h"
 #include "progress.h"
 #include "run.h"
 #include "run_state.h"
+#include "table_parts.h"
 #include "world_sums.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
-// Of `elements` of `type` in device memory.
-static inline uint64_t device_key(uint64_t key, const Ops *ops, const void *base, DType type, size_t elements) {
-    size_t begin, n;
-    for (begin = 0; begin < elements; begin += n) {
-        n = min_size(elements - begin, SLAB_ELEMENTS);
-        ops->copy_out(staged.bytes, element_address_const(base, type, begin), n * dtype_size(type));
-        key = checksum_piece(key, staged.bytes, n * dtype_size(type));
-    }
-    return key;
-}
-
-// Of a configuration and all weights, as they lie in device memory: any op set and number of threads give the same.
-// Never 0. adapter: 0, or a key of what is added to the weights.
-static inline uint64_t model_key(const Model *model, const Ops *ops, const void *weights, uint64_t adapter) {
-    Progress progress = progress_begin(stderr, "key of the model", 0, (double)model->elements);
+// Of a configuration and all weights, as they are in device memory: any op set, number of threads and of ranks give the
+// same. Never 0. adapter: 0, or a key of what is added to the weights. Collective.
+static inline uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights,
+                                 uint64_t adapter) {
     char config[4096];
     uint64_t key;
-    size_t i;
     config_to_text(&model->config, config, sizeof(config));
     key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
-    for (i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        key = device_key(key, ops, element_address_const(weights, model->dtype, p->offset), model->dtype,
-                         parameter_elements(p));
-        progress_update(&progress, (double)(p->offset + parameter_elements(p)));
-    }
-    progress_end(&progress);
+    key = table_checksum(key, model, memory, ops, weights, model->dtype, "key of the model");
     if (adapter) key = random_mix(key ^ adapter);
     return key ? key : 1;
 }
 
-// Of the model of a run, with the adapters that it has.
+// Of a run's model without adapters.
+static inline uint64_t run_base_key(const Run *run) {
+    const Residency *memory = &run->stream.memory;
+    return model_key(&run->model, sharding_of(memory->world, DEALT_WEIGHTS), ops_device, memory->weights, 0);
+}
+
+// With the adapters that it has.
 static inline uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->stream.memory;
-    uint64_t adapter = 0;
-    if (run->lora.rank)
-        adapter = device_key(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), ops_device, memory->adapters,
-                             run->lora.table.dtype, run->lora.table.elements);
-    return model_key(&run->model, ops_device, memory->weights, adapter);
+    const Sharding held = sharding_of(memory->world, DEALT_WEIGHTS);
+    uint64_t adapter;
+    if (!run->lora.rank) return run_base_key(run);
+    adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
+                             ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
+    return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }
 
 // What a file of log-probabilities of this data under that model says of itself.

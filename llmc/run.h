@@ -199,6 +199,7 @@ static inline int run_scales_rewards(const Options *o) {
 static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
     DataSettings settings;
+    DataLoader loader;
     memset(&settings, 0, sizeof(settings));
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
@@ -217,7 +218,9 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
     }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
-    return dataloader_open(paths->path, paths->count, &settings);
+    loader = dataloader_open(paths->path, paths->count, &settings);
+    if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader));
+    return loader;
 }
 
 // As --shuffle says; a pass and an evaluation read in the order of the files.
@@ -323,7 +326,8 @@ static inline void run_load_base(Run *run) {
         weights_init_random(&run->model, held, ops_device, run->stream.memory.weights, run->options->seed);
     weights_check_finite(&run->model, held, ops_device, run->stream.memory.weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
-        run->base = base_key(&run->model, NULL, ops_device, run->stream.memory.weights);
+        run->base = base_key(&run->model, sharding_of(run->stream.memory.world, DEALT_WEIGHTS), ops_device,
+                             run->stream.memory.weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
 }
 
@@ -360,14 +364,29 @@ static inline void run_close(Run *run) {
 // What is trained: the model or its adapters.
 static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
 
+#ifdef _OPENMP
+// What this rank may use of its host, where others run, too: mpirun binds each to a core of its own, or lets all have all.
+static inline size_t processors_of_rank(void) {
+    const size_t granted = (size_t)omp_get_num_procs(), ranks = dist_local_ranks();
+    const size_t share = max_size((size_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks, 1);
+    if (granted < share)
+        note("each rank is bound to %zu of this host's processors, its share would be %zu (mpirun --bind-to none)",
+             granted, share);
+    return min_size(granted, share);
+}
+#endif
+
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
 // (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
-// is promised is from now on what a team has. wanted 0: as many as there are.
+// is promised is from now on what a team has. wanted 0: as many as there are; of several ranks on a host, its share.
 static inline void settle_threads(size_t wanted) {
     size_t team = 1;
 #ifdef _OPENMP
     omp_set_dynamic(0);
-    if (wanted) omp_set_num_threads((int)wanted);
+    if (wanted)
+        omp_set_num_threads((int)wanted);
+    else if (dist_local_ranks() > 1 && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads((int)processors_of_rank());
 #pragma omp parallel
 #pragma omp single
     team = (size_t)omp_get_num_threads();

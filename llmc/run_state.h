@@ -5,6 +5,9 @@ that would not have led to the same bits.
 
 Settings are compared as text. The schedule is compared by what it did: the learning rates of the steps already made. So a
 constant rate, or one that has not begun to decay (wsd), may be given more steps; a cosine may not.
+
+Everything here is of the run, not of a process: steps, batches and tokens count what all ranks do together, so any number
+of them may go on.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -19,12 +22,12 @@ constant rate, or one that has not begun to decay (wsd), may be given more steps
 typedef struct {
     const char *name;  // as people know it: "--seq-len"
     const char *value; // as it took effect
-    int may_change;    // changes the order of sums, or less: other bits, but the same run; told in a note
+    int may_change;    // 1: changes the order of sums: other bits, but the same run; told in a note. 2: at most that
 } RunSetting;
 
 typedef struct {
     size_t step;       // optimizer steps made
-    size_t next_batch; // dataloader_place
+    size_t next_batch; // dataloader_place, behind what all ranks have taken
     size_t tokens;     // trained on
     double seconds;    // of training
     Schedule schedule;
@@ -141,8 +144,8 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
             die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
                 "another --out",
                 checkpoint, setting->name, saved_length, saved, now_length, now);
-        note("%s was %.*s until %s, now it is %.*s: the run goes on, to other bits", setting->name, saved_length, saved,
-             checkpoint, now_length, now);
+        note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
+             now_length, now, setting->may_change == 1 ? ", to other bits" : "");
     }
     cJSON_ArrayForEach(item, settings) {
         for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;

@@ -56,6 +56,15 @@ typedef struct {
     Portion held[2];  // of several ranks: the tokens that this one holds of layers with a window (held_of_rank)
 } KeyValue;
 
+// What a layer keeps of this rank's own tokens while blocks of keys pass by (ring.h)
+typedef struct {
+    Stored *q;         // [own_tokens,NH*HD]; NULL: the layer at hand has all its keys
+    Stored *attended;  // [own_tokens,NH*HD]
+    Stored *dattended; // [own_tokens,NH*HD]
+    Summed *lse;       // [own_tokens,NH]
+    Summed *dq;        // [own_tokens,NH*HD]
+} RingLayer;
+
 typedef struct {
     const Model *model;
     const Ops *ops;
@@ -88,6 +97,8 @@ typedef struct {
     float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
+    int ring; // ranks that share a stream pass blocks of keys around where a layer sees everything
+    RingLayer ring_layer;
     Activations kept; // method full: of layer 0, those of layer l lie l * own_tokens rows further
 } StreamBP;
 
@@ -145,31 +156,6 @@ static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tens
 }
 
 // ---- the tokens of a rank -------------------------------------------------------------------------------------------
-// A stream of N tokens has two halves where several ranks share it, else it is all in the first.
-static inline Portion stream_half(size_t N, size_t S, size_t half) {
-    const size_t first = S > 1 ? N - N / 2 : N;
-    const Portion halves[2] = {{0, first}, {first, N - first}};
-    return halves[half];
-}
-
-// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that of
-// RANKS_OF_STREAM_REVERSED.
-static inline Portion stream_part(size_t N, size_t S, size_t rank, size_t half) {
-    const Portion all = stream_half(N, S, half);
-    Portion part = share_of(all.count, 1, S, half ? S - 1 - rank : rank);
-    part.begin += all.begin;
-    return part;
-}
-
-static inline size_t stream_tokens(size_t N, size_t S, size_t rank) {
-    return stream_part(N, S, rank, 0).count + stream_part(N, S, rank, 1).count;
-}
-
-// The rank that owns the most: one of the two that what is left over of a half goes to. Its ranges are the longest, too.
-static inline size_t stream_largest(size_t N, size_t S) {
-    return stream_tokens(N, S, S - 1) >= stream_tokens(N, S, 0) ? S - 1 : 0;
-}
-
 // Which of the stream's ranks this is; in a plan the one that owns the most.
 static inline size_t rank_of_stream(const StreamBP *s) {
     if (s->ranks == 1) return 0;
@@ -184,27 +170,12 @@ static inline void stream_deal(StreamBP *s, size_t ranks) {
     s->own_tokens = s->own[0].count + s->own[1].count;
 }
 
-// Where an own token is among the rank's rows.
+// Which of its ranges an own token is in, and where it is among the rank's rows.
+static inline size_t own_half(const StreamBP *s, size_t token) { return s->own[1].count && token >= s->own[1].begin; }
+
 static inline size_t own_row(const StreamBP *s, size_t token) {
-    const int second = s->own[1].count && token >= s->own[1].begin;
-    return second ? s->own[0].count + token - s->own[1].begin : token - s->own[0].begin;
-}
-
-// Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
-static inline void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
-    size_t half;
-    for (half = 0; half < 2; half++)
-        if (s->own[half].count)
-            s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
-                            s->own[half].count * size);
-}
-
-static inline void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
-    size_t half;
-    for (half = 0; half < 2; half++)
-        if (s->own[half].count)
-            s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
-                             s->own[half].count * size);
+    const size_t half = own_half(s, token);
+    return token - s->own[half].begin + (half ? s->own[0].count : 0);
 }
 
 // ---- chunks and layers to visit -------------------------------------------------------------------------------------
@@ -378,9 +349,12 @@ static inline void push_attention_activations(StreamBP *s, Activations *a, size_
     Shapes d = shapes_of(s->model);
     a->normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
     a->q_linear = d.qk_norm ? push_stored(s, SHARE_WORKSPACE, "queries before QK-norm", n * d.Q) : NULL;
-    a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
-    a->attended = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
-    a->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp", n * d.NH);
+    a->q = a->attended = NULL, a->lse = NULL;
+    if (!s->ring_layer.q) {
+        a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
+        a->attended = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
+        a->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp", n * d.NH);
+    }
     a->added1 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "attention before its norm", n * d.C) : NULL;
     a->y = push_stored(s, SHARE_WORKSPACE, "after attention", n * d.C);
 }
@@ -393,11 +367,11 @@ static inline void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
     a->added2 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "MLP before its norm", n * d.C) : NULL;
 }
 
-// Method full: layer l's set, of chunk c.
-static inline Activations kept_activations(StreamBP *s, size_t l, Chunk c) {
+// Method full: layer l's set, from a row of the rank's own tokens on.
+static inline Activations kept_activations(StreamBP *s, size_t l, size_t begin) {
     Shapes d = shapes_of(s->model);
     Activations a = s->kept;
-    size_t row = l * s->own_tokens + c.begin;
+    size_t row = l * s->own_tokens + begin;
     a.normed1 = (Stored *)at(a.normed1, row * d.C, d.stored);
     if (d.qk_norm) a.q_linear = (Stored *)at(a.q_linear, row * d.Q, d.stored);
     a.q = (Stored *)at(a.q, row * d.Q, d.stored);
@@ -412,6 +386,20 @@ static inline Activations kept_activations(StreamBP *s, size_t l, Chunk c) {
     return a;
 }
 
+// Of chunk c up to its MLP: kept, or pushed, or where the ring has some of them its rows.
+static inline Activations attention_activations(StreamBP *s, size_t l, Chunk c) {
+    Shapes d = shapes_of(s->model);
+    Activations a;
+    if (s->kept.normed1) return kept_activations(s, l, c.begin);
+    push_attention_activations(s, &a, c.n);
+    if (s->ring_layer.q) {
+        a.q = (Stored *)at(s->ring_layer.q, c.begin * d.Q, d.stored);
+        a.attended = (Stored *)at(s->ring_layer.attended, c.begin * d.Q, d.stored);
+        a.lse = (Summed *)at(s->ring_layer.lse, c.begin * d.NH, d.summed);
+    }
+    return a;
+}
+
 // Room for x_0..x_L of `tokens` tokens where every layer's input is kept, or for one x that layers overwrite in place.
 static inline void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
     Shapes d = shapes_of(s->model);
@@ -422,9 +410,13 @@ static inline void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
     s->memory.input_begin = 0;
 }
 
-// Whether the keys and values of a layer slide with its window.
+// Whether the keys and values of a layer are those of its window alone, or else whether they pass around its ranks.
 static inline int layer_slides(const StreamBP *s, size_t l) {
-    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->kv.rows[0];
+    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->N;
+}
+
+static inline int layer_rings(const StreamBP *s, size_t l) {
+    return s->ring && s->ranks > 1 && !layer_window(&s->model->config, l);
 }
 
 // The first row of a layer's keys and values.
@@ -437,6 +429,7 @@ static inline size_t key_value_begin(const StreamBP *s, size_t l) {
 // How many tokens before a token's row: what it stands at less where it is. Of several ranks' held tokens the second
 // piece follows the first one at once.
 static inline size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
+    if (layer_rings(s, l)) return token - own_row(s, token); // its own tokens alone
     if (!layer_slides(s, l)) return 0;
     if (s->ranks == 1) return s->kv.first;
     return token < s->kv.held[1].begin ? s->kv.held[0].begin : s->kv.held[1].begin - s->kv.held[0].count;
@@ -498,19 +491,25 @@ static inline size_t window_rows(const StreamBP *s, size_t tokens, size_t chunk)
     return min_size(tokens, s->ranks > 1 ? s->own_tokens + 2 * (window - 1) : window - 1 + chunk);
 }
 
+// Rows of whichever layer has the most.
+static inline size_t rows_of_a_layer(const StreamBP *s) {
+    const size_t windows = layers_with_window(&s->model->config);
+    return max_size(windows < s->model->config.num_hidden_layers ? s->kv.rows[0] : 0, windows ? s->kv.rows[1] : 0);
+}
+
 // Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
 static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     Shapes d = shapes_of(s->model);
     size_t windows = layers_with_window(&s->model->config), count, half;
     memset(&s->kv, 0, sizeof(s->kv));
     s->kv.layers = layers;
-    s->kv.rows[0] = tokens;
+    s->kv.rows[0] = s->ring && s->ranks > 1 ? stream_most(s->N, s->ranks) : tokens;
     s->kv.rows[1] = window_rows(s, tokens, chunk);
     for (half = 0; half < 2 && s->ranks > 1; half++) s->kv.held[half] = held_of_rank(s, rank_of_stream(s), half);
     if (layers > 1)
         count = (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1];
     else
-        count = windows == d.L ? s->kv.rows[1] : s->kv.rows[0];
+        count = rows_of_a_layer(s);
     s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count * d.KV);
     s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count * d.KV);
     if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count * d.KV);

@@ -8,10 +8,27 @@ stream, so the host of each rank gets the others', too.
 #include "dist.h"
 #include "stream.h"
 
+// Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
+static inline void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
+    size_t half;
+    for (half = 0; half < 2; half++)
+        if (s->own[half].count)
+            s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
+                            s->own[half].count * size);
+}
+
+static inline void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
+    size_t half;
+    for (half = 0; half < 2; half++)
+        if (s->own[half].count)
+            s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
+                             s->own[half].count * size);
+}
+
 // Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
 static inline void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
-    const size_t most = stream_tokens(s->N, S, stream_largest(s->N, S));
+    const size_t most = stream_most(s->N, S);
     char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
     size_t rank, half;
     if (S == 1) return;

@@ -103,7 +103,7 @@ static inline void trainer_settings(Trainer *t) {
     if (o->rollout) add_setting(t, "--reward-command", 1, "%s", o->reward_command);
     add_setting(t, "threads", 1, "%d", cpu_threads());
     add_setting(t, "ranks", 1, "%zu", world_ranks(t->run.settings.world));
-    add_setting(t, "--zero", 1, "%zu", t->run.settings.world.zero);
+    add_setting(t, "--zero", 2, "%zu", t->run.settings.world.zero);
     add_setting(t, "--sp", 1, "%zu", world_sp(t->run.settings.world));
 }
 

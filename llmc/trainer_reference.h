@@ -21,7 +21,7 @@ static inline void trainer_find_reference(Trainer *t, const char *last) {
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
     uint64_t base = 0, policy;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        base = model_key(&t->run.model, ops_device, t->run.stream.memory.weights, 0);
+        base = run_base_key(&t->run);
     policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
     reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
     if (!trainer_has_reference(t)) return;

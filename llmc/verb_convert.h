@@ -52,7 +52,7 @@ static inline void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
     if (dtype == DTYPE_FP16)
         die("%s: merged weights are not written in fp16; choose --dtype fp32 or bf16", run->source->path);
     if (run->adapter_base.weights) {
-        const BaseKey found = base_key(&run->source->model, run->source, NULL, NULL);
+        const BaseKey found = base_key_of_source(run->source);
         adapter_check_base(run->adapter->path, &run->adapter_base, &found, run->options->model);
     }
     merge_begin(merge, run->source, run->adapter, &run->lora);

@@ -35,3 +35,26 @@ title() {
     *) echo "$1" ;;
     esac
 }
+
+# ---- several processes on this machine ---------------------------------------------------------------------------------------
+# GPUs that are there, or those that CUDA_VISIBLE_DEVICES names
+gpus_here() {
+    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+        echo "$CUDA_VISIBLE_DEVICES" | tr , '\n' | grep -c .
+    else
+        nvidia-smi -L 2>/dev/null | grep -c '^GPU '
+    fi
+}
+
+# The words that start $1 processes here; the program and its arguments follow. One thread per core in all; cores are not dealt out:
+# threads of a process may run anywhere, and a GPU's process needs few.
+launcher() {
+    case $(mpirun --version 2>/dev/null) in
+    *'Open MPI'*) echo "mpirun --oversubscribe --bind-to none -n $1" ;;
+    *) echo "mpirun -n $1" ;;
+    esac
+}
+threads_each() { # processes
+    cores=$(env -u OMP_NUM_THREADS nproc) # which minds that variable
+    echo $((cores > $1 ? cores / $1 : 1))
+}

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing with the system's package manager: scripts/install_deps.sh build|test|demo|lint ...
 # Says what it installs and why. Uses sudo where it is not run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is there. Optional packages (oneDNN) that cannot be had are reported, and are not an error.
+# Exit 0: everything needed is there. Optional packages (oneDNN, MPI) that cannot be had are reported, and are not an error.
 set -u
 CC=${CC:-cc}
 
@@ -15,16 +15,24 @@ has_matplotlib() {
 missing=""   # packages, in the names of Debian and Ubuntu
 optional=""
 need() { missing="$missing $1"; printf 'missing: %s (%s)\n' "$1" "$2" >&2; }
+want() { optional="$optional $1"; need "$@"; }
+want_mpi() {
+    [ "${MPI:-}" = 0 ] && return
+    command -v "${MPICC:-mpicc}" >/dev/null || want libopenmpi-dev "MPI, for runs of several processes; without it a run is one"
+    command -v mpirun >/dev/null || want openmpi-bin "starts several processes, in tests too"
+}
 
 for group in "$@"; do
     case $group in
     build)
         has_header cjson/cJSON.h || has_header cJSON.h || need libcjson-dev "reads config.json and safetensors headers"
         if [ "${ONEDNN:-}" != 0 ] && ! has_header dnnl.h; then
-            optional="libdnnl-dev"
-            need libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
-        fi ;;
-    test) has_cmocka || need libcmocka-dev "the unit test library" ;;
+            want libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
+        fi
+        want_mpi ;;
+    test)
+        want_mpi
+        has_cmocka || need libcmocka-dev "the unit test library" ;;
     demo) has_matplotlib || need python3-matplotlib "draws the pictures" ;;
     lint)
         command -v clang-format >/dev/null || need clang-format "make format"
@@ -37,7 +45,7 @@ done
 
 # Without what is optional alone the build goes on.
 give_up() {
-    [ "$(echo $missing)" = "$optional" ] && { echo "going on without oneDNN: $1" >&2; exit 0; }
+    [ "$(echo $missing)" = "$(echo $optional)" ] && { echo "going on without$missing: $1" >&2; exit 0; }
     echo "install_deps.sh: $1; please install:$missing" >&2
     exit 1
 }
@@ -55,15 +63,15 @@ if command -v apt-get >/dev/null; then
     install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
     refresh="$sudo apt-get update"
 elif command -v dnf >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libcmocka-dev/libcmocka-devel/; s/clang-format\|clang-tidy/clang-tools-extra/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libcmocka-dev/libcmocka-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
     install="$sudo dnf install -y"
     refresh=true
 elif command -v pacman >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/clang-format\|clang-tidy/clang/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/openmpi/g; s/clang-format\|clang-tidy/clang/g')
     install="$sudo pacman -S --noconfirm --needed"
     refresh=true
 elif command -v brew >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/clang-tidy/llvm/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/open-mpi/g; s/clang-tidy/llvm/g')
     install="brew install"
     refresh=true
 else
@@ -76,9 +84,9 @@ log=$(mktemp)
 if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $names >>"$log" 2>&1; }; then
     tail -n 5 "$log" >&2
     rm -f "$log"
-    # oneDNN alone may be the obstacle: try the rest without it
-    if [ -n "$optional" ] && [ "$(echo $names)" != "$optional" ]; then
-        ONEDNN=0 exec "$0" "$@"
+    # what is optional may be the obstacle: try the rest without it
+    if [ -n "$optional" ] && [ "$(echo $missing)" != "$(echo $optional)" ]; then
+        ONEDNN=0 MPI=0 exec "$0" "$@"
     fi
     give_up "the package manager failed"
 fi

@@ -36,10 +36,23 @@ static inline RunState run_state(size_t step) {
 }
 
 // ---- its tensors -----------------------------------------------------------------------------------------------------------
+static World test_world; // how what trained_open makes is held; zeros: whole
+
+static inline size_t held_elements(const Trained *t, Sharding held) {
+    return holds_whole(held) ? t->model->elements : sharding_elements(t->model, held);
+}
+
+static inline size_t held_bytes(const Trained *t, Section s) {
+    return s.memory ? held_elements(t, s.held) * dtype_size(s.type) : 0;
+}
+
 static inline void trained_allocate(Trained *t, DType moments, int master) {
-    const size_t n = t->model->elements;
+    size_t n;
     t->ops = ops_fenced(), t->moment_type = moments;
-    t->weights = (char *)t->ops->allocate(n * dtype_size(t->model->dtype));
+    t->weights_held = sharding_of(test_world, DEALT_WEIGHTS);
+    t->optimizer_held = sharding_of(test_world, DEALT_OPTIMIZER);
+    t->weights = (char *)t->ops->allocate(held_elements(t, t->weights_held) * dtype_size(t->model->dtype));
+    n = held_elements(t, t->optimizer_held);
     t->optimizer.m = t->ops->allocate(n * dtype_size(moments));
     t->optimizer.v = t->ops->allocate(n * dtype_size(moments));
     if (master) t->optimizer.master = (float *)t->ops->allocate(n * sizeof(float));
@@ -77,7 +90,7 @@ enum { TRAINED_SECTIONS = SECTIONS + 1 };
 
 static inline void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS]) {
     optimizer_sections(t, sections);
-    sections[SECTIONS].memory = t->weights, sections[SECTIONS].bytes = weights_bytes(t);
+    sections[SECTIONS] = weights_section(t);
 }
 
 static inline void trained_close(Trained *t) {
@@ -85,7 +98,7 @@ static inline void trained_close(Trained *t) {
     size_t i;
     trained_sections(t, sections);
     for (i = 0; i < TRAINED_SECTIONS; i++)
-        if (sections[i].bytes) t->ops->release(sections[i].memory, sections[i].bytes);
+        if (sections[i].memory) t->ops->release(sections[i].memory, held_bytes(t, sections[i]));
     if (t->lora) {
         lora_free((Lora *)t->lora);
         free((Lora *)t->lora);
@@ -107,16 +120,32 @@ static inline unsigned char *step_bytes(size_t step, size_t section, size_t byte
     return data;
 }
 
-// What a section holds at a step: those bits, or where adapters have a master copy its rounding.
-static inline unsigned char *section_bytes(const Trained *t, size_t step, size_t i, size_t bytes) {
+// What a section has for the whole table at a step: those bits, or where adapters have a master copy its rounding.
+static inline unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Section s) {
     unsigned char *master, *rounded;
-    if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, bytes);
+    if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, t->model->elements * dtype_size(s.type));
     master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
-    rounded = (unsigned char *)malloc(bytes);
+    rounded = (unsigned char *)malloc(t->model->elements * dtype_size(s.type));
     assert_non_null(rounded);
-    elements_convert(rounded, t->model->dtype, master, DTYPE_FP32, t->model->elements);
+    elements_convert(rounded, s.type, master, DTYPE_FP32, t->model->elements);
     free(master);
     return rounded;
+}
+
+// The same as memory holds it; between portions, what nobody writes.
+static inline unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Section s) {
+    unsigned char *whole = table_bytes(t, step, i, s), *held;
+    size_t size = dtype_size(s.type), g;
+    if (holds_whole(s.held)) return whole;
+    held = (unsigned char *)malloc(held_bytes(t, s));
+    assert_non_null(held);
+    memset(held, 0xa5, held_bytes(t, s));
+    for (g = 0; g < group_count(t->model); g++) {
+        TablePart part = table_part(t->model, s.held, s.held, group_at(t->model, g));
+        memcpy(held + part.place * size, whole + part.first * size, part.count * size);
+    }
+    free(whole);
+    return held;
 }
 
 static inline void trained_fill(const Trained *t, size_t step) {
@@ -124,16 +153,18 @@ static inline void trained_fill(const Trained *t, size_t step) {
     size_t i;
     trained_sections(t, sections);
     for (i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *data = section_bytes(t, step, i, sections[i].bytes);
-        if (sections[i].bytes) t->ops->copy_in(sections[i].memory, data, sections[i].bytes);
+        unsigned char *data;
+        if (!sections[i].memory) continue;
+        data = section_bytes(t, step, i, sections[i]);
+        t->ops->copy_in(sections[i].memory, data, held_bytes(t, sections[i]));
         free(data);
     }
 }
 
 static inline unsigned char *section_copy(const Trained *t, Section section) {
-    unsigned char *data = (unsigned char *)malloc(section.bytes + 1);
+    unsigned char *data = (unsigned char *)malloc(held_bytes(t, section) + 1);
     assert_non_null(data);
-    if (section.bytes) t->ops->copy_out(data, section.memory, section.bytes);
+    if (section.memory) t->ops->copy_out(data, section.memory, held_bytes(t, section));
     return data;
 }
 
@@ -142,8 +173,11 @@ static inline void expect_trained(const Trained *t, size_t step) {
     size_t i;
     trained_sections(t, sections);
     for (i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *found = section_copy(t, sections[i]), *expected = section_bytes(t, step, i, sections[i].bytes);
-        if (memcmp(found, expected, sections[i].bytes) != 0) test_fail("section %zu is not that of step %zu", i, step);
+        unsigned char *found, *expected;
+        if (!sections[i].memory) continue;
+        found = section_copy(t, sections[i]), expected = section_bytes(t, step, i, sections[i]);
+        if (memcmp(found, expected, held_bytes(t, sections[i])) != 0)
+            test_fail("section %zu is not that of step %zu", i, step);
         free(found);
         free(expected);
     }
@@ -156,7 +190,8 @@ static inline void expect_same_trained(const Trained *a, const Trained *b) {
     trained_sections(b, of_b);
     for (i = 0; i < TRAINED_SECTIONS; i++) {
         unsigned char *x = section_copy(a, of_a[i]), *y = section_copy(b, of_b[i]);
-        if (of_a[i].bytes != of_b[i].bytes || memcmp(x, y, of_a[i].bytes) != 0) test_fail("section %zu differs", i);
+        if (held_bytes(a, of_a[i]) != held_bytes(b, of_b[i]) || memcmp(x, y, held_bytes(a, of_a[i])) != 0)
+            test_fail("section %zu differs", i);
         free(x);
         free(y);
     }

@@ -4,6 +4,7 @@
 #   ops, methods, ...   the programs of the first table below, with op set "cuda" as nvcc built it for ./train, in bf16 and fp32
 #   --train             the program as a user runs it: a pass with cuDNN's attention and with ours, test_train.sh,
 #                       test_train_documents.sh, test_cli.sh
+#   multi               where there are several GPUs: a pass on all of them, for every ZeRO stage, against one (scripts/multi_gpu_check.sh)
 #   --sanitizer         a few of them under compute-sanitizer
 #   --build             compiles and links them and runs nothing, for which nvcc is enough
 #
@@ -44,6 +45,8 @@ user_rows="
     logprobs    fp32
     adapter_cli bf16
     cli         fp32
+    multi       bf16
+    multi       fp32
 " # cli: refusals of an fp32 build
 tiny=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96
 sanitizer_rows="
@@ -76,6 +79,7 @@ build_program() { # name, precision
         printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && onednn=yes
         $CC $(flags_of "$2") -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp ${onednn:+-DHAVE_ONEDNN} \
             -Dops_device=ops_cpu_device -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o" || return 1
+        objcopy --keep-global-symbol=ops_cpu_device "$folder/ops_cpu.o" || return 1 # dist.h is that of op set "cuda"
         objects="$objects $folder/ops_cpu.o" libraries="$libraries -Xcompiler -fopenmp ${onednn:+-ldnnl}"
     fi
     $CC $(flags_of "$2") $openmp -c "test/test_$1.c" -o "$folder/test_$1.o" && $NVCC_LINK $objects $libraries -o "$folder/test_$1"
@@ -98,7 +102,7 @@ build_only= parts=' '
 for part; do
     case $part in
     --build) build_only=yes ;;
-    --train) parts="${parts}bp train train_documents cli " ;;
+    --train) parts="${parts}bp train train_documents cli multi " ;;
     --sanitizer) parts="${parts}sanitizer " ;;
     *)
         printf '%s\n' "$rows" "$user_rows" | awk '{ print $1 }' | grep -qx -- "$part" ||
@@ -273,6 +277,22 @@ same_pass() {
     check 'the same gradient norm with our own attention' close "$norm" "$(json grad_norm)" 2e-2
     finish
 }
+# A pass on every GPU of this machine against one
+multi_pass() { # precision
+    . test/cli.sh
+    . scripts/common.sh
+    if [ "$(gpus_here)" -lt 2 ]; then
+        echo '[  SKIPPED ] several GPUs: NOT TESTED, because there is one'
+        skipped=$((skipped + 1))
+    elif ! command -v mpirun >/dev/null; then
+        echo '[  SKIPPED ] several GPUs: NOT TESTED, because there is no mpirun (Debian, Ubuntu: openmpi-bin)'
+        skipped=$((skipped + 1))
+    else
+        check 'one result on all GPUs, for every stage' env MAKE="$MAKE" BUILD="build/cuda-$1" RESULTS="$WORK" scripts/multi_gpu_check.sh correctness
+        check 'collectives are right' env MAKE="$MAKE" BUILD="build/cuda-$1" RESULTS="$WORK" MOST_MIB=8 scripts/multi_gpu_check.sh bandwidth
+    fi
+    finish
+}
 # The program as a user runs it; a context on the device, cuBLASLt's workspace and what CUDA loads are beside the plan.
 run_user() { # name, precision
     selected "$1" || return 0
@@ -281,6 +301,8 @@ run_user() { # name, precision
     export TRAIN TRAIN_PLAIN TEST_DEVICE TEST_PRECISION
     if [ "$1" = bp ]; then
         (same_pass) >"$work/output" 2>&1
+    elif [ "$1" = multi ]; then
+        (multi_pass "$2") >"$work/output" 2>&1
     else
         timeout -k 10 "$LIMIT" sh "test/test_$1.sh" >"$work/output" 2>&1
     fi

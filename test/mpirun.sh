@@ -5,6 +5,8 @@
 command -v mpirun >/dev/null || { echo "there is no mpirun" >&2; exit 77; }
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export CMOCKA_TEST_ABORT=1
+# Open MPI's own leaks (leaks.supp) are known by where they were allocated, by whole call stacks then.
+export ASAN_OPTIONS="${ASAN_OPTIONS:-}:fast_unwind_on_malloc=0"
 ranks=$1
 shift
 case $(mpirun --version 2>/dev/null) in

@@ -14,7 +14,7 @@ export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressi
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 export OMP_WAIT_POLICY=passive
 limit='timeout -k 10 900' # what hangs fails
-mpi_libraries=$(command -v mpicc >/dev/null && mpicc --showme:link)
+mpi_libraries=$(scripts/mpi_flags.sh link)
 
 # A folder for every configuration, as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
 compiler=${CC%% *}
@@ -89,6 +89,7 @@ rows="
     checkpoint_folder fp32    onednn
     checkpoint_folder bf16    onednn
     checkpoint_kill fp32      onednn
+    checkpoint_ranks fp32     onednn
     adapter       fp32        onednn
     adapter       bf16        onednn
     sampler       fp32        onednn
@@ -137,7 +138,7 @@ flags_of() { # precision, op set
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
     [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
     [ "$2" != plain ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
-    command -v mpicc >/dev/null && printf ' -DHAVE_MPI %s' "$(mpicc --showme:compile)"
+    [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
 }
 # Op set "cuda" takes what libraries do for it from op set "cpu", which goes by another name then.
 build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
@@ -162,7 +163,7 @@ build() { # name, precision, op set
     case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     # Most programs spend their time in the op set, and would take longer to optimise than they run.
-    case $1 in ops | cuda_on_cpu | plan | tokenizer | packing) ;; *) flags="$flags -O0" ;; esac
+    case $1 in ops | cuda_on_cpu | plan | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
     folder=$(folder_of "$2" "$3")
     if [ -f "test/test_$1.cc" ]; then
         $CXX -std=c++20 $flags -Wno-unknown-pragmas -Wno-pass-failed "test/test_$1.cc" $libraries -o "$folder/test_$1"
@@ -197,10 +198,10 @@ row() { # build|run, name, precision, op set, ranks
         case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
         if [ -z "${5:-}" ]; then
             $limit "$program" $only >"$log.log" 2>&1 </dev/null
-        elif command -v mpirun >/dev/null; then
+        elif [ -n "$mpi_libraries" ] && command -v mpirun >/dev/null; then
             $limit test/mpirun.sh "$5" "$program" >"$log.log" 2>&1 </dev/null
         else
-            printf '[  SKIPPED ] NOT TESTED, because there is no mpirun\n0 passed, 0 failed, 1 skipped\n' >"$log.log"
+            printf '[  SKIPPED ] NOT TESTED, because there is no MPI with mpirun\n0 passed, 0 failed, 1 skipped\n' >"$log.log"
         fi
         echo $? >"$log.status"
     fi
@@ -228,7 +229,9 @@ trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
 awk '{ print $1, $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --row build
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-if selected cli || selected scripts || selected train || selected train_documents || selected train_rollout || selected logprobs || selected convert || selected adapter_cli || selected transformers || selected peft || selected objectives_torch || selected example; then
+scripts=$(for script in prepare cxx cli dist scripts train train_documents train_rollout ranks logprobs convert adapter_cli \
+    transformers peft objectives_torch example; do selected $script && echo $script; done)
+if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
     flags=$(flags_of fp32 onednn)
     libraries="-lcjson -lm -pthread $mpi_libraries"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -243,7 +246,6 @@ if selected cli || selected scripts || selected train || selected train_document
     fi
 fi
 # The Python that some need is made first, once.
-scripts=$(for script in prepare cxx cli scripts train train_documents train_rollout logprobs convert adapter_cli transformers peft objectives_torch example; do selected $script && echo $script; done)
 case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts

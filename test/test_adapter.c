@@ -288,6 +288,7 @@ TEST(tensors_are_refused_by_name) {
         {"\"F32\"", "\"I32\"", "has dtype I32, which is not supported"},
         {"{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"},
         {"0000000000001234", "qqqq000000001234", "its streambp_base is damaged"},
+        {"\"2 0000000000001234 0", "\"0000000000001234 0", "says by keys of version 1 which base it is for"},
     };
     static const struct {
         const char *name, *words;
@@ -368,7 +369,7 @@ static BaseKey device_key_of(const WeightSource *source, DType dtype) {
     const Ops *ops = ops_fenced();
     Model model = model_build(&source->config, dtype);
     void *device = load_model(ops, source, &model);
-    BaseKey key = base_key(&model, NULL, ops, device);
+    BaseKey key = base_key(&model, sharding_whole(), ops, device);
     ops->release(device, model.elements * dtype_size(dtype));
     model_free(&model);
     return key;
@@ -379,7 +380,7 @@ TEST(base_key_is_of_the_model_alone) {
     size_t i, dtype;
     for (i = 0; i < COUNT_OF(models); i++) {
         WeightSource *source = weights_open(golden_path(models[i])), *flat;
-        const BaseKey key = base_key(&source->model, source, NULL, NULL);
+        const BaseKey key = base_key_of_source(source);
         BaseKey other;
         char *bytes;
         size_t count;
@@ -390,14 +391,14 @@ TEST(base_key_is_of_the_model_alone) {
         }
         weights_convert(source, scratch_path("flat.bin"), i % 2 ? DTYPE_BF16 : DTYPE_FP32);
         flat = weights_open(scratch_path("flat.bin"));
-        other = base_key(&flat->model, flat, NULL, NULL);
+        other = base_key_of_source(flat);
         assert_true(other.config == key.config && other.weights == key.weights);
         weights_close(flat);
         bytes = read_whole(scratch_path("flat.bin"), &count);
         bytes[count - 1] ^= 1; // a high bit of the last weight
         write_file(scratch_path("flat.bin"), bytes, count);
         flat = weights_open(scratch_path("flat.bin"));
-        other = base_key(&flat->model, flat, NULL, NULL);
+        other = base_key_of_source(flat);
         assert_true(other.config == key.config && other.weights != key.weights);
         weights_close(flat), weights_close(source);
     }

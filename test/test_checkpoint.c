@@ -190,6 +190,8 @@ TEST(settings_must_agree) {
     settings[2] = usual_settings[2];
     settings[4].value = "512"; // this one may change
     expect_resumes(&r, "note: --chunk was 1024 until ");
+    settings[4].may_change = 2; // and changes no bits by itself
+    expect_resumes(&r, "now it is 512: the run goes on\n");
     settings[4] = usual_settings[4];
     settings[1].name = "--batch";
     expect_refused(resume_body, &r, 1, "does not say what --batch was: the run began without it, or with another");
@@ -367,6 +369,21 @@ TEST(other_states_are_refused) {
     }
 }
 
+// Not passed over for an earlier one, nor begun anew beside it.
+TEST(checkpoints_of_version_1_are_refused) {
+    static const char *const seals[] = {"model.bin 5208 0123456789abcdef\noptimizer.bin 9 0123456789abcdef\n",
+                                        "adapter_model.safetensors 5208 0123456789abcdef\n"};
+    Resumption r = usual_resumption();
+    size_t i;
+    save_usual();
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
+    for (i = 0; i < 2; i++) {
+        write_file(file_in("checkpoint-00000009", "DONE"), seals[i], strlen(seals[i]));
+        expect_refused(resume_body, &r, 1,
+                       "checkpoint-00000009: is of version 1, this program reads version 2; go on with the program");
+    }
+}
+
 // ---- writing that fails: one line, the unfinished folder is gone, the last one is untouched --------------------------------
 static void expect_untouched(void) {
     Resumption r = usual_resumption();
@@ -390,7 +407,7 @@ TEST(file_size_limit) {
     saving.file_limit = 4000; // less than the header of model.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/model.bin: reserving");
     expect_untouched();
-    saving.file_limit = sizeof(FlatHeader) + weights_bytes(&t); // room for model.bin, not for optimizer.bin
+    saving.file_limit = sizeof(FlatHeader) + sections_bytes(&t, SEAL_MODEL); // room for model.bin, not for optimizer.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/optimizer.bin: reserving");
     expect_untouched();
     trained_close(&t);
@@ -421,6 +438,7 @@ int main(int argc, char **argv) {
         LISTED(damaged_bits_are_refused),
         LISTED(mixed_up_files_are_refused),
         LISTED(other_states_are_refused),
+        LISTED(checkpoints_of_version_1_are_refused),
         LISTED(file_size_limit),
         LISTED(full_disk),
     };

@@ -88,8 +88,8 @@ static void check_reduce_scatter(size_t count, size_t unit) {
     tensor_free(&t), tensor_free(&expected);
 }
 
-// Tiny, odd, without a portion for some, and of many pieces: these have 4 MiB.
-static const size_t counts[] = {1, 2, 3, 7, 31, 64, 1000, 1025, 12345, 2500001};
+// Tiny, odd, without a portion for some, and portions of more than one piece (1100001).
+static const size_t counts[] = {1, 2, 3, 7, 31, 64, 1000, 1025, 12345, 1100001};
 static const size_t units[] = {1, 2, 32};
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -98,7 +98,7 @@ static void each_group(void (*check)(size_t count, size_t unit)) {
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1)) {
         if (ranks_in(world, group) == 1) continue;
         for (c = 0; c < COUNT(counts); c++)
-            for (u = 0; u < COUNT(units); u++) {
+            for (u = counts[c] > 1000000 ? 2 : 0; u < COUNT(units); u++) {
                 snprintf(testing.about, sizeof(testing.about), "ranks %s, count %zu, unit %zu", group_names[group],
                          counts[c], units[u]);
                 check(counts[c], units[u]);
@@ -137,9 +137,9 @@ static void check_all_gather_of(size_t count, size_t unit, size_t size) {
 }
 
 static void check_all_gather(size_t count, size_t unit) {
-    static const size_t sizes[] = {1, 2, 8};
+    static const size_t sizes[] = {2, 4, 8};
     size_t s;
-    for (s = 0; s < COUNT(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
+    for (s = count > 1000000 ? 2 : 0; s < COUNT(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
 }
 
 TEST(all_gather_brings_every_portion_to_all) { each_group(check_all_gather); }
@@ -196,14 +196,14 @@ TEST(exchange_keeps_the_order_of_parcels) {
 }
 
 // ---- tickets --------------------------------------------------------------------------------------------------------
-// More than the queue holds; the last ticket stands for all. Each round doubles what the one before left.
+// More than the queue holds; the last ticket stands for all. Each round adds up what the one before left.
 TEST(tickets_are_done_in_order) {
-    enum { ROUNDS = 20 };
+    enum { ROUNDS = 12 };
     const size_t count = 100, size = dtype_size(ops_device->summed);
     Tensor t = tensor_new(count * size);
     int64_t ticket = 0, before;
     size_t i, round;
-    for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, (double)(i + 1));
+    for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, (double)(i % 10 + 1));
     tensor_load(&t);
     for (round = 0; round < ROUNDS; round++) {
         before = ticket;
@@ -215,7 +215,7 @@ TEST(tickets_are_done_in_order) {
     tensor_read(&t);
     for (i = 0; i < count; i++)
         if (element_read(t.now + SENTINEL, ops_device->summed, i) !=
-            (double)(float)((double)(i + 1) * pow((double)world.ranks, ROUNDS)))
+            (double)(i % 10 + 1) * pow((double)world.ranks, ROUNDS)) // exact in fp32
             test_fail("[%zu] is %.17g", i, element_read(t.now + SENTINEL, ops_device->summed, i));
     tensor_free(&t);
 }
@@ -237,7 +237,7 @@ TEST(large_collectives_need_no_memory_of_their_size) {
 
 // ---- on the host ----------------------------------------------------------------------------------------------------
 TEST(host_exchanges_match_in_every_group) {
-    static const size_t sizes[] = {1, 13, 4096, 3000001};
+    static const size_t sizes[] = {1, 13, 4096, 1500001};
     size_t s, i, r;
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1))
         for (s = 0; s < COUNT(sizes); s++) {
@@ -258,7 +258,7 @@ TEST(host_exchanges_match_in_every_group) {
 }
 
 TEST(host_sums_have_the_same_bits_everywhere) {
-    enum { MANY = 400000 };
+    enum { MANY = 300000 };
     double *sums = (double *)malloc(MANY * sizeof(double)), *other = (double *)malloc(MANY * sizeof(double));
     size_t i, r;
     for (i = 0; i < MANY; i++) sums[i] = term(world.rank, i);

@@ -150,7 +150,7 @@ TEST(every_field_is_checked_with_a_right_checksum) {
         size_t bytes;
         const char *words;
     } field[] = {{0, 'X', 1, "does not begin with SBPLOGPS, so it is no file of log-probabilities"},
-                 {8, 2, 4, "of version 2, this program reads version 1"},
+                 {8, 1, 4, "of version 1, this program reads version 2"},
                  {12, 0x04030201, 4, "was written on a machine of the other byte order"},
                  {12, 0x01020305, 4, "the byte order mark in its header cannot be"},
                  {16, 128, 8, "the length of the header in its header cannot be"},

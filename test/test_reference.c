@@ -64,7 +64,7 @@ static Opened *opened(const Setup *s) {
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);
     run_load_weights(&o.run);
-    o.key = model_key(&o.run.model, ops_device, o.run.stream.memory.weights, 0);
+    o.key = model_key(&o.run.model, sharding_whole(), ops_device, o.run.stream.memory.weights, 0);
     return &o;
 }
 
@@ -138,7 +138,7 @@ static uint64_t key_with_a_flipped_bit(Opened *o, size_t element) {
     ops_device->copy_out(value, at, size);
     value[0] ^= 1;
     ops_device->copy_in(at, value, size);
-    key = model_key(&o->run.model, ops_device, o->run.stream.memory.weights, 0);
+    key = model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0);
     value[0] ^= 1;
     ops_device->copy_in(at, value, size);
     return key;
@@ -155,12 +155,12 @@ TEST(key_of_the_model) {
         if (key_with_a_flipped_bit(o, i == 0 ? elements - 1 : i == 1 ? 0 : test_random_below(elements)) == key)
             test_fail("a changed weight has the same key");
     omp_set_num_threads(1);
-    assert_true(model_key(&o->run.model, ops_device, o->run.stream.memory.weights, 0) == key);
-    assert_true(model_key(&o->run.model, ops_device, o->run.stream.memory.weights, 1) != key);
-    assert_true(model_key(&o->run.model, ops_device, o->run.stream.memory.weights, 2) !=
-                model_key(&o->run.model, ops_device, o->run.stream.memory.weights, 1));
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0) == key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 1) != key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 2) !=
+                model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 1));
     o->run.model.config.rope_theta *= 2; // the same weights in another model
-    assert_true(model_key(&o->run.model, ops_device, o->run.stream.memory.weights, 0) != key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0) != key);
     closed(o);
     s.seed = "6";
     o = opened(&s);

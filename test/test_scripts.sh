@@ -31,6 +31,65 @@ check 'and the rows below the paper are named' [ "$(grep -c '^BELOW the paper: Q
 lengths 'without the program' 1 TRAIN="$WORK/nothing"
 check 'with a line that says so' grep -q 'paper_max_length.sh: there is no .*nothing yet; run make first' "$WORK/err"
 
+# ---- several processes: what the scripts start, with launchers and a program that only tell -------------------------------------
+mkdir -p "$WORK/bin" "$WORK/build"
+cat >"$WORK/bin/mpirun" <<'END'
+#!/bin/sh
+[ "$1" = --version ] && { echo 'mpirun (Open MPI) 4'; exit; }
+while [ "$1" != -n ]; do shift; done
+export FAKE_RANKS="$2"
+shift 2
+exec "$@"
+END
+cat >"$WORK/bin/srun" <<'END'
+#!/bin/sh
+echo "srun $*"
+END
+cat >"$WORK/build/train" <<'END'
+#!/bin/sh
+loss=1.5
+case "$*" in *"--zero ${WRONG_ZERO:-none}"*) loss=1.6 ;; esac
+echo "{\"loss\": $loss, \"tokens\": 800, \"seconds\": 0.5, \"grad_norm\": 2.5, \"peak_bytes\": 1, \"ranks\": ${FAKE_RANKS:-1}, \"sent\": {\"gradients\": 30, \"weights\": 12}}"
+END
+cat >"$WORK/build/tell" <<'END'
+#!/bin/sh
+echo "$FAKE_RANKS of $*"
+END
+cat >"$WORK/build/collectives" <<'END'
+#!/bin/sh
+printf 'op bytes us GB/s\nreduce_scatter 65536 10.0 5.000\nexchange 65536 20.0 3.000\n'
+END
+chmod +x "$WORK"/bin/* "$WORK"/build/*
+several() { # exit status, command...: with the launchers above
+    wanted=$1
+    shift
+    env PATH="$WORK/bin:$PATH" MAKE=true BUILD="$WORK/build" RESULTS="$WORK/results" "$@" >"$WORK/out" 2>"$WORK/err"
+    check "exit $wanted of $*" [ $? = "$wanted" ]
+}
+says() { check "$1" grep -qe "$2" "$WORK/$3"; } # what, pattern, out|err
+
+several 0 RANKS=3 TRAIN="$WORK/build/tell" scripts/run_single_node.sh bp --sp 3
+says 'three processes of the options given' '^3 of bp --sp 3$' out
+several 1 CUDA_VISIBLE_DEVICES= RANKS=0 scripts/run_single_node.sh bp
+several 2 SLURM_JOB_ID= TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out run
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --zero 3 --out run
+says 'a run with a folder goes on' 'build/tell --zero 3 --out run --resume$' out
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch bp --out run
+says 'another verb is left alone' 'build/tell bp --out run$' out
+
+several 0 RANKS=4 scripts/multi_gpu_check.sh --dry-run correctness
+check 'one process, then each stage and each way of sharing streams' [ "$(grep -c "$WORK/build/train bp" "$WORK/err")" = 13 ]
+check 'nothing is written' [ ! -e "$WORK/results" ]
+several 0 RANKS=4 scripts/multi_gpu_check.sh
+says 'four ranks at the rate of one: a quarter' '^more streams *4 .* 0.250 ' out
+says 'bytes of all kinds' '^4, zero 3, sp 4 .* 42$' out
+check 'the file says so' grep -q '"all_right": true' "$WORK"/results/multi-*.json
+says 'a collective without a reference' '^exchange .* 3.000 *- *-$' out
+several 1 RANKS=4 WRONG_ZERO=2 scripts/multi_gpu_check.sh correctness
+check 'one stage is wrong, with every sharing' [ "$(grep -c '^WRONG: zero 2, sp [124]:' "$WORK/err")" = 3 ]
+check 'and the file says so' grep -q '"all_right": false' "$WORK"/results/multi-*.json
+several 2 RANKS=4 scripts/multi_gpu_check.sh speed
+
 # ---- pictures of logs ---------------------------------------------------------------------------------------------------------
 python=$(python_with_matplotlib)
 plot() { # what, columns of panels, arguments: the picture is that much wider than tall

@@ -9,9 +9,10 @@ of two.
 #include "test/testing.h"
 #include "test/tiny.h"
 
-// Under dropout rounding makes a difference in fp32; elsewhere only the order of sums does.
-static double bound(void) {
-    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 1e-5 : 0.05;
+static double bound(int adapters) {
+    return ops_device->stored == DTYPE_FP64   ? 1e-12
+           : ops_device->stored == DTYPE_FP32 ? (adapters ? 1e-4 : 1e-5)
+                                              : 0.05;
 }
 
 enum { STREAMS_MOST = 2 };
@@ -195,12 +196,13 @@ static void result_free(Result *r) {
 }
 
 static void expect_same(const Case *c, const Result *found, const Result *expected) {
+    const double allowed = bound(c->lora.rank > 0);
     const Model *table = c->lora.rank ? &c->lora.table : &c->model;
-    const double precision = fmax(bound(), 1e-6); // log-probabilities are handed out as fp32
+    const double precision = fmax(allowed, 1e-6); // log-probabilities are handed out as fp32
     double norm = 0;
     size_t i, t;
     for (i = 0; i < table->elements; i++) norm += expected->gradient[i] * expected->gradient[i];
-    if (!(fabs(found->loss - expected->loss) <= bound() * (fabs(expected->loss) + 0.1)))
+    if (!(fabs(found->loss - expected->loss) <= allowed * (fabs(expected->loss) + 0.1)))
         test_fail("loss %.17g, alone %.17g", found->loss, expected->loss);
     for (i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
@@ -209,10 +211,10 @@ static void expect_same(const Case *c, const Result *found, const Result *expect
             difference += pow(found->gradient[t] - expected->gradient[t], 2);
             size += pow(expected->gradient[t], 2);
         }
-        // biases of keys have no gradient but rounding: softmax does not mind them
-        difference = sqrt(difference) / (sqrt(size) + 1e-3 * sqrt(norm) + 1e-30);
-        if (!(difference <= bound())) test_fail("gradient of %s differs by %.3g", p->name, difference);
-        testing.worst = fmax(testing.worst, difference / bound());
+        // some have no gradient but rounding: biases of keys, which softmax does not mind, queries that see one key
+        difference = sqrt(difference) / (sqrt(size) + 0.03 * sqrt(norm) + 1e-30);
+        if (!(difference <= allowed)) test_fail("gradient of %s differs by %.3g", p->name, difference);
+        testing.worst = fmax(testing.worst, difference / allowed);
     }
     for (i = 0; i < c->streams; i++)
         for (t = 0; found->logp[i] && t < c->batch[i].N; t++)
@@ -231,6 +233,12 @@ static size_t owner_within(size_t t, size_t count, size_t S) {
 static size_t owner_of(size_t t, size_t N, size_t S) {
     const size_t first = (N + 1) / 2;
     return t < first ? owner_within(t, first, S) : S - 1 - owner_within(t - first, N - first, S);
+}
+
+static size_t owned_tokens(size_t N, size_t S, size_t rank) {
+    size_t owned = 0, t;
+    for (t = 0; t < N; t++) owned += owner_of(t, N, S) == rank;
+    return owned;
 }
 
 static size_t document_at(const Batch *batch, size_t t) {
@@ -260,9 +268,15 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
     double keys = 0, gradients = 0;
     size_t i, peer;
     for (i = 0; i < c->streams; i++) {
+        const size_t N = c->batch[i].N;
         if (!takes(world, i)) continue;
-        keys += passes * layers * row * (double)(c->batch[i].N * d.stored) * others;
-        gradients += layers * row * (double)(c->batch[i].N * d.summed) * others;
+        if (c->settings.ring) { // every block but the next rank's goes on, once more with its gradient
+            keys += (passes + 1) * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
+            gradients += layers * row * (double)(N * d.summed);
+        } else {
+            keys += passes * layers * row * (double)(N * d.stored) * others;
+            gradients += layers * row * (double)(N * d.summed) * others;
+        }
         for (peer = 0; windows && peer < S; peer++) {
             const size_t window = c->model.config.sliding_window;
             if (peer == rank) continue;
@@ -288,8 +302,11 @@ static void expect_planned(const Result *r) {
     if (peak != r->planned) test_fail("%zu bytes of %zu planned were used", peak, r->planned);
 }
 
-static void expect_shared(Case *c, const Result *expected, Method method, size_t chunk, size_t logits_chunk) {
-    Result found = run(c, world, method, chunk, logits_chunk);
+// ring: keys and values are passed around, instead of being gathered.
+static void expect_shared(Case *c, const Result *expected, int ring, Method method, size_t chunk, size_t logits_chunk) {
+    Result found;
+    c->settings.ring = ring;
+    found = run(c, world, method, chunk, logits_chunk);
     expect_same(c, &found, expected);
     expect_sent(c, &found, method);
     expect_planned(&found);
@@ -297,13 +314,13 @@ static void expect_shared(Case *c, const Result *expected, Method method, size_t
 }
 
 // ---- tests ----------------------------------------------------------------------------------------------------------
-// Every family and length, by every method and some chunks.
+// Every family, half of the lengths, by some methods and chunks: the numbers of ranks together meet all.
 static void families_agree(size_t sp) {
     static const size_t chunks[] = {1, 3, 7, 100};
     size_t i, j, k, replica;
     share_streams(sp);
     for (i = 0; i < MODELS; i++) {
-        for (j = 0; j < LENGTHS; j++) {
+        for (j = (i + dist_ranks()) % 2; j < LENGTHS; j += 2) { // other ones with other ranks
             Case c = case_make(models[i], 0);
             Result expected;
             for (replica = 0; replica < world_replicas(world); replica++) {
@@ -314,9 +331,9 @@ static void families_agree(size_t sp) {
             test_case("%zu ranks, sp %zu, %.30s..., %zu tokens in %zu documents", world.ranks, sp, models[i],
                       c.batch[0].N, c.batch[0].documents);
             expected = run(&c, one_process(), METHOD_FULL, 0, 0);
-            if (j % 3 == i % 3) expect_shared(&c, &expected, METHOD_FULL, 0, 0);
-            if (j % 3 != i % 3) expect_shared(&c, &expected, METHOD_CHECKPOINT, 0, 0);
-            for (k = i % 2; k < 4; k += 2) expect_shared(&c, &expected, METHOD_STREAM, chunks[k], chunks[(k + j) % 4]);
+            expect_shared(&c, &expected, i / 2 % 2, j % 3 ? METHOD_CHECKPOINT : METHOD_FULL, 0, 0);
+            for (k = i % 2; k < 4; k += 2)
+                expect_shared(&c, &expected, (i + j + k / 2) % 2, METHOD_STREAM, chunks[k], chunks[(k + j) % 4]);
             result_free(&expected);
             case_free(&c);
         }
@@ -406,9 +423,9 @@ static void objectives_agree(size_t sp) {
             case_normalise(&c);
             test_case("%zu ranks, sp %zu, %s%s", world.ranks, sp, objective_names[tried[i].kind], lora ? ", LoRA" : "");
             expected = run(&c, one_process(), METHOD_STREAM, 4, 9);
-            expect_shared(&c, &expected, METHOD_FULL, 0, 0);
-            expect_shared(&c, &expected, METHOD_STREAM, 7, 5);
-            expect_shared(&c, &expected, METHOD_STREAM, 3, 100);
+            expect_shared(&c, &expected, (int)i % 2, METHOD_FULL, 0, 0);
+            expect_shared(&c, &expected, 0, METHOD_STREAM, 7, 5);
+            expect_shared(&c, &expected, 1, METHOD_STREAM, 3, 100);
             result_free(&expected);
             case_free(&c);
         }

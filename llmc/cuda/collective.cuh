@@ -12,15 +12,12 @@ NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switch
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
-#define OMPI_SKIP_MPICXX // of mpi.h the C interface alone
-#define MPICH_SKIP_MPICXX
 #include "../dist_mpi.h"
 #include "memory.cuh"
 
 #ifdef HAVE_NCCL
 #include <dlfcn.h>
 #include <nccl.h>
-#include <sched.h>
 
 // ---- the library ------------------------------------------------------------------------------------------------------------------
 #define NCCL_CALLS(CALL)                                                                                               \
@@ -46,10 +43,10 @@ static struct {
 
 static void nccl_load(void) {
     static const char *const names[] = {
-        "libnccl.so.2",
-#ifdef NCCL_FOLDER
+#ifdef NCCL_FOLDER // which the build was given
         NCCL_FOLDER "/lib/libnccl.so.2",
 #endif
+        "libnccl.so.2",
     };
     void *library = NULL;
     setenv("NCCL_ALGO", "Ring", 0);
@@ -67,9 +64,10 @@ static void nccl_load(void) {
 }
 
 static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char *doing) {
+    const char *cause;
     if (result == ncclSuccess || result == ncclInProgress) return;
-    die("NCCL, %s: %s (%s); NCCL_DEBUG=WARN tells more", doing, nccl.GetErrorString(result),
-        nccl.GetLastError(communicator));
+    cause = nccl.GetLastError(communicator);
+    die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
 }
 
 // ---- what was asked for -------------------------------------------------------------------------------------------------------------
@@ -78,7 +76,6 @@ constexpr int64_t IN_FLIGHT = 16; // collectives that the host may ask for ahead
 typedef struct {
     cudaEvent_t ready, done; // on the default stream: its tensors are; on the stream of collectives: it has been done
     const char *what;
-    size_t bytes;
 } Collective;
 
 static struct {
@@ -86,8 +83,7 @@ static struct {
     cudaStream_t stream;
     Collective ring[IN_FLIGHT]; // of ticket t: ring[(t - 1) % IN_FLIGHT]
     int64_t asked, done;        // tickets; done: as far as the host has seen
-    int64_t stalled;            // the ticket that waits for other ranks,
-    double since;               // and since when
+    int64_t stalled;            // the ticket that waits for other ranks; 0: none
     cudaEvent_t here, mark[2];  // of the default stream: where the host waits for it, and where it keeps up with it
     size_t launches;
 } collectives;
@@ -108,10 +104,12 @@ static bool event_happened(cudaEvent_t event) {
     return true;
 }
 
-// ---- waiting, with an eye on the other ranks ------------------------------------------------------------------------------------------
-// Ends the job where NCCL has failed, or where a collective that this rank is ready for has waited for others for too long.
-static void collectives_watch(void) {
+// ---- waiting, with an eye on the other ranks (dist_watch.h) ---------------------------------------------------------------------------
+// Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are not, or that does
+// not end; NULL while the device has work of its own.
+static const Collective *collective_stalled(void) {
     const Collective *first;
+    int64_t ticket;
     for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
         if (!communicator) continue;
@@ -121,25 +119,29 @@ static void collectives_watch(void) {
     while (collectives.done < collectives.asked && event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
         collectives.done++;
     first = &collectives.ring[collectives.done % IN_FLIGHT];
-    if (collectives.done == collectives.asked || !event_happened(first->ready)) {
-        collectives.stalled = 0;
-    } else if (collectives.stalled != collectives.done + 1) {
-        collectives.stalled = collectives.done + 1, collectives.since = seconds_now();
-    } else if (seconds_now() - collectives.since > watch.timeout) {
-        die("waited %g s (--timeout) for other ranks in %s of %s, collective %lld of this run: one of them is far "
-            "behind, hangs or is gone",
-            watch.timeout, first->what, human_bytes((double)first->bytes), (long long)collectives.stalled);
+    ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
+    if (ticket && ticket != collectives.stalled) { // what other ranks are told that ask
+        snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
+        watch.own.waits++;
     }
+    collectives.stalled = ticket;
+    return ticket ? first : NULL;
 }
 
+// The time that counts towards --timeout begins with the collective, not with the work of this device before it.
 static void event_wait(cudaEvent_t event) {
-    for (size_t looks = 0; !event_happened(event); looks++) {
-        const struct timespec moment = {0, 20000};
-        if (looks % 64 == 0) collectives_watch();
-        if (looks < 4096)
+    const double begin = seconds_now();
+    Wait wait = {begin, 0, 0};
+    while (!event_happened(event)) {
+        const int64_t before = collectives.stalled;
+        const Collective *stalled = collective_stalled();
+        if (!stalled || collectives.stalled != before) wait = Wait{seconds_now(), 0, 0};
+        if (stalled)
+            watch_wait(&wait);
+        else if (wait.begin - begin < WATCH_YIELD)
             sched_yield();
         else
-            nanosleep(&moment, NULL);
+            watch_pause();
     }
 }
 
@@ -152,7 +154,7 @@ static void wait_watched(bool all) {
 
 // After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never return.
 static void keep_up(void) {
-    constexpr size_t LAUNCHES = 256;
+    constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
     cudaEvent_t mark;
     if (++collectives.launches % LAUNCHES) return;
     mark = collectives.mark[collectives.launches / LAUNCHES % 2];
@@ -175,11 +177,11 @@ static ncclComm_t communicator_of(RankGroup group) {
     return *communicator;
 }
 
-static Collective *ask(const char *what, size_t bytes) {
+static Collective *ask(const char *what) {
     Collective *c = &collectives.ring[collectives.asked % IN_FLIGHT];
     if (collectives.asked >= IN_FLIGHT) event_wait(c->done);
     if (collectives.done < collectives.asked - IN_FLIGHT + 1) collectives.done = collectives.asked - IN_FLIGHT + 1;
-    c->what = what, c->bytes = bytes;
+    c->what = what;
     CUDA_CHECK(cudaEventRecord(c->ready), "marking the default stream");
     CUDA_CHECK(cudaStreamWaitEvent(collectives.stream, c->ready), "ordering collectives after kernels");
     nccl_check(nccl.GroupStart(), NULL, "beginning a group");
@@ -198,7 +200,7 @@ static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t u
     const World world = job_world();
     const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count, rest = ranks * each;
     ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("a reduce-scatter", count * sizeof(float));
+    const Collective *c = ask("a reduce-scatter");
     float *sums = (float *)x;
     if (each)
         nccl_check(nccl.ReduceScatter(sums, sums + rank_in(world, group) * each, each, ncclFloat, ncclSum, communicator,
@@ -216,7 +218,7 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
     const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count * size;
     const size_t rest = ranks * each, bytes = count * size;
     ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("an all-gather", bytes);
+    const Collective *c = ask("an all-gather");
     char *all = (char *)x;
     if (each)
         nccl_check(
@@ -231,9 +233,7 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
 
 static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
     ncclComm_t communicator = communicator_of(group);
-    size_t bytes = 0;
-    for (size_t i = 0; i < n; i++) bytes += parcels[i].out_bytes + parcels[i].in_bytes;
-    const Collective *c = ask("an exchange", bytes);
+    const Collective *c = ask("an exchange");
     for (size_t i = 0; i < n; i++) {
         const Parcel *p = &parcels[i];
         if (p->out_bytes)
@@ -254,12 +254,6 @@ static void await(int64_t ticket) {
 }
 
 // ---- the beginning ------------------------------------------------------------------------------------------------------------------
-static size_t ranks_here(void) { // on this host
-    size_t here = 0;
-    for (size_t r = 0; r < dist_ranks(); r++) here += !strcmp(dist_host(r), dist_host(dist_rank()));
-    return here;
-}
-
 // No two ranks have one device. All ranks come here, so that none connects before the others are on their way.
 static void devices_check(int count) {
     const size_t ranks = dist_ranks(), rank = dist_rank();
@@ -269,30 +263,43 @@ static void devices_check(int count) {
     dist_gather(RANKS_ALL, &properties.uuid, sizeof(cudaUUID_t), all);
     for (size_t r = 0; r < ranks; r++)
         if (r != rank && !memcmp(&all[r], &properties.uuid, sizeof(cudaUUID_t)))
-            die("%s: %d GPU%s for %zu ranks, ranks %zu and %zu would share one; start one rank there for each GPU",
-                dist_host(rank), count, count == 1 ? "" : "s", ranks_here(), min_size(rank, r), max_size(rank, r));
+            die("%d GPU%s for the %zu ranks on %s, ranks %zu and %zu would share one; start one rank there for each "
+                "GPU",
+                count, count == 1 ? "" : "s", dist_local_ranks(), dist_host(rank), min_size(rank, r),
+                max_size(rank, r));
     free(all);
 }
 
-// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to.
+// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with the next and the last 32
+// ranks of a stream; farther ones connect when they are first made.
 static void communicator_warm(RankGroup group, char *x) {
-    const size_t ranks = ranks_in(job_world(), group);
+    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     Parcel parcels[64];
     size_t n = 0;
     reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     all_gather(group, x, ranks + 1, 1, 1);
-    for (size_t peer = 0; group == RANKS_OF_STREAM && peer < ranks && n < 64; peer++)
-        if (peer != rank_in(job_world(), group)) parcels[n++] = Parcel{peer, x, x + ranks * sizeof(float), 1, 1};
-    if (n) exchange(group, parcels, n);
+    if (group != RANKS_OF_STREAM) return;
+    for (size_t step = 1; step < ranks && step <= 32; step++) {
+        parcels[n++] = Parcel{(rank + step) % ranks, x, NULL, 1, 0};
+        parcels[n++] = Parcel{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
+    }
+    exchange(group, parcels, n);
+}
+
+// At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end for them.
+static void end_failed_job(void) {
+    if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }
 
 // This rank's device, NCCL and its connections, before anything else is done with the device.
 static void collectives_require(void) {
+    const size_t bytes = (dist_ranks() + 16) * sizeof(float);
     int low, high, count = 0;
     char *x;
     if (collectives.stream || dist_ranks() == 1) return;
     if (cudaGetDeviceCount(&count) == cudaSuccess && count) device.number = (int)(dist_local_rank() % (size_t)count);
     device_require();
+    atexit(end_failed_job);
     devices_check(count);
     nccl_load();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for the priorities of streams");
@@ -300,8 +307,8 @@ static void collectives_require(void) {
     for (Collective &c : collectives.ring) c.ready = event_make(), c.done = event_make();
     collectives.here = event_make(), collectives.mark[0] = event_make(), collectives.mark[1] = event_make();
     before_waiting = wait_watched, after_launch = keep_up;
-    CUDA_CHECK(cudaMalloc(&x, (2 * dist_ranks() + 2) * sizeof(float)), "allocating for the first collectives");
-    CUDA_CHECK(cudaMemset(x, 0, (2 * dist_ranks() + 2) * sizeof(float)), "clearing device memory");
+    CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
+    CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
     for (int group = 0; group < RANK_GROUPS; group++)
         if (ranks_in(job_world(), (RankGroup)group) > 1) communicator_warm((RankGroup)group, x);
     wait_watched(true);

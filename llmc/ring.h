@@ -1,0 +1,222 @@
+/*
+Ring attention (arXiv 2310.01889), for streams whose keys and values do not fit, of one layer: a rank holds those of its
+own tokens, and these blocks pass around the ranks of the stream. Step i has the block of the rank i before this one; the
+next block is on its way while the queries of all own tokens meet the present one.
+
+Forward, what a block gives is added up in Summed and rounded once, behind the last one. Backward, the gradients of a
+block follow it around, one step behind: what a rank has found is added when they arrive, and after the last step every
+block's are at home. Queries, outputs and their gradients are of a whole layer's own tokens, therefore (RingLayer).
+*/
+#ifndef LLMC_RING_H
+#define LLMC_RING_H
+#include "stream.h"
+
+// Keys and values, or their gradients: the two ranges of a rank, one behind the other.
+typedef struct {
+    Stored *k, *v; // [most tokens of a rank,NKV*HD]
+} KeyBlock;
+typedef struct {
+    Summed *dk, *dv; // [most tokens of a rank,NKV*HD]
+} GradientBlock;
+
+static inline void ring_begin(StreamBP *s, size_t l, int backward) {
+    Shapes d = shapes_of(s->model);
+    RingLayer *r = &s->ring_layer;
+    const size_t n = s->own_tokens;
+    if (s->kept.normed1) {
+        Activations a = kept_activations(s, l, 0);
+        r->q = a.q, r->attended = a.attended, r->lse = a.lse;
+    } else {
+        r->q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", n * d.Q);
+        r->attended = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", n * d.Q);
+        r->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", n * d.NH);
+    }
+    r->dattended =
+        backward ? push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", n * d.Q) : NULL;
+}
+
+static inline void ring_end(StreamBP *s) { memset(&s->ring_layer, 0, sizeof(s->ring_layer)); }
+
+// Where a block comes to: two by turns, but of two ranks one is enough.
+static inline void push_passing(StreamBP *s, KeyBlock passing[2]) {
+    const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
+    size_t i;
+    for (i = 0; i < blocks; i++) {
+        passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
+        passing[i].v = push_stored(s, SHARE_KV, i ? "values that come next" : "values that pass by", count);
+    }
+}
+
+// The block that this rank has in a step is that of
+static inline size_t block_owner(const StreamBP *s, size_t step) {
+    return (rank_of_stream(s) + s->ranks - step % s->ranks) % s->ranks;
+}
+
+// The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk and
+// dv; rows of `row` bytes.
+static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2],
+                                 void *const in[2], size_t row) {
+    const size_t S = s->ranks, rank = rank_of_stream(s);
+    const size_t leaves = stream_tokens(s->N, S, block_owner(s, step));
+    const size_t comes = stream_tokens(s->N, S, block_owner(s, step + 1));
+    Parcel parcel[4];
+    size_t count = 0, i;
+    for (i = 0; i < 2; i++) {
+        const Parcel to = {(rank + 1) % S, out[i], NULL, leaves * row, 0};
+        const Parcel from = {(rank + S - 1) % S, NULL, in[i], 0, comes * row};
+        if (leaves) parcel[count++] = to;
+        if (comes) parcel[count++] = from;
+    }
+    return ranks_exchange(&s->memory, kind, RANKS_OF_STREAM, parcel, count);
+}
+
+static inline int64_t keys_pass(StreamBP *s, size_t step, KeyBlock here, KeyBlock next) {
+    const void *const out[2] = {here.k, here.v};
+    void *const in[2] = {next.k, next.v};
+    return block_pass(s, TRAFFIC_KEYS_VALUES, step, out, in, shapes_of(s->model).KV * shapes_of(s->model).stored);
+}
+
+static inline int64_t gradients_pass(StreamBP *s, size_t step, GradientBlock here, GradientBlock next) {
+    const void *const out[2] = {here.dk, here.dv};
+    void *const in[2] = {next.dk, next.dv};
+    return block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, out, in,
+                      shapes_of(s->model).KV * shapes_of(s->model).summed);
+}
+
+// ---- own queries and one block --------------------------------------------------------------------------------------
+// One range of a block, as attention takes it.
+typedef struct {
+    KeyRange keys;
+    size_t skipped; // tokens before the block's row 0
+    int first;      // nothing came before it
+} BlockRange;
+
+static inline BlockRange block_range(const StreamBP *s, size_t step, size_t half) {
+    const size_t owner = block_owner(s, step);
+    const Portion part = stream_part(s->N, s->ranks, owner, half), before = stream_part(s->N, s->ranks, owner, 0);
+    BlockRange b = {{part.begin, part.begin + part.count}, part.begin - (half ? before.count : 0), 0};
+    b.first = step == 0 && half == (before.count == 0);
+    return b;
+}
+
+// Where token 0 of the stream would be: rows outside of the range need not be memory.
+static inline void *token_0(void *block, size_t skipped, size_t row) {
+    return (void *)((uintptr_t)block - skipped * row); // NOLINT(performance-no-int-to-ptr)
+}
+
+// A chunk's spans. A plan counts all of a chunk's pairs where it meets its own range.
+static inline Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t half) {
+    Spans spans = c.spans;
+    if (step || own_half(s, c.place) != half) spans.pairs = 0;
+    return spans;
+}
+
+// Calls of attention for each own chunk that sees keys of the block's range.
+static inline void block_forward(StreamBP *s, size_t l, KeyBlock block, Summed *sums, size_t step, size_t size) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena), row = d.KV * d.stored;
+    const RingLayer *r = &s->ring_layer;
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
+                                  s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
+    size_t half, i;
+    for (half = 0; half < 2; half++) {
+        const BlockRange b = block_range(s, step, half);
+        for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
+            const Chunk c = chunk_visit(s, i, size);
+            if (b.keys.begin >= c.place + c.n) continue;
+            s->ops->attention_forward_part(
+                (Summed *)at(sums, c.begin * d.Q, d.summed), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
+                (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
+                (Stored *)token_0(block.v, b.skipped, row), ring_spans(s, c, step, half), b.keys, d.NH, d.NKV, d.HD,
+                attention_scale(s->model, l), !b.first, scratch);
+        }
+    }
+    arena_pop(s->arena, mark);
+}
+
+// gradients: of the block, added to
+static inline void block_backward(StreamBP *s, size_t l, KeyBlock block, GradientBlock gradients, size_t step,
+                                  size_t size) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena), row = d.KV * d.stored, sums_row = d.KV * d.summed;
+    const RingLayer *r = &s->ring_layer;
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
+                                  s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
+    size_t half, i;
+    for (half = 0; half < 2; half++) {
+        const BlockRange b = block_range(s, step, half);
+        for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
+            const Chunk c = chunk_visit(s, i, size);
+            if (b.keys.begin >= c.place + c.n) continue;
+            s->ops->attention_backward_part(
+                (Summed *)at(r->dq, c.begin * d.Q, d.summed), (Summed *)token_0(gradients.dk, b.skipped, sums_row),
+                (Summed *)token_0(gradients.dv, b.skipped, sums_row),
+                (Stored *)at(r->dattended, c.begin * d.Q, d.stored), (Stored *)at(r->attended, c.begin * d.Q, d.stored),
+                (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
+                (Stored *)token_0(block.v, b.skipped, row), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
+                ring_spans(s, c, step, half), b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l), !b.first,
+                scratch);
+        }
+    }
+    arena_pop(s->arena, mark);
+}
+
+// ---- once around ----------------------------------------------------------------------------------------------------
+static inline KeyBlock own_block(StreamBP *s, size_t l) {
+    const KeyBlock own = {layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l)};
+    return own;
+}
+
+// q, and own K, V -> attended, lse
+static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
+    const size_t mark = arena_mark(s->arena), count = s->own_tokens * shapes_of(s->model).Q;
+    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
+    KeyBlock passing[2];
+    int64_t ticket = 0;
+    size_t step;
+    push_passing(s, passing);
+    for (step = 0; step < s->ranks; step++) {
+        const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
+        if (step) s->ops->await(ticket);
+        if (step + 1 < s->ranks) ticket = keys_pass(s, step, here, passing[step % 2]);
+        block_forward(s, l, here, sums, step, size);
+    }
+    s->ops->round_sums(s->ring_layer.attended, sums, count);
+    arena_pop(s->arena, mark);
+}
+
+// ... and dattended -> dq, and dK, dV of the own tokens in kv.dk, kv.dv: of the two that travel by turns, where they end.
+static inline void ring_backward(StreamBP *s, size_t l, size_t size) {
+    Shapes d = shapes_of(s->model);
+    const DType type = dtype_of_sums(s->model->dtype);
+    const size_t mark = arena_mark(s->arena), S = s->ranks, block = s->kv.rows[0] * d.KV;
+    GradientBlock found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}};
+    KeyBlock passing[2];
+    int64_t keys = 0, gradients = 0;
+    size_t step;
+    travelling[1].dk = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
+    travelling[1].dv = push_summed(s, SHARE_KV, "gradient of values that pass by", block);
+    found.dk = push_summed(s, SHARE_KV, "gradient of keys found here", block);
+    found.dv = push_summed(s, SHARE_KV, "gradient of values found here", block);
+    push_passing(s, passing);
+    for (step = 0; step < S; step++) {
+        const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
+        const GradientBlock on = travelling[(S - step) % 2], to = step ? found : on;
+        const size_t count = stream_tokens(s->N, S, block_owner(s, step)) * d.KV;
+        if (step) s->ops->await(keys);
+        if (step + 1 < S) keys = keys_pass(s, step, here, passing[step % 2]);
+        s->ops->zero(to.dk, count * d.summed);
+        s->ops->zero(to.dv, count * d.summed);
+        block_backward(s, l, here, to, step, size);
+        if (step) {
+            s->ops->await(gradients);
+            s->ops->gradient_add(on.dk, type, found.dk, count);
+            s->ops->gradient_add(on.dv, type, found.dv, count);
+        }
+        gradients = gradients_pass(s, step, on, travelling[(S - step - 1) % 2]);
+    }
+    s->ops->await(gradients);
+    arena_pop(s->arena, mark);
+}
+
+#endif
