@@ -23,8 +23,10 @@ static void architecture_require(void) {
     cudaFuncAttributes attributes;
     int major, minor;
     if (cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) return;
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number), "asking for the architecture");
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number), "asking for the architecture");
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number),
+               "asking for the architecture");
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number),
+               "asking for the architecture");
     if (major < 8)
         die("this GPU's architecture is %d.%d; op set cuda needs 8.0 or later (A100, RTX 30 and after)", major, minor);
     die("this program was not built for this GPU's architecture, %d.%d: build it with `make BACKEND=cuda ARCHS=%d%d`",
