@@ -112,6 +112,8 @@ rows="
     sp            fp32        onednn   2
     sp            fp32        onednn   3
     sp            bf16        onednn   2
+    golden        fp32        onednn   3
+    golden        bf16        onednn   2
     zero          double      onednn   2
     zero          double      onednn   3
     zero          fp32        onednn   2
