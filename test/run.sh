@@ -107,7 +107,6 @@ rows="
     dist          double      onednn   3
     zero          double      onednn   2
     zero          double      onednn   3
-    zero          fp32        onednn   2
     zero          fp32        onednn   4
     zero          bf16        onednn   3
 "

@@ -296,7 +296,7 @@ TEST(families_and_objectives) {
         for (k = 0; k < KINDS; k++)
             for (lora = 0; lora < 2; lora++, turn++) {
                 Case c;
-                if (world.ranks > 2 && (lora + m + k) % 2) continue;
+                if (world.ranks > 2 && (size_t)lora != (m + k) % 2) continue;
                 c = case_make(m, kinds[k], lora, (Method)((turn + m) % 3), (turn / 2 + m) % 2 ? 3 : 1);
                 stages_agree(&c);
             }
@@ -312,10 +312,12 @@ TEST(methods_and_accumulation) {
             }
 }
 
-// Stored in the type of weights, which in bf16 is not that of sums: then every stream is reduced, in all stages.
+// Stored in the type of weights, which in bf16 is not that of sums: then every stream is reduced, in all stages. In other
+// builds this is nothing new.
 TEST(gradients_of_the_type_of_weights) {
+    const size_t cases = ops_device->stored == DTYPE_BF16 ? MODELS : 1;
     size_t m, streams;
-    for (m = 0; m < MODELS; m++)
+    for (m = 0; m < cases; m++)
         for (streams = 1; streams <= 3; streams += 2) {
             Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, streams);
             c.settings.gradient_type = c.model.dtype;
@@ -415,7 +417,7 @@ TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
     const double allowed = ops_device->stored == DTYPE_FP64 ? 1e-11 : bf16 ? 0.1 : 1e-4;
     size_t m;
-    for (m = 0; m < MODELS; m++) {
+    for (m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, (Method)(m % 3), 1);
         train_case(&c, bf16 && m % 2, dtype_of_sums(ops_device->stored), allowed);
         c = case_make(m, OBJECTIVE_SFT, m == 0, METHOD_STREAM, 1);
