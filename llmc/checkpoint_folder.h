@@ -324,7 +324,8 @@ static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     }
     clock_gettime(CLOCK_REALTIME, &now);
     snprintf(text, LOCK_TEXT, "%ld %lld.%09ld\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec);
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) != (ssize_t)strlen(text) || fsync(fd) != 0)
+    if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
+        dist_ranks() > 1) // alone, only the message above needs it
         die("%s: cannot be written: %s; free some space or choose another --out", path, strerror(errno));
     return fd;
 }

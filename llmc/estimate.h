@@ -12,7 +12,9 @@ measured here, and whatever shows it calls it estimated.
 F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. G: gradients
 that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its last
 stream alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their gradients,
-which nothing goes on beside. U: weights that come together again after the optimizer's step, in stages 1 and 2.
+which nothing goes on beside; round a ring (llmc/ring.h) they pass while attention works, and are hidden like W and G:
+keys and values once forward, twice backward.
+U: weights that come together again after the optimizer's step, in stages 1 and 2.
 
 Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal work
 (causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, reference passes, and what
@@ -60,12 +62,16 @@ static inline double sent_seconds(const Machine *m, World w, RankGroup group, co
 }
 
 // One stream of a rank: F and B in seconds, and what it sends.
-static inline double stream_seconds(const Machine *m, World w, double forward, double backward, const Traffic *sent) {
+static inline double stream_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
+                                    const Traffic *sent) {
+    const World w = settings->world;
     const double gradients = sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_GRADIENTS);
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
-    return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) +
-           sent_seconds(m, w, RANKS_OF_STREAM, sent, TRAFFIC_KEYS_VALUES) +
-           sent_seconds(m, w, RANKS_OF_STREAM, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
+    const double kv = sent_seconds(m, w, RANKS_OF_STREAM, sent, TRAFFIC_KEYS_VALUES);
+    const double dkv = sent_seconds(m, w, RANKS_OF_STREAM, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
+    if (settings->ring)
+        return fmax(forward, weights / 2 + kv / 3) + fmax(backward, weights / 2 + gradients + kv * 2 / 3 + dkv);
+    return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
 static inline Traffic traffic_less(Traffic a, Traffic b) {
@@ -93,8 +99,8 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
     forward = work_seconds(m, work_of(&plan));
     optimizer = work_seconds(m, update);
     e.sent = plan_traffic(settings, part, step.streams);
-    e.seconds = (double)(step.streams - 1) * stream_seconds(m, w, forward, all - forward, &other) +
-                stream_seconds(m, w, forward, all - forward, &last) + optimizer;
+    e.seconds = (double)(step.streams - 1) * stream_seconds(m, settings, forward, all - forward, &other) +
+                stream_seconds(m, settings, forward, all - forward, &last) + optimizer;
     if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
     computing = (double)step.streams * all + optimizer;
     e.communication = e.seconds - computing;

@@ -118,19 +118,22 @@ static inline const Machine *machine_find(const char *name) {
 
 static inline double machine_value(const Machine *m, MachineConstant constant) { return m->constant[constant].value; }
 
-// A line for each basis.
+// A line for each basis that some constant has.
 static inline void machine_print(FILE *out, const Machine *m) {
+    const char *head = "machine";
     int basis, i;
     for (basis = 0; basis < BASES; basis++) {
-        const char *separator = ": ";
-        fprintf(out, "%-8s %s", basis ? "" : "machine", basis_names[basis]);
+        int printed = 0;
         for (i = 0; i < MACHINE_CONSTANTS; i++) {
             if (m->constant[i].basis != (Basis)basis) continue;
-            fprintf(out, "%s%s %.4g%s", separator, machine_constants[i].name,
-                    m->constant[i].value / machine_constants[i].unit, machine_constants[i].suffix);
-            separator = ", ";
+            if (printed++)
+                fputs(", ", out);
+            else
+                fprintf(out, "%-8s %s: ", head, basis_names[basis]);
+            fprintf(out, "%s %.4g%s", machine_constants[i].name, m->constant[i].value / machine_constants[i].unit,
+                    machine_constants[i].suffix);
         }
-        fputc('\n', out);
+        if (printed) fputc('\n', out), head = "";
     }
 }
 

@@ -228,8 +228,8 @@ typedef struct Ops {
 
     // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
     // What is asked for may run beside other ops until its ticket, which is returned, is awaited: before that, nobody
-    // looks at its memory or writes there. Tickets grow; they are done in order. Portions of ranks are share_of(count,
-    // unit, ranks of the group, rank).
+    // writes to its memory or looks at what it changes there. Tickets grow; they are done in order. Portions of ranks
+    // are share_of(count, unit, ranks of the group, rank).
     // x[count] of all ranks are added up: each rank's own portion of x becomes that of the sums; the rest is undefined
     int64_t (*reduce_scatter)(RankGroup group, Summed *x, size_t count, size_t unit);
     // x[count] of elements of `size` bytes: each rank's own portion comes to all others

@@ -73,6 +73,7 @@ typedef struct {
     size_t zero, sp, ranks;
     double timeout;
     const char *machine;
+    const char *kv;
     // objective
     const char *objective, *dpo_loss, *normalisation, *scale_rewards;
     double beta, label_smoothing, gamma, clip_low, clip_high; // NAN: auto
@@ -207,6 +208,10 @@ static const OptionRow option_rows[] = {
      "too"},
     {"sp", OPTION_SIZE, AT(sp), "1", 1, 65536, PASSES | ON(EVAL), "S",
      "ranks that share a stream, each with 1/S of its tokens; the others take other micro-batches of the step"},
+    {"kv", OPTION_CHOICE, AT(kv), "auto", NO_RANGE, PASSES | ON(EVAL), "auto|gather|ring",
+     "how ranks that share a stream come to a layer's keys and values: each gathers all of them, or blocks of them "
+     "pass "
+     "around; auto: around where the memory does not hold all"},
     {"timeout", OPTION_DOUBLE, AT(timeout), "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
      "that a rank waits for another one before it ends the job"},
     {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},

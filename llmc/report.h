@@ -67,10 +67,11 @@ static inline void report_model(FILE *out, const Model *model) {
             dtype_name(model->dtype));
 }
 
-static inline void report_world(FILE *out, World w) {
+// ring: ranks of a stream pass keys and values around
+static inline void report_world(FILE *out, World w, int ring) {
     if (world_ranks(w) == 1) return;
-    fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu\n", world_ranks(w), world_replicas(w), world_sp(w),
-            w.zero);
+    fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),
+            w.zero, ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
 }
 
 // Who did it, and the bytes that each rank sent in a step, by kind; into an open object. Nothing of a process alone.

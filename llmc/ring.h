@@ -111,6 +111,9 @@ static inline Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t h
     return spans;
 }
 
+// A plan of thousands of ranks looks at two blocks of others: all lie in the same two places.
+static inline int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
+
 // Calls of attention for each own chunk that sees keys of the block's range.
 static inline void block_forward(StreamBP *s, size_t l, KeyBlock block, Summed *sums, size_t step, size_t size) {
     Shapes d = shapes_of(s->model);
@@ -119,7 +122,7 @@ static inline void block_forward(StreamBP *s, size_t l, KeyBlock block, Summed *
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
                                   s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
     size_t half, i;
-    for (half = 0; half < 2; half++) {
+    for (half = 0; half < 2 && !block_is_known(s, step); half++) {
         const BlockRange b = block_range(s, step, half);
         for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
             const Chunk c = chunk_visit(s, i, size);
@@ -143,7 +146,7 @@ static inline void block_backward(StreamBP *s, size_t l, KeyBlock block, Gradien
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
                                   s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
     size_t half, i;
-    for (half = 0; half < 2; half++) {
+    for (half = 0; half < 2 && !block_is_known(s, step); half++) {
         const BlockRange b = block_range(s, step, half);
         for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
             const Chunk c = chunk_visit(s, i, size);

@@ -155,6 +155,7 @@ static inline RunSettings settings_from_options(const Run *run) {
     options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
     settings.world = world_from_options(o);
+    settings.ring = !strcmp(o->kv, "ring");
     settings.lora = run->lora.rank ? &run->lora : NULL;
     settings.objective = objective_from_options(o);
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
@@ -269,17 +270,51 @@ static inline Batch batch_shape(StreamBound bound) {
     return batch;
 }
 
+// What a rank may use: --memory-limit, or what is available where that is less; 0: not known.
+static inline size_t run_limit(const Run *run, const char **whose) {
+    const size_t limit = run->options->memory_limit, available = ops_device->memory_available();
+    const int less = available && (!limit || available < limit);
+    *whose = less ? "the memory available" : "--memory-limit";
+    return less ? available : limit;
+}
+
+static inline int chooses_ring(const Run *run) {
+    return !strcmp(run->options->kv, "auto") && world_sp(run->settings.world) > 1;
+}
+
+// Blocks of keys and values pass around where some rank's memory does not hold those of whole streams, if that takes
+// less.
+static inline void run_choose_ring(Run *run, const Batch *shape, size_t limit) {
+    double wanted = limit && run->plan.total_bytes > limit;
+    RunSettings ring = run->settings;
+    Plan plan;
+    if (!chooses_ring(run)) return;
+    dist_sum(RANKS_ALL, &wanted, 1);
+    if (wanted == 0) return;
+    ring.ring = 1;
+    plan = plan_make(&ring, shape);
+    if (plan.total_bytes < run->plan.total_bytes) run->settings = ring, run->plan = plan;
+}
+
+// The longest documents, B to a stream, that fit, either way where there is a choice.
+static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
+    const size_t longest = plan_longest(&run->settings, B, limit);
+    RunSettings other = run->settings;
+    if (!chooses_ring(run)) return longest;
+    other.ring = !other.ring;
+    return max_size(longest, plan_longest(&other, B, limit));
+}
+
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
 // generation
 static inline void check_memory(const Run *run, size_t B) {
-    size_t limit = run->options->memory_limit, available = ops_device->memory_available(), longest;
-    const char *whose = "--memory-limit";
-    if (available && (!limit || available < limit)) limit = available, whose = "the memory available";
+    const char *whose;
+    size_t limit = run_limit(run, &whose), longest;
     if (!limit || run->plan.total_bytes <= limit) return;
     if (!B)
         die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
             run->settings.cache_tokens, human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
-    longest = plan_longest(&run->settings, B, limit);
+    longest = run_longest(run, B, limit);
     if (longest)
         die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit",
             human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit), longest);
@@ -290,10 +325,12 @@ static inline void check_memory(const Run *run, size_t B) {
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static inline void run_allocate(Run *run, StreamBound bound) {
     Batch shape = batch_shape(bound);
+    const char *whose;
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
+    run_choose_ring(run, &shape, run_limit(run, &whose));
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
@@ -443,7 +480,7 @@ static inline void report_header(const Run *run) {
     fputs("command  ", run->text);
     options_echo(run->text, run->options);
     report_model(run->text, &run->model);
-    report_world(run->text, run->settings.world);
+    report_world(run->text, run->settings.world, run->settings.ring);
     if (run->lora.rank)
         fprintf(run->text, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank,
                 run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,

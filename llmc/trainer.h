@@ -104,7 +104,7 @@ static inline void trainer_settings(Trainer *t) {
     add_setting(t, "threads", 1, "%d", cpu_threads());
     add_setting(t, "ranks", 1, "%zu", world_ranks(t->run.settings.world));
     add_setting(t, "--zero", 2, "%zu", t->run.settings.world.zero);
-    add_setting(t, "--sp", 1, "%zu", world_sp(t->run.settings.world));
+    add_setting(t, "--sp", 1, "%zu%s", world_sp(t->run.settings.world), t->run.settings.ring ? ", ring" : "");
 }
 
 static inline void trainer_schedule(Trainer *t) {

@@ -133,7 +133,8 @@ static inline int verb_plan(const Options *options) {
     step = plan_step(&run, bound.whole);
     shape = batch_shape(bound.part);
     run.plan = plan_make(&run.settings, &shape);
-    if (limit) longest = plan_longest(&run.settings, bound_documents(bound.part, options->seq_len), limit);
+    run_choose_ring(&run, &shape, limit);
+    if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);
     if (machine) estimate = estimate_step(machine, &run.settings, &shape, step);
     report_header(&run);
     report_data(&run, &data, bound.part);

@@ -45,22 +45,25 @@ ranks=$(awk -v most="$MOST" 'BEGIN { for (n = 1; n <= most; n *= 2) print n }')
 for model in qwen3-8b llama3.1-8b; do
     for most_sp in "$MOST" 8; do
         for P in $ranks; do
+            [ "$most_sp" = "$MOST" ] || [ "$P" -ge 8 ] || continue
             sp=$P
             [ "$P" -le "$most_sp" ] || sp=$most_sp
             set -- --grad-accum $((P / sp)) --grad-dtype bf16 --machine h100 $GPU_CHUNKS
             T=$(longest $model "$P" "$sp" 3 "$@" --memory-limit ${LIMIT}GiB)
+            T=$((T / (2 * sp) * (2 * sp))) # dealt evenly
             [ "$T" -gt 0 ] || continue
             [ "$most_sp" = 8 ] && series="sp 8" || series="sp = GPUs"
             echo "length,$(title $model) $series,plan,$P,$T,$(plan $model "$P" "$sp" 3 "$T" "$@" | estimated)"
         done
     done
 done >>"$csv"
-# ---- a step of a million tokens -------------------------------------------------------------------------------------------
+# ---- a step of a million tokens, rounded up to what is dealt evenly --------------------------------------------------------
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
-        json=$(plan $model "$P" "$P" 3 1000000 --machine h100 $GPU_CHUNKS)
+        T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))
+        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS)
         [ "$(echo "$json" | json_number total_bytes)" -le $((LIMIT << 30)) ] || continue
-        echo "million,$(title $model) sp = GPUs,plan,$P,1000000,$(echo "$json" | estimated)"
+        echo "million,$(title $model) sp = GPUs,plan,$P,$T,$(echo "$json" | estimated)"
     done
 done >>"$csv"
 # ---- what others report -----------------------------------------------------------------------------------------------------
@@ -85,22 +88,22 @@ echo "$table4" | awk '{ printf "table4,Adam in bf16,plan,%d,%d,,,\ntable4,no opt
 table5=$(awk -F, '$1 == "table5_zero2_seconds" { sub("k", "000", $4); print $4, $6, $8 }' $PAPER_TABLES |
     while read -r T checkpoint stream; do
         ours=$(zero2 8 "$T" --chunk $((T / 3)) --logits-chunk 100 | estimated)
-        base=$(zero2 8 "$T" --method checkpoint | estimated)
-        echo "$T $checkpoint $stream $ours $base"
+        echo "$T $checkpoint $stream $ours"
     done)
-echo "$table5" | awk '{ printf "table5,stream,plan,8,%d,%s\ntable5,checkpoint,plan,8,%d,%s\n", $1, $4, $1, $5
+echo "$table5" | awk '{ printf "table5,stream,plan,8,%d,%s\n", $1, $4
                         printf "table5,checkpoint,paper,8,%d,%s,,\ntable5,stream,paper,8,%d,%s,,\n", $1, $2, $1, $3 }' >>"$csv"
 
 # ---- tables -----------------------------------------------------------------------------------------------------------------
 lengths() { # series: a line for each number of GPUs
     awk -F, -v s="$1" '$1 == "length" && $2 == s && $3 == "plan" {
-        printf "%6d %14s %14.4g %9.1f %14.1f\n", $4, sprintf("%.4g M", $5 / 1e6), $6, 100 * $7, 100 * $8 }' "$csv"
+        printf "%6d %14s %14.4g %9.1f %14.1f\n", $4, sprintf("%.3f M", $5 / 1e6), $6, 100 * $7, 100 * $8 }' "$csv"
 }
 cat <<END
 Everything of ours below is a plan, and every time an estimate; nothing was run. One to $MOST H100 in nodes of eight,
 bf16, AdamW with fp32 moments and master weights, ZeRO-3, everything on the devices, within $LIMIT GiB of each.
 
 Longest sequence, and the step that trains on it. 'alone': the share of a step in which ranks communicate and compute nothing.
+On fewer GPUs than the first line has, weights, gradients and optimizer leave no room for a token.
 END
 for model in qwen3-8b llama3.1-8b; do
     for series in "sp = GPUs" "sp 8"; do
@@ -139,11 +142,10 @@ cat <<END
 
 The paper's Table 5: seconds of a step of Qwen3-8B, ZeRO-2, a sequence for each of 8 GPUs. Its A800 are A100 whose NVLink is slower
 (400 GB/s, not 600); ours are estimates for A100, chunks of a third of the sequence as the paper's
-                 paper (measured)             ours (estimated)
-tokens   checkpoint       stream     checkpoint         stream
+                 paper (measured)   ours (estimated)
+tokens   checkpoint       stream             stream
 END
-echo "$table5" | awk '{ split($4, ours, ","); split($5, base, ",")
-                        printf "%6d %12s %12s %14.2f %14.2f\n", $1, $2, $3, base[1], ours[1] }'
+echo "$table5" | awk '{ split($4, ours, ","); printf "%6d %12s %12s %18.2f\n", $1, $2, $3, ours[1] }'
 echo
 echo "Constants behind the estimates (llmc/machine.h), and where each comes from"
 for machine in h100 a100; do

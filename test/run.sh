@@ -57,6 +57,7 @@ rows="
     golden        double      onednn
     plan          fp32        onednn
     plan          bf16        onednn
+    estimate      fp32        onednn
     fence         fp32        onednn
     options       fp32        onednn
     objective     fp32        onednn
@@ -105,6 +106,14 @@ rows="
     dist          fp32        onednn   3
     dist          fp32        onednn   4
     dist          double      onednn   3
+    sp            double      onednn   2
+    sp            double      onednn   3
+    sp            double      onednn   4
+    sp            fp32        onednn   2
+    sp            fp32        onednn   3
+    sp            bf16        onednn   2
+    golden        fp32        onednn   3
+    golden        bf16        onednn   2
     zero          double      onednn   2
     zero          double      onednn   3
     zero          fp32        onednn   4
@@ -162,7 +171,7 @@ build() { # name, precision, op set
     case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     # Most programs spend their time in the op set, and would take longer to optimise than they run.
-    case $1 in ops | cuda_on_cpu | plan | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
+    case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
     folder=$(folder_of "$2" "$3")
     if [ -f "test/test_$1.cc" ]; then
         $CXX -std=c++20 $flags -Wno-unknown-pragmas -Wno-pass-failed "test/test_$1.cc" $libraries -o "$folder/test_$1"

@@ -136,6 +136,19 @@ static void job_next(char **argument) {
     trained_close(&t);
 }
 
+// many OUT STAGE: one step after the other, until somebody ends it
+static void job_many(char **argument) {
+    Trained t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
+    CheckpointFolder folder;
+    size_t step;
+    checkpoint_open(&folder, argument[0], 2, 1);
+    for (step = folder.last + 1;; step++) {
+        RunState run = run_state(step);
+        trained_fill(&t, step);
+        checkpoint_save(&folder, &t, &run);
+    }
+}
+
 // open OUT OTHER: the last rank has been given another folder
 static void job_open(char **argument) {
     CheckpointFolder folder;
@@ -145,7 +158,8 @@ static void job_open(char **argument) {
 static const struct {
     const char *name;
     void (*run)(char **argument);
-} jobs[] = {{"save", job_save}, {"load", job_load}, {"one", job_one}, {"next", job_next}, {"open", job_open}};
+} jobs[] = {{"save", job_save}, {"load", job_load}, {"one", job_one},
+            {"next", job_next}, {"many", job_many}, {"open", job_open}};
 
 static int job_main(char **argument) {
     size_t i;
@@ -311,6 +325,35 @@ TEST(a_killed_rank_leaves_the_last_checkpoint) {
     printf("             %zu kills left the step before, %zu the new one\n", found[0], found[1]);
 }
 
+// The launcher, and what it has started, at a random moment.
+TEST(a_killed_job_leaves_the_last_checkpoint) {
+    enum { KILLS = 3 };
+    const char *out = fresh_folder("out");
+    size_t i, before = 7, step;
+    char command[1200];
+    need_mpirun();
+    save_step(out, &kinds[0], 0, before, 0);
+    for (i = 0; i < KILLS; i++, before = step) {
+        const struct timespec pause = {1, (long)(test_uniform() * 999999999)}; // most of the first second it starts
+        int status;
+        pid_t process = fork();
+        assert_true(process >= 0);
+        if (process == 0) {
+            setpgid(0, 0);
+            snprintf(command, sizeof(command), "exec test/mpirun.sh 3 %s --job many %s %zu 2>/dev/null", program, out,
+                     i);
+            job_body(command);
+        }
+        nanosleep(&pause, NULL);
+        kill(-process, SIGKILL);
+        assert_int_equal(waitpid(process, &status, 0), process);
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        step = step_found(out);
+        if (step < before) test_fail("step %zu was found, before it was step %zu", step, before);
+    }
+    printf("             %zu steps were saved\n", before - 7);
+}
+
 // The disk of one rank takes no more: its limit lies behind the header and before its part.
 TEST(a_full_disk_of_one_rank_leaves_the_last_checkpoint) {
     const char *out = scratch_path("out");
@@ -396,6 +439,7 @@ int main(int argc, char **argv) {
         LISTED(any_number_of_ranks_writes_the_same_and_reads_it),
         LISTED(a_flipped_bit_is_found_by_the_ranks_together),
         LISTED(a_killed_rank_leaves_the_last_checkpoint),
+        LISTED(a_killed_job_leaves_the_last_checkpoint),
         LISTED(a_full_disk_of_one_rank_leaves_the_last_checkpoint),
         LISTED(ranks_that_see_other_folders_are_refused),
         LISTED(checksums_do_not_depend_on_pieces),

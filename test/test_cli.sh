@@ -200,6 +200,38 @@ succeeds info --model $GOLDEN/gpt2 --json
 check 'info knows the family' [ "$(json model_type)" = gpt2 ]
 succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
 check 'plan solves for the longest' [ "$(json max_seq_len)" -gt 100000 ]
+# Several processes on paper: of the run that mpirun would start.
+ranks() { succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --json "$@"; }
+ranks
+alone=$(json total_bytes)
+check 'a process alone has no ranks and no machine' [ "$(grep -cE 'ranks|machine|sent' "$WORK/out")" = 0 ]
+ranks --ranks 4 --grad-accum 4 --zero 3 --machine a100
+for field in '"ranks": 4' '"zero": 3' '"sp": 1' '"machine": "a100"' '"sent": {"gradients": [1-9]' '"weights": [1-9]' \
+    '"keys_values": 0, "key_value_gradients": 0}' '"estimated_seconds": [0-9.]' '"estimated_tokens_per_second": [1-9]' \
+    '"estimated_mfu": 0.[0-9]' '"communication_share": [0-9.]'; do
+    check "plan --ranks says $field" grep -q -- "$field" "$WORK/out"
+done
+check 'a rank of four has less' [ "$(json total_bytes)" -lt "$alone" ]
+check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_second)" -v s="$(json estimated_seconds)" \
+    'BEGIN { exit !(t * s > 16383.99 && t * s < 16384.01) }'
+ranks --ranks 4 --sp 4 --zero 1 --memory-limit 20GiB
+check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d. -f1)" -gt 1000000 ]
+check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
+ranks --machine h200
+check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds": [0-9]' "$WORK/out"
+succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
+check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
+succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
+for line in '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' '^machine  measured: products' \
+    '^ *data sheet: .* link between nodes' '^ *assumed: ' '^step     estimated on 16 H100 '; do
+    check "a plan of ranks tells people '$line'" grep -q "$line" "$WORK/out"
+done
+refuses 2 '--sp 3: does not divide the 4 ranks' plan --init qwen3-0.6b --ranks 4 --sp 3
+refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
+refuses 2 '--machine is .v100., it must be a100, h100 or h200' plan --init qwen3-0.6b --machine v100
+refuses 2 '--ranks' plan --init qwen3-0.6b --ranks 0
+refuses 2 '--zero' plan --init qwen3-0.6b --ranks 4 --zero 4
+refuses 2 '--ranks is not an option of bp but of plan' bp --init $TINY --ranks 2
 # Random pairs and groups: the policy is its own reference and its own past.
 succeeds bp --init $TINY --seq-len 50 --objective dpo --json
 check 'dpo begins at ln 2' close "$(json loss)" 0.693147180559945 1e-9

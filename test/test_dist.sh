@@ -39,7 +39,7 @@ ends() {
 
 # ---- who speaks --------------------------------------------------------------------------------------------------------------
 LEAKS=1
-ranks 2 bp --init $TINY --seq-len 32 --json
+ranks 2 bp --init $TINY --seq-len 32 --batch 2 --json
 check "two ranks: exit $status" [ $status = 0 ]
 check "two ranks: one JSON object" [ "$(grep -c '"loss"' "$WORK/out")" = 1 ]
 check "two ranks: one header" [ "$(grep -c '^model ' "$WORK/err")" = 1 ]
@@ -61,7 +61,7 @@ cp "$TRAIN" "$WORK/other" && echo >>"$WORK/other"
 RANK1_PROGRAM=$WORK/other ranks 3 bp --init $TINY --seq-len 32
 ends 1 "rank 1 on [^ ]* has other program file" "another program"
 mkdir "$WORK/folder"
-RANK1_FOLDER=$WORK/folder ranks 3 train --init $TINY --data $SHARD --seq-len 32 --steps 1000000 --timeout 60
+RANK1_FOLDER=$WORK/folder ranks 3 train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --timeout 60
 ends 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
 
 # ---- a rank that is killed, or stopped ---------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ in_training() {
         done
         kill -"$1" "$(cat "$WORK/pid.1")"
     ) &
-    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --steps 20000 --timeout 3
+    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --batch 2 --steps 1000000 --timeout 3
     wait
 }
 in_training KILL

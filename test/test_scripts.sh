@@ -1,5 +1,6 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
+# scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
 # scripts/plot_log.py: a panel for every metric that a log holds.
 . test/cli.sh
 . scripts/common.sh
@@ -90,6 +91,30 @@ check 'one stage is wrong, with every sharing' [ "$(grep -c '^WRONG: zero 2, sp 
 check 'and the file says so' grep -q '"all_right": false' "$WORK"/results/multi-*.json
 several 2 RANKS=4 scripts/multi_gpu_check.sh speed
 
+# ---- many GPUs on paper -------------------------------------------------------------------------------------------------------
+env MOST=32 OUT="$WORK/scale" scripts/plan_scale.sh >"$WORK/out" 2>"$WORK/err"
+check 'one to 32 GPUs' [ $? = 0 ]
+csv=$WORK/scale/scale.csv
+for model in 'Qwen3-8B' 'Llama 3.1 8B'; do
+    for P in 2 4 8 16 32; do
+        check "$model on $P GPUs" [ "$(grep -cE "^length,$model sp = GPUs,plan,$P,[0-9]+,[0-9.]+,0\.[0-9]+,0\.[0-9]+\$" "$csv")" = 1 ]
+    done
+    check "$model: 8 GPUs each" [ "$(grep -cE "^length,$model sp 8,plan,[0-9]+,[0-9]+,[0-9.]+,0\.[0-9]+,0\.[0-9]+\$" "$csv")" = 3 ]
+done
+check 'longer on more GPUs' awk -F, '$1 == "length" && $3 == "plan" { if (($2 in last) && $5 <= last[$2]) bad = 1; last[$2] = $5 }
+                                     END { exit bad }' "$csv"
+check 'a million tokens on 8 GPUs and more' [ "$(grep -c '^million,.*,plan,' "$csv")" = 6 ]
+for row in 'length,Llama 3.1 8B,ALST,32,15000000,,,' 'million,Qwen3-8B,TRL,8,1000000,380,0.34,' 'table4,stream,paper,8,131800,,,' \
+    'table5,stream,paper,8,21000,20.7,,'; do
+    check "what others measured: $row" grep -qxF "$row" "$csv"
+done
+check "Table 4's lengths are reached" awk -F, '$1 == "table4" && $2 == "Adam in bf16" { ours[$4] = $5 }
+    $1 == "table4" && $2 == "stream" { n++; if (ours[$4] < $5) bad = 1 } END { exit bad || n != 6 }' "$csv"
+check 'times are called estimated' grep -q 'ours, estimated' "$WORK/out"
+for basis in 'h100  *measured: products' 'data sheet: GPUs of a node' 'assumed: memory bandwidth reached' 'assumed: products 246'; do
+    check "constants are told with where they come from: $basis" grep -q "$basis" "$WORK/out"
+done
+
 # ---- pictures of logs ---------------------------------------------------------------------------------------------------------
 python=$(python_with_matplotlib)
 plot() { # what, columns of panels, arguments: the picture is that much wider than tall
@@ -116,6 +141,7 @@ if [ -n "$python" ]; then
     plot 'dpo' 3 --mean 2 "$WORK/dpo/log.jsonl"
     plot 'two rows of grpo' 1 "$WORK/grpo/log.jsonl"
     plot 'three rows of all' 1 "$WORK"/[dgs]*/log.jsonl
+    check 'a picture of many GPUs' [ "$(head -c 4 "$WORK/scale/scale.png" | tail -c 3)" = PNG ]
     "$python" scripts/plot_log.py --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
     check 'a log without a step is refused' grep -q 'none/log.jsonl: holds no step and no validation' "$WORK/err"
 else
