@@ -415,7 +415,7 @@ static void train_case(Case *c, int master, DType moments, double allowed) {
 
 TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
-    const double allowed = ops_device->stored == DTYPE_FP64 ? 1e-11 : bf16 ? 0.1 : 1e-4;
+    const double allowed = ops_device->stored == DTYPE_FP64 ? 1e-11 : bf16 ? 0.2 : 1e-4;
     size_t m;
     for (m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, (Method)(m % 3), 1);
