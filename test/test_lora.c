@@ -280,7 +280,7 @@ TEST(dropout_follows_a) {
     size_t m, i;
     for (m = 0; m < 2; m++) {
         Case c = case_make(m, ADAPTERS - 1);
-        GroupWeights w = {NULL, (char *)c.adapters};
+        GroupWeights w = {NULL, (char *)c.adapters, NULL};
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[2];
         StreamBP s;

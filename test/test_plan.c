@@ -360,6 +360,70 @@ TEST(windows_bound_memory_and_flops) {
 #undef WIDE
 }
 
+// Each stage of ZeRO leaves a rank a quarter, of four, of something more, beside what is needed for a layer at a time.
+TEST(ranks_divide_what_is_held) {
+    Model model = planned_model("llama,hidden_size=512,intermediate_size=1536,num_hidden_layers=24,num_attention_heads="
+                                "8,num_key_value_heads=4,vocab_size=4000",
+                                DTYPE_BF16);
+    const size_t length[] = {512}, n = model.elements, layer = model.layer_elements, slack = 4096;
+    const size_t head = group_elements(&model, GROUP_HEAD), largest = max_size(2 * layer, head);
+    Batch batch = shape_of(length, 1);
+    RunSettings settings;
+    size_t before = SIZE_MAX, zero;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &model, settings.method = METHOD_STREAM, settings.chunk = 64, settings.logits_chunk = 64;
+    settings.backward = 1, settings.gradient_type = DTYPE_FP32;
+    settings.optimizer = 1, settings.moment_type = DTYPE_FP32, settings.master = 1;
+    for (zero = 0; zero < 4; zero++) {
+        const size_t divided[] = {1, zero >= 1 ? 4 : 1, zero >= 2 ? 4 : 1, zero >= 3 ? 4 : 1};
+        const size_t optimizer = 12 * n / divided[1], gradients = 4 * n / divided[2], weights = 2 * n / divided[3];
+        const size_t gathered = zero == 3 ? 2 * largest : 0, sums = zero >= 2 ? 4 * largest : 0;
+        Plan plan;
+        test_case("stage %zu", zero);
+        settings.world.ranks = 4, settings.world.zero = zero;
+        plan = plan_make(&settings, &batch);
+        if (plan.share[SHARE_OPTIMIZER] < optimizer || plan.share[SHARE_OPTIMIZER] > optimizer + slack)
+            test_fail("the optimizer takes %zu bytes, expected %zu", plan.share[SHARE_OPTIMIZER], optimizer);
+        if (plan.share[SHARE_GRADIENTS] < gradients || plan.share[SHARE_GRADIENTS] > gradients + sums + slack)
+            test_fail("gradients take %zu bytes, expected %zu and at most %zu more", plan.share[SHARE_GRADIENTS],
+                      gradients, sums);
+        if (plan.share[SHARE_WEIGHTS] < weights || plan.share[SHARE_WEIGHTS] > weights + gathered + slack)
+            test_fail("weights take %zu bytes, expected %zu and at most %zu more", plan.share[SHARE_WEIGHTS], weights,
+                      gathered);
+        if (plan.total_bytes >= before) test_fail("%zu bytes, the stage before takes %zu", plan.total_bytes, before);
+        before = plan.total_bytes;
+    }
+    free(batch.document_start);
+    model_free(&model);
+}
+
+// A process alone has nobody to deal with, whatever the stage.
+TEST(stages_are_nothing_alone) {
+    static const size_t length[] = {11, 30};
+    size_t i, zero;
+    for (i = 0; i < MODELS; i++) {
+        Model model = planned_model(models[i], DTYPE_BF16);
+        Batch batch = shape_of(length, 2);
+        RunSettings settings;
+        Plan alone;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.method = METHOD_STREAM, settings.chunk = 7, settings.logits_chunk = 7;
+        settings.backward = settings.optimizer = 1, settings.gradient_type = i % 2 ? DTYPE_BF16 : DTYPE_FP32;
+        settings.moment_type = DTYPE_FP32;
+        alone = plan_make(&settings, &batch);
+        for (zero = 1; zero < 4; zero++) {
+            Traffic sent;
+            int kind;
+            settings.world.ranks = 1, settings.world.zero = zero;
+            assert_int_equal(plan_make(&settings, &batch).total_bytes, alone.total_bytes);
+            sent = plan_traffic(&settings, &batch, 2);
+            for (kind = 0; kind < TRAFFIC_KINDS; kind++) assert_true(sent.bytes[kind] == 0 && sent.calls[kind] == 0);
+        }
+        free(batch.document_start);
+        model_free(&model);
+    }
+}
+
 TEST(ranges_are_checked) {
     if (dies("nothing")) test_fail("what fits was refused");
     if (!dies("one row too many")) test_fail("a tensor that ends in the next region was not noticed");
@@ -377,6 +441,8 @@ int main(int argc, char **argv) {
         LISTED(shorter_streams_need_no_more),
         LISTED(flops_are_those_of_the_stream),
         LISTED(windows_bound_memory_and_flops),
+        LISTED(ranks_divide_what_is_held),
+        LISTED(stages_are_nothing_alone),
         LISTED(ranges_are_checked),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);

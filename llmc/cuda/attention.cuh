@@ -14,7 +14,9 @@ would. Head sizes are padded to the next of with_head_size; what is padded is ze
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// Elements of out and dq: rounded, or sums over ranges of keys
+// Elements of out and dq: rounded, or sums over ranges of keys. These are kernels of their own, so that plain attention does not
+// pay for them in registers.
+template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 template <typename Out> __device__ inline float get_result(const Out &from) {
     if constexpr (std::is_same_v<Out, float>)
         return from;
@@ -39,10 +41,10 @@ constexpr unsigned FOLD_KEYS = 2048;
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
 // accumulate: out and lse are those of other keys, which come first.
-template <int HD, Tiles T = FORWARD_TILES<HD>, typename Out = floatX>
+template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
-    attention_forward_kernel(Out *out, float *lse, const floatX *q, const floatX *k, const floatX *v, SpanBlocks blocks,
-                             AttentionShape shape, bool accumulate) {
+    attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
+                             SpanBlocks blocks, AttentionShape shape, bool accumulate) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // of each: keys, values
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
-    const WarpSight sight = warp_sight(block, warp_row, blocks.window);
+    const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float o[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, folded_largest[2] = {}; // times scale
     WeightSum sum[2] = {};
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (row + 8 * i >= end) continue;
-            Out *const to = out + ((row + 8 * i - block.origin) * shape.NH + head) * shape.HD;
+            Result<SUMS> *const to = out + ((row + 8 * i - block.origin) * shape.NH + head) * shape.HD;
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -81,16 +83,17 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
         const unsigned key = i * KEYS;
         float s[KEYS / 8][4] = {}, shrink[2];
-        if (!sees(sight, key, KEYS)) return;
+        if (!sees(sight, key, KEYS, blocks.window)) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
-        hide<KEYS>(s, sight, key, lane / 4, blocks.window);
+        hide<KEYS, SUMS>(s, sight, key, lane / 4, blocks.window);
 #pragma unroll
         for (int i = 0; i < 2; i++) { // the lane's two rows
             float top = -INFINITY, tile_sum = 0.0f;
 #pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
             top = fmaxf(largest[i], quad_max(top) * scale);
-            if (any_blind(sight, key) && top == -INFINITY) { // the row has not met a key
+            if (((SUMS && sight.first < 0) || has_far(sight, key, blocks.window)) &&
+                top == -INFINITY) { // the row has not met a key
                 shrink[i] = 1.0f;
 #pragma unroll
                 for (unsigned j = 0; j < KEYS / 8; j++) s[j][2 * i] = s[j][2 * i + 1] = 0.0f;
@@ -115,15 +118,15 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         product_with_rows<HD, KEYS>(o, s, tv);
         if (FOLDS && (key + KEYS) % FOLD_KEYS == 0) {
             shrink[0] = exp2f(folded_largest[0] - largest[0]), shrink[1] = exp2f(folded_largest[1] - largest[1]);
-            for_outputs([&](int i, float &sum, Out &to) {
+            for_outputs([&](int i, float &sum, Result<SUMS> &to) {
                 set_result(to, folded ? get_result(to) * shrink[i] + sum : sum);
                 sum = 0.0f;
             });
             folded = true, folded_largest[0] = largest[0], folded_largest[1] = largest[1];
         }
     };
-    if (accumulate) {
-        for_outputs([&](int, float &sum, const Out &from) { sum = get_result(from); });
+    if (SUMS && accumulate) {
+        for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = get_result(from); });
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (row + 8 * i < end) {
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
             lse[(row + 8 * i - block.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
         if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has met no key: its output is 0
     }
-    for_outputs([&](int i, float sum, Out &to) {
+    for_outputs([&](int i, float sum, Result<SUMS> &to) {
         if (FOLDS && folded) sum += get_result(to) * shrink[i];
         set_result(to, sum / total[i]);
     });
@@ -161,9 +164,9 @@ __global__ void attention_delta_kernel(float *delta, const floatX *dout, const f
     if (threadIdx.x % LANES == 0) delta[row] = sum;
 }
 
-template <int HD, Tiles T = BACKWARD_TILES<HD>, typename Out = floatX>
+template <int HD, Tiles T = BACKWARD_TILES<HD>, bool SUMS = false>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
-    attention_dq_kernel(Out *dq, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
+    attention_dq_kernel(Result<SUMS> *dq, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
                         const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape,
                         bool accumulate) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                    keys = {shape.NKV, head / (shape.NH / shape.NKV), shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
     const size_t row = block.begin + warp_row + lane / 4; // and row + 8
-    const WarpSight sight = warp_sight(block, warp_row, blocks.window);
+    const WarpSight sight = warp_sight(block, warp_row);
     const float scale = shape.scale * LOG2_E;
     float sums[HD / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
     for (int i = 0; i < 2; i++) {
@@ -192,10 +195,10 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         const floatX *const tk = stages + 2 * stage * TILE, *const tv = tk + TILE;
         const unsigned key = i * KEYS;
         float s[KEYS / 8][4] = {}, ds[KEYS / 8][4] = {};
-        if (!sees(sight, key, KEYS)) return;
+        if (!sees(sight, key, KEYS, blocks.window)) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
         product_of_rows<HD, KEYS>(ds, td, warp_row, tv);
-        hide<KEYS>(s, sight, key, lane / 4, blocks.window);
+        hide<KEYS, SUMS>(s, sight, key, lane / 4, blocks.window);
 #pragma unroll
         for (unsigned j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -212,8 +215,8 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         for (int e = 0; e < 4; e++) {
             const size_t column = d * 8 + lane % 4 * 2 + e % 2, t = row + 8 * (e / 2);
             if (t >= end || column >= shape.HD) continue;
-            Out *const to = dq + ((t - block.origin) * shape.NH + head) * shape.HD + column;
-            set_result(*to, sums[d][e] * shape.scale + (accumulate ? get_result(*to) : 0.0f));
+            Result<SUMS> *const to = dq + ((t - block.origin) * shape.NH + head) * shape.HD + column;
+            set_result(*to, sums[d][e] * shape.scale + (SUMS && accumulate ? get_result(*to) : 0.0f));
         }
 }
 
@@ -236,14 +239,15 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     floatX *const tk = tiles, *const tv = tk + T.held * tile_stride<HD>,
                   *const stages = tv + T.held * tile_stride<HD>; // of each: queries, gradients of their outputs
     const SpanBlock block = span_block(blocks, T.held, true);
-    const size_t group = shape.NH / shape.NKV, end = block.span.end, key_end = block.end;
+    const size_t window = (size_t)blocks.window, group = shape.NH / shape.NKV, end = block.span.end,
+                 key_end = block.end;
     const HeadRows keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed};
     const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warp_row = warp % (T.held / 16) * 16;
     const bool owns_dv = !SHARED_KEYS || warp < T.held / 16, owns_dk = !SHARED_KEYS || !owns_dv;
     const size_t warp_first = block.begin + warp_row, row = warp_first + lane / 4; // and row + 8: keys
     // Queries that see a key of the block
     const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
-                 query_end = end - key_end >= blocks.window ? key_end + blocks.window - 1 : end;
+                 query_end = end - key_end >= window ? key_end + window - 1 : end;
     const float scale = shape.scale * LOG2_E;
     float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one that this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
@@ -269,11 +273,11 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
         next = query + QUERIES < query_end ? query + QUERIES : first; // then of the next head
         // None of them sees a key of this warp
         if (query + QUERIES <= warp_first || warp_first >= key_end) return;
-        if (query >= warp_first + 15 && query - warp_first - 15 >= blocks.window) return;
+        if (query >= warp_first + 15 && query - warp_first - 15 >= window) return;
         product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
         if (query < warp_first + 15) hide_unseen<QUERIES, true>(p, (int)(row - query));
-        if (query + QUERIES - 1 - warp_first >= blocks.window)
-            hide_far<QUERIES, true>(p, (int)((long long)row - (long long)query + (long long)blocks.window));
+        if (query + QUERIES - 1 - warp_first >= window)
+            hide_far<QUERIES, true>(p, (int)((long long)row - (long long)query + (long long)window));
         if (owns_dk) product_of_rows<HD, QUERIES>(ds, tv, warp_row, td);
 #pragma unroll
         for (unsigned j = 0; j < QUERIES / 8; j++)
@@ -330,26 +334,26 @@ static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     return n * NH; // delta
 }
 
-template <typename Out>
-static void attend(Out *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans, KeyRange keys,
-                   const AttentionShape &shape, bool accumulate) {
+template <bool SUMS>
+static void attend(Result<SUMS> *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
+                   KeyRange keys, const AttentionShape &shape, bool accumulate) {
     with_head_size(shape.HD, [&](auto PADDED) {
         constexpr Tiles T = FORWARD_TILES<PADDED>;
         static_assert(T.held);
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, keys, from, T.held, false);
-            LAUNCH((attention_forward_kernel<PADDED, T, Out>), dim3(blocks.first[blocks.count], (unsigned)shape.NH),
+            LAUNCH((attention_forward_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)shape.NH),
                    block_threads<T>, (tiles_bytes<PADDED>(T, 1)))
             (out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape, accumulate);
         }
     });
 }
 
-template <typename Out>
-static void attend_backward(Out *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
-                            const Stored *k, const Stored *v, const Summed *lse, Spans spans, KeyRange keys,
-                            const AttentionShape &shape, bool accumulate, float *delta) {
+template <bool SUMS>
+static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                            const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                            KeyRange keys, const AttentionShape &shape, bool accumulate, float *delta) {
     const size_t NH = shape.NH, HD = shape.HD;
     const size_t first = spans.count ? spans.span[0].row * NH : 0, rows = spans_rows(spans) * NH - first;
     if (!rows) return;
@@ -362,7 +366,7 @@ static void attend_backward(Out *dq, Summed *dk, Summed *dv, const Stored *dout,
         SpanBlocks blocks;
         for (size_t from = 0, next; from < spans.count; from = next) {
             next = span_blocks(&blocks, spans, keys, from, T.held, false);
-            LAUNCH((attention_dq_kernel<PADDED, T, Out>), dim3(blocks.first[blocks.count], (unsigned)NH),
+            LAUNCH((attention_dq_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)NH),
                    block_threads<T>, bytes)
             (dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v, (const float *)lse,
              delta, blocks, shape, accumulate);
@@ -379,29 +383,30 @@ static void attend_backward(Out *dq, Summed *dk, Summed *dv, const Stored *dout,
 static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     (void)scratch;
-    attend((floatX *)out, lse, q, k, v, spans, all_keys, attention_shape(NH, NKV, HD, scale, q, k, v), false);
+    attend<false>((floatX *)out, lse, q, k, v, spans, all_keys, attention_shape(NH, NKV, HD, scale, q, k, v), false);
 }
 
 static void attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                    Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
                                    int accumulate, Summed *scratch) {
     (void)scratch;
-    attend((float *)out, lse, q, k, v, spans, keys, attention_shape(NH, NKV, HD, scale, q, k, v), accumulate != 0);
+    attend<true>((float *)out, lse, q, k, v, spans, keys, attention_shape(NH, NKV, HD, scale, q, k, v),
+                 accumulate != 0);
 }
 
 static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    attend_backward((floatX *)dq, dk, dv, dout, out, q, k, v, lse, spans, all_keys,
-                    attention_shape(NH, NKV, HD, scale, q, k, v, dout), false, (float *)scratch);
+    attend_backward<false>((floatX *)dq, dk, dv, dout, out, q, k, v, lse, spans, all_keys,
+                           attention_shape(NH, NKV, HD, scale, q, k, v, dout), false, (float *)scratch);
 }
 
 static void attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                     const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
                                     KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
                                     Summed *scratch) {
-    attend_backward((float *)dq, dk, dv, dout, out, q, k, v, lse, spans, keys,
-                    attention_shape(NH, NKV, HD, scale, q, k, v, dout), accumulate != 0, (float *)scratch);
+    attend_backward<true>((float *)dq, dk, dv, dout, out, q, k, v, lse, spans, keys,
+                          attention_shape(NH, NKV, HD, scale, q, k, v, dout), accumulate != 0, (float *)scratch);
 }
 
 #endif

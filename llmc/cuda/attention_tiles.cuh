@@ -8,12 +8,13 @@ memory, products with them, and what a query sees of a tile's keys.
 
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument -----------------------------------------------------------
 constexpr unsigned MOST_SPANS = 64;
+constexpr int MOST_POSITIONS = 1 << 30; // of a document, so that distances are ints
 
 struct SpanBlocks {
     Span span[MOST_SPANS];
     unsigned first[MOST_SPANS + 1]; // block of each span, the last being their number
     unsigned count;
-    size_t window; // keys that a query sees at most; SIZE_MAX: all
+    int window;    // keys that a query sees at most; MOST_POSITIONS: all
     KeyRange keys; // that may be read
 };
 
@@ -24,8 +25,8 @@ struct SpanBlock {
     size_t origin; // the token that would be row 0 of q, out, lse: maybe before the stream, as unsigned numbers wrap
 };
 
-__host__ __device__ inline size_t first_key_in(size_t document, size_t t, size_t window) {
-    return t - document >= window ? t + 1 - window : document;
+__host__ __device__ inline size_t first_key_in(size_t document, size_t t, int window) {
+    return t - document >= (size_t)window ? t + 1 - (size_t)window : document;
 }
 
 // Keys that one of the queries [begin, end) of a document sees; none where begin >= end
@@ -38,7 +39,8 @@ __host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t d
 // by_keys: blocks of `size` keys that a query of the span sees, otherwise of its queries [begin, end)
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
-    blocks->window = spans.window ? spans.window : SIZE_MAX, blocks->keys = range;
+    blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
+    blocks->keys = range;
     for (; from < spans.count && blocks->count < MOST_SPANS; from++) {
         const Span span = spans.span[from];
         const KeyRange keys =
@@ -207,39 +209,37 @@ template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys
 }
 
 // ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------------------------------
+// Positions count from the block's first key.
 struct WarpSight {
-    int first;            // position of its first query, from the block's first key: negative where keys begin later
-    unsigned near, far;   // the first key that its first query sees, and its last one
-    unsigned end, length; // behind the last key that one of them sees; of all keys of the block
+    int first;            // its first query: negative where keys begin later
+    unsigned end, length; // behind the last key that one of them sees; behind all keys of the block
 };
 
-__device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row, size_t window) {
-    const long long first = (long long)(block.begin + warp_row) - (long long)block.keys.begin, behind = first + 16;
-    const long long reach = (long long)(window < SIZE_MAX / 2 ? window : SIZE_MAX / 2);
-    WarpSight sight = {(int)first, 0, 0, 0, 0};
-    if (first + 1 > reach) sight.near = (unsigned)(first + 1 - reach);
-    if (behind > reach) sight.far = (unsigned)(behind - reach);
+__device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row) {
+    WarpSight sight = {(int)((long long)(block.begin + warp_row) - (long long)block.keys.begin), 0, 0};
     if (block.keys.begin < block.keys.end) sight.length = (unsigned)(block.keys.end - block.keys.begin);
-    if (behind > 0 && block.begin + warp_row < block.end)
-        sight.end = behind < sight.length ? (unsigned)behind : sight.length;
+    if (sight.first > -16 && block.begin + warp_row < block.end)
+        sight.end = sight.first + 16 < (int)sight.length ? (unsigned)(sight.first + 16) : sight.length;
     return sight;
 }
 
 // Whether one of them sees one of keys [key, key + keys)
-__device__ inline bool sees(const WarpSight &sight, unsigned key, unsigned keys) {
-    return key < sight.end && key + keys > sight.near;
+__device__ inline bool sees(const WarpSight &sight, unsigned key, unsigned keys, int window) {
+    return key < sight.end && (int)(key + keys) > sight.first + 1 - window;
 }
 
-// Whether one of them may have met no key up to the tile at `key`, although another one sees one of it
-__device__ inline bool any_blind(const WarpSight &sight, unsigned key) { return sight.first < 0 || key < sight.far; }
+// Whether there are keys from `key` on that are too far from its last query
+__device__ inline bool has_far(const WarpSight &sight, unsigned key, int window) {
+    return (int)key < sight.first + 16 - window;
+}
 
-// Scores of what they do not see of the tile at `key` become -inf.
-template <int N>
-__device__ inline void hide(float (*s)[4], const WarpSight &sight, unsigned key, unsigned lane_row, size_t window) {
+// Scores of what they do not see of the tile at `key` become -inf. PART: keys may end before the block's last query.
+template <int N, bool PART>
+__device__ inline void hide(float (*s)[4], const WarpSight &sight, unsigned key, unsigned lane_row, int window) {
     const int row = sight.first + (int)lane_row - (int)key;
     if ((int)(key + N) > sight.first + 1) hide_unseen<N, false>(s, row);
-    if (key < sight.far) hide_far<N, false>(s, row - (int)window);
-    if (key + N > sight.length) hide_behind<N>(s, sight.length - key);
+    if (has_far(sight, key, window)) hide_far<N, false>(s, row - window);
+    if (PART && key + N > sight.length) hide_behind<N>(s, sight.length - key);
 }
 
 // Over the four lanes that share a row of a result
