@@ -1,9 +1,9 @@
 /*
-Sequence parallelism against one process. Every rank first makes the result of a process alone, then the ranks share each stream:
-loss, every gradient (added up over all ranks), and log-probabilities must be the same; over families, methods, chunks, lengths
-(also shorter than the ranks), documents with borders anywhere, windows, objectives, adapters with dropout. What was sent follows a
-formula that knows nothing of chunks, and memory is as planned. Run under mpirun with 2, 3 or 4 processes; 4 are also two replicas
-of two.
+Sequence parallelism against one process. Every rank first makes the result of a process alone, then the ranks share
+each stream: loss, every gradient (added up over all ranks), and log-probabilities must be the same; over families,
+methods, chunks, lengths (also shorter than the ranks), documents with borders anywhere, windows, objectives, adapters
+with dropout. What was sent follows a formula that knows nothing of chunks, and memory is as planned. Run under mpirun
+with 2, 3 or 4 processes; 4 are also two replicas of two.
 */
 #include "llmc/dist.h"
 #include "test/testing.h"
