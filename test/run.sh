@@ -116,7 +116,6 @@ rows="
     golden        bf16        onednn   2
     zero          double      onednn   2
     zero          double      onednn   3
-    zero          fp32        onednn   2
     zero          fp32        onednn   4
     zero          bf16        onednn   3
 "
