@@ -249,7 +249,11 @@ static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
 static inline StreamBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = run->deal.parts;
-    if (data && data->of_documents) return dataloader_part_bound(data, parts);
+    if (data && data->of_documents) {
+        StreamBound bound = dataloader_part_bound(data, parts);
+        bound.N = stream_longest(bound.N, world_sp(run->settings.world));
+        return bound;
+    }
     deal_check_regular(run->deal, run->settings.world, o->batch);
     return data ? dataloader_part_bound(data, parts) : regular_bound(o->batch / parts * unit_documents(o), o->seq_len);
 }

@@ -163,6 +163,10 @@ trained_together() { # P, options of the world
 trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.bin" --val-every 5 --seq-len 60 --batch 3 --grad-accum 2 \
     --lr 1e-3 --warmup 4 --seed 3
 for world in '2 --zero 1' '3 --zero 2' '4 --sp 2 --zero 3'; do trained_together $world; done
+# Streams of many lengths: of a shorter one a rank may own more.
+"$WORK/make_documents" "$WORK/lengths.bin" 96 257,256,255,254,253,252,251,250
+trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 256 --lr 1e-3
+trained_together 4 --sp 4
 trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 10 --prompt-ids 3,4 --max-new-tokens 5
 for world in '2' '4 --zero 3'; do trained_together $world; done
 # The reference's log-probabilities are computed once, by all, and found again.
