@@ -58,6 +58,7 @@ static inline void run_open_lora(Run *run) {
     if (o->adapter)
         run->adapter =
             adapter_open(adapter_path_find(o->adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
+    if (o->adapter && dist_ranks() > 1) dist_check("adapters", weights_key(run->adapter));
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
     lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
@@ -114,6 +115,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
         config = hf_directory_config(model, remark, sizeof(remark)); // a plan needs no weights
     } else {
         run->source = weights_open(model);
+        if (dist_ranks() > 1) dist_check("model files", weights_key(run->source));
         config = run->source->config;
         memcpy(remark, run->source->remark, sizeof(remark));
     }

@@ -263,6 +263,15 @@ printf '\001' | dd of="$WORK/host1/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev
 $MPIRUN 2 sh "$WORK/elsewhere.sh" bp --init $TINY --data shard.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
 check 'other data on one rank: exit 1' [ $? = 1 ]
 check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other data than rank 0' "$WORK/err")" = 1 ]
+# Another model on one rank: one byte in the middle of its weights.
+succeeds convert --init $TINY --out "$WORK/host0/model.bin"
+cp "$WORK/host0/model.bin" "$WORK/host1/model.bin"
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'the same model on all ranks' [ $? = 0 ]
+printf '\001' | dd of="$WORK/host1/model.bin" bs=1 seek=40000 conv=notrunc 2>/dev/null
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'another model on one rank: exit 1' [ $? = 1 ]
+check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other model files than rank 0' "$WORK/err")" = 1 ]
 
 # ---- the sanitized program: once through each verb ----------------------------------------------------------------------------
 TRAIN=$SANITIZED
