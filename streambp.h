@@ -28,9 +28,10 @@ With LoRA (llmc/lora.h) the steps stay as they are: linear layers have their ada
 dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
 Generation is one more order of the forward steps (llmc/cache.h).
 
-Several ranks can share a stream (sequence parallelism): each goes through the layers with its own tokens, and per layer
-and pass K, V come together first, and dK, dV go to the tokens' owners last (llmc/key_value_exchange.h). The first norm's
-gradient then comes in two parts, through the queries and later through keys and values: its backward is linear.
+Several ranks can share a stream (sequence parallelism): each goes through the layers with its own tokens, and per
+layer and pass K, V come together first, and dK, dV go to the tokens' owners last (llmc/key_value_exchange.h). The
+first norm's gradient then comes in two parts, through the queries and later through keys and values: its backward is
+linear.
 
 A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the
 chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h,
@@ -330,8 +331,9 @@ static inline void layers_forward(StreamBP *s) {
     layers_end(&s->memory);
 }
 
-// Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after it
-// did not: the window slides backwards, and dK, dV with it. At the last chunk there is nothing yet (kv.first is the stream's end).
+// Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after
+// it did not: the window slides backwards, and dK, dV with it. At the last chunk there is nothing yet (kv.first is the
+// stream's end).
 static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t first = first_key(0, c.place, window_of_model(&s->model->config));
@@ -383,8 +385,8 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     arena_pop(s->arena, mark);
 }
 
-// What is left where ranks share the stream, once dK, dV of c are the sums of what all of them have found; and behind the
-// ring the queries' part.
+// What is left where ranks share the stream, once dK, dV of c are the sums of what all of them have found; and behind
+// the ring the queries' part.
 static inline void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);

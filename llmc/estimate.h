@@ -10,15 +10,15 @@ measured here, and whatever shows it calls it estimated.
     a step      its streams one after the other + the optimizer + U
 
 F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. G: gradients
-that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its last
-stream alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their gradients,
-which nothing goes on beside; round a ring (llmc/ring.h) they pass while attention works, and are hidden like W and G:
-keys and values once forward, twice backward.
-U: weights that come together again after the optimizer's step, in stages 1 and 2.
+that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its
+last stream alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their
+gradients, which nothing goes on beside; round a ring (llmc/ring.h) they pass while attention works, and are hidden
+like W and G: keys and values once forward, twice backward. U: weights that come together again after the optimizer's
+step, in stages 1 and 2.
 
-Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal work
-(causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, reference passes, and what
-transfers take from the kernels that run beside them.
+Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal
+work (causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, reference passes,
+and what transfers take from the kernels that run beside them.
 */
 #ifndef LLMC_ESTIMATE_H
 #define LLMC_ESTIMATE_H
@@ -103,7 +103,7 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
                 stream_seconds(m, settings, forward, all - forward, &last) + optimizer;
     if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
     computing = (double)step.streams * all + optimizer;
-    e.communication = e.seconds - computing;
+    e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
     e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * machine_value(m, PEAK_FLOPS));
     return e;

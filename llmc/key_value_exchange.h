@@ -1,7 +1,7 @@
 /*
-Keys and values of a stream that several ranks share. Each rank makes those of its own tokens (stream.h). Before attention
-what its queries see comes to it; what its backward has found for keys of other ranks goes back to them, once per layer
-and pass:
+Keys and values of a stream that several ranks share. Each rank makes those of its own tokens (stream.h). Before
+attention what its queries see comes to it; what its backward has found for keys of other ranks goes back to them,
+once per layer and pass:
 
     layers that see everything   each half of the stream is gathered, in the order of its tokens; of dK, dV of a half
                                  each rank gets the sums of its portion
@@ -10,8 +10,9 @@ and pass:
     layers with a window         each range gets its halo, the keys before it that its queries see, from whoever owns
                                  them; dK, dV of a halo go back and are added there
 
-Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while they
-are worked on; backward, where chunks go last to first, dK, dV of the second half are complete when the first begins.
+Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while
+they are worked on; backward, where chunks go last to first, dK, dV of the second half are complete when the first
+begins.
 */
 #ifndef LLMC_KEY_VALUE_EXCHANGE_H
 #define LLMC_KEY_VALUE_EXCHANGE_H
@@ -144,8 +145,8 @@ static inline void halos_return(StreamBP *s, size_t l) {
 }
 
 // ---- either kind ----------------------------------------------------------------------------------------------------
-// Own keys and values of range `half` are there, and of the ranges before: ticket[half] is what queries of that half have to
-// wait for. Halos come from both halves, so all at the end.
+// Own keys and values of range `half` are there, and of the ranges before: ticket[half] is what queries of that half
+// have to wait for. Halos come from both halves, so all at the end.
 static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))
@@ -154,8 +155,8 @@ static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket
         ticket[0] = ticket[1] = halos_gather(s, l);
 }
 
-// All queries of this half and of the ones behind it have been through backward: ticket[half] is what dK, dV of the own tokens
-// in it have to wait for.
+// All queries of this half and of the ones behind it have been through backward: ticket[half] is what dK, dV of the own
+// tokens in it have to wait for.
 static inline void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     ticket[half] = 0;
     if (layer_rings(s, l)) return;

@@ -62,9 +62,10 @@ typedef struct {
 // Measured on H100 and H200, bf16: cuBLASLt's products 770 to 800 TFLOP/s; cuDNN 9.19, causal attention over 32k tokens
 // with heads of 128, forward 688 and backward 581. An A100 is taken to reach the same shares of its own peak.
 // Memory: the GB of the data sheets are 2^30 bytes, less what the driver keeps.
-// Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s (HDR),
-// 400 Gb/s (NDR), an adapter for each GPU.
-// Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them here.
+// Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
+// (HDR), 400 Gb/s (NDR), an adapter for each GPU.
+// Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
+// here.
 #define GIBIBYTE (1024.0 * 1024 * 1024)
 #define MACHINE_ASSUMPTIONS                                                                                            \
     {0.85, BASIS_ASSUMED}, {0.8, BASIS_ASSUMED}, {2e-6, BASIS_ASSUMED}, { 5e-6, BASIS_ASSUMED }
@@ -158,8 +159,8 @@ static inline size_t ranks_together(const Machine *m, size_t ranks, size_t size)
     return ranks <= node ? size : greatest_common_divisor(node, size);
 }
 
-// Of collectives in which each of the `size` ranks of a group sends `bytes` in all, in so many hops, in rings: round the
-// ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
+// Of collectives in which each of the `size` ranks of a group sends `bytes` in all, in so many hops, in rings: round
+// the ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
 // adapters of all are in use.
 static inline double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const double together = (double)ranks_together(m, ranks, size), nodes = (double)size / together;

@@ -1,7 +1,7 @@
 /*
-Ring attention (arXiv 2310.01889), for streams whose keys and values do not fit, of one layer: a rank holds those of its
-own tokens, and these blocks pass around the ranks of the stream. Step i has the block of the rank i before this one; the
-next block is on its way while the queries of all own tokens meet the present one.
+Ring attention (arXiv 2310.01889), for streams whose keys and values do not fit, of one layer: a rank holds those of
+its own tokens, and these blocks pass around the ranks of the stream. Step i has the block of the rank i before this
+one; the next block is on its way while the queries of all own tokens meet the present one.
 
 Forward, what a block gives is added up in Summed and rounded once, behind the last one. Backward, the gradients of a
 block follow it around, one step behind: what a rank has found is added when they arrive, and after the last step every
@@ -47,13 +47,13 @@ static inline void push_passing(StreamBP *s, KeyBlock passing[2]) {
     }
 }
 
-// The block that this rank has in a step is that of
+// Whose block this rank has in a step.
 static inline size_t block_owner(const StreamBP *s, size_t step) {
     return (rank_of_stream(s) + s->ranks - step % s->ranks) % s->ranks;
 }
 
-// The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk and
-// dv; rows of `row` bytes.
+// The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk
+// and dv; rows of `row` bytes.
 static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2],
                                  void *const in[2], size_t row) {
     const size_t S = s->ranks, rank = rank_of_stream(s);
@@ -188,7 +188,8 @@ static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
     arena_pop(s->arena, mark);
 }
 
-// ... and dattended -> dq, and dK, dV of the own tokens in kv.dk, kv.dv: of the two that travel by turns, where they end.
+// ... and dattended -> dq, and dK, dV of the own tokens in kv.dk, kv.dv: of the two that travel by turns, where they
+// end.
 static inline void ring_backward(StreamBP *s, size_t l, size_t size) {
     Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);

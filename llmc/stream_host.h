@@ -1,7 +1,7 @@
 /*
-Between the host and the stream at hand: tokens and the weights of targets go to the device, log-probabilities and entropies
-come back. Where several ranks share a stream each moves those of its own tokens; what an objective looks at is of the whole
-stream, so the host of each rank gets the others', too.
+Between the host and the stream at hand: tokens and the weights of targets go to the device, log-probabilities and
+entropies come back. Where several ranks share a stream each moves those of its own tokens; what an objective looks at
+is of the whole stream, so the host of each rank gets the others', too.
 */
 #ifndef LLMC_STREAM_HOST_H
 #define LLMC_STREAM_HOST_H

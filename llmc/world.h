@@ -60,7 +60,7 @@ static inline size_t share_most(size_t count, size_t unit, size_t ranks) {
     return share_of(count, unit, ranks, ranks - 1).count;
 }
 
-// ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ------------------------
+// ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
 // A stream of N tokens has two halves where several ranks share it, else it is all in the first.
 static inline Portion stream_half(size_t N, size_t S, size_t half) {
     const size_t first = S > 1 ? N - N / 2 : N;
@@ -68,8 +68,8 @@ static inline Portion stream_half(size_t N, size_t S, size_t half) {
     return halves[half];
 }
 
-// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that of
-// RANKS_OF_STREAM_REVERSED.
+// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that
+// of RANKS_OF_STREAM_REVERSED.
 static inline Portion stream_part(size_t N, size_t S, size_t rank, size_t half) {
     const Portion all = stream_half(N, S, half);
     Portion part = share_of(all.count, 1, S, half ? S - 1 - rank : rank);
@@ -81,7 +81,8 @@ static inline size_t stream_tokens(size_t N, size_t S, size_t rank) {
     return stream_part(N, S, rank, 0).count + stream_part(N, S, rank, 1).count;
 }
 
-// The rank that owns the most: one of the two that what is left over of a half goes to. Its ranges are the longest, too.
+// The rank that owns the most: one of the two that what is left over of a half goes to. Its ranges are the longest,
+// too.
 static inline size_t stream_largest(size_t N, size_t S) {
     return stream_tokens(N, S, S - 1) >= stream_tokens(N, S, 0) ? S - 1 : 0;
 }

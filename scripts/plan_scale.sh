@@ -43,25 +43,28 @@ ranks=$(awk -v most="$MOST" 'BEGIN { for (n = 1; n <= most; n *= 2) print n }')
 
 # ---- the longest sequence: all GPUs share it, or eight do and the others take others ------------------------------------
 for model in qwen3-8b llama3.1-8b; do
-    for most_sp in "$MOST" 8; do
+    for series in "sp = GPUs, gathered" "sp = GPUs, ring" "sp 8"; do
         for P in $ranks; do
-            [ "$most_sp" = "$MOST" ] || [ "$P" -ge 8 ] || continue
             sp=$P
-            [ "$P" -le "$most_sp" ] || sp=$most_sp
-            set -- --grad-accum $((P / sp)) --grad-dtype bf16 --machine h100 $GPU_CHUNKS
-            T=$(longest $model "$P" "$sp" 3 "$@" --memory-limit ${LIMIT}GiB)
+            set -- --grad-dtype bf16 --machine h100 $GPU_CHUNKS --memory-limit ${LIMIT}GiB
+            case $series in
+            *gathered) set -- "$@" --kv gather ;;
+            *ring) set -- "$@" --kv ring ;;
+            *8) [ "$P" -ge 8 ] || continue && sp=8 ;;
+            esac
+            set -- --grad-accum $((P / sp)) "$@"
+            T=$(longest $model "$P" "$sp" 3 "$@")
             T=$((T / (2 * sp) * (2 * sp))) # dealt evenly
             [ "$T" -gt 0 ] || continue
-            [ "$most_sp" = 8 ] && series="sp 8" || series="sp = GPUs"
-            echo "length,$(title $model) $series,plan,$P,$T,$(plan $model "$P" "$sp" 3 "$T" "$@" | estimated)"
+            echo "length;$(title $model) $series;plan;$P;$T;$(plan $model "$P" "$sp" 3 "$T" "$@" | estimated)"
         done
     done
-done >>"$csv"
+done | sed 's/, gathered/ gathered/; s/, ring/ ring/; s/;/,/g' >>"$csv"
 # ---- a step of a million tokens, rounded up to what is dealt evenly --------------------------------------------------------
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
         T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))
-        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS)
+        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS --memory-limit ${LIMIT}GiB)
         [ "$(echo "$json" | json_number total_bytes)" -le $((LIMIT << 30)) ] || continue
         echo "million,$(title $model) sp = GPUs,plan,$P,$T,$(echo "$json" | estimated)"
     done
@@ -96,7 +99,7 @@ echo "$table5" | awk '{ printf "table5,stream,plan,8,%d,%s\n", $1, $4
 # ---- tables -----------------------------------------------------------------------------------------------------------------
 lengths() { # series: a line for each number of GPUs
     awk -F, -v s="$1" '$1 == "length" && $2 == s && $3 == "plan" {
-        printf "%6d %14s %14.4g %9.1f %14.1f\n", $4, sprintf("%.3f M", $5 / 1e6), $6, 100 * $7, 100 * $8 }' "$csv"
+        printf "%6d %14s %14.0f %9.1f %14.1f\n", $4, sprintf("%.3f M", $5 / 1e6), $6, 100 * $7, 100 * $8 }' "$csv"
 }
 cat <<END
 Everything of ours below is a plan, and every time an estimate; nothing was run. One to $MOST H100 in nodes of eight,
@@ -106,11 +109,12 @@ Longest sequence, and the step that trains on it. 'alone': the share of a step i
 On fewer GPUs than the first line has, weights, gradients and optimizer leave no room for a token.
 END
 for model in qwen3-8b llama3.1-8b; do
-    for series in "sp = GPUs" "sp 8"; do
+    for series in "sp = GPUs gathered" "sp = GPUs ring" "sp 8"; do
         echo
         case $series in
-        *8) echo "$(title $model), a sequence for every eight GPUs (--sp 8 --zero 3)" ;;
-        *) echo "$(title $model), all GPUs share one sequence (--sp GPUs --zero 3)" ;;
+        *gathered) echo "$(title $model), all GPUs share one sequence, and each gathers a layer's keys and values (--kv gather)" ;;
+        *ring) echo "$(title $model), all GPUs share one sequence, keys and values pass around (--kv ring)" ;;
+        *8) echo "$(title $model), a sequence for every eight GPUs (--sp 8), the longer of the two ways" ;;
         esac
         printf '%6s %14s %14s %9s %14s\n' GPUs tokens "estimated s" "MFU, %" "alone, %"
         lengths "$(title $model) $series"
@@ -127,7 +131,7 @@ echo "Longest sequences of others (theirs, measured) and ours (planned) on as ma
 printf '%-8s %-14s %6s %12s %12s\n' system model GPUs theirs ours
 grep -v '^#' $LONG_RUNS | tail -n +2 | while IFS=, read -r system model gpus _ tokens _; do
     awk -F, -v s="$(title "$model") sp = GPUs" -v P="$gpus" -v theirs="$tokens" -v who="$system" -v title="$(title "$model")" '
-        $1 == "length" && $2 == s && $4 == P { ours = sprintf("%.2f M", $5 / 1e6) }
+        $1 == "length" && index($2, s) == 1 && $3 == "plan" && $4 == P && $5 > most { most = $5; ours = sprintf("%.2f M", $5 / 1e6) }
         END { printf "%-8s %-14s %6d %12s %12s\n", who, title, P, sprintf("%.2f M", theirs / 1e6), ours == "" ? "does not fit" : ours }' "$csv"
 done
 cat <<END

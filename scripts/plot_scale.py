@@ -12,6 +12,7 @@ import csv
 import plot_style as style
 from plot_style import plt
 
+LINES = {"gathered": "-", "ring": ":", "8": "--"}  # by the last word of a series
 COLOURS = {"Qwen3-8B": "#1f6fb4", "Llama 3.1 8B": "#4f9a5c"}
 MARKS = {"paper": "x", "ALST": "s", "TRL": "^"}
 
@@ -38,7 +39,7 @@ def draw_models(axes, series, value):
         if not points:
             continue
         if source == "plan":
-            axes.plot(x, y, color=model_colour(name), linestyle="--" if name.endswith("sp 8") else "-", label=name)
+            axes.plot(x, y, color=model_colour(name), linestyle=LINES.get(name.split()[-1], "-"), label=name)
         else:
             label = None if any(text.get_label() == source for text in axes.lines) else source
             axes.plot(x, y, color=model_colour(name), linestyle="none", marker=MARKS[source], markersize=5, label=label)

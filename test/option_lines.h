@@ -159,8 +159,12 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
                                           "caf\303\251\nline two"};
     const char *choice = row->value;
     switch (row->kind) {
-    case OPTION_SIZE: snprintf(text, size, "%.0f", i == 0 ? fmin(row->most, 1e15) : row->least + 6 + (double)i); break;
-    case OPTION_DOUBLE: snprintf(text, size, "%.17g", fmin(row->most, 1) * (double)(i + 1) / 17); break;
+    case OPTION_SIZE: // of a stage of ZeRO there are not so many
+        snprintf(text, size, "%.0f", fmin(row->most, i == 0 ? 1e15 : row->least + 6 + (double)i));
+        break;
+    case OPTION_DOUBLE:
+        snprintf(text, size, "%.17g", fmax(row->least, fmin(row->most, 1) * (double)(i + 1) / 17));
+        break;
     case OPTION_BYTES: snprintf(text, size, i == 0 ? "80GiB" : "%zu", 12345 * i); break;
     case OPTION_STRING: snprintf(text, size, "%s", strings[i]); break;
     case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;

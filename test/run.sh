@@ -116,7 +116,6 @@ rows="
     golden        bf16        onednn   2
     zero          double      onednn   2
     zero          double      onednn   3
-    zero          fp32        onednn   2
     zero          fp32        onednn   4
     zero          bf16        onednn   3
     sampler_ranks fp32        onednn   2
@@ -126,7 +125,8 @@ total_passed=0 total_failed=0 total_skipped=0
 skips=$(mktemp) output=$(mktemp)
 trap 'rm -f "$skips" "$output"' EXIT
 
-# count NAME STATUS: reads the closing line of $output; a program without one has failed.
+# count NAME STATUS: reads the closing line of $output; a program without one has failed. $used: processor time, for people
+used=
 count() {
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$output" | tail -n 1)
     if [ -z "$line" ]; then
@@ -138,7 +138,7 @@ count() {
     [ "$2" != 0 ] && [ "$4" = 0 ] && { echo "FAILED: $1 ended with status $2"; set -- "$1" "$2" "$3" 1 "$5"; }
     total_passed=$((total_passed + $3)) total_failed=$((total_failed + $4)) total_skipped=$((total_skipped + $5))
     grep 'SKIPPED.*NOT TESTED' "$output" | sed "s|^|$1: |" >>"$skips"
-    printf '%-28s %s\n' "$1" "$line"
+    printf '%-28s %s   %s\n' "$1" "$line" "$used"
 }
 
 # Compiles a row's program, sanitized. Objects of the op set are shared by programs of one configuration.
@@ -195,6 +195,9 @@ selected() { # name: no names given, or among them
 }
 names="$*"
 
+# Processor seconds of all that this shell has waited for, as the builtin tells them, in a file for `seconds_in`.
+seconds_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f s", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
+
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
 row() { # build|run, name, precision, op set, ranks
     program=$(folder_of "$3" "$4")/test_$2
@@ -203,6 +206,7 @@ row() { # build|run, name, precision, op set, ranks
     if [ "$1" = build ]; then
         rm -f "$program" "$program.status"
         build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
+        times >"$program.build_times"
     elif [ -x "$program" ]; then
         only=
         case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
@@ -214,12 +218,14 @@ row() { # build|run, name, precision, op set, ranks
             printf '[  SKIPPED ] NOT TESTED, because there is no MPI with mpirun\n0 passed, 0 failed, 1 skipped\n' >"$log.log"
         fi
         echo $? >"$log.status"
+        times >"$log.times"
     fi
 }
 script() { # name
     log=build/test-scripts/$1
     $limit sh "test/test_$1.sh" >"$log.log" 2>&1 </dev/null
     echo $? >"$log.status"
+    times >"$log.times"
 }
 case ${1:-} in --row | --script)
     what=${1#--}
@@ -272,6 +278,7 @@ while read -r name precision library ranks; do
     [ -x "$program" ] || log=$program
     status=$(cat "$log.status" 2>/dev/null)
     cp "$log.log" "$output"
+    used="$(seconds_in "$log.times"), built in $(seconds_in "$program.build_times")"
     if [ "$status" = 'does not compile' ]; then
         cat "$output"
         echo "FAILED: $label does not compile"
@@ -285,6 +292,7 @@ done <"$output.rows"
 
 for script in $scripts; do
     cp build/test-scripts/$script.log "$output"
+    used=$(seconds_in build/test-scripts/$script.times)
     grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40
     count "$script" "$(cat build/test-scripts/$script.status 2>/dev/null || echo 1)"
 done

@@ -407,7 +407,8 @@ TEST(file_size_limit) {
     saving.file_limit = 4000; // less than the header of model.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/model.bin: reserving");
     expect_untouched();
-    saving.file_limit = sizeof(FlatHeader) + sections_bytes(&t, SEAL_MODEL); // room for model.bin, not for optimizer.bin
+    saving.file_limit =
+        sizeof(FlatHeader) + sections_bytes(&t, SEAL_MODEL); // room for model.bin, not for optimizer.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/optimizer.bin: reserving");
     expect_untouched();
     trained_close(&t);

@@ -53,7 +53,7 @@ TEST(work_by_hand) {
     close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 1, 1e-12);
 }
 
-// ---- a small model, all of whose numbers can be counted --------------------------------------------------------------
+// ---- a small model, all of whose numbers can be counted -------------------------------------------------------------
 #define SMALL                                                                                                          \
     "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_" \
     "size=160,head_dim=16"
@@ -83,7 +83,8 @@ static void planned(Planned *c, const char *init, size_t N, size_t ranks, size_t
 static void planned_end(Planned *c) { model_free(&c->model); }
 
 // FLOPs of the small model's forward and of all of it, in one stream of SMALL_N tokens: a layer's products are forward
-// once, computed again but for the last, and twice backward; attention 4, 4 and 10 for each query, key and head element.
+// once, computed again but for the last, and twice backward; attention 4, 4 and 10 for each query, key and head
+// element.
 static double small_flops(int backward) {
     const double C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N, pairs = N * (N + 1) / 2;
     const double down = C * FF, others = 2 * C * C + 2 * C * KV + 2 * C * FF, attention = 4 * C * pairs;

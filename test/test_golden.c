@@ -1,8 +1,8 @@
 /*
-Models from Hugging Face against transformers in float64: loss and every parameter's gradient, for each method and several
-chunk sizes, over packed documents with masks (test/golden/README.md). And the gradients we write are those, under the same
-names and in the same shapes. Under mpirun the ranks share each stream, but for the run of method full that bf16 is held
-against.
+Models from Hugging Face against transformers in float64: loss and every parameter's gradient, for each method and
+several chunk sizes, over packed documents with masks (test/golden/README.md). And the gradients we write are those,
+under the same names and in the same shapes. Under mpirun the ranks share each stream, but for the run of method full
+that bf16 is held against.
 */
 #include "llmc/dist.h"
 #include "test/testing.h"

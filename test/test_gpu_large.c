@@ -227,7 +227,7 @@ TEST(activations) {
 
 TEST(optimizer) {
     static const size_t counts[] = {4096 * 12288, 10000019};
-    const AdamW step = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42};
+    const AdamW step = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0};
     size_t c;
     for (c = 0; c < 2; c++) {
         size_t count = counts[c];

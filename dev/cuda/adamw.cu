@@ -82,7 +82,7 @@ template <typename T, typename M> struct Step {
     } shape;
     static constexpr bool master = sizeof(T) != sizeof(floatX);
     double tolerance = sizeof(T) == 2 || sizeof(M) == 2 ? 1.0 / 120 : 2 * ROUNDING; // a whole unit of bf16 when drawn
-    AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 3, 1};
+    AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 3, 1, 0};
     Tensor<T> w, w_before;
     Tensor<floatX> rounded, gradient;
     Tensor<M> m, v, m_before, v_before;
