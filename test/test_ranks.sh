@@ -237,6 +237,7 @@ done
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 # streams that are empty, used twice
 unset STREAMBP_ALLOCATION_GUARD
 ranks_refuse 2 'batch 5 prompts cannot be dealt over 6 replicas; take --batch 6' 6 train $common "$@"
+ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
 ranks_refuse 2 'rollout .* not with --zero 3' 2 train $common "$@" --zero 3
 ranks_refuse 1 'the reward command ended after 0 of' 2 train $common --reward-command 'exit 3'
 
