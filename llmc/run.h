@@ -58,6 +58,7 @@ static inline void run_open_lora(Run *run) {
     if (o->adapter)
         run->adapter =
             adapter_open(adapter_path_find(o->adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
+    if (o->adapter && dist_ranks() > 1) dist_check("adapters", weights_key(run->adapter));
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
     lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
@@ -114,6 +115,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
         config = hf_directory_config(model, remark, sizeof(remark)); // a plan needs no weights
     } else {
         run->source = weights_open(model);
+        if (dist_ranks() > 1) dist_check("model files", weights_key(run->source));
         config = run->source->config;
         memcpy(remark, run->source->remark, sizeof(remark));
     }
@@ -249,7 +251,11 @@ static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
 static inline StreamBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = run->deal.parts;
-    if (data && data->of_documents) return dataloader_part_bound(data, parts);
+    if (data && data->of_documents) {
+        StreamBound bound = dataloader_part_bound(data, parts);
+        bound.N = stream_longest(bound.N, world_sp(run->settings.world));
+        return bound;
+    }
     deal_check_regular(run->deal, run->settings.world, o->batch);
     return data ? dataloader_part_bound(data, parts) : regular_bound(o->batch / parts * unit_documents(o), o->seq_len);
 }
@@ -306,10 +312,9 @@ static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
 }
 
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
-// generation
-static inline void check_memory(const Run *run, size_t B) {
-    const char *whose;
-    size_t limit = run_limit(run, &whose), longest;
+// generation. limit, whose: of run_limit
+static inline void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
+    size_t longest;
     if (!limit || run->plan.total_bytes <= limit) return;
     if (!B)
         die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
@@ -326,12 +331,15 @@ static inline void check_memory(const Run *run, size_t B) {
 static inline void run_allocate(Run *run, StreamBound bound) {
     Batch shape = batch_shape(bound);
     const char *whose;
+    size_t limit;
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    run_choose_ring(run, &shape, run_limit(run, &whose));
-    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0);
+    limit = run_limit(run, &whose);
+    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
+    run_choose_ring(run, &shape, limit);
+    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit, whose);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",

@@ -118,6 +118,7 @@ rows="
     zero          double      onednn   3
     zero          fp32        onednn   4
     zero          bf16        onednn   3
+    sampler_ranks fp32        onednn   2
 "
 
 total_passed=0 total_failed=0 total_skipped=0
