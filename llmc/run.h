@@ -237,11 +237,12 @@ static inline Shuffle run_shuffle(const Options *o) {
 static inline StreamBound regular_bound(size_t B, size_t T) {
     StreamBound bound;
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
-    bound.N = B * T, bound.documents = B, bound.longest = T;
+    bound.N = B * T, bound.documents = B, bound.longest = T, bound.varies = 0;
     return bound;
 }
 
 static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
+    a.varies |= b.varies || a.N != b.N;
     a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
     a.longest = max_size(a.longest, b.longest);
     return a;
@@ -251,11 +252,7 @@ static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
 static inline StreamBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = run->deal.parts;
-    if (data && data->of_documents) {
-        StreamBound bound = dataloader_part_bound(data, parts);
-        bound.N = stream_longest(bound.N, world_sp(run->settings.world));
-        return bound;
-    }
+    if (data && data->of_documents) return dataloader_part_bound(data, parts);
     deal_check_regular(run->deal, run->settings.world, o->batch);
     return data ? dataloader_part_bound(data, parts) : regular_bound(o->batch / parts * unit_documents(o), o->seq_len);
 }
@@ -265,10 +262,11 @@ static inline size_t bound_documents(StreamBound bound, size_t T) { return (boun
 
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
 // empty.
-static inline Batch batch_shape(StreamBound bound) {
+static inline Batch batch_shape(StreamBound bound, World world) {
     Batch batch;
     size_t d;
     memset(&batch, 0, sizeof(batch));
+    if (bound.varies && bound.N) bound.N = stream_bound(bound.N, world_sp(world));
     batch.N = bound.N, batch.documents = bound.documents;
     if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
@@ -329,7 +327,7 @@ static inline void check_memory(const Run *run, size_t B, size_t limit, const ch
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static inline void run_allocate(Run *run, StreamBound bound) {
-    Batch shape = batch_shape(bound);
+    Batch shape = batch_shape(bound, run->settings.world);
     const char *whose;
     size_t limit;
     if (shape.N > INT32_MAX)

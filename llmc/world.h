@@ -89,11 +89,11 @@ static inline size_t stream_largest(size_t N, size_t S) {
 
 static inline size_t stream_most(size_t N, size_t S) { return stream_tokens(N, S, stream_largest(N, S)); }
 
-// What to plan for where streams have any length up to N: one at least as long, of which the largest rank owns as much as
-// of any of these. A shorter one may leave more over: of 30 tokens and 4 ranks two own 9, of 32 each owns 8.
-static inline size_t stream_longest(size_t N, size_t S) {
+// Tokens to plan for where a stream has up to N: of some smaller ones a rank owns more, since what does not come out even
+// falls to one rank. Both halves of this one leave S - 1 tokens over, and no half of those is longer.
+static inline size_t stream_bound(size_t N, size_t S) {
     const size_t half = stream_half(N, S, 0).count;
-    return S > 1 ? 2 * (half - half % S + S - 1) : N;
+    return S > 1 ? 2 * (half / S * S + S - 1) : N;
 }
 
 // ---- what is sent ---------------------------------------------------------------------------------------------------

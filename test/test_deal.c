@@ -63,7 +63,7 @@ TEST(plans_of_shared_streams_hold_all_shorter_ones) {
     size_t S, N, n, rank;
     for (S = 1; S <= 9; S++) {
         for (N = 1; N <= 80; N++) {
-            const size_t planned = stream_longest(N, S), largest = stream_largest(planned, S);
+            const size_t planned = stream_bound(N, S), largest = stream_largest(planned, S);
             test_case("%zu tokens, %zu ranks", N, S);
             assert_in_range(planned, N, N + 2 * S);
             for (n = 1; n <= N; n++) {

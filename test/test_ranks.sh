@@ -169,6 +169,11 @@ trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 
 trained_together 4 --sp 4
 trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 10 --prompt-ids 3,4 --max-new-tokens 5
 for world in '2' '4 --zero 3'; do trained_together $world; done
+# Gone on with in the plain build, from behind the middle of a cosine.
+rm -rf "$WORK/text/checkpoint-00000020"
+succeeds train $common --steps 20 --out "$WORK/text" --resume
+rm -rf "$WORK/text/checkpoint-00000020"
+ranks_succeed 2 train $common --steps 20 --out "$WORK/text" --resume
 # The reference's log-probabilities are computed once, by all, and found again.
 mkdir "$WORK/own" # where one process keeps its own
 cp "$WORK/pairs.bin" "$WORK/own"
