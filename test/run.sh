@@ -271,7 +271,9 @@ if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of fp32 onednn)
     TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
-    export TRAIN TRAIN_PLAIN
+    NCCL_OPS=$(folder_of fp32 nccl)/ops.o
+    export TRAIN TRAIN_PLAIN NCCL_OPS
+    selected dist && build_ops fp32 nccl
     ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
         { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
     if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops.o $libraries -o $TRAIN; then
