@@ -24,7 +24,8 @@ folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 
 #   program       precision   op set   ranks     op set: onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels,
 #                                      run on the CPU; cudnn: these with cuDNN's attention, plain loops here; of plain and
-#                                      cudnn only the tests of what is different there
+#                                      cudnn only the tests of what is different there; nccl: memory and collectives of
+#                                      "cuda" between processes, over pretended calls of CUDA and NCCL, whose headers it needs
 #                                      ranks: so many processes, under mpirun, of which rank 0 closes; none: one, without it
 rows="
     cuda_on_cpu   bf16        cuda
@@ -106,16 +107,15 @@ rows="
     dist          fp32        onednn   3
     dist          fp32        onednn   4
     dist          double      onednn   3
-    sp            double      onednn   2
+    dist          fp32        nccl     2
+    dist          fp32        nccl     3
     sp            double      onednn   3
     sp            double      onednn   4
     sp            fp32        onednn   2
-    sp            fp32        onednn   3
     sp            bf16        onednn   2
     golden        fp32        onednn   3
     golden        bf16        onednn   2
     zero          double      onednn   2
-    zero          double      onednn   3
     zero          fp32        onednn   4
     zero          bf16        onednn   3
     sampler_ranks fp32        onednn   2
@@ -141,6 +141,15 @@ count() {
     printf '%-28s %s   %s\n' "$1" "$line" "$used"
 }
 
+# Flags for MPI and the headers of CUDA and NCCL (2.13 or later), which may lie beside nvcc and in $NCCL; nothing where one is missing.
+nccl_flags() {
+    toolkit=$(command -v "${NVCC:-nvcc}") && toolkit="-isystem $(dirname "$(dirname "$(readlink -f "$toolkit")")")/include"
+    set -- -DHAVE_NCCL ${NCCL:+-isystem "$NCCL/include"} $toolkit
+    [ -n "$mpi_libraries" ] &&
+        printf '#include <cuda_runtime.h>\n#include <nccl.h>\n#if NCCL_VERSION_CODE < 21300\n#error\n#endif\n' |
+        $CXX "$@" -fsyntax-only -x c++ - >/dev/null 2>&1 && echo "$@"
+}
+
 # Compiles a row's program, sanitized. Objects of the op set are shared by programs of one configuration.
 flags_of() { # precision, op set
     printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -O1 -g1 -march=native \
@@ -154,14 +163,22 @@ flags_of() { # precision, op set
 build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
     folder=$(folder_of "$1" "$2")
     compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o $folder/ops_cpu.o"
-    case $2 in cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;; esac
+    case $2 in
+    cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;;
+    nccl)
+        nccl=$(nccl_flags) || return 0
+        compile="$CXX -std=c++20 $(flags_of "$1" "$2") $nccl -Wno-missing-field-initializers -c test/ops_nccl.cc -o $folder/ops.o"
+        ;;
+    esac
     mkdir -p "$folder"
     [ -f "$folder/ops.o" ] && [ "$(cat "$folder/ops.command" 2>/dev/null)" = "$compile" ] &&
-        [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' \) -type f | head -n 1)" ] && return 0
+        [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' -o -name '*nccl*' \) -type f | head -n 1)" ] && return 0
     rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
     if [ "$2" = cuda ] || [ "$2" = cudnn ]; then # -O2: a kernel's threads take turns on one core
         $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
             ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
+    elif [ "$2" = nccl ]; then
+        $compile
     else
         $compile && mv "$folder/ops_cpu.o" "$folder/ops.o"
     fi && echo "$compile" >"$folder/ops.command"
@@ -169,8 +186,8 @@ build_ops() { # precision, op set; again when a source or the command changed (a
 build() { # name, precision, op set
     flags=$(flags_of "$2" "$3")
     libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
-    case $3 in cuda | cudnn) libraries="$libraries -lstdc++" ;; esac
-    case $3$compiler in *cu*-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
+    case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
+    case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     # Most programs spend their time in the op set, and would take longer to optimise than they run.
     case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
@@ -195,9 +212,13 @@ selected() { # name: no names given, or among them
 }
 names="$*"
 
+<<<<<<< HEAD
 # Processor seconds of all that this shell has waited for, as the builtin tells them, in a file for `seconds_in`.
 seconds_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f s", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
 
+=======
+skipped() { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' "$1"; } # a row, for want of
+>>>>>>> d792b68602b981befc3d99e21ba1ab60a68a471b
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
 row() { # build|run, name, precision, op set, ranks
     program=$(folder_of "$3" "$4")/test_$2
@@ -205,8 +226,17 @@ row() { # build|run, name, precision, op set, ranks
     mkdir -p "${program%/*}"
     if [ "$1" = build ]; then
         rm -f "$program" "$program.status"
+<<<<<<< HEAD
         build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
         times >"$program.build_times"
+=======
+        if [ "$4" = nccl ] && ! nccl_flags >/dev/null; then
+            skipped 'MPI with the headers of CUDA and of NCCL, 2.13 or later' >"$program.log"
+            echo 0 >"$program.status"
+        else
+            build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
+        fi
+>>>>>>> d792b68602b981befc3d99e21ba1ab60a68a471b
     elif [ -x "$program" ]; then
         only=
         case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
@@ -215,7 +245,7 @@ row() { # build|run, name, precision, op set, ranks
         elif [ -n "$mpi_libraries" ] && command -v mpirun >/dev/null; then
             $limit test/mpirun.sh "$5" "$program" >"$log.log" 2>&1 </dev/null
         else
-            printf '[  SKIPPED ] NOT TESTED, because there is no MPI with mpirun\n0 passed, 0 failed, 1 skipped\n' >"$log.log"
+            skipped 'MPI with mpirun' >"$log.log"
         fi
         echo $? >"$log.status"
         times >"$log.times"
@@ -253,7 +283,9 @@ if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     folder=$(folder_of fp32 onednn)
     TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
-    export TRAIN TRAIN_PLAIN
+    NCCL_OPS=$(folder_of fp32 nccl)/ops.o
+    export TRAIN TRAIN_PLAIN NCCL_OPS
+    selected dist && build_ops fp32 nccl
     ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
         { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
     if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops.o $libraries -o $TRAIN; then

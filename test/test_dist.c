@@ -1,7 +1,8 @@
 /*
 The collectives and dist.h between 2 to 4 processes (test/mpirun.sh P), each against what this process computes for all.
-Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Sums have to be those of
-additions in the order of ranks, to the bit.
+Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu" adds in the
+order of ranks, to the bit; NCCL, pretended here by nccl_on_mpi.h, in an order of its own, the same in every run. Both work
+as late as they may: before a collective is awaited, nothing has changed.
 */
 #include "llmc/dist.h"
 #include "testing.h"
@@ -64,28 +65,39 @@ static void write_sum(char *x, size_t i, size_t ranks) {
     element_write(x, ops_device->summed, i, ops_device->summed == DTYPE_FP64 ? sum : (double)sum32);
 }
 
+// Holds the rank's own portion against the expected sums. In another order of additions of terms below 1/2: each of the
+// two orders rounds less than `ranks` sums, which are below ranks / 2. Then takes what the first run gave for expected.
+static void check_sums(const char *x, char *expected, Portion own, size_t ranks, int run) {
+    const DType type = ops_device->summed;
+    const int in_order = run > 0 || !strcmp(ops_device->name, "cpu");
+    const double allowed = in_order ? 0 : 0x1p-24 * (double)(ranks * ranks);
+    size_t i;
+    for (i = own.begin; i < own.begin + own.count; i++)
+        if (!(fabs(element_read(x, type, i) - element_read(expected, type, i)) <= allowed))
+            test_fail("run %d: [%zu] is %.17g, not %.17g", run, i, element_read(x, type, i),
+                      element_read(expected, type, i));
+    memcpy(expected + own.begin * dtype_size(type), x + own.begin * dtype_size(type), own.count * dtype_size(type));
+}
+
 static void check_reduce_scatter(size_t count, size_t unit) {
     const size_t ranks = ranks_in(world, group), size = dtype_size(ops_device->summed);
     const Portion own = share_of(count, unit, ranks, rank_in(world, group));
-    Tensor t = tensor_new(count * size), expected = tensor_new(count * size);
+    Tensor t = tensor_new(count * size);
+    char *expected = (char *)malloc(count * size);
     size_t i;
     int run;
     for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, term(world.rank, i));
-    for (i = own.begin; i < own.begin + own.count; i++) write_sum(expected.as, i, ranks);
+    for (i = own.begin; i < own.begin + own.count; i++) write_sum(expected, i, ranks);
     for (run = 0; run < 3; run++) {
-        const char *x;
         int64_t ticket;
         tensor_load(&t);
         ticket = ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit);
         if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
         ops_device->await(ticket);
-        x = tensor_read(&t);
-        for (i = own.begin; i < own.begin + own.count; i++)
-            if (memcmp(x + i * size, expected.as + i * size, size))
-                test_fail("run %d: [%zu] of %zu is %.17g, not %.17g", run, i, count,
-                          element_read(x, ops_device->summed, i), element_read(expected.as, ops_device->summed, i));
+        check_sums(tensor_read(&t), expected, own, ranks, run);
     }
-    tensor_free(&t), tensor_free(&expected);
+    free(expected);
+    tensor_free(&t);
 }
 
 // Tiny, odd, without a portion for some, and portions of more than one piece (1100001).
@@ -106,7 +118,7 @@ static void each_group(void (*check)(size_t count, size_t unit)) {
     }
 }
 
-TEST(reduce_scatter_adds_in_the_order_of_ranks) { each_group(check_reduce_scatter); }
+TEST(reduce_scatter_adds_up_all_ranks) { each_group(check_reduce_scatter); }
 
 // ---- all-gather -----------------------------------------------------------------------------------------------------
 static char gathered(size_t rank, size_t byte) { return (char)random_bits(8, rank, byte); }
@@ -299,7 +311,7 @@ TEST(ranks_of_a_host_share_its_memory) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(reduce_scatter_adds_in_the_order_of_ranks),
+        LISTED(reduce_scatter_adds_up_all_ranks),
         LISTED(all_gather_brings_every_portion_to_all),
         LISTED(all_gather_takes_large_elements),
         LISTED(exchange_keeps_the_order_of_parcels),

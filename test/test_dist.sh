@@ -127,4 +127,54 @@ OMPI_COMM_WORLD_SIZE='' PMI_SIZE=2 PMI_RANK=0 "$WORK/waits" barrier >"$WORK/out"
 status=$?
 ends 1 'MPI does not connect them' "the launcher of another MPI"
 
+# ---- waiting for GPUs, with CUDA and NCCL pretended (nccl_on_mpi.h) ------------------------------------------------------------
+if [ ! -f "${NCCL_OPS:-}" ]; then
+    skipped=$((skipped + 1))
+    echo "[  SKIPPED ] ranks with GPUs: NOT TESTED, because there are no headers of CUDA and of NCCL, 2.13 or later"
+    finish
+    exit
+fi
+cat >"$WORK/gpus.c" <<'EOF'
+#include "llmc/dist.h"
+#include "llmc/ops.h"
+#include <signal.h>
+// gpus WHAT [WHAT of rank 1]
+int main(int argc, char **argv) {
+    const char *what;
+    Summed *x;
+    dist_start();
+    dist_split(dist_ranks());
+    dist_timeout(1);
+    what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
+    x = (Summed *)ops_device->allocate(4000); // connects the ranks
+    ops_device->zero(x, 4000);
+    if (!strcmp(what, "stop")) raise(SIGSTOP);
+    if (!strcmp(what, "barrier")) dist_barrier();
+    if (!strcmp(what, "gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
+    if (!strcmp(what, "sum")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
+    ops_device->finish();
+    printf("done\n");
+    dist_stop();
+    return 0;
+}
+EOF
+if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -fsanitize=address,undefined -I. "$WORK/gpus.c" "$NCCL_OPS" -fopenmp $(scripts/mpi_flags.sh link) -lstdc++ -lm -o "$WORK/gpus"; then pass; else fail "gpus.c does not compile"; fi
+PROGRAM=$WORK/gpus
+ranks 2 sum
+check "a sum between GPUs" [ "$status $(cat "$WORK/out")" = "0 done" ]
+NCCL_ON_MPI_DEVICES=1 ranks 2 sum
+ends 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
+NCCL_ON_MPI_DEVICES=0 ranks 2 sum
+ends 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
+ranks 2 sum stop
+ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
+ranks 2 sum barrier
+ends 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
+ranks 2 sum gather
+ends 1 'asks for another collective' "ranks that ask for different collectives"
+NCCL_ON_MPI_FAULT=hang ranks 2 sum
+ends 1 'all ranks have come to a reduce-scatter, no. [0-9]+, which has not ended for' "a collective that does not end"
+NCCL_ON_MPI_FAULT=error ranks 2 sum
+ends 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
+
 finish
