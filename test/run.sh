@@ -212,13 +212,10 @@ selected() { # name: no names given, or among them
 }
 names="$*"
 
-<<<<<<< HEAD
 # Processor seconds of all that this shell has waited for, as the builtin tells them, in a file for `seconds_in`.
 seconds_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f s", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
 
-=======
 skipped() { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' "$1"; } # a row, for want of
->>>>>>> d792b68602b981befc3d99e21ba1ab60a68a471b
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
 row() { # build|run, name, precision, op set, ranks
     program=$(folder_of "$3" "$4")/test_$2
@@ -226,17 +223,13 @@ row() { # build|run, name, precision, op set, ranks
     mkdir -p "${program%/*}"
     if [ "$1" = build ]; then
         rm -f "$program" "$program.status"
-<<<<<<< HEAD
-        build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
-        times >"$program.build_times"
-=======
         if [ "$4" = nccl ] && ! nccl_flags >/dev/null; then
             skipped 'MPI with the headers of CUDA and of NCCL, 2.13 or later' >"$program.log"
             echo 0 >"$program.status"
         else
             build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
+            times >"$program.build_times"
         fi
->>>>>>> d792b68602b981befc3d99e21ba1ab60a68a471b
     elif [ -x "$program" ]; then
         only=
         case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
