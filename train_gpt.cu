@@ -429,8 +429,8 @@ int main(int argc, char **argv) {
     int status;
     dist_start();
     signals_prepare();
+    dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting
     options = options_parse(argc, argv);
-    dist_check_program(argc, argv);
     join_ranks(&options);
     progress_off = options.quiet;
     settle_threads(options.threads);
