@@ -43,22 +43,16 @@ __attribute__((weak)) Voice voice;
 static inline int speaks(void) { return !voice.silent; }
 
 __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
+    char message[DIE_MESSAGE];
     va_list args;
-    if (die_caught) {
-        char message[DIE_MESSAGE];
-        va_start(args, format);
-        vsnprintf(message, sizeof(message), format, args);
-        va_end(args);
-        die_caught(code, message);
-    }
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    if (die_caught) die_caught(code, message);
     fflush(stdout);
     if (voice.before_error) voice.before_error(code);
     if (before_message) before_message();
-    fprintf(stderr, "%s: %s", PROGRAM_NAME, voice.name);
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s: %s%s\n", PROGRAM_NAME, voice.name, message); // at once: a launcher writes there, too
     voice.failed = code;
     exit(code);
 }

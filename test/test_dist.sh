@@ -57,6 +57,8 @@ ranks 3 bp --model "$WORK/nowhere" --seq-len 32
 ends 1 'rank 0 on [^ ]*: .*nowhere' "all ranks miss the model"
 RANK1_OPTIONS='--seed 3' ranks 3 bp --init $TINY --seq-len 32
 ends 2 "rank 1 on [^ ]* was started with other arguments.*'--seed'" "other options"
+RANK1_OPTIONS='--help' ranks 3 bp --init $TINY --seq-len 32 --timeout 600
+ends 2 "rank 1 on [^ ]* was started with other arguments.*'--help'" "one rank shows its help"
 cp "$TRAIN" "$WORK/other" && echo >>"$WORK/other"
 RANK1_PROGRAM=$WORK/other ranks 3 bp --init $TINY --seq-len 32
 ends 1 "rank 1 on [^ ]* has other program file" "another program"

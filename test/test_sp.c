@@ -524,7 +524,8 @@ TEST(a_bound_holds_shorter_streams) {
                 const size_t needs = planned(&model, w, N), bound = planned(&model, w, stream_bound(N, S));
                 grows += needs < most;
                 most = max_size(most, needs), tokens = max_size(tokens, stream_most(N, S));
-                if (bound < most) test_fail("%zu tokens: %zu bytes, but one of up to as many takes %zu", N, bound, most);
+                if (bound < most)
+                    test_fail("%zu tokens: %zu bytes, but one of up to as many takes %zu", N, bound, most);
                 assert_true(stream_most(stream_bound(N, S), S) >= tokens);
             }
             assert_true(S < 4 || grows > 0); // or there is nothing to be careful of
