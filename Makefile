@@ -68,7 +68,8 @@ OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. 
 .PHONY: all demo test test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
 all: train
 
-train: $(BUILD)/train
+# Again in any case: ./train may be the newer one of another configuration.
+train: $(BUILD)/train FORCE
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
 ifeq ($(BACKEND),cpu)

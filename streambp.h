@@ -307,6 +307,7 @@ static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t s
     s->kv.first = 0;
     if (layer_rings(s, l)) ring_begin(s, l, 0);
     if (s->ranks > 1) layer_kv_project(s, l, w, size, ticket);
+    weights_prefetch(&s->memory, l);
     for (half = 0; half < 2; half++) {
         await_shared(s, ticket[half]);
         for (i = 0; i < range_visits(s, half, size); i++) {
@@ -417,6 +418,7 @@ static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
     }
     if (!slides && !s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
+    weights_prefetch(&s->memory, l);
     await_shared(s, ticket[1]);
     for (half = 2; half-- > 0;) {
         for (i = range_visits(s, half, size); i-- > 0;) {

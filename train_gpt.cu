@@ -418,6 +418,10 @@ static void join_ranks(const Options *o) {
         die_usage("%s is work for one process, %zu were started; run it without mpirun or srun",
                   verb_rows[o->verb].name, dist_ranks());
     if (!together) return;
+    if (dist_ranks() > 1 && o->rollout && o->reward_timeout >= o->timeout)
+        die_usage("--reward-timeout %g s: ranks wait for each other's rewards, and give the job up after --timeout %g "
+                  "s; raise --timeout above it",
+                  o->reward_timeout, o->timeout);
     dist_timeout(o->timeout);
     dist_split(world_from_options(o).sp);
 }
@@ -429,8 +433,8 @@ int main(int argc, char **argv) {
     int status;
     dist_start();
     signals_prepare();
+    dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting
     options = options_parse(argc, argv);
-    dist_check_program(argc, argv);
     join_ranks(&options);
     progress_off = options.quiet;
     settle_threads(options.threads);

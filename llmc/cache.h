@@ -102,6 +102,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
         size_t l = layer_visit(s, visit), mark = arena_mark(s->arena);
         Activations a;
         w = weights_acquire(&s->memory, l);
+        weights_prefetch(&s->memory, l);
         push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
         first_norm(s, l, c, w, &a);
         kv_project(s, l, c, w, &a);

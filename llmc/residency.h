@@ -1,7 +1,7 @@
 /*
 Where weights, gradients and layer inputs live. streambp.h brackets its work with a few calls and never asks where things
 are: weights_acquire/release and grads_acquire/release around a group (a layer, the embedding or the head), layers_begin
-and layers_end around a walk over the layers, grads_begin and grads_end around a pass, input_save and input_load around a
+and layers_end around a walk over the layers, with weights_prefetch in between, grads_begin and grads_end around a pass, input_save and input_load around a
 chunk of a layer's input.
 
 With LoRA the model's weights are frozen: no gradient of theirs exists anywhere, and what is trained, has gradients and
@@ -149,13 +149,10 @@ static inline void gather_layer(Residency *r, size_t layer) {
     if (r->lora && !r->without) b->ticket = gather_group(r, &r->lora->table, r->adapters, layer, b->adapters);
 }
 
-// The walk's next layer is asked for, too. A plan's next visit is of any layer: there each asks for its own.
 static inline GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
-    const size_t L = r->model->config.num_hidden_layers, next = r->step > 0 ? layer + 1 : layer - 1;
     LayerBuffer *b = &r->gathered[layer % 2];
     GroupWeights w = {b->weights, r->lora && !r->without ? b->adapters : NULL, NULL};
     gather_layer(r, layer);
-    if (!r->plan && next < L) gather_layer(r, next); // before layer 0 it is no number of a layer
     r->ops->await(b->ticket);
     b->busy = 0;
     return w;
@@ -194,6 +191,13 @@ static inline GroupWeights weights_acquire(Residency *r, size_t group) {
     if (r->lora && !r->without && is_layer(group))
         w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), size);
     return w;
+}
+
+// Within a walk, while `layer` is worked on: the next one is asked for. What this layer has to wait for itself is better
+// asked for before. A plan's next visit is of any layer: there each asks for its own.
+static inline void weights_prefetch(Residency *r, size_t layer) {
+    const size_t next = r->step > 0 ? layer + 1 : layer - 1; // before layer 0 it is no number of a layer
+    if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
 }
 
 static inline void weights_release(Residency *r, size_t group) {

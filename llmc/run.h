@@ -58,6 +58,7 @@ static inline void run_open_lora(Run *run) {
     if (o->adapter)
         run->adapter =
             adapter_open(adapter_path_find(o->adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
+    if (o->adapter && dist_ranks() > 1) dist_check("adapters", weights_key(run->adapter));
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
     lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
@@ -114,6 +115,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
         config = hf_directory_config(model, remark, sizeof(remark)); // a plan needs no weights
     } else {
         run->source = weights_open(model);
+        if (dist_ranks() > 1) dist_check("model files", weights_key(run->source));
         config = run->source->config;
         memcpy(remark, run->source->remark, sizeof(remark));
     }
@@ -235,11 +237,12 @@ static inline Shuffle run_shuffle(const Options *o) {
 static inline StreamBound regular_bound(size_t B, size_t T) {
     StreamBound bound;
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
-    bound.N = B * T, bound.documents = B, bound.longest = T;
+    bound.N = B * T, bound.documents = B, bound.longest = T, bound.varies = 0;
     return bound;
 }
 
 static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
+    a.varies |= b.varies || a.N != b.N;
     a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
     a.longest = max_size(a.longest, b.longest);
     return a;
@@ -259,10 +262,11 @@ static inline size_t bound_documents(StreamBound bound, size_t T) { return (boun
 
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
 // empty.
-static inline Batch batch_shape(StreamBound bound) {
+static inline Batch batch_shape(StreamBound bound, World world) {
     Batch batch;
     size_t d;
     memset(&batch, 0, sizeof(batch));
+    if (bound.varies && bound.N) bound.N = stream_bound(bound.N, world_sp(world));
     batch.N = bound.N, batch.documents = bound.documents;
     if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
@@ -306,10 +310,9 @@ static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
 }
 
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
-// generation
-static inline void check_memory(const Run *run, size_t B) {
-    const char *whose;
-    size_t limit = run_limit(run, &whose), longest;
+// generation. limit, whose: of run_limit
+static inline void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
+    size_t longest;
     if (!limit || run->plan.total_bytes <= limit) return;
     if (!B)
         die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
@@ -324,14 +327,17 @@ static inline void check_memory(const Run *run, size_t B) {
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static inline void run_allocate(Run *run, StreamBound bound) {
-    Batch shape = batch_shape(bound);
+    Batch shape = batch_shape(bound, run->settings.world);
     const char *whose;
+    size_t limit;
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    run_choose_ring(run, &shape, run_limit(run, &whose));
-    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0);
+    limit = run_limit(run, &whose);
+    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
+    run_choose_ring(run, &shape, limit);
+    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit, whose);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",

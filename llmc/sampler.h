@@ -207,10 +207,14 @@ static inline const double *sampler_logits(Sampler *sampler) {
     return sampler->logits;
 }
 
+// Ranks that gather weights for each other (ZeRO 3) write one text, rank 0's: with other devices or numbers of threads
+// their logits may be rounded otherwise, and each has to end where the others do.
 static inline int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     const double *logits = sampler_logits(sampler);
     double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, sampler->cache.used[0]);
     sampler->drawn = sampling_draw(settings, logits, sampler->V, sampler->order, uniform);
+    if (weights_sharding(&sampler->stream->memory).ranks > 1)
+        dist_broadcast(RANKS_ALL, &sampler->drawn, sizeof(sampler->drawn), 0);
     return sampler->drawn;
 }
 

@@ -6,6 +6,7 @@ absent.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
+#include "checksum.h"
 #include "flat.h"
 #include "hf_weights.h"
 #include "initial_weights.h"
@@ -78,6 +79,28 @@ static inline void weights_close(WeightSource *source) {
     free(source->path);
     model_free(&source->model);
     free(source);
+}
+
+enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
+
+// By which ranks know that they have the same model before them: its configuration, and samples all over its files.
+static inline uint64_t weights_key(const WeightSource *source) {
+    unsigned char sample[KEY_SAMPLE_BYTES];
+    char config[4096];
+    uint64_t key;
+    size_t i, k;
+    config_to_text(&source->config, config, sizeof(config));
+    key = checksum_piece((uint64_t)source->dtype, config, strlen(config));
+    for (i = 0; i < source->file_count; i++) {
+        const InputFile *file = &source->files[i];
+        const size_t n = (size_t)(file->bytes < sizeof(sample) ? file->bytes : sizeof(sample));
+        key = random_mix(key ^ file->bytes);
+        for (k = 0; k < KEY_SAMPLES; k++) {
+            input_read(file, (file->bytes - n) / (KEY_SAMPLES - 1) * k, sample, n);
+            key = checksum_piece(key, sample, n);
+        }
+    }
+    return key;
 }
 
 // ---- reading -----------------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,13 @@ static inline size_t stream_largest(size_t N, size_t S) {
 
 static inline size_t stream_most(size_t N, size_t S) { return stream_tokens(N, S, stream_largest(N, S)); }
 
+// Tokens to plan for where a stream has up to N: of some smaller ones a rank owns more, since what does not come out even
+// falls to one rank. Both halves of this one leave S - 1 tokens over, and no half of those is longer.
+static inline size_t stream_bound(size_t N, size_t S) {
+    const size_t half = stream_half(N, S, 0).count;
+    return S > 1 ? 2 * (half / S * S + S - 1) : N;
+}
+
 // ---- what is sent ---------------------------------------------------------------------------------------------------
 // Bytes that a rank sends, by what for. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends
 // n (P - 1) / P from each, and that is what is counted.

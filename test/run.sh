@@ -109,25 +109,24 @@ rows="
     dist          double      onednn   3
     dist          fp32        nccl     2
     dist          fp32        nccl     3
-    sp            double      onednn   2
     sp            double      onednn   3
     sp            double      onednn   4
     sp            fp32        onednn   2
-    sp            fp32        onednn   3
     sp            bf16        onednn   2
     golden        fp32        onednn   3
     golden        bf16        onednn   2
     zero          double      onednn   2
-    zero          double      onednn   3
     zero          fp32        onednn   4
     zero          bf16        onednn   3
+    sampler_ranks fp32        onednn   2
 "
 
 total_passed=0 total_failed=0 total_skipped=0
 skips=$(mktemp) output=$(mktemp)
 trap 'rm -f "$skips" "$output"' EXIT
 
-# count NAME STATUS: reads the closing line of $output; a program without one has failed.
+# count NAME STATUS: reads the closing line of $output; a program without one has failed. $used: processor time, for people
+used=
 count() {
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$output" | tail -n 1)
     if [ -z "$line" ]; then
@@ -139,7 +138,7 @@ count() {
     [ "$2" != 0 ] && [ "$4" = 0 ] && { echo "FAILED: $1 ended with status $2"; set -- "$1" "$2" "$3" 1 "$5"; }
     total_passed=$((total_passed + $3)) total_failed=$((total_failed + $4)) total_skipped=$((total_skipped + $5))
     grep 'SKIPPED.*NOT TESTED' "$output" | sed "s|^|$1: |" >>"$skips"
-    printf '%-28s %s\n' "$1" "$line"
+    printf '%-28s %s   %s\n' "$1" "$line" "$used"
 }
 
 # Flags for MPI and the headers of CUDA and NCCL (2.13 or later), which may lie beside nvcc and in $NCCL; nothing where one is missing.
@@ -213,6 +212,9 @@ selected() { # name: no names given, or among them
 }
 names="$*"
 
+# Processor seconds of all that this shell has waited for, as the builtin tells them, in a file for `seconds_in`.
+seconds_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f s", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
+
 skipped() { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' "$1"; } # a row, for want of
 # Every program is compiled, then run; JOBS rows at a time, each into files of its own.
 row() { # build|run, name, precision, op set, ranks
@@ -226,6 +228,7 @@ row() { # build|run, name, precision, op set, ranks
             echo 0 >"$program.status"
         else
             build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
+            times >"$program.build_times"
         fi
     elif [ -x "$program" ]; then
         only=
@@ -238,12 +241,14 @@ row() { # build|run, name, precision, op set, ranks
             skipped 'MPI with mpirun' >"$log.log"
         fi
         echo $? >"$log.status"
+        times >"$log.times"
     fi
 }
 script() { # name
     log=build/test-scripts/$1
     $limit sh "test/test_$1.sh" >"$log.log" 2>&1 </dev/null
     echo $? >"$log.status"
+    times >"$log.times"
 }
 case ${1:-} in --row | --script)
     what=${1#--}
@@ -298,6 +303,7 @@ while read -r name precision library ranks; do
     [ -x "$program" ] || log=$program
     status=$(cat "$log.status" 2>/dev/null)
     cp "$log.log" "$output"
+    used="$(seconds_in "$log.times"), built in $(seconds_in "$program.build_times")"
     if [ "$status" = 'does not compile' ]; then
         cat "$output"
         echo "FAILED: $label does not compile"
@@ -311,6 +317,7 @@ done <"$output.rows"
 
 for script in $scripts; do
     cp build/test-scripts/$script.log "$output"
+    used=$(seconds_in build/test-scripts/$script.times)
     grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40
     count "$script" "$(cat build/test-scripts/$script.status 2>/dev/null || echo 1)"
 done

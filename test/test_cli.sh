@@ -217,6 +217,18 @@ check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_seco
 ranks --ranks 4 --sp 4 --zero 1 --memory-limit 20GiB
 check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d. -f1)" -gt 1000000 ]
 check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
+# Keys and values of whole streams, or blocks of them that pass around: as memory has it, or as asked for.
+long() { succeeds plan --init qwen3-8b --dtype bf16 --seq-len 1000000 --ranks 16 --sp 16 --zero 3 --json "$@"; }
+long --kv gather
+gathered=$(json total_bytes)
+long --kv ring
+around=$(json total_bytes)
+check 'what passes around needs less memory' [ "$around" -lt "$gathered" ]
+long --memory-limit $gathered
+check 'keys and values are gathered where they fit' [ "$(json total_bytes)" = "$gathered" ]
+long --memory-limit $((gathered - 1))
+check 'they pass around where they do not' [ "$(json total_bytes)" = "$around" ]
+check 'the longest is that of the ring' [ "$(json max_seq_len)" -ge 1000000 ]
 ranks --machine h200
 check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds": [0-9]' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2

@@ -54,6 +54,28 @@ TEST(evaluations_go_round_by_round) {
     }
 }
 
+static size_t longest_range(size_t N, size_t S, size_t rank) {
+    return max_size(stream_part(N, S, rank, 0).count, stream_part(N, S, rank, 1).count);
+}
+
+// A shorter stream may leave more of it to a rank.
+TEST(plans_of_shared_streams_hold_all_shorter_ones) {
+    size_t S, N, n, rank;
+    for (S = 1; S <= 9; S++) {
+        for (N = 1; N <= 80; N++) {
+            const size_t planned = stream_bound(N, S), largest = stream_largest(planned, S);
+            test_case("%zu tokens, %zu ranks", N, S);
+            assert_in_range(planned, N, N + 2 * S);
+            for (n = 1; n <= N; n++) {
+                for (rank = 0; rank < S; rank++) {
+                    assert_true(stream_tokens(n, S, rank) <= stream_tokens(planned, S, largest));
+                    assert_true(longest_range(n, S, rank) <= longest_range(planned, S, largest));
+                }
+            }
+        }
+    }
+}
+
 typedef struct {
     size_t ranks, A, B;
 } Uneven;
@@ -288,6 +310,7 @@ TEST(parts_are_about_equal) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {LISTED(every_part_of_every_micro_batch_once),
                                        LISTED(evaluations_go_round_by_round),
+                                       LISTED(plans_of_shared_streams_hold_all_shorter_ones),
                                        LISTED(what_does_not_come_out_even_is_refused),
                                        LISTED(packed_documents),
                                        LISTED(pairs_groups_and_values),

@@ -293,6 +293,22 @@ TEST(ranks_are_numbered_on_their_host) {
     assert_int_equal(speaks(), dist_rank() == 0);
 }
 
+// In bytes; 0 where the system does not tell.
+static double memory_of_machine(void) {
+    unsigned long long kilobytes = 0;
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "MemTotal: %20llu kB", &kilobytes) == 1) break;
+    if (file) fclose(file);
+    return 1024.0 * (double)kilobytes;
+}
+
+TEST(ranks_of_a_host_share_its_memory) {
+    const double most = memory_of_machine() / (double)dist_local_ranks();
+    if (most > 0) assert_true((double)ops_device->memory_available() <= most + 1);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(reduce_scatter_adds_up_all_ranks),    LISTED(all_gather_brings_every_portion_to_all),
@@ -300,6 +316,7 @@ int main(int argc, char **argv) {
         LISTED(tickets_are_done_in_order),           LISTED(large_collectives_need_no_memory_of_their_size),
         LISTED(host_exchanges_match_in_every_group), LISTED(host_sums_have_the_same_bits_everywhere),
         LISTED(ranks_are_numbered_on_their_host),
+        LISTED(ranks_of_a_host_share_its_memory),
     };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/mpirun.sh 3 %s", argv[0]);

@@ -163,8 +163,17 @@ trained_together() { # P, options of the world
 trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.bin" --val-every 5 --seq-len 60 --batch 3 --grad-accum 2 \
     --lr 1e-3 --warmup 4 --seed 3
 for world in '2 --zero 1' '3 --zero 2' '4 --sp 2 --zero 3'; do trained_together $world; done
+# Streams of many lengths: of a shorter one a rank may own more.
+"$WORK/make_documents" "$WORK/lengths.bin" 96 257,256,255,254,253,252,251,250
+trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 256 --lr 1e-3
+trained_together 4 --sp 4
 trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 10 --prompt-ids 3,4 --max-new-tokens 5
 for world in '2' '4 --zero 3'; do trained_together $world; done
+# Gone on with in the plain build, from behind the middle of a cosine.
+rm -rf "$WORK/text/checkpoint-00000020"
+succeeds train $common --steps 20 --out "$WORK/text" --resume
+rm -rf "$WORK/text/checkpoint-00000020"
+ranks_succeed 2 train $common --steps 20 --out "$WORK/text" --resume
 # The reference's log-probabilities are computed once, by all, and found again.
 mkdir "$WORK/own" # where one process keeps its own
 cp "$WORK/pairs.bin" "$WORK/own"
@@ -233,6 +242,7 @@ done
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 # streams that are empty, used twice
 unset STREAMBP_ALLOCATION_GUARD
 ranks_refuse 2 'batch 5 prompts cannot be dealt over 6 replicas; take --batch 6' 6 train $common "$@"
+ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
 ranks_refuse 2 'rollout .* not with --zero 3' 2 train $common "$@" --zero 3
 ranks_refuse 1 'the reward command ended after 0 of' 2 train $common --reward-command 'exit 3'
 
@@ -259,6 +269,15 @@ printf '\001' | dd of="$WORK/host1/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev
 $MPIRUN 2 sh "$WORK/elsewhere.sh" bp --init $TINY --data shard.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
 check 'other data on one rank: exit 1' [ $? = 1 ]
 check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other data than rank 0' "$WORK/err")" = 1 ]
+# Another model on one rank: one byte in the middle of its weights.
+succeeds convert --init $TINY --out "$WORK/host0/model.bin"
+cp "$WORK/host0/model.bin" "$WORK/host1/model.bin"
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'the same model on all ranks' [ $? = 0 ]
+printf '\001' | dd of="$WORK/host1/model.bin" bs=1 seek=40000 conv=notrunc 2>/dev/null
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'another model on one rank: exit 1' [ $? = 1 ]
+check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other model files than rank 0' "$WORK/err")" = 1 ]
 
 # ---- the sanitized program: once through each verb ----------------------------------------------------------------------------
 TRAIN=$SANITIZED

@@ -8,7 +8,7 @@ less often, and first touches cost far less time.
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <stdio.h>
-#include "../utils.h"
+#include "../dist.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -95,14 +95,16 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
-// What the machine, or the container this runs in (cgroup 2 or 1), has left.
+// What the machine, or the container this runs in (cgroup 2 or 1), has left for this process: its share, where other ranks
+// run there.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t memory_available(void) {
     size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable"), left;
     left = min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
                     cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",
                                 CGROUP "memory/memory.stat", "total_inactive_file"));
-    return machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
+    left = machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
+    return left ? left / dist_local_ranks() + 1 : 0; // 0 would mean that nothing is known
 }
 
 // ---- copies and clears ---------------------------------------------------------------------------------------------------
