@@ -1,7 +1,7 @@
 /*
-What llmc/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI, for tests: the
-two files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes, without a
-GPU.
+What llmc/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI, for tests:
+the two files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without
+a GPU.
 
 Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
 told to wait for. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the
