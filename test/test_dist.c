@@ -315,8 +315,7 @@ int main(int argc, char **argv) {
         LISTED(all_gather_takes_large_elements),     LISTED(exchange_keeps_the_order_of_parcels),
         LISTED(tickets_are_done_in_order),           LISTED(large_collectives_need_no_memory_of_their_size),
         LISTED(host_exchanges_match_in_every_group), LISTED(host_sums_have_the_same_bits_everywhere),
-        LISTED(ranks_are_numbered_on_their_host),
-        LISTED(ranks_of_a_host_share_its_memory),
+        LISTED(ranks_are_numbered_on_their_host),    LISTED(ranks_of_a_host_share_its_memory),
     };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/mpirun.sh 3 %s", argv[0]);
