@@ -55,12 +55,12 @@ size_t dist_rank(void) { return job.rank; }
 size_t dist_local_rank(void) { return job.local_rank; }
 size_t dist_local_ranks(void) { return job.local_ranks; }
 
+#ifdef HAVE_MPI
 static World job_world(void) {
     World world = {job.ranks, job.rank, 0, job.sp};
     return world;
 }
 
-#ifdef HAVE_MPI
 // ---- start and end --------------------------------------------------------------------------------------------------
 // At exit, however it comes about: an error ends all ranks, and otherwise MPI wants to be left by all of them.
 static void leave_job(void) {

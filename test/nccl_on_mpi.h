@@ -1,24 +1,27 @@
 /*
-What llmc/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI, for the tests: the two files
-are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without a GPU.
+What llmc/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI, for tests:
+the two files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without
+a GPU.
 
-Device memory is the host's. The default stream is done with a copy when the call returns; before it, it waits for what it was told
-to wait for. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the default stream waits
-for it, or when the host has asked an event for long. So what reads a result too early finds the old one. Events never block, as on a GPU: a rank that does not
-come is for the program to find.
+Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
+told to wait for. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the
+default stream waits for it, or when the host has asked an event for long. So what reads a result too early finds what
+was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
 
 What a wrong caller does here:
 
-    a collective that does not wait for the kernels before it      refused when its group ends
-    calls outside of a group, or on the default stream             refused
-    send and receive buffers other than NCCL's in-place ones       refused
-    ranks that ask for different collectives, or in another order  their signatures are compared before anything moves
-    parcels of another size than the receiver expects              their bytes are counted
-    an event recorded anew before what it marked has happened      refused: who waits for the old one would get the new one
-    reading what a reduce-scatter leaves undefined                 NaNs are there
-    relying on an order of additions                               sums go around a ring, as NCCL's: rank r's begin at r + 1
+    a collective that does not wait for the kernels before it   refused when its group ends
+    calls outside of a group, or on the default stream          refused
+    buffers other than those of NCCL's in-place collectives     refused
+    ranks that ask for different collectives, or in another     their signatures are compared before the result is used
+      order
+    parcels of another size than the receiver expects           their bytes are counted
+    an event recorded anew before what it marked has happened   refused: who waits for the old one would get the new one
+    reading what a reduce-scatter leaves undefined              NaNs are there
+    relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
 
-NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ever ends; =error: NCCL reports one.
+NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
+an error.
 
 What it cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
@@ -50,12 +53,13 @@ static void cuda_check(cudaError_t error, const char *doing) {
 
 // The library that is found is this file.
 static void *nccl_on_mpi_symbol(const char *name);
-#define dlopen(name, flags)   ((void)(name), (void *)&before_waiting)
-#define dlsym(library, name)  nccl_on_mpi_symbol(name)
+#define dlopen(name, flags)  ((void)(name), (void *)&before_waiting)
+#define dlsym(library, name) nccl_on_mpi_symbol(name)
 
 namespace nccl_on_mpi {
 
-constexpr int SOON = 3, LATE = 100; // looks at an event until it happens; LATE: where only the host waits for a collective
+// Looks at an event until it happens; LATE: that of a collective for which the default stream does not wait.
+constexpr int SOON = 3, LATE = 100;
 const cudaStream_t SECOND_STREAM = (cudaStream_t)16;
 
 struct Communicator {
@@ -90,7 +94,7 @@ static bool fault(const char *name) {
     return asked && !strcmp(asked, name);
 }
 
-// ---- working off the queue ----------------------------------------------------------------------------------------------------------
+// ---- working off the queue ------------------------------------------------------------------------------------------
 static void start(Group *g) {
     g->requests.resize(g->calls.size() + (g->signature != 0), MPI_REQUEST_NULL);
     for (size_t i = 0; i < g->calls.size(); i++) g->calls[i].start(&g->requests[i]);
@@ -145,9 +149,10 @@ static void default_stream_turn(void) {
     kernels++;
 }
 
-// ---- events -------------------------------------------------------------------------------------------------------------------------
+// ---- events ---------------------------------------------------------------------------------------------------------
 struct Event {
-    size_t groups, kernels; // it happens when so many groups are done; kernels: on the default stream when it was recorded
+    size_t groups;  // it happens when so many are done
+    size_t kernels; // of the default stream when it was recorded
     bool of_second;
     int looks;
 };
@@ -171,7 +176,7 @@ static void wait_for(cudaStream_t stream, const Event *event) {
         seen = std::max(seen, event->kernels);
 }
 
-// ---- NCCL's calls ---------------------------------------------------------------------------------------------------------------------
+// ---- NCCL's calls ---------------------------------------------------------------------------------------------------
 static const Communicator *communicator_of(ncclComm_t communicator) {
     return (const Communicator *)(const void *)communicator;
 }
@@ -200,8 +205,7 @@ typedef std::shared_ptr<std::vector<float>> Terms; // [ranks][count]
 static void add_terms(float *sums, const Terms &terms, size_t count, const Communicator *c, int owner) {
     for (size_t i = 0; i < count; i++) {
         float sum = 0;
-        for (int step = 1; step <= c->count; step++)
-            sum += (*terms)[(size_t)((owner + step) % c->count) * count + i];
+        for (int step = 1; step <= c->count; step++) sum += (*terms)[(size_t)((owner + step) % c->count) * count + i];
         sums[i] = sum;
     }
 }
@@ -254,8 +258,7 @@ static void all_gather(const char *own, char *all, size_t n, const Communicator 
 static void broadcast(const char *in, char *out, size_t n, int root, const Communicator *c, cudaStream_t stream) {
     must_be(in == out, "a broadcast that is not in place");
     add_call(
-        stream, -1, [=](MPI_Request *request) { MPI_Ibcast(out, (int)n, MPI_BYTE, root, c->ranks, request); },
-        []() {});
+        stream, -1, [=](MPI_Request *request) { MPI_Ibcast(out, (int)n, MPI_BYTE, root, c->ranks, request); }, []() {});
     sign(c, 4, n, root);
 }
 
@@ -273,7 +276,7 @@ static Communicator *connect(int count, uint64_t id, int rank) {
     return c;
 }
 
-// ---- device memory ------------------------------------------------------------------------------------------------------------------
+// ---- device memory --------------------------------------------------------------------------------------------------
 constexpr size_t DEVICE_BYTES = (size_t)8 << 30;
 static std::map<void *, size_t> memory; // what is allocated, and its bytes
 static size_t in_use;
@@ -295,7 +298,7 @@ static void release(void *block) {
 
 } // namespace nccl_on_mpi
 
-// ---- CUDA's runtime -------------------------------------------------------------------------------------------------------------------
+// ---- CUDA's runtime -------------------------------------------------------------------------------------------------
 static cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, void (*)(void)) { return cudaSuccess; } // a kernel
 
 extern "C" {
@@ -356,7 +359,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     return nccl_on_mpi::happened(nccl_on_mpi::event_of(event)) ? cudaSuccess : cudaErrorNotReady;
 }
 
-// ---- NCCL -------------------------------------------------------------------------------------------------------------------------------
+// ---- NCCL -----------------------------------------------------------------------------------------------------------
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     static int made;
     int rank;
@@ -372,7 +375,9 @@ ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int count, ncclUniqueId 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *state) {
     return *state = nccl_on_mpi::fault("error") ? ncclRemoteError : ncclSuccess, ncclSuccess;
 }
-const char *ncclGetErrorString(ncclResult_t result) { return result == ncclRemoteError ? "remote error" : "other error"; }
+const char *ncclGetErrorString(ncclResult_t result) {
+    return result == ncclRemoteError ? "remote error" : "other error";
+}
 const char *ncclGetLastError(ncclComm_t) { return "a link is down"; }
 
 ncclResult_t ncclGroupStart(void) {

@@ -1,6 +1,6 @@
 /*
-Op set "nccl" of the tests: memory and collectives of op set "cuda" over pretended calls of CUDA and NCCL (nccl_on_mpi.h). It has no
-other ops.
+Op set "nccl" of the tests: memory and collectives of op set "cuda" over pretended calls of CUDA and NCCL
+(nccl_on_mpi.h). It has no other ops.
 */
 #include "test/nccl_on_mpi.h"
 #include "llmc/cuda/memory.cuh"

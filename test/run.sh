@@ -166,7 +166,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
     case $2 in
     cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;;
     nccl)
-        nccl=$(nccl_flags) || return 0
+        nccl=$(nccl_flags) || { rm -f "$folder/ops.o"; return 0; }
         compile="$CXX -std=c++20 $(flags_of "$1" "$2") $nccl -Wno-missing-field-initializers -c test/ops_nccl.cc -o $folder/ops.o"
         ;;
     esac
@@ -228,8 +228,8 @@ row() { # build|run, name, precision, op set, ranks
             echo 0 >"$program.status"
         else
             build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
-            times >"$program.build_times"
         fi
+        times >"$program.build_times"
     elif [ -x "$program" ]; then
         only=
         case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there

@@ -1,8 +1,8 @@
 /*
 The collectives and dist.h between 2 to 4 processes (test/mpirun.sh P), each against what this process computes for all.
-Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu" adds in the
-order of ranks, to the bit; NCCL, pretended here by nccl_on_mpi.h, in an order of its own, the same in every run. Both work
-as late as they may: before a collective is awaited, nothing has changed.
+Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu" adds in
+the order of ranks, to the bit; "nccl", which pretends to be NCCL (nccl_on_mpi.h), in an order of its own, the same in
+every run. Both work as late as they may: before a collective is awaited, nothing has changed.
 */
 #include "llmc/dist.h"
 #include "testing.h"
@@ -311,16 +311,11 @@ TEST(ranks_of_a_host_share_its_memory) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(reduce_scatter_adds_up_all_ranks),
-        LISTED(all_gather_brings_every_portion_to_all),
-        LISTED(all_gather_takes_large_elements),
-        LISTED(exchange_keeps_the_order_of_parcels),
-        LISTED(tickets_are_done_in_order),
-        LISTED(large_collectives_need_no_memory_of_their_size),
-        LISTED(host_exchanges_match_in_every_group),
-        LISTED(host_sums_have_the_same_bits_everywhere),
-        LISTED(ranks_are_numbered_on_their_host),
-        LISTED(ranks_of_a_host_share_its_memory),
+        LISTED(reduce_scatter_adds_up_all_ranks),    LISTED(all_gather_brings_every_portion_to_all),
+        LISTED(all_gather_takes_large_elements),     LISTED(exchange_keeps_the_order_of_parcels),
+        LISTED(tickets_are_done_in_order),           LISTED(large_collectives_need_no_memory_of_their_size),
+        LISTED(host_exchanges_match_in_every_group), LISTED(host_sums_have_the_same_bits_everywhere),
+        LISTED(ranks_are_numbered_on_their_host),    LISTED(ranks_of_a_host_share_its_memory),
     };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/mpirun.sh 3 %s", argv[0]);
