@@ -218,7 +218,7 @@ static inline int dataloader_shuffled(const DataLoader *loader) {
 }
 
 static inline StreamBound dataloader_bound(const DataLoader *loader) {
-    StreamBound bound = {loader->B * loader->T, loader->B, loader->T, 0};
+    StreamBound bound = {loader->B * loader->T, loader->B, loader->T};
     return loader->of_documents ? loader->documents.bound : bound;
 }
 

@@ -50,7 +50,6 @@ typedef struct {
 // The largest stream there will be: all that a plan needs to know.
 typedef struct {
     size_t N, documents, longest; // positions, documents, positions of the longest document
-    int varies;                   // others have fewer positions
 } StreamBound;
 
 typedef struct {
@@ -359,7 +358,7 @@ static inline size_t documents_unit(const Documents *d, size_t unit, size_t *beg
 // and no more documents than of the shortest fit.
 static inline StreamBound documents_bound(const Documents *d) {
     const EpochStreams *e = &d->epoch[0];
-    StreamBound bound = {0, 0, 0, 1};
+    StreamBound bound = {0, 0, 0};
     size_t s, i, N;
     for (i = 0; i < d->pieces; i++) bound.longest = max_size(bound.longest, d->piece[i].positions);
     if (d->packing.shuffle) {

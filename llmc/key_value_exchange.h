@@ -66,6 +66,15 @@ static inline Portion halo_part(const StreamBP *s, size_t seer, size_t half, siz
     return both;
 }
 
+// Tokens in the halos of all ranks, for each of them. Only a plan wants to know.
+static inline double halo_mean(const StreamBP *s) {
+    size_t tokens = 0, rank, half;
+    for (rank = 0; rank < s->ranks && s->dry; rank++)
+        for (half = 0; half < 2; half++)
+            tokens += held_of_rank(s, rank, half).count - stream_part(s->N, s->ranks, rank, half).count;
+    return (double)tokens / (double)s->ranks;
+}
+
 enum { HALO_PARCELS = 16 }; // to and from one peer each: two halos in two ranges, of keys and of values
 
 typedef struct {
@@ -83,6 +92,7 @@ static inline void parcel_add(Parcels *p, size_t peer, const void *out, void *in
 static inline int64_t halos_gather(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const size_t S = s->ranks, rank = rank_of_stream(s), row = d.KV * d.stored;
+    const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     int64_t ticket = 0;
     size_t i, j;
     for (i = 1; i < S; i++) {
@@ -100,7 +110,7 @@ static inline int64_t halos_gather(StreamBP *s, size_t l) {
                 parcel_add(&p, from, NULL, key_value_at(s, s->kv.v, l, in.begin), in.count * row);
             }
         }
-        ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_OF_STREAM, p.parcel, p.count);
+        ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_OF_STREAM, p.parcel, p.count, mean);
     }
     return ticket;
 }
@@ -110,6 +120,7 @@ static inline void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const size_t S = s->ranks, rank = rank_of_stream(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->own_tokens, 2 * (window_of_model(&s->model->config) - 1));
+    const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
     Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);
     size_t i, j, done;
@@ -129,7 +140,8 @@ static inline void halos_return(StreamBP *s, size_t l) {
             }
             done += in.count;
         }
-        s->ops->await(ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_OF_STREAM, p.parcel, p.count));
+        s->ops->await(
+            ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_OF_STREAM, p.parcel, p.count, mean));
         for (j = 0, done = 0; j < 4; j++) {
             const Portion in = halo_part(s, from, j / 2, rank, j % 2);
             const DType type = dtype_of_sums(s->model->dtype);

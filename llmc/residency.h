@@ -108,11 +108,15 @@ static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup gro
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
-static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Parcel *parcels, size_t n) {
+// mean: bytes that a rank sends on average. A plan counts these: it knows the parcels of one rank alone, and an exchange
+// may be uneven.
+static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Parcel *parcels, size_t n,
+                                     double mean) {
     double bytes = 0;
     size_t i;
     if (ranks_in(r->world, group) == 1) return 0;
     for (i = 0; i < n; i++) bytes += (double)parcels[i].out_bytes;
+    if (r->plan) bytes = mean;
     count_sent(r, kind, bytes, 1);
     return r->ops->exchange(group, parcels, n);
 }

@@ -59,6 +59,7 @@ static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, con
     const size_t S = s->ranks, rank = rank_of_stream(s);
     const size_t leaves = stream_tokens(s->N, S, block_owner(s, step));
     const size_t comes = stream_tokens(s->N, S, block_owner(s, step + 1));
+    const double mean = 2 * (double)(s->N * row) / (double)S; // a step's blocks are all of the stream
     Parcel parcel[4];
     size_t count = 0, i;
     for (i = 0; i < 2; i++) {
@@ -67,7 +68,7 @@ static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, con
         if (leaves) parcel[count++] = to;
         if (comes) parcel[count++] = from;
     }
-    return ranks_exchange(&s->memory, kind, RANKS_OF_STREAM, parcel, count);
+    return ranks_exchange(&s->memory, kind, RANKS_OF_STREAM, parcel, count, mean);
 }
 
 static inline int64_t keys_pass(StreamBP *s, size_t step, KeyBlock here, KeyBlock next) {

@@ -109,7 +109,7 @@ static inline StreamBound rollout_bound(const RolloutSettings *settings, const D
     if (longest > PLACES / (P * G))
         die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
             longest);
-    bound.longest = longest, bound.varies = 1;
+    bound.longest = longest;
     bound.N = settings->stream_tokens ? settings->stream_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "

@@ -237,12 +237,11 @@ static inline Shuffle run_shuffle(const Options *o) {
 static inline StreamBound regular_bound(size_t B, size_t T) {
     StreamBound bound;
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
-    bound.N = B * T, bound.documents = B, bound.longest = T, bound.varies = 0;
+    bound.N = B * T, bound.documents = B, bound.longest = T;
     return bound;
 }
 
 static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
-    a.varies |= b.varies || a.N != b.N;
     a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
     a.longest = max_size(a.longest, b.longest);
     return a;
@@ -262,11 +261,10 @@ static inline size_t bound_documents(StreamBound bound, size_t T) { return (boun
 
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
 // empty.
-static inline Batch batch_shape(StreamBound bound, World world) {
+static inline Batch batch_shape(StreamBound bound) {
     Batch batch;
     size_t d;
     memset(&batch, 0, sizeof(batch));
-    if (bound.varies && bound.N) bound.N = stream_bound(bound.N, world_sp(world));
     batch.N = bound.N, batch.documents = bound.documents;
     if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
@@ -327,7 +325,7 @@ static inline void check_memory(const Run *run, size_t B, size_t limit, const ch
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static inline void run_allocate(Run *run, StreamBound bound) {
-    Batch shape = batch_shape(bound, run->settings.world);
+    Batch shape = batch_shape(bound);
     const char *whose;
     size_t limit;
     if (shape.N > INT32_MAX)

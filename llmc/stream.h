@@ -50,7 +50,7 @@ typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
     Stored *k_linear; // [rows,NKV*HD]  before QK-norm: kept by method full only
     Summed *dk, *dv;  // [rows,NKV*HD]
-    size_t rows[2];   // tokens held of a layer that sees everything, of one with a window
+    size_t rows[2];   // held of a layer that sees everything, of one with a window
     size_t layers;    // 1: one layer's at a time
     size_t first;     // alone: the token in row 0 of layers with a window
     Portion held[2];  // of several ranks: the tokens that this one holds of layers with a window (held_of_rank)
@@ -503,7 +503,7 @@ static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, siz
     size_t windows = layers_with_window(&s->model->config), count, half;
     memset(&s->kv, 0, sizeof(s->kv));
     s->kv.layers = layers;
-    s->kv.rows[0] = s->ring && s->ranks > 1 ? stream_most(s->N, s->ranks) : tokens;
+    s->kv.rows[0] = s->ranks == 1 ? tokens : s->ring ? stream_most(s->N, s->ranks) : stream_rows(s->N, s->ranks);
     s->kv.rows[1] = window_rows(s, tokens, chunk);
     for (half = 0; half < 2 && s->ranks > 1; half++) s->kv.held[half] = held_of_rank(s, rank_of_stream(s), half);
     if (layers > 1)

@@ -86,7 +86,7 @@ static inline PlanBound plan_bound(Run *run, DataLoader *data) {
 // A step of all ranks.
 static inline StepShape plan_step(const Run *run, StreamBound whole) {
     const double batches = (double)run->deal.batches;
-    Batch shape = batch_shape(whole, world_alone());
+    Batch shape = batch_shape(whole);
     StepShape step;
     step.streams = deal_own(run->deal);
     step.tokens = batches * (double)shape.N;
@@ -131,7 +131,7 @@ static inline int verb_plan(const Options *options) {
     }
     bound = plan_bound(&run, &data);
     step = plan_step(&run, bound.whole);
-    shape = batch_shape(bound.part, run.settings.world);
+    shape = batch_shape(bound.part);
     run.plan = plan_make(&run.settings, &shape);
     run_choose_ring(&run, &shape, limit);
     if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);

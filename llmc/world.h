@@ -61,19 +61,28 @@ static inline size_t share_most(size_t count, size_t unit, size_t ranks) {
 }
 
 // ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
-// A stream of N tokens has two halves where several ranks share it, else it is all in the first.
+// Of N tokens no rank owns more than are due when they are dealt evenly: never fewer of a longer stream.
+static inline size_t stream_most(size_t N, size_t S) { return (N + S - 1) / S; }
+
+// The rows of a half: S portions of one size, where several ranks share the stream, else all rows are in the first. What
+// is missing to the last portions, fewer rows than ranks, is behind the last token.
 static inline Portion stream_half(size_t N, size_t S, size_t half) {
-    const size_t first = S > 1 ? N - N / 2 : N;
-    const Portion halves[2] = {{0, first}, {first, N - first}};
+    const size_t most = stream_most(N, S), second = S > 1 ? most / 2 : 0, first = most - second;
+    const Portion halves[2] = {{0, S * first}, {S * first, S * second}};
     return halves[half];
 }
 
+// Of both halves.
+static inline size_t stream_rows(size_t N, size_t S) { return S * stream_most(N, S); }
+
 // What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that
-// of RANKS_OF_STREAM_REVERSED.
+// of RANKS_OF_STREAM_REVERSED; as far as there are tokens.
 static inline Portion stream_part(size_t N, size_t S, size_t rank, size_t half) {
     const Portion all = stream_half(N, S, half);
-    Portion part = share_of(all.count, 1, S, half ? S - 1 - rank : rank);
-    part.begin += all.begin;
+    const size_t each = all.count / S, begin = all.begin + (half ? S - 1 - rank : rank) * each, end = begin + each;
+    Portion part;
+    part.begin = begin < N ? begin : N;
+    part.count = (end < N ? end : N) - part.begin;
     return part;
 }
 
@@ -81,20 +90,8 @@ static inline size_t stream_tokens(size_t N, size_t S, size_t rank) {
     return stream_part(N, S, rank, 0).count + stream_part(N, S, rank, 1).count;
 }
 
-// The rank that owns the most: one of the two that what is left over of a half goes to. Its ranges are the longest,
-// too.
-static inline size_t stream_largest(size_t N, size_t S) {
-    return stream_tokens(N, S, S - 1) >= stream_tokens(N, S, 0) ? S - 1 : 0;
-}
-
-static inline size_t stream_most(size_t N, size_t S) { return stream_tokens(N, S, stream_largest(N, S)); }
-
-// Tokens to plan for where a stream has up to N: of some smaller ones a rank owns more, since what does not come out even
-// falls to one rank. Both halves of this one leave S - 1 tokens over, and no half of those is longer.
-static inline size_t stream_bound(size_t N, size_t S) {
-    const size_t half = stream_half(N, S, 0).count;
-    return S > 1 ? 2 * (half / S * S + S - 1) : N;
-}
+// A rank that owns the most, and the longest ranges: the last one, where the halves meet, or the first of too many.
+static inline size_t stream_largest(size_t N, size_t S) { return N < S ? 0 : S - 1; }
 
 // ---- what is sent ---------------------------------------------------------------------------------------------------
 // Bytes that a rank sends, by what for. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends

@@ -54,28 +54,83 @@ TEST(evaluations_go_round_by_round) {
     }
 }
 
+// ---- the tokens of a shared stream ----------------------------------------------------------------------------------
 static size_t longest_range(size_t N, size_t S, size_t rank) {
     return max_size(stream_part(N, S, rank, 0).count, stream_part(N, S, rank, 1).count);
 }
 
-// A shorter stream may leave more of it to a rank.
-TEST(plans_of_shared_streams_hold_all_shorter_ones) {
-    size_t S, N, n, rank;
-    for (S = 1; S <= 9; S++) {
-        for (N = 1; N <= 80; N++) {
-            const size_t planned = stream_bound(N, S), largest = stream_largest(planned, S);
+// Ranges as they are defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end.
+static void expect_ranges(size_t N, size_t S) {
+    const size_t each = (N + 2 * S - 1) / (2 * S), first = min_size(N, S * each), second = (N - first + S - 1) / S;
+    size_t rank;
+    for (rank = 0; rank < S; rank++) {
+        const size_t from[] = {min_size(N, rank * each), min_size(N, first + (S - 1 - rank) * second)};
+        const size_t to[] = {min_size(first, from[0] + each), min_size(N, from[1] + second)};
+        size_t half;
+        for (half = 0; half < 2; half++) {
+            const Portion part = stream_part(N, S, rank, half);
+            assert_int_equal(part.count, to[half] - from[half]);
+            if (part.count) assert_int_equal(part.begin, from[half]);
+        }
+    }
+}
+
+// Collectives take whole portions, of which the ranks' tokens are the beginning.
+static void expect_portions(size_t N, size_t S) {
+    size_t rank, half;
+    for (rank = 0; rank < S; rank++) {
+        for (half = 0; half < 2; half++) {
+            const Portion rows = stream_half(N, S, half), part = stream_part(N, S, rank, half);
+            const Portion portion = share_of(rows.count, 1, S, half ? S - 1 - rank : rank);
+            assert_int_equal(portion.count, rows.count / S);
+            assert_true(part.count <= portion.count);
+            if (part.count) assert_int_equal(part.begin, rows.begin + portion.begin);
+        }
+    }
+}
+
+TEST(streams_are_dealt_evenly) {
+    enum { LONGEST = 200 };
+    size_t S, N, rank, half, t;
+    for (S = 2; S <= 17; S++) {
+        for (N = 1; N <= LONGEST; N++) {
+            unsigned char owned[LONGEST] = {0};
             test_case("%zu tokens, %zu ranks", N, S);
-            assert_in_range(planned, N, N + 2 * S);
-            for (n = 1; n <= N; n++) {
-                for (rank = 0; rank < S; rank++) {
-                    assert_true(stream_tokens(n, S, rank) <= stream_tokens(planned, S, largest));
-                    assert_true(longest_range(n, S, rank) <= longest_range(planned, S, largest));
-                }
+            for (rank = 0; rank < S; rank++)
+                for (half = 0; half < 2; half++)
+                    for (t = 0; t < stream_part(N, S, rank, half).count; t++)
+                        owned[stream_part(N, S, rank, half).begin + t]++;
+            for (t = 0; t < N; t++) assert_int_equal(owned[t], 1);
+            expect_ranges(N, S);
+            expect_portions(N, S);
+        }
+    }
+}
+
+// What is planned for the longest stream holds all others: what a rank owns at most never falls.
+TEST(plans_of_shared_streams_hold_all_shorter_ones) {
+    size_t S, N, rank;
+    for (S = 1; S <= 17; S++) {
+        size_t tokens = 0, longest = 0, rows = 0;
+        for (N = 1; N <= 400; N++) {
+            const size_t largest = stream_largest(N, S);
+            test_case("%zu tokens, %zu ranks", N, S);
+            assert_int_equal(stream_tokens(N, S, largest), stream_most(N, S));
+            assert_int_equal(stream_most(N, S), N / S + (N % S != 0));
+            assert_int_equal(stream_rows(N, S), stream_half(N, S, 0).count + stream_half(N, S, 1).count);
+            assert_in_range(stream_rows(N, S), N, N + S - 1);
+            assert_true(stream_most(N, S) >= tokens && stream_rows(N, S) >= rows);
+            assert_true(longest_range(N, S, largest) >= longest);
+            tokens = stream_most(N, S), longest = longest_range(N, S, largest), rows = stream_rows(N, S);
+            for (rank = 0; rank < S; rank++) {
+                assert_true(stream_tokens(N, S, rank) <= tokens);
+                assert_true(longest_range(N, S, rank) <= longest);
             }
         }
     }
 }
 
+// ---- what fits ------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t ranks, A, B;
 } Uneven;
@@ -310,6 +365,7 @@ TEST(parts_are_about_equal) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {LISTED(every_part_of_every_micro_batch_once),
                                        LISTED(evaluations_go_round_by_round),
+                                       LISTED(streams_are_dealt_evenly),
                                        LISTED(plans_of_shared_streams_hold_all_shorter_ones),
                                        LISTED(what_does_not_come_out_even_is_refused),
                                        LISTED(packed_documents),
