@@ -419,7 +419,7 @@ static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
     }
     if (!slides && !s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
     weights_prefetch(&s->memory, l);
-    await_shared(s, ticket[1]);
+    for (half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
     for (half = 2; half-- > 0;) {
         for (i = range_visits(s, half, size); i-- > 0;) {
             Chunk c = range_visit(s, half, i, size);
