@@ -25,7 +25,8 @@ static inline void await_shared(StreamBP *s, int64_t ticket) {
 }
 
 // ---- layers that see everything -------------------------------------------------------------------------------------
-// Keys and values of a half, of which every rank has made its own. Returns the ticket; 0: there is nothing to wait for.
+// Keys and values of a half, of which every rank has made its own; nobody looks at rows behind the last token. Returns
+// the ticket; 0: there is nothing to wait for.
 static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
     Shapes d = shapes_of(s->model);
     const Portion all = stream_half(s->N, s->ranks, half);
@@ -40,7 +41,7 @@ static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
     return ticket;
 }
 
-// dK, dV of a half: this rank's own tokens' become sums over all ranks.
+// dK, dV of a half: this rank's own tokens' become sums over all ranks. Rows behind the last token are zeros.
 static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
     Shapes d = shapes_of(s->model);
     const Portion all = stream_half(s->N, s->ranks, half);

@@ -108,8 +108,8 @@ static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup gro
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
-// mean: bytes that a rank sends on average. A plan counts these: it knows the parcels of one rank alone, and an exchange
-// may be uneven.
+// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's parcels alone, and others may send
+// more or less.
 static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Parcel *parcels, size_t n,
                                      double mean) {
     double bytes = 0;

@@ -61,18 +61,18 @@ static inline size_t share_most(size_t count, size_t unit, size_t ranks) {
 }
 
 // ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
-// Of N tokens no rank owns more than are due when they are dealt evenly: never fewer of a longer stream.
+// Tokens that a rank owns at most: an even share, rounded up. It never falls as streams grow.
 static inline size_t stream_most(size_t N, size_t S) { return (N + S - 1) / S; }
 
-// The rows of a half: S portions of one size, where several ranks share the stream, else all rows are in the first. What
-// is missing to the last portions, fewer rows than ranks, is behind the last token.
+// The rows of a half: where several ranks share the stream S portions of one size, so that fewer rows than ranks are
+// behind the last token; else all rows are in the first.
 static inline Portion stream_half(size_t N, size_t S, size_t half) {
     const size_t most = stream_most(N, S), second = S > 1 ? most / 2 : 0, first = most - second;
     const Portion halves[2] = {{0, S * first}, {S * first, S * second}};
     return halves[half];
 }
 
-// Of both halves.
+// Rows of both halves.
 static inline size_t stream_rows(size_t N, size_t S) { return S * stream_most(N, S); }
 
 // What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that
