@@ -241,6 +241,9 @@ for world in '2' '3 --zero 1' '4 --zero 2'; do
 done
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 # streams that are empty, used twice
 unset STREAMBP_ALLOCATION_GUARD
+# Where the command of another rank fails, rank 0 says so, and how many groups that leaves of all.
+ranks_succeed 2 train $common --steps 1 --reward-failure skip --reward-command \
+    'if read -r first; then case $first in *) [ -e '"$WORK"'/taken ] && exit 3; mkdir '"$WORK"'/taken && exit 3; esac; fi'
 ranks_refuse 2 'batch 5 prompts cannot be dealt over 6 replicas; take --batch 6' 6 train $common "$@"
 ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
 ranks_refuse 2 'rollout .* not with --zero 3' 2 train $common "$@" --zero 3
