@@ -310,7 +310,7 @@ static inline void rollout_note_failures(const Rollout *r, size_t step, int fail
     memcpy(message, r->command.message, sizeof(message));
     dist_broadcast(RANKS_ALL, message, sizeof(message), first);
     if (dist_ranks() > 1) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
-    if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more ranks", sums[0] - 1);
+    if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
     note("step %zu: %s%s%s; it is started again, and %.0f of %zu groups are left out", step, whose, message, others,
          sums[1], r->settings.step_prompts);
 }
