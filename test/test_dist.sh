@@ -90,7 +90,7 @@ ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and doe
 if ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/make_documents.c -lcjson -lm -o "$WORK/make_documents" &&
     "$WORK/make_documents" "$WORK/long.bin" 96 6000 5; then pass; else fail "make_documents.c does not compile"; fi
 PROGRAM=$(realpath "${TRAIN_PLAIN:-$TRAIN}")
-ranks 2 bp --init "$TINY,num_hidden_layers=12" --data "$WORK/long.bin" --seq-len 6000 --chunk 128 --timeout 1 --json
+ranks 2 bp --init "$(echo $TINY | sed s/layers=2/layers=12/)" --data "$WORK/long.bin" --seq-len 6000 --chunk 128 --timeout 1 --json
 check "a rank with all the work: exit $status: $(grep '^train: ' "$WORK/err")" [ $status = 0 ]
 check "it took $(json seconds) s, --timeout is 1 s" awk -v s="$(json seconds)" 'BEGIN { exit !(s > 1.5) }'
 
@@ -154,10 +154,13 @@ cat >"$WORK/gpus.c" <<'EOF'
 #include "llmc/dist.h"
 #include "llmc/ops.h"
 #include <signal.h>
+#include <unistd.h>
 // gpus WHAT [WHAT of rank 1]
 int main(int argc, char **argv) {
     const char *what;
+    char mine[8];
     Summed *x;
+    int i;
     dist_start();
     dist_split(dist_ranks());
     dist_timeout(1);
@@ -167,7 +170,8 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "stop")) raise(SIGSTOP);
     if (!strcmp(what, "barrier")) dist_barrier();
     if (!strcmp(what, "gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
-    if (!strcmp(what, "sum")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
+    for (i = 0; i < 400 && !strcmp(what, "busy"); i++) usleep(10000), ops_device->copy_out(mine, x, sizeof(mine));
+    if (!strcmp(what, "sum") || !strcmp(what, "busy")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
     ops_device->finish();
     printf("done\n");
     dist_stop();
@@ -178,6 +182,8 @@ if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -fsanitize=address,undefined -I. "$W
 PROGRAM=$WORK/gpus
 ranks 2 sum
 check "a sum between GPUs" [ "$status $(cat "$WORK/out")" = "0 done" ]
+ranks 2 sum busy
+check "a GPU's rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
 NCCL_ON_MPI_DEVICES=1 ranks 2 sum
 ends 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
 NCCL_ON_MPI_DEVICES=0 ranks 2 sum
