@@ -10,8 +10,9 @@ object each; on its standard output it answers each with a line, in order: a JSO
 
 Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
 other. Nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
-waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Of several ranks each has a command, which may start ranks of
-its own: it does not know of ours (reward_environment). Nothing of ours is allocated after reward_open.
+waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Of several ranks each
+has a command, which may start ranks of its own: it does not know of ours (reward_environment). Nothing of ours is
+allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H
