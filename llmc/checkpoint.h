@@ -36,6 +36,7 @@ static inline void save_large(const char *path, const Trained *t, size_t file, s
     OutputFile output;
     uint64_t at = header;
     size_t i;
+    memset(&output, 0, sizeof(output));
     seal->bytes[file] = header + sections_bytes(t, file);
     if (dist_rank() == 0) {
         output_open(&output, path, seal->bytes[file]);

@@ -33,10 +33,9 @@ static inline size_t greatest_common_divisor(size_t a, size_t b) {
 
 // `stride` divides the replicas, and `batches`.
 static inline Deal deal_by(World w, size_t batches, size_t stride) {
-    Deal deal;
-    deal.batches = batches, deal.stride = stride;
-    deal.parts = world_replicas(w) / stride;
-    deal.first = world_replica(w) / deal.parts, deal.part = world_replica(w) % deal.parts;
+    const size_t parts = world_replicas(w) / stride, replica = world_replica(w);
+    // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): no part is 0, stride divides the replicas
+    Deal deal = {batches, stride, replica / parts, parts, replica % parts};
     return deal;
 }
 

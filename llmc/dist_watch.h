@@ -136,7 +136,7 @@ static size_t watch_missing(char *names, size_t size) {
 __attribute__((noreturn)) static void watch_stuck(double waited) {
     size_t r;
     for (r = 0; r < watch.ranks; r++)
-        if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where))
+        if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where) != 0)
             die("waits for %s since %.0f s, rank %zu on %s waits for %s: neither comes", watch.own.where, waited, r,
                 watch.host[r], watch.heard[r].where);
     die("all ranks have come to %s, which has not ended for %.0f s: does the network between the hosts work?",

@@ -17,8 +17,8 @@ like W and G: keys and values once forward, twice backward. U: weights that come
 step, in stages 1 and 2.
 
 Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal
-work (causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, reference passes,
-and what transfers take from the kernels that run beside them.
+work (causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, and
+what transfers take from the kernels that run beside them.
 */
 #ifndef LLMC_ESTIMATE_H
 #define LLMC_ESTIMATE_H

@@ -21,6 +21,7 @@ typedef struct {
     size_t cache_tokens;                  // of the longest text that is generated, prompt and all; 0: none
     size_t rollout_slots, rollout_tokens; // texts that are generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
+    int reference;                        // each stream first goes forward through the model without its adapters
     int ring;                             // StreamBP.ring
 } RunSettings;
 
@@ -128,6 +129,17 @@ static inline int plan_countable(const Model *model, size_t N) {
     return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
 }
 
+// What is done with a stream of a run: by the walks of its plan.
+static inline void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch) {
+    s->memory.without = 1;
+    if (settings->reference) forward_only(s, batch, 1, NULL);
+    s->memory.without = 0;
+    if (settings->backward)
+        forward_backward(s, batch, 1, NULL);
+    else
+        forward_only(s, batch, 1, NULL);
+}
+
 // What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without
 // tokens the run only generates). FLOPs are those of the stream.
 static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
@@ -145,10 +157,7 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     arena_plan(&plan.arena);
     ops = ops_dry(settings->model->dtype, &plan.arena);
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
-    if (batch->N && settings->backward)
-        forward_backward(&s, batch, 1, NULL);
-    else if (batch->N)
-        forward_only(&s, batch, 1, NULL);
+    if (batch->N) plan_walk(&s, settings, batch);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
     plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
@@ -175,10 +184,7 @@ static inline Traffic plan_traffic(const RunSettings *settings, const Batch *bat
     run_begin(&s, &state, settings, &ops, &arena, batch);
     for (last = 0; last < 2; last++) {
         s.memory.reduce = last;
-        if (settings->backward)
-            forward_backward(&s, batch, 1, NULL);
-        else
-            forward_only(&s, batch, 1, NULL);
+        plan_walk(&s, settings, batch);
         for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
             s.memory.sent.bytes[kind] *= (double)(streams - 1);
             s.memory.sent.calls[kind] *= (double)(streams - 1);
@@ -214,6 +220,15 @@ static inline double flops_of(FlopCount *count, const Batch *batch, int backward
     else
         forward_only(&count->stream, batch, 1, NULL);
     return dry.flops;
+}
+
+// The same of a forward pass without adapters.
+static inline double flops_of_reference(FlopCount *count, const Batch *batch) {
+    double flops;
+    count->stream.memory.without = 1;
+    flops = flops_of(count, batch, 0);
+    count->stream.memory.without = 0;
+    return flops;
 }
 
 static inline void flop_count_end(FlopCount *count) { run_end(&count->stream); }

@@ -68,15 +68,6 @@ static inline void run_open_lora(Run *run) {
     lora_build(lora, &run->model);
 }
 
-// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single
-// pass the model itself: computed as they are needed. A run that trains a model has computed them before its first step
-// (reference.h).
-static inline int run_computes_reference(const Run *run) {
-    const Options *o = run->options;
-    return objective_needs_reference(&run->settings.objective) && !o->reference_logprobs &&
-           (run->lora.rank || o->verb == VERB_BP);
-}
-
 static inline Objective objective_from_options(const Options *o) {
     Objective objective;
     memset(&objective, 0, sizeof(objective));
@@ -148,6 +139,15 @@ static inline World world_from_options(const Options *o) {
     return world;
 }
 
+// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single
+// pass the model itself: computed as they are needed. A run that trains a model has computed them before its first step
+// (reference.h).
+static inline int computes_reference(const Run *run, const RunSettings *settings) {
+    const Options *o = run->options;
+    const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "bp"));
+    return objective_needs_reference(&settings->objective) && !o->reference_logprobs && (run->lora.rank || single);
+}
+
 static inline RunSettings settings_from_options(const Run *run) {
     const Options *o = run->options;
     RunSettings settings;
@@ -160,6 +160,7 @@ static inline RunSettings settings_from_options(const Run *run) {
     settings.ring = !strcmp(o->kv, "ring");
     settings.lora = run->lora.rank ? &run->lora : NULL;
     settings.objective = objective_from_options(o);
+    settings.reference = computes_reference(run, &settings);
     if (o->method && !strcmp(o->method, "checkpoint")) settings.method = METHOD_CHECKPOINT;
     if (o->method && !strcmp(o->method, "full")) settings.method = METHOD_FULL;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
@@ -349,7 +350,7 @@ static inline void run_allocate(Run *run, StreamBound bound) {
 }
 
 static inline void run_reference(Run *run, Batch *batch) {
-    if (run_computes_reference(run)) forward_policy(&run->stream, batch, 1, batch->reference);
+    if (run->settings.reference) forward_policy(&run->stream, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.

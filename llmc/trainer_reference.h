@@ -10,7 +10,7 @@ named, or is kept beside the data; under adapters the base model is at hand and 
 // Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its
 // model.
 static inline int trainer_has_reference(const Trainer *t) {
-    return objective_needs_reference(&t->run.settings.objective) && !run_computes_reference(&t->run) &&
+    return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
            !t->run.options->rollout;
 }
 
@@ -40,9 +40,9 @@ static inline void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch
 
 // What the reference makes of a batch, where it is the base model under adapters.
 static inline void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
-    if (!run_computes_reference(&t->run)) return;
+    if (!t->run.settings.reference) return;
     run_reference(&t->run, batch);
-    report->flops += flops_of(&t->run.flop_count, batch, 0);
+    report->flops += flops_of_reference(&t->run.flop_count, batch);
 }
 
 #endif

@@ -56,6 +56,7 @@ static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassRe
         Batch batch = bp_batch(run, loader, i, whole);
         counts = counts_add(counts, batch_count(&batch));
         result->flops += flops_of(&run->flop_count, &batch, 1);
+        if (run->settings.reference) result->flops += flops_of_reference(&run->flop_count, &batch);
         once[0] += batch_tokens(&batch);
         if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
     }
