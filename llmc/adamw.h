@@ -35,7 +35,7 @@ static inline double gradient_norm(const Model *model, World world, const Ops *o
         sum += squares;
     }
     if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
-    if (!isfinite(sum)) first_bad = smallest_of_ranks(ranks, first_bad, &whose); // then it is not finite on any rank
+    if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // then it is not finite on any rank
     *bad = first_bad < model->parameter_count ? &model->parameters[first_bad] : NULL;
     return sqrt(sum);
 }

@@ -1,10 +1,11 @@
 /*
 How a rank waits for others, and how one of several that fail gets to say so. Part of dist_mpi.h.
 
-All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own. One that has
-waited too long asks the others where they are. Who waits somewhere answers; who does not answer hangs, was stopped, or
-computes for longer than it should, and is named. Where all answer, and none has moved by the next time, they wait for each
-other, or for a network that is down. Who polls something else than MPI (GPUs) does so between watch_begin and watch_wait.
+All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own; one at work
+does so between two pieces of it (watch_at_work). Who waits for long asks the others, some times within --timeout. Who has
+not answered after all of it hangs, was stopped, or is busy with one thing for too long (a file, a reward command), and is
+named. Where all answer, and none has moved for as long, they wait for each other, or for a network that is down. However
+long a rank is at work, it is waited for. Who polls something else than MPI (GPUs) does so between watch_begin and watch_wait.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
@@ -18,18 +19,19 @@ other, or for a network that is down. Who polls something else than MPI (GPUs) d
 #include <unistd.h>
 
 #define WATCH_YIELD   0.01 // s of polling before a wait makes pauses
-#define WATCH_ANSWER  2.0  // s within which a rank that waits answers
+#define WATCH_LISTEN  0.02 // s between two looks of a rank at work
+#define WATCH_ASKS    4    // questions within --timeout
 #define WATCH_SILENCE 5.0  // s until the error of another rank should have ended this one
 #define WATCH_HOST    128  // bytes of a host's name
 #define WATCH_NAMED   4    // ranks that a message names
 
-typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_SPEAKS } WordKind;
+typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_SPEAKS, WORD_KINDS } WordKind;
 
 // What ranks tell each other.
 typedef struct {
     int64_t kind;
-    int64_t waits;  // how often this rank has waited so far
-    char where[32]; // what it waits in
+    int64_t moves;  // how often this rank has begun to wait so far, or was seen at work
+    char where[32]; // what it waits in, or did last
 } Word;
 
 static struct {
@@ -39,17 +41,22 @@ static struct {
     char (*host)[WATCH_HOST]; // [ranks]
     Word own;                 // where this rank is
     Word *heard, *before;     // [ranks] answers to its question, and to the one before; RANK_ASKS: none
-    Word *said;               // [ranks] what is on its way to others
+    Word *said;               // [WORD_KINDS,ranks] what is on its way to others
+    MPI_Request *saying;      // [WORD_KINDS,ranks]
+    double listened;          // s: when this rank, at work, did last
     int other_speaks;         // another rank has said that it prints an error
 } watch;
 
-// A small message that is not waited for: a rank that was stopped may never take it.
+// A small message that is not waited for: a rank that was stopped may never take it. Of each kind there is one on its way
+// to a rank, at most; it says what another one would.
 static void watch_say(size_t to, WordKind kind) {
-    MPI_Request request;
-    watch.said[to] = watch.own;
-    watch.said[to].kind = kind;
-    MPI_Isend(&watch.said[to], (int)sizeof(Word), MPI_BYTE, (int)to, 0, watch.words, &request);
-    MPI_Request_free(&request);
+    const size_t place = (size_t)kind * watch.ranks + to;
+    int sent;
+    MPI_Test(&watch.saying[place], &sent, MPI_STATUS_IGNORE);
+    if (!sent) return;
+    watch.said[place] = watch.own;
+    watch.said[place].kind = kind;
+    MPI_Isend(&watch.said[place], (int)sizeof(Word), MPI_BYTE, (int)to, 0, watch.words, &watch.saying[place]);
 }
 
 static void watch_say_all(WordKind kind) {
@@ -72,6 +79,15 @@ static void watch_listen(void) {
     }
 }
 
+// Between two pieces of this rank's work, where the main thread often comes by: who asks hears that it goes on.
+static inline void watch_at_work(void) {
+    const double now = seconds_now();
+    if (!watch.ranks || now - watch.listened < WATCH_LISTEN) return;
+    watch.listened = now;
+    watch.own.moves++;
+    watch_listen();
+}
+
 static void watch_pause(void) {
     const struct timespec pause = {0, 50000};
     nanosleep(&pause, NULL);
@@ -91,9 +107,16 @@ static void watch_before_error(int code) {
 
 // ---- waiting --------------------------------------------------------------------------------------------------------
 typedef struct {
-    double begin, asked; // s; asked 0: not yet
-    int before;          // whether watch.before has answers of this wait
+    double begin;   // s
+    double asked;   // s: when the others were asked last, the beginning before that
+    double still;   // s: since when watch.before has the answers of all, and nobody has moved; 0: not known
+    int unanswered; // whether that question still is
 } Wait;
+
+static Wait wait_from(double begin) {
+    const Wait wait = {begin, begin, 0, 0};
+    return wait;
+}
 
 // "rank 1 on A, rank 2 on B and 5 more" have not answered; returns how many.
 static size_t watch_missing(char *names, size_t size) {
@@ -120,42 +143,45 @@ __attribute__((noreturn)) static void watch_stuck(double waited) {
         watch.own.where, waited);
 }
 
+// What answers there are to the question of w->asked.
 static void watch_judge(Wait *w, double now) {
     char names[WATCH_NAMED * (WATCH_HOST + 40)];
     const size_t missing = watch_missing(names, sizeof(names));
     Word *heard = watch.heard;
-    if (missing && now - w->asked < WATCH_ANSWER) return;
+    if (missing && now - w->asked < watch.timeout) return;
     if (missing)
         die("%s %s not come to %s for %.0f s and %s not answer: hanging, stopped, or at work for longer than --timeout",
             names, missing > 1 ? "have" : "has", watch.own.where, now - w->begin, missing > 1 ? "do" : "does");
-    if (w->before && !memcmp(watch.heard, watch.before, watch.ranks * sizeof(Word))) watch_stuck(now - w->begin);
+    w->unanswered = 0;
+    if (w->still > 0 && !memcmp(watch.heard, watch.before, watch.ranks * sizeof(Word))) {
+        if (w->asked - w->still >= watch.timeout) watch_stuck(now - w->begin);
+        return;
+    }
     watch.heard = watch.before, watch.before = heard;
-    w->before = 1, w->asked = 0;
+    w->still = w->asked;
 }
 
 static Wait watch_begin(const char *what) {
-    const Wait wait = {seconds_now(), 0, 0};
     snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
-    watch.own.waits++;
-    return wait;
+    watch.own.moves++;
+    return wait_from(seconds_now());
 }
 
 // Between two looks at what is waited for, MPI's or not.
 static void watch_wait(Wait *w) {
     const double now = seconds_now();
-    const double since = now - w->begin;
-    if (since < WATCH_YIELD) {
+    if (now - w->begin < WATCH_YIELD) {
         sched_yield();
         return;
     }
     watch_pause();
     watch_listen();
-    if (w->asked > 0) {
+    if (w->unanswered) {
         watch_judge(w, now);
-    } else if (since >= watch.timeout * (w->before ? 2 : 1)) {
+    } else if (now - w->asked >= watch.timeout / WATCH_ASKS) {
         memset(watch.heard, 0, watch.ranks * sizeof(Word));
         watch_say_all(RANK_ASKS);
-        w->asked = now;
+        w->asked = now, w->unanswered = 1;
     }
 }
 
@@ -170,11 +196,14 @@ static void wait_all(MPI_Request *request, int n, const char *what) {
 
 static void watch_start(size_t ranks, size_t rank) {
     char own[WATCH_HOST] = "";
+    size_t i;
     watch.ranks = ranks, watch.rank = rank, watch.timeout = 600;
     watch.host = (char(*)[WATCH_HOST])checked_calloc(ranks, WATCH_HOST, "the hosts of ranks");
     watch.heard = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
     watch.before = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
-    watch.said = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
+    watch.said = (Word *)checked_calloc(WORD_KINDS * ranks, sizeof(Word), "words of ranks");
+    watch.saying = (MPI_Request *)checked_calloc(WORD_KINDS * ranks, sizeof(MPI_Request), "words of ranks");
+    for (i = 0; i < WORD_KINDS * ranks; i++) watch.saying[i] = MPI_REQUEST_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &watch.words);
     gethostname(own, sizeof(own) - 1);
     MPI_Allgather(own, WATCH_HOST, MPI_BYTE, watch.host, WATCH_HOST, MPI_BYTE, watch.words);
@@ -183,9 +212,12 @@ static void watch_start(size_t ranks, size_t rank) {
 }
 
 static void watch_stop(void) {
+    size_t i;
+    for (i = 0; i < WORD_KINDS * watch.ranks; i++)
+        if (watch.saying[i] != MPI_REQUEST_NULL) MPI_Request_free(&watch.saying[i]);
     MPI_Comm_free(&watch.words);
-    free(watch.host), free(watch.heard), free(watch.before), free(watch.said);
-    memset(&voice, 0, sizeof(voice));
+    free(watch.host), free(watch.heard), free(watch.before), free(watch.said), free(watch.saying);
+    memset(&watch, 0, sizeof(watch)), memset(&voice, 0, sizeof(voice));
 }
 
 #endif

@@ -213,7 +213,8 @@ static const OptionRow option_rows[] = {
      "pass "
      "around; auto: around where the memory does not hold all"},
     {"timeout", OPTION_DOUBLE, AT(timeout), "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
-     "that a rank waits for another one before it ends the job"},
+     "without a sign of a rank that another one waits for, after which the job is ended; a rank gives none while it "
+     "waits for a file or a reward command"},
     {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},
     {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN), "a100|h100|h200",
      "of several ranks: the nodes whose time for a step is estimated"},

@@ -10,7 +10,8 @@ object each; on its standard output it answers each with a line, in order: a JSO
 
 Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
 other. Nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
-waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Nothing of ours is
+waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Of several ranks each
+has a command, which may start ranks of its own: it does not know of ours (reward_environment). Nothing of ours is
 allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
@@ -48,6 +49,7 @@ typedef struct {
     double timeout;        // seconds for a batch
     pid_t process, guard;  // 0: none; process leads the group
     int to, from, guarded; // its input, its output, what the guard waits for the end of; -1: none
+    char **environment;    // what the command finds there, NULL behind the last
     char *out;             // [room] lines on their way
     size_t room, out_begin, out_end;
     char answer[REWARD_ANSWER]; // the beginning of one that is not there as a whole yet
@@ -60,6 +62,26 @@ typedef struct {
 } Reward;
 
 // ---- the command and its guard --------------------------------------------------------------------------------------
+// Our environment without what the launcher of ranks (Open MPI, MPICH, Slurm) has told this one: an MPI program would take
+// itself for that rank. The job's nodes, and settings that nested launches need, stay. The strings are the environment's.
+static inline char **reward_environment(void) {
+    static const char *const launcher[] = {
+        "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
+        "MV2_COMM_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID=", "SLURM_GTIDS", "SLURM_TASK_PID"};
+    static const char kept[] = "OMPI_ALLOW_RUN_AS_ROOT";
+    size_t count = 0, used = 0, i, k;
+    char **environment;
+    while (environ[count]) count++;
+    environment = (char **)checked_calloc(count + 1, sizeof(char *), "the environment of the reward command");
+    for (i = 0; i < count; i++) {
+        int left_out = 0;
+        for (k = 0; k < sizeof(launcher) / sizeof(launcher[0]); k++)
+            left_out |= !strncmp(environ[i], launcher[k], strlen(launcher[k]));
+        if (!left_out || !strncmp(environ[i], kept, strlen(kept))) environment[used++] = environ[i];
+    }
+    return environment;
+}
+
 static inline void reward_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC))
         die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
@@ -67,7 +89,7 @@ static inline void reward_pipe(int ends[2]) {
 
 // sh -c script argument, as the leader of a new process group. in, out: its standard input and output; -1: ours. A
 // spawned process shares no memory with us: a fork would hold on to every page that training then changes.
-static inline pid_t reward_spawn(const char *script, const char *argument, int in, int out, int deaf) {
+static inline pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
     char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -89,7 +111,7 @@ static inline pid_t reward_spawn(const char *script, const char *argument, int i
     posix_spawnattr_setpgroup(&attributes, 0);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setsigmask(&attributes, &blocked);
-    error = posix_spawn(&process, "/bin/sh", &files, &attributes, argv, environ);
+    error = posix_spawn(&process, "/bin/sh", &files, &attributes, argv, r->environment);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     if (error) die("the reward command cannot be started: /bin/sh: %s", strerror(error));
@@ -100,9 +122,9 @@ static inline void reward_start(Reward *r) {
     int input[2], output[2], guarded[2];
     char group[32];
     reward_pipe(input), reward_pipe(output), reward_pipe(guarded);
-    r->process = reward_spawn(r->command, NULL, input[0], output[1], 0);
+    r->process = reward_spawn(r, r->command, NULL, input[0], output[1], 0);
     snprintf(group, sizeof(group), "-%ld", (long)r->process);
-    r->guard = reward_spawn("read line; kill -9 \"$0\" 2>/dev/null", group, guarded[0], -1, 1);
+    r->guard = reward_spawn(r, "read line; kill -9 \"$0\" 2>/dev/null", group, guarded[0], -1, 1);
     close(input[0]), close(output[1]), close(guarded[0]);
     r->to = input[1], r->from = output[0], r->guarded = guarded[1];
     fcntl(r->to, F_SETFL, O_NONBLOCK), fcntl(r->from, F_SETFL, O_NONBLOCK);
@@ -132,6 +154,7 @@ static inline void reward_open(Reward *r, const char *command, double timeout, s
     r->command = command, r->timeout = timeout;
     r->room = max_size(room, REWARD_BUFFER);
     r->out = (char *)checked_malloc(r->room, "lines for the reward command");
+    r->environment = reward_environment();
     reward_start(r);
 }
 
@@ -161,7 +184,7 @@ static inline void reward_close(Reward *r) {
         reward_ended(r, 1, &how);
     }
     reward_stop(r);
-    free(r->out);
+    free(r->out), free(r->environment);
     memset(r, 0, sizeof(*r));
 }
 

@@ -299,6 +299,22 @@ static inline size_t rollout_lines(void *context, char *out, size_t room) {
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
+// Some replica's command has failed, and was started again: rank 0 tells people. left_out: groups, of this replica.
+static inline void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
+    double sums[2] = {failed, (double)left_out};
+    char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
+    size_t first;
+    dist_sum(RANKS_ALL, sums, 2);
+    if (sums[0] == 0) return;
+    dist_smallest(failed ? 0 : 1, &first);
+    memcpy(message, r->command.message, sizeof(message));
+    dist_broadcast(RANKS_ALL, message, sizeof(message), first);
+    if (dist_ranks() > 1) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
+    if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
+    note("step %zu: %s%s%s; it is started again, and %.0f of %zu groups are left out", step, whose, message, others,
+         sums[1], r->settings.step_prompts);
+}
+
 // How many of the step's completions, from the first on, have their rewards: all, unless the command fails.
 static inline size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
@@ -306,6 +322,7 @@ static inline size_t rollout_rewards(Rollout *r, size_t step) {
     rollout_lines_begin(r);
     if (reward_ask(&r->command, rollout_lines, r, texts, r->reward) == REWARD_OK) {
         r->failures = 0;
+        rollout_note_failures(r, step, 0, 0);
         return texts;
     }
     known = r->command.answered;
@@ -315,8 +332,7 @@ static inline size_t rollout_rewards(Rollout *r, size_t step) {
             r->command.message);
     if (r->failures == ROLLOUT_FAILURES)
         die("step %zu: %s; there was no reward in %d steps", step, r->command.message, ROLLOUT_FAILURES);
-    note("step %zu: %s; it is started again, and %zu of %zu groups are left out", step, r->command.message,
-         s->prompts - known / s->group_size, s->prompts);
+    rollout_note_failures(r, step, 1, s->prompts - known / s->group_size);
     reward_restart(&r->command);
     return known;
 }

@@ -92,16 +92,4 @@ static inline size_t place_of(const Model *table, Sharding s, const Parameter *p
     return held.place + first - held.first;
 }
 
-// The smallest of all ranks' numbers; *whose: the first rank that has it. Collective where there are several.
-static inline size_t smallest_of_ranks(size_t ranks, size_t number, size_t *whose) {
-    size_t smallest = number, r;
-    *whose = 0;
-    for (r = 0; r < ranks && ranks > 1; r++) {
-        size_t other = number;
-        dist_broadcast(RANKS_ALL, &other, sizeof(other), r);
-        if (r == 0 || other < smallest) smallest = other, *whose = r;
-    }
-    return smallest;
-}
-
 #endif

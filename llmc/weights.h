@@ -190,13 +190,13 @@ __attribute__((noreturn)) static inline void weights_name_bad_element(const Mode
 // has it says so. when, advice: the message's first and last words
 static inline void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops,
                                            const void *device_base, const char *when, const char *advice) {
-    size_t bad, whose;
+    size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
         const Held held = held_of(model, sharding, &model->parameters[bad]);
         const char *values = element_address_const(device_base, model->dtype, held.place);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
-    bad = smallest_of_ranks(sharding.ranks, bad, &whose);
+    if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
     if (whose == sharding.rank)
         weights_name_bad_element(model, &model->parameters[bad], held_of(model, sharding, &model->parameters[bad]), ops,

@@ -48,8 +48,8 @@ for model in qwen3-8b llama3.1-8b; do
             sp=$P
             set -- --grad-dtype bf16 --machine h100 $GPU_CHUNKS --memory-limit ${LIMIT}GiB
             case $series in
-            *gathered) set -- "$@" --kv gather ;;
-            *ring) set -- "$@" --kv ring ;;
+            *gathered) [ "$sp" = 1 ] || set -- "$@" --kv gather ;;
+            *ring) [ "$sp" = 1 ] || set -- "$@" --kv ring ;;
             *8) [ "$P" -ge 8 ] || continue && sp=8 ;;
             esac
             set -- --grad-accum $((P / sp)) "$@"

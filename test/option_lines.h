@@ -124,6 +124,7 @@ static void add_company(CommandLine *line, const char *tested) {
                  option_rows[option_find(of_options[i].needs)].kind == OPTION_FLAG ? "" : "=4");
         add(line, text);
     }
+    if (!strcmp(tested, "kv")) add(line, "--sp=4");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 

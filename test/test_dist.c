@@ -286,6 +286,17 @@ TEST(host_sums_have_the_same_bits_everywhere) {
     free(sums), free(other);
 }
 
+TEST(the_smallest_number_has_a_first_rank) {
+    const size_t rank = dist_rank(), last = dist_ranks() - 1;
+    size_t whose = SIZE_MAX;
+    assert_int_equal(dist_smallest(10 - rank, &whose), 10 - last);
+    assert_int_equal(whose, last);
+    assert_int_equal(dist_smallest(rank ? 4 : 5, &whose), 4);
+    assert_int_equal(whose, 1);
+    assert_int_equal(dist_smallest(SIZE_MAX, &whose), SIZE_MAX);
+    assert_int_equal(whose, 0);
+}
+
 TEST(ranks_are_numbered_on_their_host) {
     assert_int_equal(dist_local_ranks(), dist_ranks()); // one machine
     assert_int_equal(dist_local_rank(), dist_rank());
@@ -311,11 +322,17 @@ TEST(ranks_of_a_host_share_its_memory) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        LISTED(reduce_scatter_adds_up_all_ranks),    LISTED(all_gather_brings_every_portion_to_all),
-        LISTED(all_gather_takes_large_elements),     LISTED(exchange_keeps_the_order_of_parcels),
-        LISTED(tickets_are_done_in_order),           LISTED(large_collectives_need_no_memory_of_their_size),
-        LISTED(host_exchanges_match_in_every_group), LISTED(host_sums_have_the_same_bits_everywhere),
-        LISTED(ranks_are_numbered_on_their_host),    LISTED(ranks_of_a_host_share_its_memory),
+        LISTED(reduce_scatter_adds_up_all_ranks),
+        LISTED(all_gather_brings_every_portion_to_all),
+        LISTED(all_gather_takes_large_elements),
+        LISTED(exchange_keeps_the_order_of_parcels),
+        LISTED(tickets_are_done_in_order),
+        LISTED(large_collectives_need_no_memory_of_their_size),
+        LISTED(host_exchanges_match_in_every_group),
+        LISTED(host_sums_have_the_same_bits_everywhere),
+        LISTED(the_smallest_number_has_a_first_rank),
+        LISTED(ranks_are_numbered_on_their_host),
+        LISTED(ranks_of_a_host_share_its_memory),
     };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/mpirun.sh 3 %s", argv[0]);

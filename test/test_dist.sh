@@ -86,6 +86,14 @@ check "a rank that is killed is named" grep -qE 'rank 1 .*signal 9|rank 1 on' "$
 in_training STOP
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
+# Of a single document that 2 ranks share one has all the work, for longer than --timeout; the other waits.
+if ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/make_documents.c -lcjson -lm -o "$WORK/make_documents" &&
+    "$WORK/make_documents" "$WORK/long.bin" 96 6000 5; then pass; else fail "make_documents.c does not compile"; fi
+PROGRAM=$(realpath "${TRAIN_PLAIN:-$TRAIN}")
+ranks 2 bp --init "$(echo $TINY | sed s/layers=2/layers=12/)" --data "$WORK/long.bin" --seq-len 6000 --chunk 128 --timeout 1 --json
+check "a rank with all the work: exit $status: $(grep '^train: ' "$WORK/err")" [ $status = 0 ]
+check "it took $(json seconds) s, --timeout is 1 s" awk -v s="$(json seconds)" 'BEGIN { exit !(s > 1.5) }'
+
 # ---- waiting, of a program that does nothing else ----------------------------------------------------------------------------
 cat >"$WORK/waits.c" <<'EOF'
 #include "llmc/dist_mpi.h"
@@ -93,6 +101,7 @@ cat >"$WORK/waits.c" <<'EOF'
 int main(int argc, char **argv) {
     const char *what;
     char mine[8] = "", all[32];
+    int i;
     dist_start();
     dist_split(dist_ranks());
     dist_timeout(1);
@@ -100,6 +109,9 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "barrier")) dist_barrier();
     if (!strcmp(what, "gather")) dist_gather(RANKS_OF_STREAM, mine, sizeof(mine), all);
     if (!strcmp(what, "late")) sleep(4), dist_barrier();
+    if (!strcmp(what, "busy"))
+        for (i = 0; i < 400; i++) usleep(10000), watch_at_work();
+    if (!strcmp(what, "busy")) dist_barrier();
     if (!strcmp(what, "check")) dist_check("data", 1);
     if (!strcmp(what, "differ")) dist_check("data", 2);
     if (!strcmp(what, "exit")) exit(0);
@@ -115,6 +127,8 @@ ranks 3 barrier
 check "a barrier" [ "$status $(cat "$WORK/out")" = "0 done" ]
 ranks 3 barrier gather
 ends 1 'rank 0 on [^ ]*: waits for a barrier since .*, rank 1 on [^ ]* waits for a gather: neither comes' "ranks that wait in different places"
+ranks 3 barrier busy
+check "a rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
 ranks 3 barrier late
 ends 1 'rank 1 on [^ ]* has not come to a barrier' "a rank that computes for too long"
 ranks 3 barrier exit
@@ -140,10 +154,13 @@ cat >"$WORK/gpus.c" <<'EOF'
 #include "llmc/dist.h"
 #include "llmc/ops.h"
 #include <signal.h>
+#include <unistd.h>
 // gpus WHAT [WHAT of rank 1]
 int main(int argc, char **argv) {
     const char *what;
+    char mine[8];
     Summed *x;
+    int i;
     dist_start();
     dist_split(dist_ranks());
     dist_timeout(1);
@@ -153,7 +170,8 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "stop")) raise(SIGSTOP);
     if (!strcmp(what, "barrier")) dist_barrier();
     if (!strcmp(what, "gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
-    if (!strcmp(what, "sum")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
+    for (i = 0; i < 400 && !strcmp(what, "busy"); i++) usleep(10000), ops_device->copy_out(mine, x, sizeof(mine));
+    if (!strcmp(what, "sum") || !strcmp(what, "busy")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
     ops_device->finish();
     printf("done\n");
     dist_stop();
@@ -164,6 +182,8 @@ if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -fsanitize=address,undefined -I. "$W
 PROGRAM=$WORK/gpus
 ranks 2 sum
 check "a sum between GPUs" [ "$status $(cat "$WORK/out")" = "0 done" ]
+ranks 2 sum busy
+check "a GPU's rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
 NCCL_ON_MPI_DEVICES=1 ranks 2 sum
 ends 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
 NCCL_ON_MPI_DEVICES=0 ranks 2 sum

@@ -336,6 +336,7 @@ TEST(malformed_lines_are_refused) {
     refused("", "no model: give --model PATH or --init NAME; see train train --help");
     refused("bp --seqlen 3", "unknown option --seqlen; did you mean --seq-len?; see train bp --help");
     refused("bp --seq_len 3", "did you mean --seq-len?");
+    refused("bp --init gpt2 --kv ring", "--kv ring has no meaning without --sp above 1");
     refused("bp --chnuk 3", "did you mean --chunk?");
     refused("bp --grads g", "did you mean --grads-out?");
     refused("bp --step 3", "did you mean --steps?"); // of another verb, but that is what was meant

@@ -244,6 +244,11 @@ for world in '2' '3 --zero 1' '4 --zero 2'; do
 done
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 # streams that are empty, used twice
 unset STREAMBP_ALLOCATION_GUARD
+# The command of rank 1 has 12 lines to answer, that of rank 0 has 8.
+ranks_succeed 2 train ${common% 6} 1 --reward-failure skip \
+    --reward-command 'for i in 1 2 3 4 5 6 7 8; do read -r x; echo $((i % 3)); done'
+check "a command of another rank that fails is told of: $(grep 'left out' "$WORK/err")" grep -q \
+    'step 1: rank 1 on [^ ]*: the reward command ended after 8 of 12 .*, and 1 of 5 groups are left out' "$WORK/err"
 ranks_refuse 2 'batch 5 prompts cannot be dealt over 6 replicas; take --batch 6' 6 train $common "$@"
 ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
 ranks_refuse 2 'rollout .* not with --zero 3' 2 train $common "$@" --zero 3

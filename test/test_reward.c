@@ -180,6 +180,26 @@ TEST(a_command_of_the_shell) {
     close_and_expect_gone(&r);
 }
 
+// What a launcher has told this process is not for the command; the rest of the environment is.
+TEST(a_command_outside_the_ranks) {
+    static const char *const ours[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                       "SLURM_PROCID"};
+    static const char *const kept[] = {"OMPI_ALLOW_RUN_AS_ROOT", "SLURM_JOB_ID", "SLURM_NODELIST", "TEST_REWARD"};
+    Reward r;
+    size_t i;
+    for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) setenv(ours[i], "2", 1);
+    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) setenv(kept[i], "2", 1);
+    reward_open(&r,
+                "read line; env | grep -c -E '^(OMPI_COMM|PMIX_|PMI_|SLURM_STEP|SLURM_PROCID)'; read line; "
+                "env | grep -c -E '^(OMPI_ALLOW_RUN_AS_ROOT|SLURM_JOB_ID|SLURM_NODELIST|TEST_REWARD)='",
+                60, 0);
+    for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) unsetenv(ours[i]);
+    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) unsetenv(kept[i]);
+    expect_rewards(&r, asking(1, 1), 0, 0);
+    expect_rewards(&r, asking(1, 1), 0, 4);
+    close_and_expect_gone(&r);
+}
+
 TEST(numbers) {
     static const char *const good[] = {
         "1", "-2.5e-3", "  7 ", "{\"reward\": 1}", "{\"a\": {\"reward\": 2}, \"reward\": -3e2}", "0"};
@@ -336,6 +356,7 @@ int main(int argc, char **argv) {
         LISTED(answers_in_pieces),
         LISTED(large_batches),
         LISTED(a_command_of_the_shell),
+        LISTED(a_command_outside_the_ranks),
         LISTED(numbers),
         LISTED(commands_that_die),
         LISTED(commands_that_hang),

@@ -24,8 +24,11 @@ once per precision (precision.h) and linked to the driver.
 #include "adamw.h"      // the optimizer
 #include "collective.h" // between processes
 
-static void finish(void) {}                              // every op is done when it returns
-static void repeat_once(double factor) { (void)factor; } // only op set "dry" counts
+static void finish(void) {} // every op is done when it returns
+
+// Only op set "dry" counts. Every chunk of a pass comes here, and every token that is written or piece of a file there.
+static void repeat_once(double factor) { (void)factor, watch_at_work(); }
+static void copy_between(void *out, const void *in, size_t bytes) { watch_at_work(), memory_copy(out, in, bytes); }
 
 static const Ops ops_cpu = {
     .name = "cpu",
@@ -37,8 +40,8 @@ static const Ops ops_cpu = {
     .release = memory_release,
     .memory_peak = memory_peak,
     .memory_available = memory_available,
-    .copy_in = memory_copy,
-    .copy_out = memory_copy,
+    .copy_in = copy_between,
+    .copy_out = copy_between,
     .copy = memory_copy,
     .zero = memory_zero,
     .finish = finish,

@@ -122,23 +122,28 @@ static const Collective *collective_stalled(void) {
     ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
     if (ticket && ticket != collectives.stalled) { // what other ranks are told that ask
         snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
-        watch.own.waits++;
+        watch.own.moves++;
     }
     collectives.stalled = ticket;
     return ticket ? first : NULL;
 }
 
-// The time that counts towards --timeout begins with the collective, not with the work of this device before it.
+// The time that counts towards --timeout begins with the collective, not with the work of this device before it. That is work, too,
+// unless one wait for it takes longer.
 static void event_wait(cudaEvent_t event) {
     const double begin = seconds_now();
-    Wait wait = {begin, 0, 0};
+    Wait wait = wait_from(begin);
+    watch_at_work();
     while (!event_happened(event)) {
         const int64_t before = collectives.stalled;
         const Collective *stalled = collective_stalled();
-        if (!stalled || collectives.stalled != before) wait = Wait{seconds_now(), 0, 0};
-        if (stalled)
+        if (!stalled || collectives.stalled != before) wait = wait_from(seconds_now());
+        if (stalled) {
             watch_wait(&wait);
-        else if (wait.begin - begin < WATCH_YIELD)
+            continue;
+        }
+        if (wait.begin - begin < watch.timeout) watch_at_work();
+        if (wait.begin - begin < WATCH_YIELD)
             sched_yield();
         else
             watch_pause();
