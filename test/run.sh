@@ -38,7 +38,6 @@ rows="
     lora          fp32        cuda
     golden        bf16        cuda
     golden        fp32        cuda
-    sampler_batch fp32        cuda
     ops           fp32        onednn
     ops           fp32        plain
     ops           bf16        onednn

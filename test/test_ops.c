@@ -8,10 +8,12 @@ twice (CALL in testing.h). Inputs are rounded to their element type first, so wh
 #include "test_ops_tensors.h"        // tensors in their usual roles
 #include "test_ops_reference.h"      // tests of the reference itself
 #include "test_ops_attention.h"      // tests of attention
+#ifndef HAVE_CUDNN                   // which has no part in these
 #include "test_ops_attention_part.h" // the same, keys a range at a time
-#include "test_ops_adapter.h"        // tests of adapters, scaling, dropout and scattered rows
-#include "test_ops_logprob.h"        // tests of the loss head
-#include "test_ops_adamw.h"          // tests of the optimizer
+#endif
+#include "test_ops_adapter.h" // tests of adapters, scaling, dropout and scattered rows
+#include "test_ops_logprob.h" // tests of the loss head
+#include "test_ops_adamw.h"   // tests of the optimizer
 
 // An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
 const char *__asan_default_options(void);
@@ -510,13 +512,15 @@ int main(int argc, char **argv) {
         LISTED(attention_windows),
         LISTED(attention_batched_decoding),
         LISTED(attention_gaps),
+#ifndef HAVE_CUDNN
         LISTED(attention_parts_equal_whole),
         LISTED(attention_parts_of_documents),
         LISTED(attention_parts_sharp_scores),
+        LISTED(attention_pairs_of_a_range),
+#endif
 #ifndef CUDA_ON_CPU
         LISTED(attention_parts_with_any_threads),
 #endif
-        LISTED(attention_pairs_of_a_range),
 #ifdef HAVE_CUDNN
         LISTED(attention_used_cudnn),
 #endif
