@@ -176,7 +176,8 @@ class Refusals(WithCommand):
     LEFT_OUT = (({"messages": [{"role": "user", "content": "Hi"}]}, "no target that counts"),)
 
     def test_bad_samples_refuse_the_run(self):
-        good = self.write("good.jsonl", [self.GOOD] * 3)
+        expected = self.path("good")
+        self.prepare(expected, self.write("good.jsonl", [self.GOOD] * 3), "--workers", "1")
         for i, (bad, reason) in enumerate(self.BAD):
             data, out = self.write(f"{i}.jsonl", [self.GOOD, "", bad, self.GOOD, self.GOOD]), self.path(str(i))
             done = self.refused(1, "1 bad sample, listed in .*rejected.jsonl; .*--skip-bad", self.command(out, data, "--workers", "1"))
@@ -185,11 +186,11 @@ class Refusals(WithCommand):
             with open(out + "/rejected.jsonl", encoding="utf-8") as file:
                 (line,) = map(json.loads, file)
             self.assertEqual((line["file"], line["line"], line["reason"]), (data, 3, reason))
-            self.refused(1, "1 bad sample", self.command(out, data, "--skip-bad", "0", "--workers", "1"))
+            if i == 0:
+                self.refused(1, "1 bad sample", self.command(out, data, "--skip-bad", "0", "--workers", "1"))
             done = self.prepare(out, "--skip-bad", data, "--workers", "1")
             self.assertIn(f"left out: 1 of {reason!r}", done.stdout)
-            skipped, expected = contents(out), self.path("good")
-            self.prepare(expected, good, "--workers", "1")
+            skipped = contents(out)
             self.assertEqual(skipped["train-00000.bin"], contents(expected)["train-00000.bin"])
             self.assertEqual(len(skipped["rejected.jsonl"].splitlines()), 1)
 
@@ -512,8 +513,7 @@ class Many(WithCommand):
                    "groups": [{"prompt": "a", "completions": [" b", " c", " d"][:2 + i % 2], "rewards": [0.5, 1.0, 0.0][:2 + i % 2]}
                               for i in range(100)],
                    "advantages": [{"ids": [5, 6, i], "train": [0, 1, 1], "advantages": [0.0, -0.5, i / 8]} for i in range(100)],
-                   "prompts": [{"prompt": "a", "answer": str(i) if i % 2 else None} for i in range(100)],
-                   "pairs": [{"prompt": "a", "chosen": " b", "rejected": f" {i}"} for i in range(100)]}
+                   "prompts": [{"prompt": "a", "answer": str(i) if i % 2 else None} for i in range(100)]}
         for name, rows in records.items():
             data, table = self.write(name + ".jsonl", rows), self.path(name + ".parquet")
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table, row_group_size=90)
