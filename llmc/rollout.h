@@ -301,7 +301,7 @@ static inline size_t rollout_lines(void *context, char *out, size_t room) {
 // ---- rewards --------------------------------------------------------------------------------------------------------
 // Some replica's command has failed, and was started again: rank 0 tells people. left_out: groups, of this replica.
 static inline void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
-    double sums[2] = {failed, (double)left_out};
+    double sums[2] = {(double)failed, (double)left_out};
     char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
     size_t first;
     dist_sum(RANKS_ALL, sums, 2);
