@@ -60,8 +60,7 @@ TEST(values_arrive) {
     assert_string_equal(o.val_data.path[0], "v1");
     assert_string_equal(o.val_data.path[1], "v2");
     assert_int_equal(o.seq_len, 8192);
-    assert_true(o.lr == 1e-5);
-    assert_true(o.memory_limit == (size_t)80 << 30);
+    assert_true(o.lr == 1e-5 && o.memory_limit == (size_t)80 << 30);
     assert_true(o.json && !o.quiet && !o.resume);
     assert_string_equal(o.method, "checkpoint");
     assert_int_equal(o.prompt_ids.count, 3);
