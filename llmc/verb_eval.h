@@ -89,8 +89,7 @@ static inline int verb_eval(const Options *options) {
     bound = run_bound(&run, &loader);
     steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
-    if (objective_needs_reference(&run.settings.objective) && !run.settings.reference &&
-        !options->reference_logprobs)
+    if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
         options_refuse(options->verb,
                        "--objective %s needs --reference-logprobs, those of the model that training began with",
                        options->objective);
