@@ -115,35 +115,39 @@ static inline Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t h
 // A plan of thousands of ranks looks at two blocks of others: all lie in the same two places.
 static inline int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
 
-// Calls of attention for each own chunk that sees keys of the block's range.
-static inline void block_forward(StreamBP *s, size_t l, KeyBlock block, Summed *sums, size_t step, size_t size) {
+// Attention of an own chunk to the keys of a block's range; sums: of the chunk's output so far.
+static inline void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
+                                      Summed *sums, Summed *scratch) {
     Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), row = d.KV * d.stored;
+    const size_t row = d.KV * d.stored;
     const RingLayer *r = &s->ring_layer;
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
-                                  s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
-    size_t half, i;
-    for (half = 0; half < 2 && !block_is_known(s, step); half++) {
-        const BlockRange b = block_range(s, step, half);
-        for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
-            const Chunk c = chunk_visit(s, i, size);
-            if (b.keys.begin >= c.place + c.n) continue;
-            s->ops->attention_forward_part(
-                (Summed *)at(sums, c.begin * d.Q, d.summed), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
-                (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
-                (Stored *)token_0(block.v, b.skipped, row), ring_spans(s, c, step, half), b.keys, d.NH, d.NKV, d.HD,
-                attention_scale(s->model, l), !b.first, scratch);
-        }
-    }
-    arena_pop(s->arena, mark);
+    s->ops->attention_forward_part(
+        (Summed *)at(sums, c.begin * d.Q, d.summed), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
+        (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
+        (Stored *)token_0(block.v, b.skipped, row), spans, b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l),
+        !b.first, scratch);
 }
 
 // gradients: of the block, added to
-static inline void block_backward(StreamBP *s, size_t l, KeyBlock block, GradientBlock gradients, size_t step,
-                                  size_t size) {
+static inline void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
+                                       const GradientBlock *gradients, Summed *scratch) {
     Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), row = d.KV * d.stored, sums_row = d.KV * d.summed;
+    const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
     const RingLayer *r = &s->ring_layer;
+    s->ops->attention_backward_part(
+        (Summed *)at(r->dq, c.begin * d.Q, d.summed), (Summed *)token_0(gradients->dk, b.skipped, sums_row),
+        (Summed *)token_0(gradients->dv, b.skipped, sums_row), (Stored *)at(r->dattended, c.begin * d.Q, d.stored),
+        (Stored *)at(r->attended, c.begin * d.Q, d.stored), (Stored *)at(r->q, c.begin * d.Q, d.stored),
+        (Stored *)token_0(block.k, b.skipped, row), (Stored *)token_0(block.v, b.skipped, row),
+        (Summed *)at(r->lse, c.begin * d.NH, d.summed), spans, b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l),
+        !b.first, scratch);
+}
+
+// Of each own chunk that sees keys of the block: forward into sums, or backward where there are gradients.
+static inline void block_attention(StreamBP *s, size_t l, KeyBlock block, Summed *sums, const GradientBlock *gradients,
+                                   size_t step, size_t size) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
                                   s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
     size_t half, i;
@@ -152,14 +156,10 @@ static inline void block_backward(StreamBP *s, size_t l, KeyBlock block, Gradien
         for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
             const Chunk c = chunk_visit(s, i, size);
             if (b.keys.begin >= c.place + c.n) continue;
-            s->ops->attention_backward_part(
-                (Summed *)at(r->dq, c.begin * d.Q, d.summed), (Summed *)token_0(gradients.dk, b.skipped, sums_row),
-                (Summed *)token_0(gradients.dv, b.skipped, sums_row),
-                (Stored *)at(r->dattended, c.begin * d.Q, d.stored), (Stored *)at(r->attended, c.begin * d.Q, d.stored),
-                (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
-                (Stored *)token_0(block.v, b.skipped, row), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
-                ring_spans(s, c, step, half), b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l), !b.first,
-                scratch);
+            if (gradients)
+                chunk_backward_part(s, l, c, block, b, ring_spans(s, c, step, half), gradients, scratch);
+            else
+                chunk_forward_part(s, l, c, block, b, ring_spans(s, c, step, half), sums, scratch);
         }
     }
     arena_pop(s->arena, mark);
@@ -183,7 +183,7 @@ static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
         const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
         if (step) s->ops->await(ticket);
         if (step + 1 < s->ranks) ticket = keys_pass(s, step, here, passing[step % 2]);
-        block_forward(s, l, here, sums, step, size);
+        block_attention(s, l, here, sums, NULL, step, size);
     }
     s->ops->round_sums(s->ring_layer.attended, sums, count);
     arena_pop(s->arena, mark);
@@ -212,7 +212,7 @@ static inline void ring_backward(StreamBP *s, size_t l, size_t size) {
         if (step + 1 < S) keys = keys_pass(s, step, here, passing[step % 2]);
         s->ops->zero(to.dk, count * d.summed);
         s->ops->zero(to.dv, count * d.summed);
-        block_backward(s, l, here, to, step, size);
+        block_attention(s, l, here, NULL, &to, step, size);
         if (step) {
             s->ops->await(gradients);
             s->ops->gradient_add(on.dk, type, found.dk, count);
