@@ -11,12 +11,15 @@ from plot_style import plt
 
 
 def read(path):
-    """{contender: [row, ...]} of the rows that have a result, in the file's order."""
+    """{contender: [point, ...]} of the rows that have a result, in the file's order."""
     series = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             if not row["error"]:
-                series.setdefault(row["contender"], []).append({key: float(row[key]) for key in ("seq_len", "time_ratio", "peak_bytes") if row[key]})
+                point = {"seq_len": int(row["seq_len"]), "peak_gib": float(row["peak_bytes"]) / 2**30}
+                if row["time_ratio"]:
+                    point["time_ratio"] = float(row["time_ratio"])
+                series.setdefault(row["contender"], []).append(point)
     return series
 
 
@@ -45,10 +48,9 @@ def main():
     draw(time, series, "time_ratio")
     time.set_title("Time of forward and backward, over `stream`'s")
     time.set_ylim(0, None)
-    draw(memory, series, "peak_bytes")
-    memory.set_title("Peak memory")
+    draw(memory, series, "peak_gib")
+    memory.set_title("Peak memory, GiB")
     memory.set_ylim(0, None)
-    memory.yaxis.set_major_formatter(style.size)
     handles, labels = memory.get_legend_handles_labels()
     figure.tight_layout(w_pad=2.0)
     figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)

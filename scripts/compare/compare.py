@@ -74,6 +74,7 @@ def parse_options():
     parser.add_argument("--timeout", type=float, default=3600, help="seconds that a process may take")
     parser.add_argument("--out", default="build/compare")
     parser.add_argument("--resume", action="store_true", help="keep results of the same run that lie in --out")
+    parser.add_argument("--no-picture", action="store_true", help="leave compare.png out")
     parser.add_argument("--list", action="store_true", help="who can take part here")
     return parser.parse_args()
 
@@ -192,7 +193,8 @@ def finish(o, records, longest, left_out, clocks_before):
     with open(path + ".md", "w", encoding="utf-8") as file:
         file.write(text)
     print(text, end="")
-    draw(o, path + ".csv")
+    if not o.no_picture:
+        draw(o, path + ".csv")
     failed = report.failures(rows, longest)
     for line in failed:
         say(f"FAILED: {line}")

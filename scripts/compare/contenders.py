@@ -136,8 +136,8 @@ class Ours(Contender):
     def missing(self):
         if self.name.startswith("stream-keep"):
             help_text = subprocess.run([self.options.train, "bp", "--help"], capture_output=True, text=True).stdout
-            if "--keep" not in help_text:
-                return f"{self.options.train} bp has no --keep"
+            if not re.search(r"--keep \S*attention", help_text):
+                return f"{self.options.train} bp has no --keep attention"
 
     @property
     def command_needs(self):
@@ -179,11 +179,13 @@ class Ours(Contender):
 
 
 # ---- others ------------------------------------------------------------------------------------------------------------------
-def python_problem(python, modules, device):
-    """Why a Python does not do, or None."""
-    test = f"import {modules}\nprint(transformers.__version__)\nassert {device != 'cuda'} or torch.cuda.is_available(), 'PyTorch sees no GPU'"
+def python_problem(python, device):
+    """(why a Python does not do, or None; its version of transformers). Importing everything would take as long as a short case."""
+    test = ["from importlib.metadata import version", "version('torch'), version('safetensors')", "print(version('transformers'))"]
+    if device == "cuda":
+        test.append("import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU'")
     try:
-        run = subprocess.run([python, "-c", test], capture_output=True, text=True, env=dict(os.environ, HF_HUB_OFFLINE="1"))
+        run = subprocess.run([python, "-c", "\n".join(test)], capture_output=True, text=True)
     except OSError as error:
         return f"{python}: {error.strerror}", None
     return (None, run.stdout.strip()) if run.returncode == 0 else (f"{python}: {last_line(run.stderr)}", None)
@@ -206,7 +208,7 @@ class TorchProgram(Contender):
         return self.chunk
 
     def missing(self):
-        return python_problem(self.python, "torch, transformers, safetensors", self.options.device)[0]
+        return python_problem(self.python, self.options.device)[0]
 
     def command(self, case):
         return [self.python, os.path.join(HERE, self.script), *self.common(case), *self.more]
@@ -221,7 +223,7 @@ class Paper(TorchProgram):
             return "no --paper DIR, a checkout of https://github.com/Ledzy/StreamBP"
         if not os.path.isfile(os.path.join(checkout, "src", "streambp", "stream_model.py")):
             return f"{checkout} has no src/streambp/stream_model.py"
-        problem, version = python_problem(self.python, "torch, transformers, safetensors", self.options.device)
+        problem, version = python_problem(self.python, self.options.device)
         if problem:
             return problem
         if not version.startswith(self.VERSION):

@@ -48,7 +48,7 @@ class Runner:
                 "programs": {os.path.basename(path): digest(path) for path in contender.command_needs}}
 
     def path(self, contender, T, what):
-        return os.path.join(self.folder, f"{contender.name}-{T}-{what}.json")
+        return os.path.join(self.folder, f"{contender.name}-{T}-{what}.json".replace("/", "_").replace(" ", "-"))
 
     def kept(self, contender, T, what, repeat, limit):
         """The record that --resume finds, or None. What failed or was too slow is run again."""
@@ -67,7 +67,7 @@ class Runner:
         if not missing:
             return records
         self.provide_tokens(max(missing))
-        grads_out = os.path.join(self.gradients, f"{contender.name}.safetensors") if with_gradients and missing[0] == lengths[0] else None
+        grads_out = os.path.join(self.gradients, "contender.safetensors") if with_gradients and missing[0] == lengths[0] else None
         case = Case(missing, repeat, grads_out, ",".join(self.names), limit)
         found = contender.run(case, self.options.timeout)
         for T in missing:
