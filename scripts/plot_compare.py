@@ -1,6 +1,6 @@
 """Draws what scripts/compare/compare.py measured: time over that of `stream`, and peak memory, against sequence length.
 
-    plot_compare.py --in compare.csv --out compare.png [--caption TEXT]
+plot_compare.py --in compare.csv --out compare.png [--caption TEXT]
 """
 
 import argparse

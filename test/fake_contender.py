@@ -13,8 +13,21 @@ import subprocess
 import sys
 import time
 
-VALUES = {"--model", "--tokens", "--seq-len", "--batch", "--dtype", "--device", "--repeat", "--chunk", "--logits-chunk", "--threads", "--memory-limit",
-          "--grads-out", "--grads-of"}
+VALUES = {
+    "--model",
+    "--tokens",
+    "--seq-len",
+    "--batch",
+    "--dtype",
+    "--device",
+    "--repeat",
+    "--chunk",
+    "--logits-chunk",
+    "--threads",
+    "--memory-limit",
+    "--grads-out",
+    "--grads-of",
+}
 
 
 def scale_gradients(path, factor):
@@ -43,17 +56,53 @@ def main():
         print(json.dumps({"contender": "fake", "error": "out of memory"}))
         return
     gradients = ["--grads-out", o.grads_out, "--grads-of", o.grads_of] if o.grads_out else []
-    ours = subprocess.run([os.environ["TRAIN"], "bp", "--json", "--quiet", "--model", o.model, "--data", o.tokens, "--seq-len", o.seq_len, "--batch", o.batch,
-                           "--repeat", o.repeat, "--method", "full", *gradients], capture_output=True, text=True, check=True)
+    ours = subprocess.run(
+        [
+            os.environ["TRAIN"],
+            "bp",
+            "--json",
+            "--quiet",
+            "--model",
+            o.model,
+            "--data",
+            o.tokens,
+            "--seq-len",
+            o.seq_len,
+            "--batch",
+            o.batch,
+            "--repeat",
+            o.repeat,
+            "--method",
+            "full",
+            *gradients,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     result = json.loads(ours.stdout)
     if factor and o.grads_out:
         scale_gradients(o.grads_out, float(factor))
     seconds = [result["seconds"]] * (1 if broken == "short" else int(o.repeat))
     peak = int(os.environ["FAKE_PEAK"]) * int(o.seq_len) if "FAKE_PEAK" in os.environ else result["peak_bytes"]
     print("noise before the result")
-    print("{broken" if broken == "garbage" else json.dumps(
-        {"contender": "fake", "loss": float(os.environ.get("FAKE_LOSS", 1)) * result["loss"], "grad_norm": float(factor or 1) * result["grad_norm"],
-         "seconds": seconds, "peak_bytes": peak, "peak_of": "process", "attention": "none of its own", "versions": {"fake": "1"}, "error": None}))
+    print(
+        "{broken"
+        if broken == "garbage"
+        else json.dumps(
+            {
+                "contender": "fake",
+                "loss": float(os.environ.get("FAKE_LOSS", 1)) * result["loss"],
+                "grad_norm": float(factor or 1) * result["grad_norm"],
+                "seconds": seconds,
+                "peak_bytes": peak,
+                "peak_of": "process",
+                "attention": "none of its own",
+                "versions": {"fake": "1"},
+                "error": None,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

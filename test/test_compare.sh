@@ -38,7 +38,8 @@ check 'a ratio of memory is that of the peaks' close "$(field fake 128 memory_ra
 check 'gradients agree' awk "BEGIN { exit !($(field fake 64 gradient_difference) < 1e-5) }"
 check 'within rounding' awk "BEGIN { x = $(field stream@16 64 gradient_difference); exit !(0 < x && x < 1e-5) }"
 check 'no seconds of a CPU' [ "$(field fake 64 seconds)$(field fake 64 tokens_per_second)" = '' ]
-says 'who is missing is named' '^Not taken part: .hf.: .*no-python: No such file' out
+says 'who is missing is named' '^Not taken part: .hf.: its Python: No such file' out
+says 'the command, without places' '^Made by .scripts/compare/compare.py --train TRAIN --init .*--contenders [a-z,]* --contender COMMAND --chunks' out
 says 'and why' '^without paper: no --paper DIR' err
 says 'llm.c is for GPT-2' '^without llmc: it has GPT-2 shapes only, not llama' err
 check 'JSON' python3 -c "import json, sys; run = json.load(open(sys.argv[1])); assert len(run['records']) == 20 and run['rows'] and run['commit']" \
@@ -130,6 +131,39 @@ bad 'stream, T = 64: out of memory' --memory-limit 1k
 command -v nvidia-smi >/dev/null || bad 'names no GPU' --device cuda
 compare 0 --list --contender "$FAKE"
 check 'the list' [ "$(grep -c ': can take part' "$WORK/out")" -ge 4 ]
+
+# ---- the paper's tables --------------------------------------------------------------------------------------------------------
+SMALL=hidden_size=32,intermediate_size=48,num_attention_heads=4,num_key_value_heads=2,head_dim=16,vocab_size=96
+paper() { # exit status, arguments
+    wanted=$1
+    shift
+    OUT=$WORK/paper scripts/compare/paper_tables.sh --divide 500 --keys $SMALL "$@" --contenders fake --contender "$FAKE" --train "$TRAIN" --device cpu \
+        --repeat 2 --threads 1 --no-picture >"$WORK/out" 2>"$WORK/err"
+    status=$?
+    check "exit $wanted, not $status, of paper_tables.sh $*" [ $status = "$wanted" ]
+}
+paper 0 --tables 1,3 --layers 1 --limit 1MiB
+says 'Table 1: the published seconds beside ours' '^| 54 |   |   | 31.8 | 25.8 | 1 | [0-9.]* |$' out
+says 'it says that models are cut down' 'cut down: num_hidden_layers=1 hidden_size=32' out
+says 'and lengths' 'lengths are 500 times shorter' out
+says 'Figure 3: published curves between their points' '^| 39 | 76.9 | 39.2 | [0-9.e-]* | [0-9.e-]* |$' out
+check 'longest sequences of both models' [ "$(grep -c '^| here: stream | [0-9][0-9]* |$' "$WORK/out")" = 2 ]
+FAKE_LOSS=1.1 paper 1 --tables 1
+paper 2 --layers x
+
+# ---- README ------------------------------------------------------------------------------------------------------------------
+check 'README has the tables of dev/results' python3 scripts/results_table.py --check
+mkdir -p "$WORK/checkout/scripts" "$WORK/checkout/dev/results"
+cp -r scripts/compare scripts/results_table.py "$WORK/checkout/scripts"
+cp README.md "$WORK/checkout"
+LENGTHS=64 FAKE_PEAK=1024 FAKE_LONGEST=100 fake 0 '--longest --memory-limit 2MiB'
+cp "$WORK/compare/compare.json" "$WORK/checkout/dev/results/compare-fake.json"
+check 'a new file is missed' [ "$(python3 "$WORK/checkout/scripts/results_table.py" --check 2>&1)" = \
+    'README.md: its tables are not those of dev/results; scripts/results_table.py --write' ]
+check 'is written' python3 "$WORK/checkout/scripts/results_table.py" --write
+check 'and found' python3 "$WORK/checkout/scripts/results_table.py" --check
+check 'as compare.py printed it' [ "$(grep -cxFf "$WORK/compare/compare.md" "$WORK/checkout/README.md")" -ge "$(grep -c . "$WORK/compare/compare.md")" ]
+check 'a CPU is no GPU' grep -q '^Nothing has been measured beside others on a GPU yet' "$WORK/checkout/README.md"
 
 # ---- transformers ------------------------------------------------------------------------------------------------------------
 find_python 'torch, transformers, safetensors'

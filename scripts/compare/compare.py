@@ -46,25 +46,41 @@ def chunk(text):
 
 
 def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--init", help="shape of a random model, as ./train's --init")
     model.add_argument("--model", help="Hugging Face folder instead")
     parser.add_argument("--seed", type=int, default=42, help="of weights and tokens")
     parser.add_argument("--seq-lens", default="1k,2k,4k", help="tokens of a sequence: 2k (= 2048), 6000, ...")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--contenders", help="names separated by commas; `stream` always takes part (--list names them)")
-    parser.add_argument("--contender", action="append", default=[], metavar="NAME=COMMAND", help="one more: a program that takes the arguments of README.md")
+    parser.add_argument(
+        "--contenders", help="names separated by commas; `stream` always takes part (--list names them)"
+    )
+    parser.add_argument(
+        "--contender",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="one more: a program that takes the arguments of README.md",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where nvidia-smi names a GPU")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), help="fp32 on a CPU, bf16 on a GPU")
     parser.add_argument("--rounds", type=int, default=1, help="contenders take turns in each")
-    parser.add_argument("--repeat", type=int, default=3, help="passes of a process; the first warms up and does not count")
-    parser.add_argument("--chunk", type=chunk, help="tokens of a chunk, of those that have chunks: N, or T/N of the length")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="passes of a process; the first warms up and does not count"
+    )
+    parser.add_argument(
+        "--chunk", type=chunk, help="tokens of a chunk, of those that have chunks: N, or T/N of the length"
+    )
     parser.add_argument("--logits-chunk", type=int)
     parser.add_argument("--chunks", default="", help="ours once more with each of these chunks")
     parser.add_argument("--threads", type=int, help="of a CPU")
     parser.add_argument("--memory-limit", help="such as 80GiB: ours by its plan, the others by PyTorch's allocator")
-    parser.add_argument("--longest", action="store_true", help="also the longest length that each holds within --memory-limit")
+    parser.add_argument(
+        "--longest", action="store_true", help="also the longest length that each holds within --memory-limit"
+    )
     parser.add_argument("--peak", type=float, metavar="TFLOPS", help="of the device; else from its name, else measured")
     parser.add_argument("--train", help="our program [build/DEVICE-DTYPE/train, or ./train]")
     parser.add_argument("--python", default="python3", help="one with torch and transformers, for hf and hf-chunked")
@@ -79,15 +95,47 @@ def parse_options():
     return parser.parse_args()
 
 
+PLACES = {
+    "--train": "TRAIN",
+    "--python": "PYTHON",
+    "--paper": "STREAMBP",
+    "--paper-python": "PAPER_PYTHON",
+    "--llmc": "LLMC",
+    "--model": "MODEL",
+    "--contender": "COMMAND",
+}
+
+
+def command_line(words):
+    """What is written into the results: where things lie on this machine is nobody else's concern."""
+    told, skip = [], False
+    for word, following in zip(words, [*words[1:], None]):
+        name, equals, _value = word.partition("=")
+        if skip or name in ("--out", "--resume", "--no-picture"):
+            skip = not skip and name == "--out" and not equals
+        elif name in PLACES:
+            told += [name, PLACES[name]]
+            skip = not equals and following is not None
+        else:
+            told.append(word)
+    return shlex.join(["scripts/compare/compare.py", *told])
+
+
 def settle(o):
     """Words become numbers, defaults what they stand for, and what cannot be is refused."""
     o.seq_lens = sorted({number(text, "a length") for text in o.seq_lens.split(",")})
     o.chunks = [chunk(text) for text in o.chunks.split(",") if text]
     o.memory_limit = number(o.memory_limit, "an amount of memory") if o.memory_limit else None
-    o.commands = dict(text.split("=", 1) if "=" in text else usage(f"--contender: '{text}' is not NAME=COMMAND") for text in o.contender)
+    o.commands = dict(
+        text.split("=", 1) if "=" in text else usage(f"--contender: '{text}' is not NAME=COMMAND")
+        for text in o.contender
+    )
     for name, least in (("batch", 1), ("rounds", 1), ("repeat", 2)):
         if getattr(o, name) < least:
-            usage(f"--{name}: {getattr(o, name)} is less than {least}" + (": the first pass does not count" if name == "repeat" else ""))
+            usage(
+                f"--{name}: {getattr(o, name)} is less than {least}"
+                + (": the first pass does not count" if name == "repeat" else "")
+            )
     if o.longest and not o.memory_limit:
         usage("--longest is of a --memory-limit: name it, such as 80GiB")
     names = o.contenders.split(",") if o.contenders else [*contenders.DEFAULT, *o.commands]
@@ -124,14 +172,30 @@ def provide_model(o):
             if there:
                 os.remove(written)
                 shutil.rmtree(folder, ignore_errors=True)
-            made = subprocess.run([o.train, "convert", "--init", o.init, "--seed", str(o.seed), "--dtype", o.dtype, "--out", folder, "--quiet"],
-                                  stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
+            made = subprocess.run(
+                [
+                    o.train,
+                    "convert",
+                    "--init",
+                    o.init,
+                    "--seed",
+                    str(o.seed),
+                    "--dtype",
+                    o.dtype,
+                    "--out",
+                    folder,
+                    "--quiet",
+                ],
+                stderr=subprocess.PIPE,
+                text=True,
+                stdout=subprocess.DEVNULL,
+            )
             if made.returncode != 0:
                 usage(contenders.last_line(made.stderr))
             runs.write_json(written, wanted)
         o.model_folder, o.model_key, o.shape = folder, wanted, o.init
     else:
-        o.model_folder, o.model_key, o.shape = o.model, o.model, os.path.basename(o.model)
+        o.model_folder, o.model_key, o.shape = o.model, os.path.basename(o.model), os.path.basename(o.model)
     try:
         with open(os.path.join(o.model_folder, "config.json"), encoding="utf-8") as file:
             o.config = json.load(file)
@@ -163,11 +227,24 @@ def draw(o, csv_path):
             if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
                 picture = os.path.join(o.out, "compare.png")
                 caption = f"{o.shape}, {o.dtype}, batch {o.batch}; {o.device_name}"
-                subprocess.run([python, os.path.join(ROOT, "scripts", "plot_compare.py"), "--in", csv_path, "--out", picture, "--caption", caption])
+                subprocess.run(
+                    [
+                        python,
+                        os.path.join(ROOT, "scripts", "plot_compare.py"),
+                        "--in",
+                        csv_path,
+                        "--out",
+                        picture,
+                        "--caption",
+                        caption,
+                    ]
+                )
                 return
         except OSError:
             pass
-    say("No picture: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then repeat with --resume.")
+    say(
+        "No picture: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then repeat with --resume."
+    )
 
 
 def finish(o, records, longest, left_out, clocks_before):
@@ -178,12 +255,30 @@ def finish(o, records, longest, left_out, clocks_before):
     rows = report.rows_of(records, names, o.seq_lens, o.batch, o.dtype, peak, o.on_gpu)
     longest = report.longest_ratios(longest) if longest else []
     versions = {r["contender"]: r["result"]["versions"] for r in records if r["result"].get("versions")}
-    run = {"kind": "compare", "shape": o.shape, "device": o.device, "device_name": o.device_name, "on_gpu": o.on_gpu, "dtype": o.dtype, "batch": o.batch,
-           "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "commit": machine.commit(),
-           "driver": machine.ask_gpu("driver_version") if o.on_gpu else "", "clocks_before": clocks_before,
-           "clocks_after": machine.clocks() if o.on_gpu else None, "command": o.command, "versions": versions, "memory_limit": o.memory_limit,
-           "peak_tflops": peak, "peak_from": peak_from, "tolerances": report.TOLERANCES[o.dtype], "left_out": left_out, "rows": rows,
-           "longest": longest, "records": records}
+    run = {
+        "kind": "compare",
+        "shape": o.shape,
+        "device": o.device,
+        "device_name": o.device_name,
+        "on_gpu": o.on_gpu,
+        "dtype": o.dtype,
+        "batch": o.batch,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": machine.commit(),
+        "driver": machine.ask_gpu("driver_version") if o.on_gpu else "",
+        "clocks_before": clocks_before,
+        "clocks_after": machine.clocks() if o.on_gpu else None,
+        "command": o.command,
+        "versions": versions,
+        "memory_limit": o.memory_limit,
+        "peak_tflops": peak,
+        "peak_from": peak_from,
+        "tolerances": report.TOLERANCES[o.dtype],
+        "left_out": left_out,
+        "rows": rows,
+        "longest": longest,
+        "records": records,
+    }
     text = "\n".join(report.markdown(run)) + "\n"
     path = os.path.join(o.out, "compare")
     runs.write_json(path + ".json", run)
@@ -203,7 +298,7 @@ def finish(o, records, longest, left_out, clocks_before):
 
 def main():
     o = parse_options()
-    o.command = shlex.join(["scripts/compare/compare.py", *sys.argv[1:]])
+    o.command = command_line(sys.argv[1:])
     settle(o)
     os.makedirs(o.out, exist_ok=True)
     provide_model(o)
@@ -211,7 +306,9 @@ def main():
     if o.list:
         for name in [*contenders.WHAT, *o.commands]:
             why = contenders.make(name, o).missing()
-            print(f"{name:12} {contenders.WHAT.get(name, 'yours: ' + o.commands.get(name, ''))}: {why or 'can take part'}")
+            print(
+                f"{name:12} {contenders.WHAT.get(name, 'yours: ' + o.commands.get(name, ''))}: {why or 'can take part'}"
+            )
         return 0
     for name, why in left_out.items():
         say(f"without {name}: {why}")

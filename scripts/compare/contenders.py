@@ -66,9 +66,17 @@ class Contender:
         o = self.options
         words = ["--model", o.model_folder, "--tokens", o.tokens_file, "--seq-len", ",".join(map(str, case.seq_lens))]
         words += ["--batch", str(o.batch), "--dtype", o.dtype, "--device", o.device, "--repeat", str(case.repeat)]
-        words += self.optional([("--chunk", self.chunk_argument(case)), ("--logits-chunk", o.logits_chunk), ("--threads", o.threads),
-                                ("--memory-limit", case.memory_limit)])
-        return words + self.optional([("--grads-out", case.grads_out), ("--grads-of", case.grads_out and case.grads_of)])
+        words += self.optional(
+            [
+                ("--chunk", self.chunk_argument(case)),
+                ("--logits-chunk", o.logits_chunk),
+                ("--threads", o.threads),
+                ("--memory-limit", case.memory_limit),
+            ]
+        )
+        return words + self.optional(
+            [("--grads-out", case.grads_out), ("--grads-of", case.grads_out and case.grads_of)]
+        )
 
     @staticmethod
     def optional(pairs):
@@ -96,10 +104,19 @@ class Contender:
     def run(self, case, timeout):
         """{length: result}. A result has what README.md says, or `error` and nothing else."""
         command = self.command(case)
-        environment = dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        environment = dict(
+            os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"
+        )
         try:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
         except OSError as error:
             return {T: {"error": f"{command[0]}: {error.strerror}"} for T in case.seq_lens}
         error = None
@@ -117,7 +134,10 @@ class Contender:
             found, error = {}, f"failed: {failure}"
         if None in found and len(case.seq_lens) == 1:
             found[case.seq_lens[0]] = found.pop(None)
-        return {T: checked(found[T], case.repeat) if T in found else {"error": error or "failed: no result"} for T in case.seq_lens}
+        return {
+            T: checked(found[T], case.repeat) if T in found else {"error": error or "failed: no result"}
+            for T in case.seq_lens
+        }
 
 
 def checked(result, repeat):
@@ -137,7 +157,7 @@ class Ours(Contender):
         if self.name.startswith("stream-keep"):
             help_text = subprocess.run([self.options.train, "bp", "--help"], capture_output=True, text=True).stdout
             if not re.search(r"--keep \S*attention", help_text):
-                return f"{self.options.train} bp has no --keep attention"
+                return "this build has no bp --keep attention"
 
     @property
     def command_needs(self):
@@ -149,14 +169,41 @@ class Ours(Contender):
 
     def run_options(self, case):
         o = self.options
-        chunks = [("--chunk", self.chunk_argument(case)), ("--logits-chunk", o.logits_chunk)] if self.method == "stream" else []
+        chunks = (
+            [("--chunk", self.chunk_argument(case)), ("--logits-chunk", o.logits_chunk)]
+            if self.method == "stream"
+            else []
+        )
         keep = ["--keep", "attention"] if self.name.startswith("stream-keep") else []
-        return ["--model", o.model_folder, "--seq-len", str(case.seq_lens[0]), "--batch", str(o.batch), "--dtype", o.dtype, "--json", "--quiet",
-                "--method", self.method, *keep, *self.optional([*chunks, ("--threads", o.threads), ("--memory-limit", case.memory_limit)])]
+        return [
+            "--model",
+            o.model_folder,
+            "--seq-len",
+            str(case.seq_lens[0]),
+            "--batch",
+            str(o.batch),
+            "--dtype",
+            o.dtype,
+            "--json",
+            "--quiet",
+            "--method",
+            self.method,
+            *keep,
+            *self.optional([*chunks, ("--threads", o.threads), ("--memory-limit", case.memory_limit)]),
+        ]
 
     def command(self, case):
         gradients = self.optional([("--grads-out", case.grads_out), ("--grads-of", case.grads_out and case.grads_of)])
-        return [self.options.train, "bp", *self.run_options(case), "--data", self.options.tokens_file, "--repeat", str(case.repeat), *gradients]
+        return [
+            self.options.train,
+            "bp",
+            *self.run_options(case),
+            "--data",
+            self.options.tokens_file,
+            "--repeat",
+            str(case.repeat),
+            *gradients,
+        ]
 
     def memory_error(self, stderr):
         return bool(OUR_MEMORY_ERRORS.search(last_line(stderr)))
@@ -171,7 +218,9 @@ class Ours(Contender):
     def longest(self, limit):
         """(tokens that fit into `limit` bytes as `plan` has it, None), or (None, why there are none)."""
         case = Case([1024], 1, memory_limit=limit)
-        plan = subprocess.run([self.options.train, "plan", "--for", "bp", *self.run_options(case)], capture_output=True, text=True)
+        plan = subprocess.run(
+            [self.options.train, "plan", "--for", "bp", *self.run_options(case)], capture_output=True, text=True
+        )
         if plan.returncode != 0:
             return None, f"failed: {last_line(plan.stderr)}"
         longest = json.loads(plan.stdout)["max_seq_len"]
@@ -181,14 +230,18 @@ class Ours(Contender):
 # ---- others ------------------------------------------------------------------------------------------------------------------
 def python_problem(python, device):
     """(why a Python does not do, or None; its version of transformers). Importing everything would take as long as a short case."""
-    test = ["from importlib.metadata import version", "version('torch'), version('safetensors')", "print(version('transformers'))"]
+    test = [
+        "from importlib.metadata import version",
+        "version('torch'), version('safetensors')",
+        "print(version('transformers'))",
+    ]
     if device == "cuda":
         test.append("import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU'")
     try:
         run = subprocess.run([python, "-c", "\n".join(test)], capture_output=True, text=True)
     except OSError as error:
-        return f"{python}: {error.strerror}", None
-    return (None, run.stdout.strip()) if run.returncode == 0 else (f"{python}: {last_line(run.stderr)}", None)
+        return f"its Python: {error.strerror}", None
+    return (None, run.stdout.strip()) if run.returncode == 0 else (f"its Python: {last_line(run.stderr)}", None)
 
 
 @dataclass
@@ -222,12 +275,12 @@ class Paper(TorchProgram):
         if not checkout:
             return "no --paper DIR, a checkout of https://github.com/Ledzy/StreamBP"
         if not os.path.isfile(os.path.join(checkout, "src", "streambp", "stream_model.py")):
-            return f"{checkout} has no src/streambp/stream_model.py"
+            return "the folder of --paper has no src/streambp/stream_model.py"
         problem, version = python_problem(self.python, self.options.device)
         if problem:
             return problem
         if not version.startswith(self.VERSION):
-            return f"{self.python} has transformers {version}, the paper's code wants {self.VERSION}3 (--paper-python)"
+            return f"its Python has transformers {version}, the paper's code wants {self.VERSION}3 (--paper-python)"
         if self.options.model_type in ("gpt2", "gemma3_text"):
             return f"its StreamModel does not do {self.options.model_type}"
 
@@ -254,9 +307,9 @@ class Llmc(Command):
         if not self.options.llmc:
             return "no --llmc DIR, a checkout of https://github.com/karpathy/llm.c"
         if not os.path.isdir(self.options.llmc):
-            return f"{self.options.llmc} is no folder"
+            return "--llmc names no folder"
         if not os.path.isfile(self.words[0]):
-            return f"there is no {self.words[0]}"
+            return f"there is no {os.path.relpath(self.words[0], ROOT)}"
 
 
 def make(name, options):
@@ -268,7 +321,14 @@ def make(name, options):
     if name == "hf-chunked":
         return TorchProgram(name, options, None, options.python, "hf.py", ["--loss", "chunked"])
     if name == "paper":
-        return Paper(name, options, options.chunk, options.paper_python or options.python, "paper.py", ["--checkout", options.paper or ""])
+        return Paper(
+            name,
+            options,
+            options.chunk,
+            options.paper_python or options.python,
+            "paper.py",
+            ["--checkout", options.paper or ""],
+        )
     if name == "llmc":
         return Llmc(name, options, [os.path.join(HERE, "llmc_bp.sh"), "--llmc", options.llmc or ""])
     return Ours(name, options, options.chunk)
@@ -276,5 +336,9 @@ def make(name, options):
 
 def sweep(options):
     """Ours once more for each of --chunks: stream@512, stream-keep@512, ..."""
-    return [Ours(f"{name}@{chunk}", options, chunk) for name in options.contenders if name in ("stream", "stream-keep")
-            for chunk in options.chunks]
+    return [
+        Ours(f"{name}@{chunk}", options, chunk)
+        for name in options.contenders
+        if name in ("stream", "stream-keep")
+        for chunk in options.chunks
+    ]

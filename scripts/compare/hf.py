@@ -7,6 +7,7 @@ gradient of the hidden states is written where it belongs. It is the least memor
 
 import importlib.util
 import os
+import sys
 import warnings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,8 +29,9 @@ def load(options, attention):
         if hasattr(config, key):
             setattr(config, key, 0.0)
     config.use_cache = False
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, config=config, torch_dtype=torch_pass.DTYPES[options.dtype],
-                                                              attn_implementation=attention)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, config=config, torch_dtype=torch_pass.DTYPES[options.dtype], attn_implementation=attention
+    )
     model = model.to(options.device).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -38,22 +40,21 @@ def load(options, attention):
 # ---- attention ---------------------------------------------------------------------------------------------------------------
 def attention_seconds(backend, q, k, v):
     """Forward and backward of causal attention by one kernel, the better of two; None where it does not take these tensors."""
-    best = None
+    times = []
     with sdpa_kernel(backend):
         for _ in range(3):  # the first one warms up
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
             try:
-                start.record()
                 F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(torch.ones_like(q))
-                end.record()
             except RuntimeError as error:
                 if torch_pass.out_of_memory(error):
                     raise
                 return None
+            end.record()
             torch.cuda.synchronize()
-            previous, best = best, start.elapsed_time(end) / 1000 if best is None else min(best, start.elapsed_time(end) / 1000)
-            best = best if previous is not None else float("inf")
-    return best
+            times.append(start.elapsed_time(end) / 1000)
+    return min(times[1:])
 
 
 class Attention:
@@ -74,7 +75,10 @@ class Attention:
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         shape = (self.options.batch, heads, T, head_dim)
-        q, k, v = (torch.randn(shape, device="cuda", dtype=torch_pass.DTYPES[self.options.dtype], requires_grad=True) for _ in range(3))
+        q, k, v = (
+            torch.randn(shape, device="cuda", dtype=torch_pass.DTYPES[self.options.dtype], requires_grad=True)
+            for _ in range(3)
+        )
         candidates = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
         times = {backend: attention_seconds(backend, q, k, v) for backend in candidates}
         self.seconds = {backend: seconds for backend, seconds in times.items() if seconds is not None}
@@ -84,7 +88,11 @@ class Attention:
         """A context in which the measured kernel comes first, and others take what it refuses."""
         if self.backend is None:
             return torch.enable_grad()
-        others = [b for b in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH) if b != self.backend]
+        others = [
+            b
+            for b in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+            if b != self.backend
+        ]
         return sdpa_kernel([self.backend, *others], set_priority=True)
 
     def name(self):
@@ -124,11 +132,20 @@ def prepare(options):
 
     def one_pass(inputs, targets):
         with attention.chosen():
-            return plain_pass(model, inputs, targets) if options.loss == "plain" else chunked_pass(model, inputs, targets, chunk)
+            return (
+                plain_pass(model, inputs, targets)
+                if options.loss == "plain"
+                else chunked_pass(model, inputs, targets, chunk)
+            )
 
-    return torch_pass.Setup(model, one_pass, before_length=lambda T: attention.choose(model.config, T), attention=attention.name,
-                            versions={"transformers": transformers.__version__})
+    return torch_pass.Setup(
+        model,
+        one_pass,
+        before_length=lambda T: attention.choose(model.config, T),
+        attention=attention.name,
+        versions={"transformers": transformers.__version__},
+    )
 
 
 if __name__ == "__main__":
-    torch_pass.run("hf", prepare)
+    torch_pass.run("hf-chunked" if "chunked" in sys.argv else "hf", prepare)

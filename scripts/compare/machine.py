@@ -38,7 +38,11 @@ def commit():
 
 
 def clocks():
-    return {"sm_mem_mhz": ask_gpu("clocks.sm,clocks.mem"), "most_mhz": ask_gpu("clocks.max.sm,clocks.max.mem"), "power_limit_w": ask_gpu("power.limit")}
+    return {
+        "sm_mem_mhz": ask_gpu("clocks.sm,clocks.mem"),
+        "most_mhz": ask_gpu("clocks.max.sm,clocks.max.mem"),
+        "power_limit_w": ask_gpu("power.limit"),
+    }
 
 
 def known_peak(device_name, dtype):
@@ -60,7 +64,9 @@ def peak(options):
     found = known_peak(options.device_name, options.dtype)
     if found:
         return found, "the data sheet"
-    measured = output_of([options.python, os.path.join(HERE, "product.py"), options.device, options.dtype, str(options.threads or 0)])
+    measured = output_of(
+        [options.python, os.path.join(HERE, "product.py"), options.device, options.dtype, str(options.threads or 0)]
+    )
     if measured:
         return json.loads(measured)["tflops"], "PyTorch's own product, measured"
     return None, "unknown device, and no PyTorch to measure a product with (--peak TFLOPS)"

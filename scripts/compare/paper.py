@@ -53,7 +53,9 @@ class LossWithLastTarget:
 def prepare(options):
     if not options.checkout:
         raise SystemExit("paper: --checkout DIR: the folder of https://github.com/Ledzy/StreamBP")
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, torch_dtype=torch_pass.DTYPES[options.dtype])
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, torch_dtype=torch_pass.DTYPES[options.dtype]
+    )
     model = model.to(options.device).train()
     loss_function = LossWithLastTarget()
     model.loss_function = loss_function
@@ -61,18 +63,29 @@ def prepare(options):
     stream.gradient_checkpointing_enable()
 
     def before_length(T):
-        stream.checkpoint_chunk_size = options.chunk or -(-T // 3)  # what the paper's timings have
+        stream.checkpoint_chunk_size = torch_pass.chunk_tokens(
+            options.chunk or "T/3", T
+        )  # a third: the paper's timings
         stream.logits_chunk_size = options.logits_chunk or 100
         while T % stream.logits_chunk_size == 1:  # a last chunk of one position would be left out
             stream.logits_chunk_size += 1
 
     def one_pass(inputs, targets):
         loss_function.last, loss_function.length = targets[:, -1:], inputs.shape[1]
-        return stream(input_ids=inputs, attention_mask=torch.ones_like(inputs), labels=inputs, use_cache=False, output_attentions=False,
-                      output_hidden_states=False, return_dict=True).loss
+        return stream(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            labels=inputs,
+            use_cache=False,
+            output_attentions=False,
+            output_hidden_states=False,
+            return_dict=True,
+        ).loss
 
     names = NamesOf(model)
-    return torch_pass.Setup(names, one_pass, before_length, lambda: "sdpa, dense mask", {"transformers": transformers.__version__}, NOTE)
+    return torch_pass.Setup(
+        names, one_pass, before_length, lambda: "sdpa, dense mask", {"transformers": transformers.__version__}, NOTE
+    )
 
 
 class NamesOf:

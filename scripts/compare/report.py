@@ -5,10 +5,50 @@ import statistics
 
 # Relative differences to `stream` that rounding explains: of the loss, of the norm of all gradients, of one tensor's gradient (L2).
 # bf16: two implementations that round differently are each a few percent from the exact gradient.
-TOLERANCES = {"fp32": {"loss": 1e-5, "norm": 1e-3, "gradient": 1e-3}, "bf16": {"loss": 3e-3, "norm": 5e-2, "gradient": 0.15}}
+TOLERANCES = {
+    "fp32": {"loss": 1e-5, "norm": 1e-3, "gradient": 1e-3},
+    "bf16": {"loss": 3e-3, "norm": 5e-2, "gradient": 0.15},
+}
 CHECKS = ("loss", "norm", "gradient")
-COLUMNS = ("contender", "seq_len", "batch", "chunk", "passes", "seconds", "tokens_per_second", "share_of_peak", "peak_bytes", "peak_of", "time_ratio",
-           "memory_ratio", "loss_difference", "norm_difference", "gradient_difference", "gradient_worst", "wrong", "error", "attention", "note")
+COLUMNS = (
+    "contender",
+    "seq_len",
+    "batch",
+    "chunk",
+    "passes",
+    "seconds",
+    "tokens_per_second",
+    "share_of_peak",
+    "peak_bytes",
+    "peak_of",
+    "time_ratio",
+    "memory_ratio",
+    "loss_difference",
+    "norm_difference",
+    "gradient_difference",
+    "gradient_worst",
+    "wrong",
+    "error",
+    "attention",
+    "note",
+)
+KEYS = (
+    "shape",
+    "device_name",
+    "on_gpu",
+    "driver",
+    "dtype",
+    "batch",
+    "date",
+    "commit",
+    "command",
+    "peak_tflops",
+    "peak_from",
+    "memory_limit",
+    "rows",
+    "longest",
+    "left_out",
+)  # of compare.json, that `markdown` reads
 LONGEST_COLUMNS = ("contender", "seq_len", "peak_bytes", "how", "ratio", "error")
 
 
@@ -22,13 +62,26 @@ def row_of(records, batch):
     first = records[0]
     errors = [r["result"]["error"] for r in records if r["result"].get("error")]
     row = dict.fromkeys(COLUMNS)
-    row.update(contender=first["contender"], seq_len=first["seq_len"], batch=batch, error=errors[0] if errors else None, wrong=[])
+    row.update(
+        contender=first["contender"],
+        seq_len=first["seq_len"],
+        batch=batch,
+        error=errors[0] if errors else None,
+        wrong=[],
+    )
     if errors:
         return row, None
     results = [r["result"] for r in records]
     seconds = [s for result in results for s in result["seconds"][1:]]
-    row.update(chunk=results[0].get("chunk"), passes=len(seconds), seconds=statistics.median(seconds), peak_of=results[0].get("peak_of"),
-               peak_bytes=max(result["peak_bytes"] for result in results), attention=results[0].get("attention"), note=results[0].get("note"))
+    row.update(
+        chunk=results[0].get("chunk"),
+        passes=len(seconds),
+        seconds=statistics.median(seconds),
+        peak_of=results[0].get("peak_of"),
+        peak_bytes=max(result["peak_bytes"] for result in results),
+        attention=results[0].get("attention"),
+        note=results[0].get("note"),
+    )
     gradients = next((r["gradients"] for r in records if "gradients" in r), None)
     if gradients and "error" in gradients:
         row.update(gradient_worst=gradients["error"], gradient_difference=float("inf"))
@@ -49,14 +102,20 @@ def against(row, results, yardstick, yardstick_results, tolerances):
     wanted = yardstick_results[0]
     row["loss_difference"] = max((relative(r["loss"], wanted["loss"]) for r in results), key=worst_last)
     row["norm_difference"] = max((relative(r["grad_norm"], wanted["grad_norm"]) for r in results), key=worst_last)
-    row["wrong"] = [check for check in CHECKS if row[check + "_difference"] is not None and not row[check + "_difference"] <= tolerances[check]]
+    row["wrong"] = [
+        check
+        for check in CHECKS
+        if row[check + "_difference"] is not None and not row[check + "_difference"] <= tolerances[check]
+    ]
 
 
 def rows_of(records, names, seq_lens, batch, dtype, peak, on_gpu):
     """Rows in the order of lengths, then of contenders. `names`: of contenders; the first is the yardstick."""
     rows = []
     for T in seq_lens:
-        found = {name: row_of([r for r in records if r["contender"] == name and r["seq_len"] == T], batch) for name in names}
+        found = {
+            name: row_of([r for r in records if r["contender"] == name and r["seq_len"] == T], batch) for name in names
+        }
         yardstick, yardstick_results = found[names[0]]
         for row, results in found.values():
             if results and yardstick_results:
@@ -84,8 +143,11 @@ def failures(rows, longest):
     lines = []
     for row in rows:
         where = f"{row['contender']}, T = {row['seq_len']}"
-        lines += [f"{where}: {check} differs from stream's by {row[check + '_difference']:.2g}"
-                  + (f" ({row['gradient_worst']})" if check == "gradient" else "") for check in row["wrong"]]
+        lines += [
+            f"{where}: {check} differs from stream's by {row[check + '_difference']:.2g}"
+            + (f" ({row['gradient_worst']})" if check == "gradient" else "")
+            for check in row["wrong"]
+        ]
         if row["error"] and row["error"].startswith("failed"):
             lines.append(f"{where}: {row['error']}")
     return lines + [f"{row['contender']}, longest: {row['error']}" for row in longest if row["error"]]
@@ -126,7 +188,9 @@ CELLS = {  # column: (heading, cell of a row)
 
 def table(rows):
     """Columns in which no row has a value are left out."""
-    columns = [name for name in CELLS if any(r.get(name) is not None or r.get(name + "_difference") is not None for r in rows)]
+    columns = [
+        name for name in CELLS if any(r.get(name) is not None or r.get(name + "_difference") is not None for r in rows)
+    ]
     lines = [line(CELLS[name][0] for name in columns), "|---" * len(columns) + "|"]
     for row in rows:
         cells = [CELLS[name][1](row) if row.get(name) is not None or name in CHECKS else "" for name in columns]
@@ -141,17 +205,32 @@ def longest_table(longest):
     for row in longest:
         T = str(row["seq_len"]) if row["seq_len"] else ""
         peak = memory(row["peak_bytes"]) if row["peak_bytes"] else ""
-        lines.append(line([f"`{row['contender']}`", f"{T} {row['error'] or ''}".strip(), peak, f"{row['ratio']:.2f}" if row["ratio"] else ""]))
+        lines.append(
+            line(
+                [
+                    f"`{row['contender']}`",
+                    f"{T} {row['error'] or ''}".strip(),
+                    peak,
+                    f"{row['ratio']:.2f}" if row["ratio"] else "",
+                ]
+            )
+        )
     return lines
 
 
 def markdown(run):
     """The tables of one run, with what they are of: `run` is compare.json."""
-    peak = f" Share of peak: causal model FLOPs, recomputation not counted, over {run['peak_tflops']:.3g} TFLOP/s ({run['peak_from']})." \
-        if run["peak_tflops"] else ""
+    peak = (
+        f" Share of peak: causal model FLOPs, recomputation not counted, over {run['peak_tflops']:.3g} TFLOP/s ({run['peak_from']})."
+        if run["peak_tflops"]
+        else ""
+    )
     times = "" if run["on_gpu"] else " Times of a CPU that is shared are given as ratios only."
     where = " ".join(filter(None, [run["device_name"], run["driver"] and f"(driver {run['driver']})"]))
-    lines = [f"{run['shape']}, {run['dtype']}, batch {run['batch']}; {where}; {run['date'][:10]}, commit {run['commit'][:12]}.{times}{peak}", ""]
+    lines = [
+        f"{run['shape']}, {run['dtype']}, batch {run['batch']}; {where}; {run['date'][:10]}, commit {run['commit'][:12]}.{times}{peak}",
+        "",
+    ]
     lines += table(run["rows"])
     if run["longest"]:
         lines += ["", f"Longest sequence within {memory(run['memory_limit'])}:", ""] + longest_table(run["longest"])

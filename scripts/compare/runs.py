@@ -43,9 +43,19 @@ class Runner:
     def key(self, contender, repeat, limit):
         """What a result depends on: one that was found under another key is not taken."""
         o = self.options
-        return {"model": o.model_key, "tokens_seed": o.seed, "batch": o.batch, "dtype": o.dtype, "device": o.device_name, "repeat": repeat,
-                "chunk": contender.chunk, "logits_chunk": o.logits_chunk, "threads": o.threads, "memory_limit": limit,
-                "programs": {os.path.basename(path): digest(path) for path in contender.command_needs}}
+        return {
+            "model": o.model_key,
+            "tokens_seed": o.seed,
+            "batch": o.batch,
+            "dtype": o.dtype,
+            "device": o.device_name,
+            "repeat": repeat,
+            "chunk": contender.chunk,
+            "logits_chunk": o.logits_chunk,
+            "threads": o.threads,
+            "memory_limit": limit,
+            "programs": {os.path.basename(path): digest(path) for path in contender.command_needs},
+        }
 
     def path(self, contender, T, what):
         return os.path.join(self.folder, f"{contender.name}-{T}-{what}.json".replace("/", "_").replace(" ", "-"))
@@ -58,7 +68,9 @@ class Runner:
         except (OSError, json.JSONDecodeError):
             return None
         settled = record["result"].get("error") in (None, MEMORY_ERROR)
-        return record if self.options.resume and settled and record["key"] == self.key(contender, repeat, limit) else None
+        return (
+            record if self.options.resume and settled and record["key"] == self.key(contender, repeat, limit) else None
+        )
 
     def process(self, contender, lengths, what, repeat, limit, with_gradients=False):
         """Records of these lengths: kept ones, and those of one new process for the others."""
@@ -67,12 +79,22 @@ class Runner:
         if not missing:
             return records
         self.provide_tokens(max(missing))
-        grads_out = os.path.join(self.gradients, "contender.safetensors") if with_gradients and missing[0] == lengths[0] else None
+        grads_out = (
+            os.path.join(self.gradients, "contender.safetensors")
+            if with_gradients and missing[0] == lengths[0]
+            else None
+        )
         case = Case(missing, repeat, grads_out, ",".join(self.names), limit)
         found = contender.run(case, self.options.timeout)
         for T in missing:
-            record = {"contender": contender.name, "seq_len": T, "what": what, "key": self.key(contender, repeat, limit),
-                      "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "result": found[T]}
+            record = {
+                "contender": contender.name,
+                "seq_len": T,
+                "what": what,
+                "key": self.key(contender, repeat, limit),
+                "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "result": found[T],
+            }
             if grads_out and T == missing[0] and not found[T].get("error"):
                 record["gradients"] = self.held_against_reference(contender, grads_out)
             write_json(self.path(contender, T, what), record)
@@ -84,7 +106,9 @@ class Runner:
         text = result.get("error")
         if not text:
             seconds = sorted(result["seconds"])[len(result["seconds"]) // 2]
-            text = f"{result['peak_bytes'] / 2**30:.2f} GiB, loss {result['loss']:.6f}" + (f", {seconds:.3g} s" if self.options.on_gpu else "")
+            text = f"{result['peak_bytes'] / 2**30:.2f} GiB, loss {result['loss']:.6f}" + (
+                f", {seconds:.3g} s" if self.options.on_gpu else ""
+            )
         say(f"{what}: {contender.name}, T = {T}: {text}")
 
     def provide_tokens(self, longest):
@@ -106,7 +130,10 @@ class Runner:
         self.provide_tokens(T)
         case = Case([T], 1, path, ",".join(self.names), self.options.memory_limit)
         result = contender.run(case, self.options.timeout)[T]
-        write_json(self.path(contender, T, "reference"), {"key": self.key(contender, 1, self.options.memory_limit), "result": result})
+        write_json(
+            self.path(contender, T, "reference"),
+            {"key": self.key(contender, 1, self.options.memory_limit), "result": result},
+        )
         return result.get("error")
 
     def held_against_reference(self, contender, path):
@@ -129,8 +156,14 @@ class Runner:
                 together = self.options.on_gpu and contender.several_lengths
                 for lengths in [self.options.seq_lens] if together else [[T] for T in self.options.seq_lens]:
                     gradients = number == 0 and lengths[0] == self.options.seq_lens[0]
-                    records += self.process(contender, lengths, f"round {number + 1}", self.options.repeat, self.options.memory_limit,
-                                            gradients).values()
+                    records += self.process(
+                        contender,
+                        lengths,
+                        f"round {number + 1}",
+                        self.options.repeat,
+                        self.options.memory_limit,
+                        gradients,
+                    ).values()
         return records
 
     # ---- the longest length ----------------------------------------------------------------------------------------------------
@@ -146,8 +179,13 @@ class Runner:
             if error:
                 return {"contender": contender.name, "seq_len": None, "peak_bytes": None, "how": "plan", "error": error}
             result = self.probe(contender, min(T, most))
-            return {"contender": contender.name, "seq_len": min(T, most), "peak_bytes": result.get("peak_bytes"), "how": "plan, then a pass",
-                    "error": result.get("error")}
+            return {
+                "contender": contender.name,
+                "seq_len": min(T, most),
+                "peak_bytes": result.get("peak_bytes"),
+                "how": "plan and a pass",
+                "error": result.get("error"),
+            }
         T, peak, error = self.search(contender, most)
         return {"contender": contender.name, "seq_len": T, "peak_bytes": peak, "how": "passes", "error": error}
 

@@ -36,12 +36,14 @@ def parse_options(name):
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--model", required=True, help="Hugging Face folder")
     parser.add_argument("--tokens", required=True, help="shard in llm.c's format")
-    parser.add_argument("--seq-len", required=True, type=lambda text: sorted(int(T) for T in text.split(",")), help="T[,T...]")
+    parser.add_argument(
+        "--seq-len", required=True, type=lambda text: sorted(int(T) for T in text.split(",")), help="T[,T...]"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--chunk", type=int)
+    parser.add_argument("--chunk", help="N, or T/N of the length")
     parser.add_argument("--logits-chunk", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--memory-limit", type=int, help="bytes that the allocator may take (cuda)")
@@ -66,6 +68,10 @@ def read_tokens(path, count, device):
     return torch.tensor(ids.tolist(), dtype=torch.int64, device=device)
 
 
+def chunk_tokens(text, T):
+    return -(-T // int(text[2:])) if text.startswith("T/") else int(text)
+
+
 # ---- memory ------------------------------------------------------------------------------------------------------------------
 def process_bytes(field):
     """VmRSS or VmHWM of this process."""
@@ -74,7 +80,7 @@ def process_bytes(field):
 
 
 def out_of_memory(error):
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # PyTorch's allocator on the CPU
 
@@ -82,7 +88,11 @@ def out_of_memory(error):
 def peak_of(options, resident_at_start):
     if options.device == "cpu":
         return {"peak_bytes": process_bytes("VmHWM") - resident_at_start, "peak_of": "process"}
-    return {"peak_bytes": torch.cuda.max_memory_allocated(), "peak_of": "allocator", "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "peak_of": "allocator",
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
 
 
 # ---- passes ------------------------------------------------------------------------------------------------------------------
@@ -124,8 +134,11 @@ def write_gradients(model, path, patterns):
     from safetensors.torch import save_file
 
     patterns = patterns.split(",")
-    chosen = {name: parameter.grad.float().cpu().contiguous() for name, parameter in model.named_parameters()
-              if parameter.grad is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    chosen = {
+        name: parameter.grad.float().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
     save_file(chosen, path)
 
 
@@ -134,9 +147,15 @@ def one_length(setup, options, T, resident_at_start, write):
     try:
         setup.before_length(T)
         if options.device == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         loss, seconds = timed_passes(setup, options, T)
-        result = {"loss": loss, "seconds": seconds, **peak_of(options, resident_at_start), "grad_norm": gradient_norm(setup.model)}
+        result = {
+            "loss": loss,
+            "seconds": seconds,
+            **peak_of(options, resident_at_start),
+            "grad_norm": gradient_norm(setup.model),
+        }
         if write:
             write_gradients(setup.model, options.grads_out, options.grads_of)
         return result
@@ -169,11 +188,20 @@ def run(name, prepare):
             raise
         setup = None
     for T in options.seq_len:
-        result = setup and one_length(setup, options, T, resident_at_start, options.grads_out and T == options.seq_len[0])
+        result = setup and one_length(
+            setup, options, T, resident_at_start, options.grads_out and T == options.seq_len[0]
+        )
         if not result:
             setup = None
             gc.collect()
             report(name, T, {}, error="out of memory")
         else:
-            report(name, T, result, attention=setup.attention(), error=None, note=setup.note,
-                   versions={"python": sys.version.split()[0], "torch": torch.__version__, **(setup.versions or {})})
+            report(
+                name,
+                T,
+                result,
+                attention=setup.attention(),
+                error=None,
+                note=setup.note,
+                versions={"python": sys.version.split()[0], "torch": torch.__version__, **(setup.versions or {})},
+            )
