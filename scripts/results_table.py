@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""README's tables from dev/results: "what ran where" from test-*.json, which `make test-gpu` writes, and the measurements beside
-others from compare-*.json, which are copies of what scripts/compare/compare.py writes.
+"""README's tables from dev/results: "what ran where" from test-*.json, which `make test-gpu` writes, and the measurements
+beside others from compare-*.json, which are copies of what scripts/compare/compare.py writes.
 
     results_table.py            prints the tables
     results_table.py --write    puts them into README.md, each between its two comments that name this script
@@ -69,7 +69,10 @@ def compare_tables():
     return "\n".join(lines)
 
 
-SECTIONS = {"<!-- scripts/results_table.py -->": tests_table, "<!-- scripts/results_table.py compare -->": compare_tables}
+SECTIONS = {
+    "<!-- scripts/results_table.py -->": tests_table,
+    "<!-- scripts/results_table.py compare -->": compare_tables,
+}
 
 
 def main():

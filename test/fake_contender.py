@@ -1,7 +1,7 @@
 """A contender for test_compare.sh: what our own program says of the same pass, falsified as the environment asks.
 
-FAKE_LOSS, FAKE_GRADIENT: factors. FAKE_LONGEST: no longer T fits. FAKE_PEAK: bytes of a token, in place of the measured peak.
-FAKE_BREAK: exit, garbage, short or sleep. FAKE_CALLS: a file that gets a line for every process.
+FAKE_LOSS, FAKE_GRADIENT: factors. FAKE_LONGEST: no longer T fits. FAKE_PEAK: bytes of a token, in place of the measured
+peak. FAKE_BREAK: exit, garbage, short or sleep. FAKE_CALLS: a file that gets a line for every process.
 """
 
 import argparse
@@ -13,21 +13,10 @@ import subprocess
 import sys
 import time
 
-VALUES = {
-    "--model",
-    "--tokens",
-    "--seq-len",
-    "--batch",
-    "--dtype",
-    "--device",
-    "--repeat",
-    "--chunk",
-    "--logits-chunk",
-    "--threads",
-    "--memory-limit",
-    "--grads-out",
-    "--grads-of",
-}
+VALUES = (
+    "--model --tokens --seq-len --batch --dtype --device --repeat --chunk --logits-chunk --threads --memory-limit"
+    " --grads-out --grads-of"
+)
 
 
 def scale_gradients(path, factor):
@@ -41,11 +30,11 @@ def scale_gradients(path, factor):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in VALUES:
+    for name in VALUES.split():
         parser.add_argument(name)
     o = parser.parse_args()
     factor, broken = (os.environ.get(name) for name in ("FAKE_GRADIENT", "FAKE_BREAK"))
-    if "FAKE_CALLS" in os.environ:
+    if os.environ.get("FAKE_CALLS"):
         with open(os.environ["FAKE_CALLS"], "a") as file:
             print(o.seq_len, "chunk", o.chunk, "limit", o.memory_limit, "gradients" if o.grads_out else "", file=file)
     if broken == "exit":
@@ -55,31 +44,10 @@ def main():
     if int(o.seq_len) > int(os.environ.get("FAKE_LONGEST", 1 << 40)):
         print(json.dumps({"contender": "fake", "error": "out of memory"}))
         return
-    gradients = ["--grads-out", o.grads_out, "--grads-of", o.grads_of] if o.grads_out else []
-    ours = subprocess.run(
-        [
-            os.environ["TRAIN"],
-            "bp",
-            "--json",
-            "--quiet",
-            "--model",
-            o.model,
-            "--data",
-            o.tokens,
-            "--seq-len",
-            o.seq_len,
-            "--batch",
-            o.batch,
-            "--repeat",
-            o.repeat,
-            "--method",
-            "full",
-            *gradients,
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = f"{os.environ['TRAIN']} bp --method full --threads 1 --json --quiet --model {o.model} --data {o.tokens}"
+    command += f" --seq-len {o.seq_len} --batch {o.batch} --repeat {o.repeat}"
+    command += f" --grads-out {o.grads_out} --grads-of {o.grads_of}" if o.grads_out else ""
+    ours = subprocess.run(command.split(), capture_output=True, text=True, check=True)
     result = json.loads(ours.stdout)
     if factor and o.grads_out:
         scale_gradients(o.grads_out, float(factor))

@@ -54,26 +54,35 @@ row = next(r for r in run['rows'] if r['contender'] == 'fake' and r['seq_len'] =
 seconds = next(r for r in run['records'] if r['contender'] == 'fake' and r['seq_len'] == 64)['result']['seconds'][1]
 assert abs(row['share_of_peak'] * seconds * 0.5e12 / $share - 1) < 1e-6" "$WORK/compare/compare.json"
 
-# ---- what is wrong -----------------------------------------------------------------------------------------------------------
-FAKE_LOSS=1.001 fake 1
-says 'another loss' '^FAILED: fake, T = 128: loss differs from stream.s by 0.001' err
-check 'is marked' [ "$(grep -c '| .fake. .*1.0e-03 WRONG' "$WORK/out")" = 2 ]
-FAKE_LOSS=nan fake 1
-says 'no number for a loss' '^FAILED: fake, T = 64: loss differs from stream.s by nan' err
-FAKE_GRADIENT=1.01 fake 1
-says 'another gradient' '^FAILED: fake, T = 64: gradient differs from stream.s by 0.01 (' err
-says 'and its norm at every length' '^FAILED: fake, T = 128: norm differs' err
-FAKE_BREAK=exit fake 1
-says 'one that fails' '^FAILED: fake, T = 64: failed: fake: broken on purpose' err
-FAKE_BREAK=garbage fake 1
-says 'one that writes no JSON' 'T = 64: failed: a line of its output is no JSON object' err
-FAKE_BREAK=short fake 1
-says 'one that leaves passes out' 'failed: its result lacks .* the seconds of 2 passes' err
-FAKE_BREAK=sleep fake 0 '--timeout 1'
-check 'one that hangs' [ "$(grep -c '| .fake. | [0-9]* | timed out after 1 s |' "$WORK/out")" = 2 ]
-FAKE_LONGEST=100 fake 0
-says 'too little memory is a result' '^| .fake. | 128 | out of memory |' out
-check 'of that length only' [ -n "$(field fake 64 time_ratio)" ]
+# ---- what is wrong, all in one run -------------------------------------------------------------------------------------------
+names=
+set --
+falsified() { # name, how: one more of these
+    names=$names,$1
+    falsified="$1=env $2 python3 test/fake_contender.py"
+}
+falsified loss FAKE_LOSS=1.001 && set -- "$@" --contender "$falsified"
+falsified nan FAKE_LOSS=nan && set -- "$@" --contender "$falsified"
+falsified gradient FAKE_GRADIENT=1.01 && set -- "$@" --contender "$falsified"
+falsified dies FAKE_BREAK=exit && set -- "$@" --contender "$falsified"
+falsified garbage FAKE_BREAK=garbage && set -- "$@" --contender "$falsified"
+falsified short FAKE_BREAK=short && set -- "$@" --contender "$falsified"
+falsified hangs FAKE_BREAK=sleep && set -- "$@" --contender "$falsified"
+falsified large FAKE_LONGEST=100 && set -- "$@" --contender "$falsified"
+compare 1 --contenders "${names#,}" --timeout 5 "$@"
+says 'another loss' '^FAILED: loss, T = 128: loss differs from stream.s by 0.001' err
+check 'is marked' [ "$(grep -c '| .loss. .*1.0e-03 WRONG' "$WORK/out")" = 2 ]
+says 'no number for a loss' '^FAILED: nan, T = 64: loss differs from stream.s by nan' err
+says 'another gradient' '^FAILED: gradient, T = 64: gradient differs from stream.s by 0.01 (' err
+says 'and its norm at every length' '^FAILED: gradient, T = 128: norm differs' err
+says 'one that fails' '^FAILED: dies, T = 64: failed: fake: broken on purpose' err
+says 'one that writes no JSON' '^FAILED: garbage, T = 64: failed: a line of its output is no JSON object' err
+says 'one that leaves passes out' '^FAILED: short, T = 64: failed: its result lacks .* the seconds of 2 passes' err
+check 'one that hangs' [ "$(grep -c '| .hangs. | [0-9]* | timed out after 5 s |' "$WORK/out")" = 2 ]
+says 'too little memory is a result' '^| .large. | 128 | out of memory |' out
+check 'of that length only' [ -n "$(field large 64 time_ratio)" ]
+check 'neither is a failure' [ "$(grep -cE '^FAILED: (hangs|large)' "$WORK/err")" = 0 ]
+check 'thirteen are' [ "$(grep -c '^FAILED: ' "$WORK/err")" = 13 ]
 
 # ---- the same run again ------------------------------------------------------------------------------------------------------
 FAKE_CALLS=$WORK/calls
@@ -95,18 +104,20 @@ check 'and what failed' [ "$(grep -c . "$FAKE_CALLS")" = 6 ]
 longest() { sed -n "s/^$1,\([0-9]*\),.*/\1/p" "$WORK/compare/longest.csv"; }
 rm "$FAKE_CALLS"
 LENGTHS=64
-FAKE_PEAK=1024 FAKE_LONGEST=1000 fake 0 '--longest --memory-limit 2MiB'
+compare 1 --longest --memory-limit 2MiB --contenders fake --contender "fake=env FAKE_PEAK=1024 FAKE_LONGEST=1000 python3 test/fake_contender.py" \
+    --contender "large=env FAKE_CALLS= FAKE_PEAK=4096 python3 test/fake_contender.py" \
+    --contender "little=env FAKE_CALLS= FAKE_PEAK=1024 FAKE_LONGEST=20 python3 test/fake_contender.py" \
+    --contender "nothing=env FAKE_CALLS= FAKE_LONGEST=0 python3 test/fake_contender.py"
 check 'within 5 %' awk "BEGIN { exit !(1000 / 1.05 <= $(longest fake) && $(longest fake) <= 1000) }"
 check 'in few passes' [ "$(grep -c 'limit 2097152' "$FAKE_CALLS")" -le 11 ]
 check 'ours is what the plan says' [ "$(longest stream)" = "$("$TRAIN" plan --init $TINY --seq-len 64 --for bp --threads 1 --memory-limit 2MiB --json \
     --quiet | sed 's/.*"max_seq_len": \([0-9]*\).*/\1/')" ]
 says 'and how many times as long' "^| .fake. | $(longest fake) | [01].[0-9] MiB | [0-9.]* |" out
-FAKE_PEAK=4096 fake 0 '--longest --memory-limit 2MiB'
-check 'a process that takes more than the limit does not hold it' awk "BEGIN { exit !(512 / 1.05 <= $(longest fake) && $(longest fake) <= 512) }"
-FAKE_PEAK=1024 FAKE_LONGEST=20 fake 0 '--longest --memory-limit 2MiB'
-check 'shorter than where it begins' [ "$(longest fake)" = 20 ]
-FAKE_PEAK=1024 FAKE_LONGEST=0 fake 1 '--longest --memory-limit 2MiB'
-says 'nothing at all' '^FAILED: fake, longest: not even one token fits' err
+check 'a process that takes more than the limit does not hold it' awk "BEGIN { exit !(512 / 1.05 <= $(longest large) && $(longest large) <= 512) }"
+check 'shorter than where it begins' [ "$(longest little)" = 20 ]
+says 'nothing at all' '^FAILED: nothing, longest: not even one token fits' err
+check 'is the only failure' [ "$(grep -c '^FAILED: ' "$WORK/err")" = 1 ]
+unset FAKE_CALLS
 LENGTHS=64,128
 
 # ---- bad input ---------------------------------------------------------------------------------------------------------------
@@ -137,18 +148,18 @@ SMALL=hidden_size=32,intermediate_size=48,num_attention_heads=4,num_key_value_he
 paper() { # exit status, arguments
     wanted=$1
     shift
-    OUT=$WORK/paper scripts/compare/paper_tables.sh --divide 500 --keys $SMALL "$@" --contenders fake --contender "$FAKE" --train "$TRAIN" --device cpu \
+    OUT=$WORK/paper scripts/compare/paper_tables.sh --divide 500 --keys $SMALL "$@" --train "$TRAIN" --device cpu \
         --repeat 2 --threads 1 --no-picture >"$WORK/out" 2>"$WORK/err"
     status=$?
     check "exit $wanted, not $status, of paper_tables.sh $*" [ $status = "$wanted" ]
 }
-paper 0 --tables 1,3 --layers 1 --limit 1MiB
+paper 0 --tables 1,3 --layers 1 --limit 1MiB --contenders checkpoint
 says 'Table 1: the published seconds beside ours' '^| 54 |   |   | 31.8 | 25.8 | 1 | [0-9.]* |$' out
 says 'it says that models are cut down' 'cut down: num_hidden_layers=1 hidden_size=32' out
 says 'and lengths' 'lengths are 500 times shorter' out
 says 'Figure 3: published curves between their points' '^| 39 | 76.9 | 39.2 | [0-9.e-]* | [0-9.e-]* |$' out
 check 'longest sequences of both models' [ "$(grep -c '^| here: stream | [0-9][0-9]* |$' "$WORK/out")" = 2 ]
-FAKE_LOSS=1.1 paper 1 --tables 1
+FAKE_LOSS=1.1 paper 1 --tables 1 --contenders fake --contender "$FAKE"
 paper 2 --layers x
 
 # ---- README ------------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""One model shape, the same weights and tokens, the same lengths: `./train bp` beside other implementations, and whether they agree.
+"""One model, the same weights, tokens and lengths: `./train bp` beside other implementations, and whether they agree.
 
-    scripts/compare/compare.py --init qwen3-0.6b,num_hidden_layers=2,vocab_size=32000 --seq-lens 1k,2k,4k --python venv/bin/python
+    scripts/compare/compare.py --init qwen3-0.6b,num_hidden_layers=2 --seq-lens 1k,2k,4k --python venv/bin/python
 
-README.md in this folder says who can take part, what is measured, and how to set the Pythons up. Writes compare.md, compare.csv, compare.json
-and compare.png below --out. Exit status 1 where something failed, or where a loss or gradient is not that of `stream` within rounding.
+README.md in this folder says who can take part, what is measured, and how to set the Pythons up. Writes compare.md,
+compare.csv, compare.json and compare.png below --out. Exit status 1 where something failed, or where a loss or gradient
+is not that of `stream` within rounding.
 """
 
 import argparse
@@ -243,7 +244,8 @@ def draw(o, csv_path):
         except OSError:
             pass
     say(
-        "No picture: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then repeat with --resume."
+        "No picture: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), "
+        "then repeat with --resume."
     )
 
 
@@ -300,7 +302,10 @@ def main():
     o = parse_options()
     o.command = command_line(sys.argv[1:])
     settle(o)
-    os.makedirs(o.out, exist_ok=True)
+    try:
+        os.makedirs(o.out, exist_ok=True)
+    except OSError as error:
+        usage(f"--out {o.out}: {error.strerror}")
     provide_model(o)
     found, left_out = choose(o)
     if o.list:

@@ -1,4 +1,5 @@
-"""Who takes part: how each contender is started and what its output says. README.md beside this has the arguments and the result."""
+"""Who takes part: how each contender is started and what its output says. README.md beside this has the arguments and
+the result."""
 
 import json
 import os
@@ -151,7 +152,7 @@ def checked(result, repeat):
     return result
 
 
-# ---- ours --------------------------------------------------------------------------------------------------------------------
+# ---- ours ----------------------------------------------------------------------------------------------------------
 class Ours(Contender):
     def missing(self):
         if self.name.startswith("stream-keep"):
@@ -227,9 +228,9 @@ class Ours(Contender):
         return (longest, None) if longest else (None, "not even one token fits")
 
 
-# ---- others ------------------------------------------------------------------------------------------------------------------
+# ---- others --------------------------------------------------------------------------------------------------------
 def python_problem(python, device):
-    """(why a Python does not do, or None; its version of transformers). Importing everything would take as long as a short case."""
+    """(why a Python does not do, or None; its version of transformers). Importing them would take as long as a case."""
     test = [
         "from importlib.metadata import version",
         "version('torch'), version('safetensors')",

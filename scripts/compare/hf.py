@@ -1,8 +1,9 @@
 """Hugging Face transformers with gradient checkpointing: --loss plain (as the library computes it) or chunked.
 
-The arguments are those of torch_pass.py. Chunked: logits exist for --logits-chunk tokens at a time (2048 unless told), and each chunk's
-backward follows its forward at once, so that nothing of the head is computed twice; gradients of weights are added in place, the
-gradient of the hidden states is written where it belongs. It is the least memory and time that PyTorch's own operators take.
+The arguments are those of torch_pass.py. Chunked: logits exist for --logits-chunk tokens at a time (2048 unless told),
+and each chunk's backward follows its forward at once, so that nothing of the head is computed twice; gradients of
+weights are added in place, the gradient of the hidden states is written where it belongs. It is the least memory and
+time that PyTorch's own operators take.
 """
 
 import importlib.util
@@ -37,9 +38,9 @@ def load(options, attention):
     return model
 
 
-# ---- attention ---------------------------------------------------------------------------------------------------------------
+# ---- attention -----------------------------------------------------------------------------------------------------
 def attention_seconds(backend, q, k, v):
-    """Forward and backward of causal attention by one kernel, the better of two; None where it does not take these tensors."""
+    """Forward and backward of causal attention by one kernel, the better of two; None where it refuses them."""
     times = []
     with sdpa_kernel(backend):
         for _ in range(3):  # the first one warms up
@@ -102,7 +103,7 @@ class Attention:
         return f"sdpa ({self.backend.name.split('_')[0].lower()}; of {times})"
 
 
-# ---- losses ------------------------------------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------------------------------------
 def plain_pass(model, inputs, targets):
     """transformers' own loss; it has the logits of all tokens, in fp32 too."""
     loss = model(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False).loss

@@ -1,8 +1,9 @@
 """The StreamBP paper's own PyTorch code (arXiv 2506.03077), from a checkout: --checkout DIR, transformers 4.51.3.
 
-The arguments are those of torch_pass.py. Its StreamModel is run as its scripts run it: gradient checkpointing enabled, with an attention mask
-of ones, because without a mask its chunks attend to the wrong keys. One thing is put right, so that the loss is that of the other
-contenders: it shifts labels by itself and so has no target for the last position; `loss_with_last_target` gives it one, at no cost.
+The arguments are those of torch_pass.py. Its StreamModel is run as its scripts run it: gradient checkpointing enabled,
+with an attention mask of ones, because without a mask its chunks attend to the wrong keys. One thing is put right, so
+that the loss is that of the other contenders: it shifts labels by itself and so has no target for the last position;
+LossWithLastTarget gives it one, at no cost.
 """
 
 import importlib.util
@@ -33,8 +34,8 @@ def load_stream_model(checkout):
 class LossWithLastTarget:
     """The loss of a chunk in place of transformers' ForCausalLMLoss.
 
-    StreamModel calls it with labels [B, n + 1] of a chunk, a view of all labels [B, T], and multiplies what it returns by B n, the targets
-    that it sees there. Those of the last chunk, of n positions, are n with the one that follows, not n - 1.
+    StreamModel calls it with labels [B, n + 1] of a chunk, a view of all labels [B, T], and multiplies what it returns
+    by B n, the targets that it sees there. The last chunk, of n positions, has n with the one that follows, not n - 1.
     """
 
     def __init__(self):

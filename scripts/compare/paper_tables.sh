@@ -122,7 +122,7 @@ if wanted 3; then
         done
         printf '\n%s, longest T within %s; published: ' "$(title $model)" "$limit"
         awk -F, -v m=$model '$1 == "fig3_max_len" && $2 == m { printf "checkpoint %sk, stream %sk\n\n", $6, $8 }' $PAPER_TABLES
-        awk -F, 'NR == 1 { print "| contender | longest T |\n|---|---|" } NR > 1 { printf "| here: %s | %s %s |\n", $1, $2, $6 }' "$OUT/fig3-$model/longest.csv"
+        awk -F, 'NR == 1 { print "| contender | longest T |\n|---|---|" } NR > 1 { printf "| here: %s | %s |\n", $1, $2 ? $2 : $6 }' "$OUT/fig3-$model/longest.csv"
     done
 fi
 exit $status

@@ -1,4 +1,5 @@
-"""The rate of PyTorch's own matrix product, for devices whose peak is not known: product.py cpu|cuda fp32|bf16 THREADS (0: as many as it takes)."""
+"""The rate of PyTorch's own matrix product, for devices whose peak is not known: product.py cpu|cuda fp32|bf16 THREADS
+(0: as many as it takes)."""
 
 import json
 import sys

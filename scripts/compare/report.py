@@ -1,10 +1,10 @@
-"""From records to rows, checks, Markdown and CSV. scripts/results_table.py makes README's tables with `markdown`, too."""
+"""From records to rows, checks, Markdown and CSV. scripts/results_table.py makes README's tables with `markdown`."""
 
 import csv
 import statistics
 
-# Relative differences to `stream` that rounding explains: of the loss, of the norm of all gradients, of one tensor's gradient (L2).
-# bf16: two implementations that round differently are each a few percent from the exact gradient.
+# Relative differences to `stream` that rounding explains: of the loss, of the norm of all gradients, of one tensor's
+# gradient (L2). bf16: implementations that round differently are each a few percent from the exact gradient.
 TOLERANCES = {
     "fp32": {"loss": 1e-5, "norm": 1e-3, "gradient": 1e-3},
     "bf16": {"loss": 3e-3, "norm": 5e-2, "gradient": 0.15},
@@ -56,7 +56,7 @@ def relative(a, b):
     return abs(a - b) / abs(b) if b else float("inf")
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------------------------
 def row_of(records, batch):
     """One contender at one length: medians over all rounds, the first pass of each process left out."""
     first = records[0]
@@ -139,7 +139,7 @@ def longest_ratios(longest):
 
 
 def failures(rows, longest):
-    """Lines about what is wrong or failed: the exit status is 1 where there are any. Too little memory or time is no failure."""
+    """Lines about what is wrong or failed, for exit status 1. Too little memory or time is no failure."""
     lines = []
     for row in rows:
         where = f"{row['contender']}, T = {row['seq_len']}"
@@ -153,7 +153,7 @@ def failures(rows, longest):
     return lines + [f"{row['contender']}, longest: {row['error']}" for row in longest if row["error"]]
 
 
-# ---- Markdown ----------------------------------------------------------------------------------------------------------------
+# ---- Markdown ------------------------------------------------------------------------------------------------------
 def tokens(n):
     return f"{n // 1024}k" if n % 1024 == 0 else str(n)
 
@@ -221,14 +221,16 @@ def longest_table(longest):
 def markdown(run):
     """The tables of one run, with what they are of: `run` is compare.json."""
     peak = (
-        f" Share of peak: causal model FLOPs, recomputation not counted, over {run['peak_tflops']:.3g} TFLOP/s ({run['peak_from']})."
+        " Share of peak: causal model FLOPs, recomputation not counted, over "
+        f"{run['peak_tflops']:.3g} TFLOP/s ({run['peak_from']})."
         if run["peak_tflops"]
         else ""
     )
     times = "" if run["on_gpu"] else " Times of a CPU that is shared are given as ratios only."
     where = " ".join(filter(None, [run["device_name"], run["driver"] and f"(driver {run['driver']})"]))
     lines = [
-        f"{run['shape']}, {run['dtype']}, batch {run['batch']}; {where}; {run['date'][:10]}, commit {run['commit'][:12]}.{times}{peak}",
+        f"{run['shape']}, {run['dtype']}, batch {run['batch']}; {where}; "
+        f"{run['date'][:10]}, commit {run['commit'][:12]}.{times}{peak}",
         "",
     ]
     lines += table(run["rows"])
@@ -244,7 +246,7 @@ def markdown(run):
     return lines + [""] + about
 
 
-# ---- CSV ---------------------------------------------------------------------------------------------------------------------
+# ---- CSV -----------------------------------------------------------------------------------------------------------
 def write_csv(path, rows, columns):
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")

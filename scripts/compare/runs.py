@@ -1,4 +1,5 @@
-"""Runs contenders and keeps what they said: one file for each process and length below OUT/cases, which --resume takes up again."""
+"""Runs contenders and keeps what they said: one file for each process and length below OUT/cases, which --resume takes
+up again."""
 
 import datetime
 import hashlib
@@ -39,7 +40,7 @@ class Runner:
         os.makedirs(self.folder, exist_ok=True)
         os.makedirs(self.gradients, exist_ok=True)
 
-    # ---- one process -----------------------------------------------------------------------------------------------------------
+    # ---- one process ------------------------------------------------------------------------------------------------
     def key(self, contender, repeat, limit):
         """What a result depends on: one that was found under another key is not taken."""
         o = self.options
@@ -118,9 +119,9 @@ class Runner:
         if not os.path.exists(path) or os.path.getsize(path) < 1024 + width * count:
             tensors.write_tokens(path, count, self.options.config["vocab_size"], self.options.seed)
 
-    # ---- gradients -------------------------------------------------------------------------------------------------------------
+    # ---- gradients --------------------------------------------------------------------------------------------------
     def reference(self):
-        """Gradients of `stream` at the first length, which all contenders' are held against; None, or why there are none."""
+        """Writes the gradients of `stream` at the first length, which all are held against. None, or why it failed."""
         contender = self.contenders[0]
         T = self.options.seq_lens[0]
         path = os.path.join(self.gradients, "reference.safetensors")
@@ -146,7 +147,7 @@ class Runner:
             if os.path.exists(path):
                 os.remove(path)
 
-    # ---- rounds ----------------------------------------------------------------------------------------------------------------
+    # ---- rounds -----------------------------------------------------------------------------------------------------
     def rounds(self):
         """All records of all rounds. Contenders take turns, and who begins changes from round to round."""
         records = []
@@ -166,7 +167,7 @@ class Runner:
                     ).values()
         return records
 
-    # ---- the longest length ----------------------------------------------------------------------------------------------------
+    # ---- the longest length -----------------------------------------------------------------------------------------
     def longest(self):
         return [self.longest_of(contender) for contender in self.contenders]
 
@@ -197,7 +198,7 @@ class Runner:
         return {"error": MEMORY_ERROR} if over and not isinstance(contender, Ours) else found
 
     def search(self, contender, most):
-        """(longest length that is held, its peak, None): by doubling, or halving, from the first length, then by halving what lies between."""
+        """(longest length that is held, its peak, None): by doubling, or halving, from the first, then by bisecting."""
         held, peak, refused = None, None, None
         T = min(self.options.seq_lens[0], most)
         while True:

@@ -1,4 +1,5 @@
-"""Files that contenders share: shards of random tokens, gradients in safetensors; read and written with the standard library alone."""
+"""Files that contenders share: shards of random tokens, gradients in safetensors; read and written with the standard
+library alone."""
 
 import array
 import json
@@ -12,7 +13,7 @@ MOST = 1 << 24  # values of a tensor that are compared: of a larger one, pieces 
 
 
 def write_tokens(path, count, vocab_size, seed):
-    """A shard in llm.c's format, uint16 where ids fit, else uint32. A longer one of the same seed begins with the same tokens."""
+    """A shard in llm.c's format, uint16 where ids fit, else uint32. Longer ones of a seed begin as shorter ones."""
     small = vocab_size <= 1 << 16
     ids = array.array("H" if small else "I", random.Random(seed).choices(range(vocab_size), k=count))
     header = struct.pack("<256i", *((20240520, 1) if small else (20240801, 7)), count, *[0] * 253)
@@ -23,7 +24,7 @@ def write_tokens(path, count, vocab_size, seed):
 
 
 def gradient_names(config):
-    """Parameters whose gradients are held against each other, by transformers' names; from the end of backward to its start."""
+    """Parameters whose gradients are held against each other, by transformers' names."""
     if config["model_type"] == "gpt2":
         last = config["n_layer"] - 1
         layer = "transformer.h.{}.attn.c_attn.weight", "transformer.h.{}.mlp.c_proj.weight"

@@ -1,8 +1,10 @@
-"""What the contenders written in PyTorch share: arguments, tokens, timed passes, memory, gradients, one JSON object per length.
+"""What the contenders written in PyTorch share: arguments, tokens, timed passes, memory, gradients, one JSON object per
+length.
 
-A contender calls `run(name, prepare)`. prepare(options) makes the model once and returns a Setup, whose `one_pass` does forward, loss
-and backward of one length; several lengths (ascending) share the process, because loading a large model takes longer than a pass.
-Gradients are kept allocated and zeroed between passes, outside of the time, as a training step has them.
+A contender calls `run(name, prepare)`. prepare(options) makes the model once and returns a Setup, whose `one_pass` does
+forward, loss and backward of one length; several lengths (ascending) share the process, because loading a large model
+takes longer than a pass. Gradients are kept allocated and zeroed between passes, outside of the time, as a training
+step has them.
 """
 
 import argparse
@@ -25,7 +27,9 @@ SHARDS = {20240520: "H", 20240801: "I"}  # llm.c's magic numbers, and the array 
 @dataclass
 class Setup:
     model: torch.nn.Module
-    one_pass: Callable  # (inputs, targets), both int64 [B, T] -> mean loss over the B x T targets; gradients are added to .grad
+    one_pass: (
+        Callable  # (inputs, targets), both int64 [B, T] -> mean loss over B x T targets; gradients are added to .grad
+    )
     before_length: Callable = lambda T: None  # chooses what depends on the length; its memory and time do not count
     attention: Callable = lambda: "unknown"  # what computed attention, after a pass
     versions: dict = None
@@ -72,7 +76,7 @@ def chunk_tokens(text, T):
     return -(-T // int(text[2:])) if text.startswith("T/") else int(text)
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------------------------
 def process_bytes(field):
     """VmRSS or VmHWM of this process."""
     with open("/proc/self/status") as file:
@@ -95,7 +99,7 @@ def peak_of(options, resident_at_start):
     }
 
 
-# ---- passes ------------------------------------------------------------------------------------------------------------------
+# ---- passes --------------------------------------------------------------------------------------------------------
 def synchronize(options):
     if options.device == "cuda":
         torch.cuda.synchronize()
@@ -143,7 +147,7 @@ def write_gradients(model, path, patterns):
 
 
 def one_length(setup, options, T, resident_at_start, write):
-    """The result of length T, or None when memory ran out; the caller sees to it that nothing holds on to what is left."""
+    """The result of length T, or None when memory ran out."""
     try:
         setup.before_length(T)
         if options.device == "cuda":
