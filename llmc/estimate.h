@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
     double seconds;
     double communication; // of these, in which nothing is computed
+    WorkTime work;        // and what is, of a rank; the optimizer's is memory's
     double tokens_per_second, mfu;
     Traffic sent; // by a rank
 } Estimate;
@@ -99,10 +100,14 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
     const double host = (double)plan.host_bytes / (machine_value(m, LINK_HOST) * machine_value(m, LINK_SHARE));
     double all = work_seconds(m, work_of(&plan)), forward, optimizer, computing;
     Work update = {0, 0, 0, 0, update_bytes(settings)};
+    e.work = work_time(m, work_of(&plan));
     forward_alone.backward = forward_alone.optimizer = 0;
     plan = plan_make(&forward_alone, part);
     forward = work_seconds(m, work_of(&plan));
     optimizer = work_seconds(m, update);
+    e.work.products *= (double)step.streams, e.work.memory *= (double)step.streams;
+    e.work.attention_forward *= (double)step.streams, e.work.attention_backward *= (double)step.streams;
+    e.work.memory += optimizer;
     e.sent = plan_traffic(settings, part, step.streams);
     e.seconds = (double)(step.streams - 1) * stream_seconds(m, settings, forward, all - forward, host, &other) +
                 stream_seconds(m, settings, forward, all - forward, host, &last) + optimizer;

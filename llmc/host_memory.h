@@ -52,7 +52,8 @@ static inline size_t cgroup_stat(const char *path, const char *key) {
 
 // What a container's limit leaves: file contents that the kernel can drop count as used there, but are no hindrance.
 // SIZE_MAX without a limit.
-static inline size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path, const char *droppable) {
+static inline size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path,
+                                 const char *droppable) {
     size_t limit = system_number(limit_path), used = system_number(used_path),
            cache = cgroup_stat(stat_path, droppable);
     if (!limit) return SIZE_MAX;

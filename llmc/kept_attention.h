@@ -57,7 +57,8 @@ static inline void kept_attention_begin(StreamBP *s, size_t chunk, int backward)
     size_t i;
     kept->backward = backward, kept->chunk = chunk;
     for (i = 0; i < turns && keeps_in_host_memory(s); i++) {
-        kept->chunk_attended[i] = push_stored(s, SHARE_WORKSPACE, "attention output between host and device", chunk * d.Q);
+        kept->chunk_attended[i] =
+            push_stored(s, SHARE_WORKSPACE, "attention output between host and device", chunk * d.Q);
         kept->chunk_lse[i] = push_summed(s, SHARE_WORKSPACE, "log-sum-exp between host and device", chunk * d.NH);
         kept->ticket[i] = 0;
     }
@@ -79,11 +80,11 @@ static inline void kept_attention_store(StreamBP *s, size_t l, Portion rows, siz
     Shapes d = shapes_of(s->model);
     if (!keeps_in_host_memory(s) || !rows.count) return;
     s->ops->store(kept_attended(s, l, rows.begin), attended, rows.count * d.Q * d.stored);
-    s->kept_attention.ticket[turn] =
-        s->ops->store(kept_lse(s, l, rows.begin), lse, rows.count * d.NH * d.summed);
+    s->kept_attention.ticket[turn] = s->ops->store(kept_lse(s, l, rows.begin), lse, rows.count * d.NH * d.summed);
 }
 
-static inline void kept_attention_load(StreamBP *s, size_t l, Portion rows, size_t turn, Stored *attended, Summed *lse) {
+static inline void kept_attention_load(StreamBP *s, size_t l, Portion rows, size_t turn, Stored *attended,
+                                       Summed *lse) {
     Shapes d = shapes_of(s->model);
     if (!keeps_in_host_memory(s) || !rows.count) return;
     s->ops->load(attended, kept_attended(s, l, rows.begin), rows.count * d.Q * d.stored);

@@ -150,11 +150,24 @@ typedef struct {
     double moved;                                           // and what is bound by memory alone
 } Work;
 
-static inline double work_seconds(const Machine *m, Work w) {
+// The same in seconds; memory: of what is bound by it alone.
+typedef struct {
+    double products, attention_forward, attention_backward, memory;
+} WorkTime;
+
+static inline WorkTime work_time(const Machine *m, Work w) {
     const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
-    return fmax(w.products / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth) +
-           w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS) +
-           w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS) + w.moved / bandwidth;
+    WorkTime t;
+    t.products = fmax(w.products / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
+    t.attention_forward = w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS);
+    t.attention_backward = w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS);
+    t.memory = w.moved / bandwidth;
+    return t;
+}
+
+static inline double work_seconds(const Machine *m, Work w) {
+    const WorkTime t = work_time(m, w);
+    return t.products + t.attention_forward + t.attention_backward + t.memory;
 }
 
 // Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups

@@ -46,7 +46,10 @@ static inline void report_estimate(const Run *run, const Machine *machine, const
             ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu);
     if (e->communication > 1e-9 * e->seconds)
         fprintf(out, "; data only moves for %.1f %% of it", 100 * e->communication / e->seconds);
-    fputc('\n', out);
+    fprintf(
+        out,
+        "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s\n",
+        e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory);
     if ((double)run->plan.total_bytes > machine_value(machine, MEMORY_BYTES))
         fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
                 human_bytes(machine_value(machine, MEMORY_BYTES)), machine->gpu);
@@ -60,6 +63,12 @@ static inline void report_estimate_json(JsonOut *json, const Run *run, const Mac
     json_number(json, "estimated_seconds", known * e->seconds);
     json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
     json_number(json, "estimated_mfu", known * e->mfu);
+    json_object(json, "estimated_work");
+    json_number(json, "products", known * e->work.products);
+    json_number(json, "attention_forward", known * e->work.attention_forward);
+    json_number(json, "attention_backward", known * e->work.attention_backward);
+    json_number(json, "memory", known * e->work.memory);
+    json_object_end(json);
     json_number(json, "communication_share", known * e->communication / e->seconds);
 }
 

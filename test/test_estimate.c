@@ -51,6 +51,10 @@ TEST(work_by_hand) {
     close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
     work.operands = 1000;
     close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 1, 1e-12);
+    close_to("products", work_time(&m, work).products, 20, 1e-12);
+    close_to("attention forward", work_time(&m, work).attention_forward, 2, 1e-12);
+    close_to("attention backward", work_time(&m, work).attention_backward, 2, 1e-12);
+    close_to("memory", work_time(&m, work).memory, 1, 1e-12);
 }
 
 // ---- a small model, all of whose numbers can be counted -------------------------------------------------------------
@@ -129,6 +133,10 @@ TEST(a_step_by_hand) {
     close_to("MFU", e.mfu, 1000 / (2 * rate * e.seconds), 1e-12);
     assert_true(fabs(e.communication) <= 1e-12 * e.seconds);
     step.streams = 3;
+    close_to("attention", e.work.attention_forward + e.work.attention_backward, 3 * 4.5 * 4 * 64 * 256 * 257 / 2 / rate,
+             1e-12);
+    close_to("all", e.work.products + e.work.attention_forward + e.work.attention_backward + e.work.memory, e.seconds,
+             1e-9);
     close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
     // the gradient twice, moments and master weights in and out, weights out
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
