@@ -105,6 +105,7 @@ typedef struct {
     size_t max_shard_size;
     int resume;
     size_t save_every, keep, val_every, val_steps, sample_every, repeat;
+    int profile;
     int curve;
     size_t curve_tokens;
     // sampling
@@ -216,8 +217,9 @@ static const OptionRow option_rows[] = {
      "without a sign of a rank that another one waits for, after which the job is ended; a rank gives none while it "
      "waits for a file or a reward command"},
     {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},
-    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN), "a100|h100|h200",
-     "of several ranks: the nodes whose time for a step is estimated"},
+    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN) | ON(BP), "a100|h100|h200",
+     "plan, of several ranks: the nodes whose time for a step is estimated; bp --profile: whose rates an op is held "
+     "against"},
     SECTION("Objective"),
     {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES | ON(EVAL), "sft|dpo|simpo|orpo|grpo|gspo|ppo",
      "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
@@ -326,6 +328,8 @@ static const OptionRow option_rows[] = {
     {"sample-every", OPTION_SIZE, AT(sample_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from sample to sample"},
     {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},
+    {"profile", OPTION_FLAG, AT(profile), NULL, NO_RANGE, ON(BP), NULL,
+     "one more pass, in which each op is waited for and timed: where the time goes"},
     {"seed", OPTION_SIZE, AT(seed), "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "of --init, the order of the data, random tokens, sampling and stochastic rounding"},
     {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS | ON(PLAN), "N",
