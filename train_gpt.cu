@@ -119,7 +119,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         die("--out %s: is the folder of an adapter, which the run's checkpoints would hide from --adapter; choose "
             "another",
             o->out);
-    checkpoint_open(&t->folder, o->out, o->keep, o->resume);
+    checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");
         trainer_find_model(o, last, model);

@@ -30,6 +30,7 @@ typedef enum {
     MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
     LINK_WITHIN,      // to the GPUs of its own node
     LINK_BETWEEN,     // to those of other nodes
+    LINK_HOST,        // to host memory, one way
     MEMORY_SHARE,     // of that bandwidth that ops reach
     LINK_SHARE,       // and large messages
     HOP_WITHIN,       // seconds from one GPU to the next in a collective, however small the message
@@ -50,6 +51,7 @@ static const struct {
                                           {"memory bandwidth", " GB/s", 1e9},
                                           {"link within a node", " GB/s", 1e9},
                                           {"link between nodes", " GB/s", 1e9},
+                                          {"link to the host", " GB/s", 1e9},
                                           {"memory bandwidth reached", " %", 0.01},
                                           {"link bandwidth reached", " %", 0.01},
                                           {"hop within a node", " us", 1e-6},
@@ -64,7 +66,7 @@ typedef struct {
 // with heads of 128, forward 688 and backward 581. An A100 is taken to reach the same shares of its own peak.
 // Memory: the GB of the data sheets are 2^30 bytes, less what the driver keeps.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
-// (HDR), 400 Gb/s (NDR), an adapter for each GPU.
+// (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
 // Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
 // here.
 #define GIBIBYTE (1024.0 * 1024 * 1024)
@@ -83,6 +85,7 @@ static const Machine machines[] = {
       {2.0e12, BASIS_DATA_SHEET},
       {300e9, BASIS_DATA_SHEET},
       {25e9, BASIS_DATA_SHEET},
+      {32e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
     {"h100",
      "H100 SXM",
@@ -95,6 +98,7 @@ static const Machine machines[] = {
       {3.35e12, BASIS_DATA_SHEET},
       {450e9, BASIS_DATA_SHEET},
       {50e9, BASIS_DATA_SHEET},
+      {64e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
     {"h200",
      "H200 SXM",
@@ -107,6 +111,7 @@ static const Machine machines[] = {
       {4.8e12, BASIS_DATA_SHEET},
       {450e9, BASIS_DATA_SHEET},
       {50e9, BASIS_DATA_SHEET},
+      {64e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
 };
 #define MACHINES (sizeof(machines) / sizeof(machines[0]))

@@ -51,6 +51,22 @@ static inline void dry_copy(void *out, const void *in, size_t bytes) {
 }
 static inline void dry_zero(void *out, size_t bytes) { DRY_BYTES(zero, out, bytes); }
 static inline void dry_finish(void) {}
+static inline void *dry_host_allocate(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+static inline void dry_host_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static inline int64_t dry_store(void *host, const void *device, size_t bytes) {
+    (void)host;
+    DRY_BYTES(store, device, bytes);
+    return 0;
+}
+static inline int64_t dry_load(void *device, const void *host, size_t bytes) {
+    (void)host;
+    DRY_BYTES(load, device, bytes);
+    return 0;
+}
+static inline void dry_await_transfer(int64_t ticket) { (void)ticket; }
 static inline void dry_repeat(double factor) { dry.factor = factor; }
 
 // ---- embedding --------------------------------------------------------------------------------------------------------
@@ -356,6 +372,8 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.allocate = dry_allocate, ops.release = dry_release;
     ops.copy_in = dry_copy_in, ops.copy_out = dry_copy_out, ops.copy = dry_copy, ops.zero = dry_zero;
     ops.finish = dry_finish;
+    ops.host_allocate = dry_host_allocate, ops.host_release = dry_host_release;
+    ops.store = dry_store, ops.load = dry_load, ops.await_transfer = dry_await_transfer;
     ops.repeat = dry_repeat;
     ops.embedding_forward = dry_embedding_forward, ops.embedding_backward = dry_embedding_backward;
     ops.scatter_rows = dry_scatter_rows;

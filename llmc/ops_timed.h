@@ -83,6 +83,13 @@ static inline void timed_copy_out(void *host, const void *device, size_t bytes) 
 }
 static inline void timed_copy(void *out, const void *in, size_t bytes) { TIMED(copy, 0, 0, out, in, bytes); }
 static inline void timed_zero(void *out, size_t bytes) { TIMED(zero, 0, 0, out, bytes); }
+static inline int64_t timed_store(void *host, const void *device, size_t bytes) {
+    TIMED_TICKET(store, host, device, bytes);
+}
+static inline int64_t timed_load(void *device, const void *host, size_t bytes) {
+    TIMED_TICKET(load, device, host, bytes);
+}
+static inline void timed_await_transfer(int64_t ticket) { TIMED(await_transfer, 0, 0, ticket); }
 
 static inline void timed_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position,
                                            const Stored *wte, const Stored *wpe, size_t n, size_t C, double scale) {
@@ -231,6 +238,7 @@ static inline Ops ops_timed(const Ops *inner) {
     timing.blank.factor = 1;
     timing.blank.stored = dtype_size(inner->stored), timing.blank.summed = dtype_size(inner->summed);
     ops.copy_in = timed_copy_in, ops.copy_out = timed_copy_out, ops.copy = timed_copy, ops.zero = timed_zero;
+    ops.store = timed_store, ops.load = timed_load, ops.await_transfer = timed_await_transfer;
     ops.embedding_forward = timed_embedding_forward, ops.embedding_backward = timed_embedding_backward;
     ops.scatter_rows = timed_scatter_rows;
     ops.rmsnorm_forward = timed_rmsnorm_forward, ops.rmsnorm_backward = timed_rmsnorm_backward;

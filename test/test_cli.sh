@@ -220,6 +220,43 @@ check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_seco
 ranks --ranks 4 --sp 4 --zero 1 --memory-limit 20GiB
 check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d. -f1)" -gt 1000000 ]
 check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
+# Attention's outputs: again to the bit, with fewer operations; on the device, or in host memory where they do not fit.
+kept() { succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 20000 --json "$@"; }
+kept
+without=$(json total_bytes) flops=$(json flops)
+check 'nothing is kept unasked' [ "$(json kept_attention) $(json host_bytes)" = '0 0' ]
+bytes=$((36 * 20000 * 32 * (128 * 2 + 4)))
+kept --keep attention
+check 'kept on the device' [ "$(json kept_attention) $(json host_bytes)" = "$bytes 0" ]
+check 'which holds them beside the rest' [ "$(json total_bytes)" = $((without + bytes)) ]
+check 'backward does not run attention forward again' \
+    close "$(awk -v a="$flops" -v b="$(json flops)" 'BEGIN { print a - b }')" \
+    "$(awk 'BEGIN { print 36 * 4 * 20000 * 20001 / 2 * 4096 }')" 1e-9
+kept --keep attention --memory-limit $((without + bytes))
+check 'they stay on the device where they fit' [ "$(json host_bytes)" = 0 ]
+kept --keep attention --memory-limit $((without + bytes - 1))
+check 'and else in host memory' [ "$(json kept_attention) $(json host_bytes)" = "0 $bytes" ]
+check 'the longest is one with host memory' [ "$(json max_seq_len)" -ge 20000 ]
+host=$(json total_bytes)
+kept --keep attention --keep-on host
+check 'or where they are wanted there' [ "$(json total_bytes) $(json host_bytes)" = "$host $bytes" ]
+check 'with two chunks on the device' [ $((host - without)) -le $((2 * 4096 * 32 * (128 * 2 + 4))) ]
+kept --keep attention --keep-on device --memory-limit $((without + bytes - 1))
+check 'but not against a wish' [ "$(json host_bytes)" = 0 ]
+succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host
+check 'a plan tells people' grep -q '5.58 GiB  in host memory: attention.s outputs' "$WORK/out"
+for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on host --method checkpoint'; do
+    succeeds bp --init $TINY --seq-len 64 --chunk 16 --json --grads-out "$WORK/kept" --keep $keep
+    check "--keep $keep: the plan is that of the pass" [ "$(json plan_bytes) $(json host_bytes)" = \
+        "$(run plan --for bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep && echo "$(json total_bytes) $(json host_bytes)")" ]
+    [ "$keep" = none ] && cp "$WORK/kept" "$WORK/again"
+    case $keep in *checkpoint) ;; *) check "--keep $keep: the same bits" cmp -s "$WORK/kept" "$WORK/again" ;; esac
+done
+refuses 2 '--keep-on has no meaning without --keep attention' bp --init $TINY --keep-on host
+refuses 2 "keep is '3', it must be none or attention" train --init $TINY --data $SHARD --keep 3
+succeeds bp --init $TINY --seq-len 64 --method full --keep attention
+check 'full keeps everything anyway' grep -q 'keep attention is ignored' "$WORK/err"
+
 # Keys and values of whole streams, or blocks of them that pass around: as memory has it, or as asked for.
 long() { succeeds plan --init qwen3-8b --dtype bf16 --seq-len 1000000 --ranks 16 --sp 16 --zero 3 --json "$@"; }
 long --kv gather

@@ -14,7 +14,7 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 static Machine round_machine(double flops, double bandwidth, double within, double between) {
     Machine m;
     const double value[MACHINE_CONSTANTS] = {4,      1e12,    2 * flops, flops, flops, flops, bandwidth,
-                                             within, between, 1,         1,     0,     0};
+                                             within, between, FREE,      1,     1,     0,     0};
     int i;
     m.name = "round", m.gpu = "round numbers";
     for (i = 0; i < MACHINE_CONSTANTS; i++) m.constant[i].value = value[i], m.constant[i].basis = BASIS_ASSUMED;
@@ -151,6 +151,31 @@ static double sending_with(int ring, size_t zero, size_t sp, DType gradients, si
 
 static double sending(size_t zero, size_t sp, DType gradients, size_t streams, double rate) {
     return sending_with(0, zero, sp, gradients, streams, rate);
+}
+
+// With --keep attention its forward is run once; from host memory, what is kept goes out and comes back once.
+TEST(kept_attention_by_hand) {
+    const double rate = 1e6, L = 3, C = 64, NH = 4, N = SMALL_N, again = L * 2 * C * N * (N + 1);
+    const double kept = L * N * (C * 2 + NH * 4);
+    Machine m = round_machine(rate, FREE, FREE, FREE);
+    StepShape step = one_stream();
+    Planned c;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.keep = KEEP_ON_DEVICE;
+    close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
+    c.settings.keep = KEEP_IN_HOST_MEMORY;
+    close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
+    m.constant[LINK_HOST].value = 1e-3;
+    close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
+    planned_end(&c);
+    // round a ring: keys and values once in either pass
+    planned(&c, SMALL, SMALL_N, 2, 1, 2);
+    c.settings.gradient_type = DTYPE_FP32, c.settings.ring = 1, c.settings.keep = KEEP_ON_DEVICE;
+    m = round_machine(FREE, FREE, 1, 1);
+    close_to("a ring", estimate_step(&m, &c.settings, &c.batch, step).seconds,
+             0.5 * ((double)c.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
+    planned_end(&c);
 }
 
 TEST(two_ranks_by_hand) {
@@ -308,6 +333,7 @@ int main(int argc, char **argv) {
         LISTED(bytes_of_a_forward_by_hand),
         LISTED(a_step_by_hand),
         LISTED(two_ranks_by_hand),
+        LISTED(kept_attention_by_hand),
         LISTED(memory_of_the_stages),
         LISTED(what_grows_and_what_shrinks),
         LISTED(as_the_roofline),

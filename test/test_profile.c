@@ -45,7 +45,7 @@ typedef struct {
     RunSettings settings;
 } Case;
 
-static Case case_make(size_t m, Method method, size_t chunk) {
+static Case case_make(size_t m, Method method, size_t chunk, Keep keep) {
     static const size_t length[] = {6, 1, 13, 12};
     Config config = config_from_text(models[m].text, "test", EXIT_USAGE);
     Case c;
@@ -54,8 +54,8 @@ static Case case_make(size_t m, Method method, size_t chunk) {
     c.weights = tiny_weights(&c.model, 7);
     c.batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
     c.settings.method = method, c.settings.chunk = chunk, c.settings.logits_chunk = chunk;
-    c.settings.gradient_type = c.model.dtype;
-    test_case("%.6s, method %d, chunk %zu", models[m].text, method, chunk);
+    c.settings.gradient_type = c.model.dtype, c.settings.keep = keep;
+    test_case("%.6s, method %d, chunk %zu, keep %d", models[m].text, method, chunk, keep);
     return c;
 }
 
@@ -85,6 +85,9 @@ static const size_t passed_on[] = {
     offsetof(Ops, release),
     offsetof(Ops, memory_peak),
     offsetof(Ops, memory_available),
+    offsetof(Ops, host_allocate),
+    offsetof(Ops, host_release),
+    offsetof(Ops, host_available),
     offsetof(Ops, finish),
     offsetof(Ops, repeat),
     offsetof(Ops, sum_of_squares),
@@ -147,36 +150,47 @@ static void expect_counts(const Plan *plan, int exactly) {
     if (exactly && flops != plan->flops) test_fail("%.17g FLOP, not %.17g", flops, plan->flops);
 }
 
+static void expect_calls(const char *op, size_t calls) {
+    if (calls_of(op) != calls) test_fail("%s: %zu calls, not %zu", op, calls_of(op), calls);
+}
+
+static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
+    Case c = case_make(m, method, chunk, keep);
+    const RunSettings settings = case_settings(&c, m);
+    const Plan plan = plan_make(&settings, &c.batch);
+    const size_t visits = (c.batch.N + plan.chunk - 1) / plan.chunk, L = c.model.config.num_hidden_layers;
+    const size_t transfers = keep == KEEP_IN_HOST_MEMORY ? 2 * L * visits : 0;
+    const Ops timed = ops_timed(ops_device);
+    char kinds[1024];
+    TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1), found;
+    if (timing.count) test_fail("ops that are not timed have rows");
+    found = tiny_run_trained(&timed, settings, c.weights, c.adapters, &c.batch, 1);
+    if (found.loss != plain.loss) test_fail("the loss is another");
+    if (memcmp(found.gradient, plain.gradient, found.elements * sizeof(double)) != 0) test_fail("gradients differ");
+    expect_counts(&plan, chunk == 0);
+    expect_calls("attention_backward", L * visits);
+    expect_calls("attention_forward", (method == METHOD_FULL || keep ? 1 : 2) * L * visits);
+    expect_calls("store", transfers);
+    expect_calls("load", transfers);
+    kinds_of_ops(kinds, sizeof(kinds));
+    if (keep != KEEP_IN_HOST_MEMORY && method == METHOD_STREAM && chunk == 8 && strcmp(kinds, models[m].ops) != 0)
+        test_fail("ops that ran: %s", kinds);
+    free(plain.gradient), free(found.gradient);
+    case_free(&c);
+}
+
 TEST(passes_are_the_same_and_counted) {
     static const size_t chunks[] = {0, 8, 7};
     size_t m, k;
-    int method;
-    for (m = 0; m < MODELS; m++)
-        for (method = 0; method < 3; method++)
-            for (k = 0; k < (method == METHOD_STREAM ? 3u : 1u); k++) {
-                Case c = case_make(m, (Method)method, chunks[k]);
-                const RunSettings settings = case_settings(&c, m);
-                const Plan plan = plan_make(&settings, &c.batch);
-                const size_t visits = (c.batch.N + plan.chunk - 1) / plan.chunk, L = c.model.config.num_hidden_layers;
-                const Ops timed = ops_timed(ops_device);
-                char kinds[1024];
-                TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1);
-                TinyResult found;
-                if (timing.count) test_fail("ops that are not timed have rows");
-                found = tiny_run_trained(&timed, settings, c.weights, c.adapters, &c.batch, 1);
-                if (found.loss != plain.loss) test_fail("the loss is another");
-                if (memcmp(found.gradient, plain.gradient, found.elements * sizeof(double)) != 0)
-                    test_fail("gradients differ");
-                expect_counts(&plan, k == 0);
-                if (calls_of("attention_backward") != L * visits) test_fail("attention_backward: calls");
-                if (calls_of("attention_forward") != L * visits * (method == METHOD_FULL ? 1 : 2))
-                    test_fail("attention_forward: %zu calls", calls_of("attention_forward"));
-                kinds_of_ops(kinds, sizeof(kinds));
-                if (method == METHOD_STREAM && k == 1 && strcmp(kinds, models[m].ops) != 0)
-                    test_fail("ops that ran: %s", kinds);
-                free(plain.gradient), free(found.gradient);
-                case_free(&c);
-            }
+    for (m = 0; m < MODELS; m++) {
+        check_pass(m, METHOD_FULL, 0, KEEP_NOTHING);
+        check_pass(m, METHOD_CHECKPOINT, 0, KEEP_NOTHING);
+        for (k = 0; k < 3; k++) {
+            check_pass(m, METHOD_STREAM, chunks[k], KEEP_NOTHING);
+            check_pass(m, METHOD_STREAM, chunks[k], KEEP_ON_DEVICE);
+            check_pass(m, METHOD_STREAM, chunks[k], KEEP_IN_HOST_MEMORY);
+        }
+    }
 }
 
 static double number_of(const cJSON *object, const char *key) {
