@@ -125,6 +125,7 @@ static void add_company(CommandLine *line, const char *tested) {
         add(line, text);
     }
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
+    if (!strcmp(tested, "keep-on")) add(line, "--keep=attention");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 
