@@ -1,5 +1,6 @@
 /*
-What machines can do: a row for each kind of node, for the estimates of estimate.h and nothing else. Rates are of bf16.
+What machines can do: a row for each kind of node, for the estimates of estimate.h and the floors of profile.h, and
+nothing else. Rates are of bf16.
 
 Where a number comes from stands beside it. "measured": on such a GPU, with the libraries that op set "cuda" calls.
 "data sheet": NVIDIA's, dense and without sparsity, links in one direction. "assumed": neither; what that rests on is

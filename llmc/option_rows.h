@@ -106,6 +106,7 @@ typedef struct {
     size_t max_shard_size;
     int resume;
     size_t save_every, keep_checkpoints, val_every, val_steps, sample_every, repeat;
+    int profile;
     int curve;
     size_t curve_tokens;
     // sampling
@@ -120,7 +121,7 @@ typedef struct {
     size_t max_context;
     // output
     int json, quiet;
-    const char *grads_out;
+    const char *grads_out, *grads_of;
     int help, version;
 } Options;
 
@@ -222,8 +223,9 @@ static const OptionRow option_rows[] = {
      "without a sign of a rank that another one waits for, after which the job is ended; a rank gives none while it "
      "waits for a file or a reward command"},
     {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},
-    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN), "a100|h100|h200",
-     "of several ranks: the nodes whose time for a step is estimated"},
+    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN) | ON(BP), "a100|h100|h200",
+     "plan, of several ranks: the nodes whose time for a step is estimated; bp --profile: whose rates an op is held "
+     "against"},
     SECTION("Objective"),
     {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES | ON(EVAL), "sft|dpo|simpo|orpo|grpo|gspo|ppo",
      "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
@@ -333,6 +335,8 @@ static const OptionRow option_rows[] = {
     {"sample-every", OPTION_SIZE, AT(sample_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from sample to sample"},
     {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},
+    {"profile", OPTION_FLAG, AT(profile), NULL, NO_RANGE, ON(BP), NULL,
+     "one more pass, in which each op is waited for and timed: where the time goes"},
     {"seed", OPTION_SIZE, AT(seed), "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "of --init, the order of the data, random tokens, sampling and stochastic rounding"},
     {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS | ON(PLAN), "N",
@@ -371,6 +375,8 @@ static const OptionRow option_rows[] = {
      "one JSON object on stdout; text for people then goes to stderr"},
     {"grads-out", OPTION_STRING, AT(grads_out), NULL, NO_RANGE, ON(BP), "FILE",
      "write every parameter's gradient (.safetensors, fp32, Hugging Face's names and shapes)"},
+    {"grads-of", OPTION_STRING, AT(grads_of), NULL, NO_RANGE, ON(BP), "GLOB,GLOB,...",
+     "only of parameters whose name in that file matches a glob, such as '*.layers.0.*,*norm.weight'"},
     {"quiet", OPTION_FLAG, AT(quiet), NULL, NO_RANGE, EVERYWHERE, NULL, "results only: no header, no progress bar"},
     {"help", OPTION_FLAG, AT(help), NULL, NO_RANGE, EVERYWHERE, NULL, "this text"},
     {"version", OPTION_FLAG, AT(version), NULL, NO_RANGE, EVERYWHERE, NULL, "the version"},
@@ -428,7 +434,7 @@ static const struct {
     {"reward-command", "rollout"}, {"reward-timeout", "rollout"}, {"reward-failure", "rollout"},
     {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
-    {"stop-ids", "rollout"},
+    {"stop-ids", "rollout"},       {"grads-of", "grads-out"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

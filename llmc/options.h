@@ -408,6 +408,8 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--keep-on has no meaning without --keep attention; give both or none");
     if (strcmp(o->kv, "auto") != 0 && o->sp == 1)
         options_refuse(o->verb, "--kv %s has no meaning without --sp above 1: no ranks share a stream", o->kv);
+    if (o->verb == VERB_BP && option_given(o, "machine") && !o->profile)
+        options_refuse(o->verb, "--machine has no meaning for bp without --profile; give both or none");
     if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
     if (o->verb == VERB_SAMPLE && !prompts && !o->chat && !o->system)
         options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");
@@ -448,10 +450,11 @@ static inline void options_check_rollout(const Options *o) {
                        o->updates);
 }
 
-// Whether a flag or a number that can be off is neither absent nor off.
+// Whether a flag, a text or a number that can be off is neither absent nor off.
 static inline int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
+    if (row->kind == OPTION_STRING) return *(const char *const *)field != NULL;
     return row->kind == OPTION_FLAG ? *(const int *)field : *(const size_t *)field != 0;
 }
 

@@ -69,6 +69,9 @@ refuses 2 '--json gives one answer' sample --init $TINY --chat --json
 refuses 2 '--chat needs the model.s tokenizer file' sample --init $TINY --chat --prompt hello
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
 
+refuses 2 "grads-of: 'head' matches no parameter" bp --init $TINY --seq-len 8 --grads-out "$WORK/g" --grads-of '*norm*,head'
+check 'and nothing is written' [ ! -e "$WORK/g" ]
+
 # ---- models -----------------------------------------------------------------------------------------------------------------
 refuses 1 'nothing_here' bp --model $WORK/nothing_here
 mkdir "$WORK/empty"
@@ -278,6 +281,8 @@ done
 refuses 2 '--sp 3: does not divide the 4 ranks' plan --init qwen3-0.6b --ranks 4 --sp 3
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
 refuses 2 '--machine is .v100., it must be a100, h100 or h200' plan --init qwen3-0.6b --machine v100
+refuses 2 '--machine is .v100., it must be a100, h100 or h200' bp --init $TINY --profile --machine v100
+refuses 2 '--machine has no meaning for bp without --profile' bp --init $TINY --machine h200
 refuses 2 '--ranks' plan --init qwen3-0.6b --ranks 0
 refuses 2 '--zero' plan --init qwen3-0.6b --ranks 4 --zero 4
 refuses 2 '--ranks is not an option of bp but of plan' bp --init $TINY --ranks 2
@@ -294,6 +299,31 @@ for options in '--lora-rank 4' '--lora-rank 4 --objective dpo' '--objective grpo
     succeeds plan --init $TINY --seq-len 50 $options --for bp --json
     check "the plan of bp $options is what it does" [ "$(json total_bytes)" = "$planned" -a "$planned" -gt 0 ]
 done
+succeeds bp --init $TINY --seq-len 50 --lora-rank 4 --grads-out "$WORK/some" --grads-of '*.1.*lora_B*' --repeat 3 --json
+check 'gradients of some adapters' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'layers.1.*lora_B')" = 7 ]
+check 'and no others' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'dtype')" = 7 ]
+sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | tr -s ', ' '\n' | sort -g >"$WORK/seconds"
+check 'seconds of each pass' [ "$(wc -l <"$WORK/seconds")" = 3 ]
+check 'and their median' [ "$(sed -n 2p "$WORK/seconds")" = "$(json seconds)" ]
+# Where the time goes: one more pass, of which nothing else changes.
+succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
+sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/}$//' "$WORK/out" >"$WORK/results"
+export STREAMBP_ALLOCATION_GUARD=1
+succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
+unset STREAMBP_ALLOCATION_GUARD
+check '--profile changes no gradient' cmp -s "$WORK/plain.safetensors" "$WORK/profiled.safetensors"
+sed 's/, "machine.*//; s/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //' "$WORK/out" >"$WORK/profiled_results"
+check 'nor another result' cmp -s "$WORK/results" "$WORK/profiled_results"
+tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then a row each
+check 'a row for each op' [ "$(grep -c '"op": "[a-z_]*".*"calls": .*"floor_seconds": ' "$WORK/rows")" -gt 20 ]
+counted=$(sed -n 's/.*"flops": \([0-9]*\), "bytes".*/\1/p' "$WORK/rows" | awk '{ sum += $1 } END { printf "%.0f", sum }')
+check 'which have all FLOPs' [ "$counted" = "$(sed -n 's/.*"flops": \([0-9]*\), "model_flops".*/\1/p' "$WORK/rows")" ]
+for line in '^profile  of one more pass' '^floor    at the rates of an H200 SXM in bf16' 'floor %$' \
+    '^  attention_backward  *8 ' '^  linear_forward \[96,32\] MLP+head  *17 ' '^  not in ops (host)'; do
+    check "a profile tells people '$line'" grep -q "$line" "$WORK/err"
+done
+succeeds bp --init $TINY --seq-len 64 --profile --quiet
+check 'no floor without a machine' [ "$(grep -c floor "$WORK/out")" = 0 -a "$(grep -c '^  linear_backward_weight' "$WORK/out")" = 4 ]
 succeeds bp --init $TINY --seq-len 100 --method full --chunk 10 --json
 check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
 check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]

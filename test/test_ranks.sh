@@ -62,9 +62,9 @@ GPT2=gpt2,n_embd=32,n_layer=2,n_head=4,n_positions=64,vocab_size=96
 GEMMA=gemma3,hidden_size=32,intermediate_size=48,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=96,sliding_window=9,layer_types=sfs
 
 alone --init $TINY --seq-len 37 --batch 4 --grad-accum 3 --chunk 10 --logits-chunk 7
-for world in '2' '3 --zero 1' '4 --zero 2' '2 --zero 3' '2 --sp 2' '4 --sp 2 --zero 1' '3 --sp 3 --zero 3'; do together $world; done
+for world in '2' '3 --zero 1' '4 --zero 2' '2 --zero 3' '2 --sp 2' '4 --sp 2 --zero 1 --profile' '3 --sp 3 --zero 3'; do together $world; done
 alone --init $TINY --seq-len 45 --batch 4 --method full
-for world in '2 --zero 1' '4 --zero 3' '4 --sp 2 --zero 2'; do together $world; done
+for world in '2 --zero 1' '4 --zero 3 --profile' '4 --sp 2 --zero 2'; do together $world; done
 alone --init $GPT2 --seq-len 50 --batch 2 --grad-accum 2
 for world in '2 --zero 2' '4 --sp 2' '4 --zero 3'; do together $world; done
 alone --init $GEMMA --seq-len 50 --batch 2 --grad-accum 2
