@@ -2,7 +2,7 @@
 How long a step would take: the work and the traffic of its plan over what a machine can do (machine.h). Nothing is
 measured here, and whatever shows it calls it estimated.
 
-    work        max(products / rate, their operands' bytes / bandwidth) + attention forward / rate
+    work        of each product max(FLOPs / rate, bytes of operands / bandwidth), + attention forward / rate
                 + attention backward / rate + bytes that the ops in between move / bandwidth
     traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way + hops * time of a hop
 
@@ -43,7 +43,7 @@ static inline Work work_of(const Plan *plan) {
     Work work;
     work.attention_forward = plan->attention_forward, work.attention_backward = plan->attention_backward;
     work.products = plan->flops - plan->attention_forward - plan->attention_backward;
-    work.operands = plan->operands, work.moved = plan->moved;
+    work.operands = plan->operands, work.moved = plan->moved, work.stalled = plan->stalled;
     return work;
 }
 
@@ -89,6 +89,15 @@ static inline Traffic traffic_less(Traffic a, Traffic b) {
     return a;
 }
 
+// A plan that knows which of its products wait for their operands.
+static inline Plan plan_on(const Machine *m, const RunSettings *settings, const Batch *batch) {
+    Plan plan;
+    dry_ridge = machine_value(m, PRODUCT_FLOPS) / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
+    plan = plan_make(settings, batch);
+    dry_ridge = 0;
+    return plan;
+}
+
 // Of a run that trains. part: of a micro-batch, what this rank's streams are like.
 static inline Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;
@@ -96,13 +105,13 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
     const Traffic other = traffic_less(two, last); // of a stream but the last
     RunSettings forward_alone = *settings;
     Estimate e;
-    Plan plan = plan_make(settings, part);
+    Plan plan = plan_on(m, settings, part);
     const double host = (double)plan.host_bytes / (machine_value(m, LINK_HOST) * machine_value(m, LINK_SHARE));
     double all = work_seconds(m, work_of(&plan)), forward, optimizer, computing;
-    Work update = {0, 0, 0, 0, update_bytes(settings)};
+    Work update = {0, 0, 0, 0, 0, update_bytes(settings)};
     e.work = work_time(m, work_of(&plan));
     forward_alone.backward = forward_alone.optimizer = 0;
-    plan = plan_make(&forward_alone, part);
+    plan = plan_on(m, &forward_alone, part);
     forward = work_seconds(m, work_of(&plan));
     optimizer = work_seconds(m, update);
     e.work.products *= (double)step.streams, e.work.memory *= (double)step.streams;

@@ -148,6 +148,7 @@ static inline void machine_print(FILE *out, const Machine *m) {
 typedef struct {
     double products, attention_forward, attention_backward; // FLOPs
     double operands;                                        // bytes that products read and write
+    double stalled;                                         // FLOPs of products that wait for them meanwhile
     double moved;                                           // and what is bound by memory alone
 } Work;
 
@@ -159,7 +160,7 @@ typedef struct {
 static inline WorkTime work_time(const Machine *m, Work w) {
     const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
     WorkTime t;
-    t.products = fmax(w.products / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
+    t.products = fmax((w.products + w.stalled) / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
     t.attention_forward = w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS);
     t.attention_backward = w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS);
     t.memory = w.moved / bandwidth;

@@ -14,11 +14,13 @@ typedef struct {
     double flops, factor;
     double attention_forward, attention_backward; // of flops
     double operands;                              // bytes that the products of flops read and write
+    double stalled;                               // FLOPs that these could do while they wait for operands (dry_ridge)
     double moved;                                 // and the ops in between
     size_t stored, summed;
 } DryCount;
 
 static DryCount dry;
+static double dry_ridge; // FLOPs of products that the machine of an estimate does in the time of a byte; 0: none
 
 static inline void dry_range(const char *op, const char *tensor, const void *pointer, size_t count, size_t size) {
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
@@ -134,8 +136,10 @@ static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, co
 // ---- linear -----------------------------------------------------------------------------------------------------------
 // matrix: bytes of an element of the weight, or of its gradient in and out
 static inline void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
-    dry.flops += dry.factor * 2.0 * (double)n * (double)C * (double)OC;
-    dry.operands += dry.factor * ((double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix));
+    const double flops = 2.0 * (double)n * (double)C * (double)OC;
+    const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix);
+    dry.flops += dry.factor * flops, dry.operands += dry.factor * bytes;
+    if (bytes * dry_ridge > flops) dry.stalled += dry.factor * (bytes * dry_ridge - flops);
 }
 static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                       const Stored *residual, size_t n, size_t C, size_t OC) {

@@ -105,6 +105,7 @@ typedef struct {
     double flops;      // executed by one stream's forward and backward: matrix products and attention
     double attention_forward, attention_backward; // of flops
     double operands, moved;                       // bytes that its products, and the ops in between, read and write
+    double stalled;                               // DryCount.stalled
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -165,7 +166,7 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
     plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
-    plan.operands = dry.operands, plan.moved = dry.moved;
+    plan.operands = dry.operands, plan.moved = dry.moved, plan.stalled = dry.stalled;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);

@@ -44,11 +44,13 @@ TEST(a_ring_by_hand) {
 
 TEST(work_by_hand) {
     Machine m = round_machine(10, 100, FREE, FREE);
-    Work work = {100, 10, 4, 100, 50};
+    Work work = {100, 10, 4, 100, 0, 50};
     (void)cmocka_state;
     m.constant[ATTENTION_FORWARD_FLOPS].value = 5, m.constant[ATTENTION_BACKWARD_FLOPS].value = 2;
     m.constant[MEMORY_SHARE].value = 0.5;
     close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
+    work.stalled = 20;
+    close_to("products that wait", work_seconds(&m, work), 12 + 2 + 2 + 1, 1e-12);
     work.operands = 1000;
     close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 1, 1e-12);
     close_to("products", work_time(&m, work).products, 20, 1e-12);
@@ -140,6 +142,31 @@ TEST(a_step_by_hand) {
     close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
     // the gradient twice, moments and master weights in and out, weights out
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
+    planned_end(&c);
+}
+
+// Where bytes are slow, each product takes as long as its operands: smaller chunks read and write dW more often.
+TEST(products_that_wait_for_operands) {
+    const double bandwidth = 10, C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N;
+    const double rows = L * (2 * C + 2 * (C + KV) + 2 * C + (C + 2 * FF) + (FF + C)) + C + V;
+    const double matrices = L * (2 * C * C + 2 * C * KV + 3 * C * FF) + V * C;
+    const double down = C * FF, rows_of_down = FF + C, chunks = 4;
+    // forward, computed again but for the last product and K, V twice, and twice backward: bf16, the gradient's fp32 in
+    // and out
+    Machine m = round_machine(FREE, bandwidth, FREE, FREE);
+    Planned c;
+    Plan plan;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.chunk = c.settings.logits_chunk = (size_t)(N / chunks);
+    plan = plan_on(&m, &c.settings, &c.batch);
+    close_to("operands", plan.operands,
+             2 * N * (3 * rows + (rows - C - V) - L * rows_of_down) +
+                 chunks * (2 * (2 * matrices + (matrices - V * C) - L * down) + 8 * matrices),
+             1e-12);
+    close_to("FLOPs that they could do", plan.stalled + plan.flops - plan.attention_forward - plan.attention_backward,
+             plan.operands * FREE / bandwidth, 1e-9);
+    assert_true(dry_ridge == 0);
     planned_end(&c);
 }
 
@@ -340,6 +367,7 @@ int main(int argc, char **argv) {
         LISTED(work_by_hand),
         LISTED(bytes_of_a_forward_by_hand),
         LISTED(a_step_by_hand),
+        LISTED(products_that_wait_for_operands),
         LISTED(two_ranks_by_hand),
         LISTED(kept_attention_by_hand),
         LISTED(memory_of_the_stages),
