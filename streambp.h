@@ -20,6 +20,8 @@ complete the moment chunk c's own attention_backward is done; kv_backward follow
 place. K, V of a layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx
 (dx is x_L's storage).
 
+With --keep attention (llmc/kept_attention.h) what attention_forward(l, c) found stays, and backward goes on from there.
+
 What the head does with an objective is in llmc/head.h: weights of targets that wait for log-probabilities of the whole
 stream cost a second visit of its logits. A forward pass alone gives log-probabilities: of a loss, of a reference, of an
 old policy.
@@ -44,6 +46,7 @@ steps never look inside a tensor.
 #ifndef STREAMBP_H
 #define STREAMBP_H
 #include "llmc/head.h"
+#include "llmc/kept_attention.h"
 #include "llmc/key_value_exchange.h"
 #include "llmc/linear_layer.h"
 #include "llmc/ring.h"
@@ -83,8 +86,9 @@ static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeight
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     queries_project(s, l, c, w, a);
-    s->ops->attention_forward(a->attended, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
-                              layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
+    if (!attention_is_there(s))
+        s->ops->attention_forward(a->attended, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
+                                  layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
     attention_output(s, l, c, w, a);
     arena_pop(s->arena, mark);
 }
@@ -269,6 +273,7 @@ static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeig
         first_norm(s, l, c, w, &a);
         if (s->ranks == 1) kv_project(s, l, c, w, &a);
         attention_forward(s, l, c, w, &a);
+        chunk_attention_store(s, l, c, &a);
     }
     mlp_forward(s, l, c, w, &a);
     arena_pop(s->arena, mark);
@@ -322,6 +327,8 @@ static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t s
 
 static inline void layers_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), visit;
+    const size_t mark = arena_mark(s->arena);
+    kept_attention_begin(s, size, 0);
     layers_begin(&s->memory, 1);
     for (visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit);
@@ -330,6 +337,8 @@ static inline void layers_forward(StreamBP *s) {
         weights_release(&s->memory, l);
     }
     layers_end(&s->memory);
+    kept_attention_settle(s);
+    arena_pop(s->arena, mark);
 }
 
 // Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after
@@ -360,6 +369,7 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1; // dx lives where x_L was
     Activations a = attention_activations(s, l, c);
     const int recompute = !s->kept.normed1, ring = s->ring_layer.q != NULL;
+    if (!ring && c.visit) chunk_attention_load(s, l, c.visit - 1); // of the chunk that comes next
     if (recompute && ring) {
         attention_output(s, l, c, w, &a);
     } else if (recompute) {
@@ -417,6 +427,7 @@ static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         s->ops->zero(s->kv.dk, rows * d.KV * d.summed);
         s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
     }
+    if (!rings && s->own_tokens) chunk_attention_load(s, l, chunk_visits(s, size) - 1);
     if (!slides && !s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
     weights_prefetch(&s->memory, l);
     for (half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
@@ -447,6 +458,7 @@ static inline void layers_backward(StreamBP *s) {
     size_t rows = rows_of_a_layer(s);
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
+    kept_attention_begin(s, size, 1);
     layers_begin(&s->memory, -1);
     for (visit = layer_visits(s); visit-- > 0;) {
         size_t l = layer_visit(s, visit);
@@ -457,6 +469,7 @@ static inline void layers_backward(StreamBP *s) {
         weights_release(&s->memory, l);
     }
     layers_end(&s->memory);
+    kept_attention_settle(s);
     arena_pop(s->arena, mark);
 }
 
@@ -465,12 +478,13 @@ static inline void layers_backward(StreamBP *s) {
 // (or NULL) to metrics.
 static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena), kv_mark;
+    size_t mark = arena_mark(s->arena), host_mark = arena_mark(&s->host), kv_mark;
     int full = s->method == METHOD_FULL;
     double loss;
     s->dropout = s->memory.lora ? s->memory.lora->dropout : 0;
     stream_begin(s, batch, Z);
     push_inputs(s, s->own_tokens, 1);
+    push_kept_attention(s);
     memset(&s->kept, 0, sizeof(s->kept));
     if (full) {
         push_attention_activations(s, &s->kept, d.L * s->own_tokens);
@@ -488,6 +502,7 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
+    pop_kept_attention(s, host_mark);
     embedding_backward(s);
     grads_end(&s->memory);
     arena_pop(s->arena, mark);

@@ -34,6 +34,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/report.h"            // plans for people and as JSON
 #include "llmc/trainer.h"           // a training run, and what must stay the same in it
 #include "llmc/trainer_reference.h" // its reference
+#include "llmc/profile.h"           // where the time of a pass goes, by op
 #include "llmc/verb_bp.h"           // one pass, measured
 #include "llmc/verb_plan.h"         // memory and FLOPs before anything is allocated
 #include "llmc/verb_eval.h"         // the loss of a model on data
@@ -118,7 +119,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         die("--out %s: is the folder of an adapter, which the run's checkpoints would hide from --adapter; choose "
             "another",
             o->out);
-    checkpoint_open(&t->folder, o->out, o->keep, o->resume);
+    checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");
         trainer_find_model(o, last, model);

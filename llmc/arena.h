@@ -1,5 +1,5 @@
 /*
-One planned allocation for everything a run keeps in device memory. Regions are pushed and popped like a stack, so what
+One planned allocation for everything a run keeps in a place: device memory, or host memory that tensors go to. Regions are pushed and popped like a stack, so what
 never lives together shares bytes, and the same pushes give the same addresses every time.
 
 A plan is a walk of the very same code over an arena that has no memory: its addresses are outside of any address space,
@@ -15,14 +15,15 @@ typedef enum {
     SHARE_GRADIENTS,
     SHARE_OPTIMIZER,
     SHARE_LAYER_INPUTS,
+    SHARE_KEPT,
     SHARE_KV,
     SHARE_WORKSPACE,
     SHARE_LOGITS,
     SHARES
 } Share;
 
-static const char *const share_names[SHARES] = {"weights", "gradients", "optimizer", "layer_inputs",
-                                                "kv",      "workspace", "logits"};
+static const char *const share_names[SHARES] = {"weights",        "gradients", "optimizer", "layer_inputs",
+                                                "kept_attention", "kv",        "workspace", "logits"};
 
 typedef struct {
     const char *name;

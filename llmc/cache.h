@@ -130,7 +130,7 @@ static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int3
 static inline void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t window = window_of_model(&s->model->config);
     const size_t place = cache->slots * cache->capacity;
-    Chunk c = {place, n, place, {s->span, 0, 0, 0}, 0};
+    Chunk c = {place, n, place, 0, {s->span, 0, 0, 0}, 0};
     size_t i;
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);

@@ -1,5 +1,6 @@
 /*
-What machines can do: a row for each kind of node, for the estimates of estimate.h and nothing else. Rates are of bf16.
+What machines can do: a row for each kind of node, for the estimates of estimate.h and the floors of profile.h, and
+nothing else. Rates are of bf16.
 
 Where a number comes from stands beside it. "measured": on such a GPU, with the libraries that op set "cuda" calls.
 "data sheet": NVIDIA's, dense and without sparsity, links in one direction. "assumed": neither; what that rests on is
@@ -29,6 +30,7 @@ typedef enum {
     MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
     LINK_WITHIN,      // to the GPUs of its own node
     LINK_BETWEEN,     // to those of other nodes
+    LINK_HOST,        // to host memory, one way
     MEMORY_SHARE,     // of that bandwidth that ops reach
     LINK_SHARE,       // and large messages
     HOP_WITHIN,       // seconds from one GPU to the next in a collective, however small the message
@@ -49,6 +51,7 @@ static const struct {
                                           {"memory bandwidth", " GB/s", 1e9},
                                           {"link within a node", " GB/s", 1e9},
                                           {"link between nodes", " GB/s", 1e9},
+                                          {"link to the host", " GB/s", 1e9},
                                           {"memory bandwidth reached", " %", 0.01},
                                           {"link bandwidth reached", " %", 0.01},
                                           {"hop within a node", " us", 1e-6},
@@ -63,7 +66,7 @@ typedef struct {
 // with heads of 128, forward 688 and backward 581. An A100 is taken to reach the same shares of its own peak.
 // Memory: the GB of the data sheets are 2^30 bytes, less what the driver keeps.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
-// (HDR), 400 Gb/s (NDR), an adapter for each GPU.
+// (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
 // Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
 // here.
 #define GIBIBYTE (1024.0 * 1024 * 1024)
@@ -82,6 +85,7 @@ static const Machine machines[] = {
       {2.0e12, BASIS_DATA_SHEET},
       {300e9, BASIS_DATA_SHEET},
       {25e9, BASIS_DATA_SHEET},
+      {32e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
     {"h100",
      "H100 SXM",
@@ -94,6 +98,7 @@ static const Machine machines[] = {
       {3.35e12, BASIS_DATA_SHEET},
       {450e9, BASIS_DATA_SHEET},
       {50e9, BASIS_DATA_SHEET},
+      {64e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
     {"h200",
      "H200 SXM",
@@ -106,6 +111,7 @@ static const Machine machines[] = {
       {4.8e12, BASIS_DATA_SHEET},
       {450e9, BASIS_DATA_SHEET},
       {50e9, BASIS_DATA_SHEET},
+      {64e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
 };
 #define MACHINES (sizeof(machines) / sizeof(machines[0]))
@@ -142,14 +148,28 @@ static inline void machine_print(FILE *out, const Machine *m) {
 typedef struct {
     double products, attention_forward, attention_backward; // FLOPs
     double operands;                                        // bytes that products read and write
+    double stalled;                                         // FLOPs of products that wait for them meanwhile
     double moved;                                           // and what is bound by memory alone
 } Work;
 
-static inline double work_seconds(const Machine *m, Work w) {
+// The same in seconds; memory: of what is bound by it alone.
+typedef struct {
+    double products, attention_forward, attention_backward, memory;
+} WorkTime;
+
+static inline WorkTime work_time(const Machine *m, Work w) {
     const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
-    return fmax(w.products / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth) +
-           w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS) +
-           w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS) + w.moved / bandwidth;
+    WorkTime t;
+    t.products = fmax((w.products + w.stalled) / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
+    t.attention_forward = w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS);
+    t.attention_backward = w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS);
+    t.memory = w.moved / bandwidth;
+    return t;
+}
+
+static inline double work_seconds(const Machine *m, Work w) {
+    const WorkTime t = work_time(m, w);
+    return t.products + t.attention_forward + t.attention_backward + t.memory;
 }
 
 // Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups

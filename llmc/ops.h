@@ -105,6 +105,16 @@ typedef struct Ops {
     void (*zero)(void *out, size_t bytes);
     void (*finish)(void); // returns when all that was asked for is done: before a clock is read
 
+    // ---- host memory that tensors go to and come back from, beside other ops -------------------------------------
+    void *(*host_allocate)(size_t bytes); // that a device reaches at its full speed; NULL when there is not enough
+    void (*host_release)(void *memory, size_t bytes);
+    size_t (*host_available)(size_t planned); // that could be allocated once the device has so many; 0: not known
+    // A transfer runs beside other ops until its ticket, which is returned, is awaited: before that, nobody writes to
+    // its memory or looks at what it changes there. Tickets grow, from 1; transfers are done in order.
+    int64_t (*store)(void *host, const void *device, size_t bytes); // host = device
+    int64_t (*load)(void *device, const void *host, size_t bytes);  // device = host
+    void (*await_transfer)(int64_t ticket); // later ops find it done, and all before it; 0: none
+
     // What follows stands for `factor` calls alike. Only op set "dry" minds: it multiplies what it counts.
     void (*repeat)(double factor);
 

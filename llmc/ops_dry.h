@@ -14,11 +14,13 @@ typedef struct {
     double flops, factor;
     double attention_forward, attention_backward; // of flops
     double operands;                              // bytes that the products of flops read and write
+    double stalled;                               // FLOPs that these could do while they wait for operands (dry_ridge)
     double moved;                                 // and the ops in between
     size_t stored, summed;
 } DryCount;
 
 static DryCount dry;
+static double dry_ridge; // FLOPs of products that the machine of an estimate does in the time of a byte; 0: none
 
 static inline void dry_range(const char *op, const char *tensor, const void *pointer, size_t count, size_t size) {
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
@@ -51,6 +53,22 @@ static inline void dry_copy(void *out, const void *in, size_t bytes) {
 }
 static inline void dry_zero(void *out, size_t bytes) { DRY_BYTES(zero, out, bytes); }
 static inline void dry_finish(void) {}
+static inline void *dry_host_allocate(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+static inline void dry_host_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static inline int64_t dry_store(void *host, const void *device, size_t bytes) {
+    (void)host;
+    DRY_BYTES(store, device, bytes);
+    return 0;
+}
+static inline int64_t dry_load(void *device, const void *host, size_t bytes) {
+    (void)host;
+    DRY_BYTES(load, device, bytes);
+    return 0;
+}
+static inline void dry_await_transfer(int64_t ticket) { (void)ticket; }
 static inline void dry_repeat(double factor) { dry.factor = factor; }
 
 // ---- embedding --------------------------------------------------------------------------------------------------------
@@ -118,8 +136,10 @@ static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, co
 // ---- linear -----------------------------------------------------------------------------------------------------------
 // matrix: bytes of an element of the weight, or of its gradient in and out
 static inline void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
-    dry.flops += dry.factor * 2.0 * (double)n * (double)C * (double)OC;
-    dry.operands += dry.factor * ((double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix));
+    const double flops = 2.0 * (double)n * (double)C * (double)OC;
+    const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix);
+    dry.flops += dry.factor * flops, dry.operands += dry.factor * bytes;
+    if (bytes * dry_ridge > flops) dry.stalled += dry.factor * (bytes * dry_ridge - flops);
 }
 static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                       const Stored *residual, size_t n, size_t C, size_t OC) {
@@ -356,6 +376,8 @@ static inline Ops ops_dry(DType stored, const Arena *arena) {
     ops.allocate = dry_allocate, ops.release = dry_release;
     ops.copy_in = dry_copy_in, ops.copy_out = dry_copy_out, ops.copy = dry_copy, ops.zero = dry_zero;
     ops.finish = dry_finish;
+    ops.host_allocate = dry_host_allocate, ops.host_release = dry_host_release;
+    ops.store = dry_store, ops.load = dry_load, ops.await_transfer = dry_await_transfer;
     ops.repeat = dry_repeat;
     ops.embedding_forward = dry_embedding_forward, ops.embedding_backward = dry_embedding_backward;
     ops.scatter_rows = dry_scatter_rows;

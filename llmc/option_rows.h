@@ -66,6 +66,7 @@ typedef struct {
     // backward pass and its memory
     const char *method;
     size_t chunk, logits_chunk;
+    const char *keep, *keep_on;
     const char *grad_dtype, *moments, *master;
     size_t memory_limit;
     const char *plan_for;
@@ -104,7 +105,8 @@ typedef struct {
     const char *to, *like; // of convert
     size_t max_shard_size;
     int resume;
-    size_t save_every, keep, val_every, val_steps, sample_every, repeat;
+    size_t save_every, keep_checkpoints, val_every, val_steps, sample_every, repeat;
+    int profile;
     int curve;
     size_t curve_tokens;
     // sampling
@@ -193,6 +195,11 @@ static const OptionRow option_rows[] = {
     {"chunk", OPTION_SIZE, AT(chunk), "auto", 1, OPTION_UNBOUNDED, READS, "N", "tokens of a chunk"},
     {"logits-chunk", OPTION_SIZE, AT(logits_chunk), "auto", 1, OPTION_UNBOUNDED, READS, "N",
      "tokens whose logits exist at one time"},
+    {"keep", OPTION_CHOICE, AT(keep), "none", NO_RANGE, PASSES, "none|attention",
+     "stream, checkpoint: what stays from forward to backward beside layer inputs; attention: each layer's attention "
+     "output and log-sum-exp, so that backward does not run attention forward again"},
+    {"keep-on", OPTION_CHOICE, AT(keep_on), "auto", NO_RANGE, PASSES, "auto|device|host",
+     "where that stays; auto: on the device if it fits there, else in host memory"},
     {"grad-dtype", OPTION_CHOICE, AT(grad_dtype), "auto", NO_RANGE, PASSES, "auto|fp32|bf16",
      "of stored gradients; auto: the model's own, fp32 when accumulating micro-batches"},
     {"moments", OPTION_CHOICE, AT(moments), "fp32", NO_RANGE, ON(TRAIN) | ON(PLAN), "fp32|bf16", "of AdamW's moments"},
@@ -216,8 +223,9 @@ static const OptionRow option_rows[] = {
      "without a sign of a rank that another one waits for, after which the job is ended; a rank gives none while it "
      "waits for a file or a reward command"},
     {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},
-    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN), "a100|h100|h200",
-     "of several ranks: the nodes whose time for a step is estimated"},
+    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN) | ON(BP), "a100|h100|h200",
+     "plan, of several ranks: the nodes whose time for a step is estimated; bp --profile: whose rates an op is held "
+     "against"},
     SECTION("Objective"),
     {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES | ON(EVAL), "sft|dpo|simpo|orpo|grpo|gspo|ppo",
      "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
@@ -314,7 +322,8 @@ static const OptionRow option_rows[] = {
      "continue from the last complete checkpoint in --out"},
     {"save-every", OPTION_SIZE, AT(save_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from checkpoint to checkpoint; the last step is always saved where there is an --out"},
-    {"keep", OPTION_SIZE, AT(keep), "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "checkpoints to keep, the last ones"},
+    {"keep-checkpoints", OPTION_SIZE, AT(keep_checkpoints), "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "how many stay, the last ones"},
     {"val-every", OPTION_SIZE, AT(val_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from validation to validation"},
     {"val-steps", OPTION_SIZE, AT(val_steps), "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
@@ -326,6 +335,8 @@ static const OptionRow option_rows[] = {
     {"sample-every", OPTION_SIZE, AT(sample_every), "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "steps from sample to sample"},
     {"repeat", OPTION_SIZE, AT(repeat), "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported"},
+    {"profile", OPTION_FLAG, AT(profile), NULL, NO_RANGE, ON(BP), NULL,
+     "one more pass, in which each op is waited for and timed: where the time goes"},
     {"seed", OPTION_SIZE, AT(seed), "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "of --init, the order of the data, random tokens, sampling and stochastic rounding"},
     {"threads", OPTION_SIZE, AT(threads), "auto", 1, 4096, RUNS | ON(PLAN), "N",

@@ -404,8 +404,12 @@ static inline void options_check(const Options *o) {
         options_refuse(o->verb, "--save-every needs --out, the folder to save in");
     if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
         options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
+    if (option_given(o, "keep-on") && strcmp(o->keep, "none") == 0)
+        options_refuse(o->verb, "--keep-on has no meaning without --keep attention; give both or none");
     if (strcmp(o->kv, "auto") != 0 && o->sp == 1)
         options_refuse(o->verb, "--kv %s has no meaning without --sp above 1: no ranks share a stream", o->kv);
+    if (o->verb == VERB_BP && option_given(o, "machine") && !o->profile)
+        options_refuse(o->verb, "--machine has no meaning for bp without --profile; give both or none");
     if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
     if (o->verb == VERB_SAMPLE && !prompts && !o->chat && !o->system)
         options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");

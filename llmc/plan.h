@@ -23,9 +23,11 @@ typedef struct {
     World world;                          // zeros: a process alone
     int reference;                        // each stream first goes forward through the model without its adapters
     int ring;                             // StreamBP.ring
+    Keep keep;
 } RunSettings;
 
-// Pushes what lives as long as the run. The host side is allocated too unless this is a plan.
+// Pushes what lives as long as the run. The host side is allocated too unless this is a plan, but not s->host, which is
+// Plan.host_bytes.
 static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
@@ -47,7 +49,8 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->memory.reduce = 1;
-    s->ring = settings->ring;
+    s->ring = settings->ring, s->keep = settings->keep;
+    if (s->dry) arena_plan(&s->host);
     s->memory.plan = s->dry;
     s->memory.layers_repeat = 1;
     s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, dealt));
@@ -98,9 +101,11 @@ static inline void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    double flops; // executed by one stream's forward and backward: matrix products and attention
+    size_t host_bytes; // beside these, in host memory that is reached from the device
+    double flops;      // executed by one stream's forward and backward: matrix products and attention
     double attention_forward, attention_backward; // of flops
     double operands, moved;                       // bytes that its products, and the ops in between, read and write
+    double stalled;                               // DryCount.stalled
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -161,11 +166,11 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
     plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
-    plan.operands = dry.operands, plan.moved = dry.moved;
+    plan.operands = dry.operands, plan.moved = dry.moved, plan.stalled = dry.stalled;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
-    plan.total_bytes = plan.arena.peak;
+    plan.total_bytes = plan.arena.peak, plan.host_bytes = s.host.peak;
     for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
     run_end(&s);
     return plan;

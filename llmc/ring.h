@@ -9,7 +9,7 @@ block's are at home. Queries, outputs and their gradients are of a whole layer's
 */
 #ifndef LLMC_RING_H
 #define LLMC_RING_H
-#include "stream.h"
+#include "kept_attention.h"
 
 // Keys and values, or their gradients: the two ranges of a rank, one behind the other.
 typedef struct {
@@ -18,6 +18,20 @@ typedef struct {
 typedef struct {
     Summed *dk, *dv; // [most tokens of a rank,NKV*HD]
 } GradientBlock;
+
+// Where attention's outputs of a layer are, and are to be in its backward pass where they have been kept.
+static inline void ring_push_attention(StreamBP *s, size_t l) {
+    Shapes d = shapes_of(s->model);
+    RingLayer *r = &s->ring_layer;
+    const Portion all = {0, s->own_tokens};
+    if (keeps_attention(s) && !keeps_in_host_memory(s)) {
+        r->attended = kept_attended(s, l, 0), r->lse = kept_lse(s, l, 0);
+        return;
+    }
+    r->attended = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->own_tokens * d.Q);
+    r->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->own_tokens * d.NH);
+    if (attention_is_there(s)) kept_attention_load(s, l, all, 0, r->attended, r->lse);
+}
 
 static inline void ring_begin(StreamBP *s, size_t l, int backward) {
     Shapes d = shapes_of(s->model);
@@ -28,14 +42,16 @@ static inline void ring_begin(StreamBP *s, size_t l, int backward) {
         r->q = a.q, r->attended = a.attended, r->lse = a.lse;
     } else {
         r->q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", n * d.Q);
-        r->attended = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", n * d.Q);
-        r->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", n * d.NH);
+        ring_push_attention(s, l);
     }
     r->dattended =
         backward ? push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", n * d.Q) : NULL;
 }
 
-static inline void ring_end(StreamBP *s) { memset(&s->ring_layer, 0, sizeof(s->ring_layer)); }
+static inline void ring_end(StreamBP *s) {
+    if (s->ring_layer.q) kept_attention_settle(s);
+    memset(&s->ring_layer, 0, sizeof(s->ring_layer));
+}
 
 // Where a block comes to: two by turns, but of two ranks one is enough.
 static inline void push_passing(StreamBP *s, KeyBlock passing[2]) {
@@ -171,13 +187,19 @@ static inline KeyBlock own_block(StreamBP *s, size_t l) {
     return own;
 }
 
-// q, and own K, V -> attended, lse
+// q, and own K, V -> attended, lse, unless these have been kept
 static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
     const size_t mark = arena_mark(s->arena), count = s->own_tokens * shapes_of(s->model).Q;
-    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
+    const Portion all = {0, s->own_tokens};
+    Summed *sums;
     KeyBlock passing[2];
     int64_t ticket = 0;
     size_t step;
+    if (attention_is_there(s)) {
+        kept_attention_settle(s);
+        return;
+    }
+    sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
     push_passing(s, passing);
     for (step = 0; step < s->ranks; step++) {
         const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
@@ -186,6 +208,7 @@ static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
         block_attention(s, l, here, sums, NULL, step, size);
     }
     s->ops->round_sums(s->ring_layer.attended, sums, count);
+    if (!s->kept.normed1) kept_attention_store(s, l, all, 0, s->ring_layer.attended, s->ring_layer.lse);
     arena_pop(s->arena, mark);
 }
 

@@ -33,7 +33,8 @@ typedef struct {
     RunSettings settings;
     Deal deal; // of the step's micro-batches
     Plan plan;
-    void *memory; // plan.total_bytes
+    void *memory;      // plan.total_bytes
+    void *host_memory; // plan.host_bytes
     Arena arena;
     StreamBP stream;
     OptimizerState optimizer;
@@ -158,6 +159,8 @@ static inline RunSettings settings_from_options(const Run *run) {
     settings.model = &run->model;
     settings.world = world_from_options(o);
     settings.ring = !strcmp(o->kv, "ring");
+    if (o->keep && !strcmp(o->keep, "attention"))
+        settings.keep = !strcmp(o->keep_on, "host") ? KEEP_IN_HOST_MEMORY : KEEP_ON_DEVICE;
     settings.lora = run->lora.rank ? &run->lora : NULL;
     settings.objective = objective_from_options(o);
     settings.reference = computes_reference(run, &settings);
@@ -166,6 +169,10 @@ static inline RunSettings settings_from_options(const Run *run) {
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     if (settings.method != METHOD_STREAM && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole stream at once: --chunk and --logits-chunk are ignored", o->method);
+    if (settings.method == METHOD_FULL && settings.keep) {
+        note("--method full keeps every activation: --keep attention is ignored");
+        settings.keep = KEEP_NOTHING;
+    }
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.gradient_type = o->grad_accum > 1 || (o->rollout && o->batch > 1) ? dtype_of_sums(stored) : stored;
     if (o->grad_dtype) settings.gradient_type = dtype_from_name(o->grad_dtype, settings.gradient_type);
@@ -281,31 +288,56 @@ static inline size_t run_limit(const Run *run, const char **whose) {
     return less ? available : limit;
 }
 
-static inline int chooses_ring(const Run *run) {
-    return !strcmp(run->options->kv, "auto") && world_sp(run->settings.world) > 1;
+// What is left open: whether keys and values pass around the ranks of a stream, and whether what --keep keeps is in host
+// memory. Either spares memory of the device; the second costs less time.
+enum { IN_HOST_MEMORY = 1, AROUND = 2, CHOICES = 4 };
+
+static inline int run_may_choose(const Run *run, int choice) {
+    const int keeps = !strcmp(run->options->keep_on, "auto") && run->settings.keep != KEEP_NOTHING;
+    const int ranks = !strcmp(run->options->kv, "auto") && world_sp(run->settings.world) > 1;
+    return (keeps || !(choice & IN_HOST_MEMORY)) && (ranks || !(choice & AROUND));
 }
 
-// Blocks of keys and values pass around where some rank's memory does not hold those of whole streams, if that takes
-// less.
-static inline void run_choose_ring(Run *run, const Batch *shape, size_t limit) {
-    double wanted = limit && run->plan.total_bytes > limit;
-    RunSettings ring = run->settings;
-    Plan plan;
-    if (!chooses_ring(run)) return;
-    dist_sum(RANKS_ALL, &wanted, 1);
-    if (wanted == 0) return;
-    ring.ring = 1;
-    plan = plan_make(&ring, shape);
-    if (plan.total_bytes < run->plan.total_bytes) run->settings = ring, run->plan = plan;
+static inline RunSettings run_chosen(const Run *run, int choice) {
+    RunSettings settings = run->settings;
+    if (choice & IN_HOST_MEMORY) settings.keep = KEEP_IN_HOST_MEMORY;
+    if (choice & AROUND) settings.ring = 1;
+    return settings;
 }
 
-// The longest documents, B to a stream, that fit, either way where there is a choice.
+// Of a run: a plan may be made for another machine.
+static inline int host_is_short(const Run *run, const Plan *plan) {
+    const size_t available =
+        plan->host_bytes && run->options->verb != VERB_PLAN ? ops_device->host_available(plan->total_bytes) : 0;
+    return available && plan->host_bytes > available;
+}
+
+// The first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
+static inline void run_choose(Run *run, const Batch *shape, size_t limit) {
+    const Run open = *run;
+    int choice;
+    for (choice = 0; choice < CHOICES; choice++) {
+        const RunSettings settings = run_chosen(&open, choice);
+        Plan plan;
+        double beyond;
+        if (!run_may_choose(&open, choice)) continue;
+        plan = choice ? plan_make(&settings, shape) : run->plan;
+        beyond = (limit && plan.total_bytes > limit) || host_is_short(run, &plan);
+        dist_sum(RANKS_ALL, &beyond, 1);
+        if (beyond == 0 || plan.total_bytes < run->plan.total_bytes) run->settings = settings, run->plan = plan;
+        if (beyond == 0) return;
+    }
+}
+
+// The longest documents, B to a stream, that fit, whatever is chosen.
 static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
-    const size_t longest = plan_longest(&run->settings, B, limit);
-    RunSettings other = run->settings;
-    if (!chooses_ring(run)) return longest;
-    other.ring = !other.ring;
-    return max_size(longest, plan_longest(&other, B, limit));
+    size_t longest = 0;
+    int choice;
+    for (choice = 0; choice < CHOICES; choice++) {
+        const RunSettings settings = run_chosen(run, choice);
+        if (run_may_choose(run, choice)) longest = max_size(longest, plan_longest(&settings, B, limit));
+    }
+    return longest;
 }
 
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
@@ -324,6 +356,20 @@ static inline void check_memory(const Run *run, size_t B, size_t limit, const ch
         human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
 }
 
+static inline void run_allocate_host(Run *run) {
+    const size_t bytes = run->plan.host_bytes;
+    if (!bytes) return;
+    if (host_is_short(run, &run->plan))
+        die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len, "
+            "--keep-on device or --keep none",
+            human_bytes((double)bytes), human_bytes((double)ops_device->host_available(run->plan.total_bytes)));
+    run->host_memory = ops_device->host_allocate(bytes);
+    if (!run->host_memory)
+        die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "
+            "device or --keep none",
+            human_bytes((double)bytes));
+}
+
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static inline void run_allocate(Run *run, StreamBound bound) {
     Batch shape = batch_shape(bound);
@@ -335,14 +381,16 @@ static inline void run_allocate(Run *run, StreamBound bound) {
     run->plan = plan_make(&run->settings, &shape);
     limit = run_limit(run, &whose);
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
-    run_choose_ring(run, &shape, limit);
+    run_choose(run, &shape, limit);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit, whose);
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
             human_bytes((double)run->plan.total_bytes));
+    run_allocate_host(run);
     arena_init(&run->arena, run->memory, run->plan.total_bytes);
     run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
+    arena_init(&run->stream.host, run->host_memory, run->plan.host_bytes);
     if (shape.N) flop_count_begin(&run->flop_count, &run->settings, &shape);
     free(shape.document_start);
 }
@@ -397,6 +445,7 @@ static inline void run_close(Run *run) {
     run_end(&run->stream);
     flop_count_end(&run->flop_count);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
+    if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.host_bytes);
     run_close_source(run);
     logprobs_close(&run->reference), logprobs_close(&run->old);
     model_free(&run->model);
@@ -495,6 +544,8 @@ static inline void report_header(const Run *run) {
             human_bytes((double)run->plan.total_bytes), run->options->method ? run->options->method : "forward only",
             run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.flops));
     report_regions(run->text, &run->plan.arena);
+    if (run->plan.host_bytes)
+        fprintf(run->text, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
     fflush(run->text);
 }
 

@@ -22,9 +22,13 @@ multiplies what it counts by how many they stand for. It stands for the rank tha
 
 typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
 
+// Where attention's outputs stay from forward to backward (kept_attention.h).
+typedef enum { KEEP_NOTHING, KEEP_ON_DEVICE, KEEP_IN_HOST_MEMORY } Keep;
+
 typedef struct {
     size_t begin, n;     // rows [begin, begin + n) of the rank's own tokens
     size_t place;        // tokens [place, place + n) of the stream
+    size_t visit;        // the number of its visit among those of a loop over all own tokens
     Spans spans;         // of layers that see everything
     double window_pairs; // of layers with a window
 } Chunk;
@@ -65,12 +69,26 @@ typedef struct {
     Summed *dq;        // [own_tokens,NH*HD]
 } RingLayer;
 
+// What stays of attention from a stream's forward to its backward pass (kept_attention.h)
+typedef struct {
+    Stored *attended; // [L,own_tokens,NH*HD], on the device or in host memory; NULL: nothing stays
+    Summed *lse;      // [L,own_tokens,NH]
+    int backward;     // they are there
+    // Of those in host memory two chunks' are on the device, by turns: chunks of even and of odd visits.
+    Stored *chunk_attended[2]; // [chunk,NH*HD]
+    Summed *chunk_lse[2];      // [chunk,NH]
+    int64_t ticket[2];         // of the last transfer of each
+    size_t chunk;              // tokens
+} KeptAttention;
+
 typedef struct {
     const Model *model;
     const Ops *ops;
     Arena *arena;
+    Arena host; // of host memory: what --keep-on host puts there
     Residency memory;
     Method method;
+    Keep keep;
     size_t chunk, logits_chunk; // as asked for; the stream's length caps them
     int dry;                    // a plan: loops visit each distinct shape once
     Objective objective;
@@ -99,6 +117,7 @@ typedef struct {
     KeyValue kv;
     int ring; // ranks that share a stream pass blocks of keys around where a layer sees everything
     RingLayer ring_layer;
+    KeptAttention kept_attention;
     Activations kept; // method full: of layer 0, those of layer l lie l * own_tokens rows further
 } StreamBP;
 
@@ -232,7 +251,7 @@ static inline Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
     const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config), end = place + n;
     size_t document = document_of(s->batch, place);
     Spans spans = {s->span, 0, 0, 0};
-    Chunk c = {own_row(s, place), n, place, spans, 0};
+    Chunk c = {own_row(s, place), n, place, 0, spans, 0};
     for (; document < s->batch->documents && start[document] < end; document++) {
         Span *span = &s->span[c.spans.count];
         span->document = start[document];
@@ -263,11 +282,19 @@ static inline double batch_pairs(const Batch *batch, size_t window) {
     return range_pairs(batch, all, window);
 }
 
-// The index-th visit of a loop over chunks of `size` of a range. In a plan the first stands for all whole chunks.
-static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
+// The tokens of the index-th visit of a loop over chunks of `size` of a range. In a plan there are two: the first
+// chunk, which stands for all whole ones, and the last.
+static inline Portion visited_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
     const Portion range = s->own[half];
-    size_t whole = range.count / size, begin = s->dry && index ? whole * size : index * size;
-    Chunk c = chunk_of(s, range.begin + begin, min_size(size, range.count - begin));
+    const size_t skipped = s->dry && index ? range.count / size * size : index * size;
+    const Portion tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
+    return tokens;
+}
+
+static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
+    const Portion range = s->own[half], tokens = visited_tokens(s, half, index, size);
+    const size_t whole = range.count / size, visit = index + (half ? range_visits(s, 0, size) : 0);
+    Chunk c = chunk_of(s, tokens.begin, tokens.count);
     double repeat = 1;
     if (s->dry && index == 0 && whole > 1) { // pairs: the mean over the whole chunks
         double pairs = range_pairs(s->batch, range, 0);
@@ -276,11 +303,12 @@ static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t s
             Chunk last = chunk_of(s, range.begin + whole * size, range.count % size);
             pairs -= last.spans.pairs, window_pairs -= last.window_pairs;
         }
-        c = chunk_of(s, range.begin + begin, c.n);
+        c = chunk_of(s, tokens.begin, tokens.count);
         repeat = (double)whole;
         c.spans.pairs = pairs / repeat, c.window_pairs = window_pairs / repeat;
     }
     s->ops->repeat(s->memory.layers_repeat * repeat);
+    c.visit = visit;
     return c;
 }
 
@@ -350,8 +378,8 @@ static inline void push_attention_activations(StreamBP *s, Activations *a, size_
     a->normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
     a->q_linear = d.qk_norm ? push_stored(s, SHARE_WORKSPACE, "queries before QK-norm", n * d.Q) : NULL;
     a->q = a->attended = NULL, a->lse = NULL;
-    if (!s->ring_layer.q) {
-        a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
+    if (!s->ring_layer.q) a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
+    if (!s->ring_layer.q && !s->kept_attention.attended) {
         a->attended = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
         a->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp", n * d.NH);
     }
@@ -383,20 +411,6 @@ static inline Activations kept_activations(StreamBP *s, size_t l, size_t begin) 
     a.normed2 = (Stored *)at(a.normed2, row * d.C, d.stored);
     a.hidden = (Stored *)at(a.hidden, row * d.H, d.stored);
     a.active = (Stored *)at(a.active, row * d.FF, d.stored);
-    return a;
-}
-
-// Of chunk c up to its MLP: kept, or pushed, or where the ring has some of them its rows.
-static inline Activations attention_activations(StreamBP *s, size_t l, Chunk c) {
-    Shapes d = shapes_of(s->model);
-    Activations a;
-    if (s->kept.normed1) return kept_activations(s, l, c.begin);
-    push_attention_activations(s, &a, c.n);
-    if (s->ring_layer.q) {
-        a.q = (Stored *)at(s->ring_layer.q, c.begin * d.Q, d.stored);
-        a.attended = (Stored *)at(s->ring_layer.attended, c.begin * d.Q, d.stored);
-        a.lse = (Summed *)at(s->ring_layer.lse, c.begin * d.NH, d.summed);
-    }
     return a;
 }
 

@@ -7,6 +7,7 @@ computed for anybody to hold against another program.
 #include "adamw.h"
 #include "dataloader.h"
 #include "json_out.h"
+#include "profile.h"
 #include "reference.h"
 #include "world_sums.h"
 
@@ -15,11 +16,17 @@ typedef struct {
     double loss, grad_norm;
     double *seconds_each; // [repeats] in their order
     double seconds;       // their median
+    double profiled;      // seconds of the pass on timed ops
     double tokens, flops, model_flops;
     Metrics metrics;
     size_t peak_bytes;
     Traffic sent; // by each rank
 } PassResult;
+
+// Whose rates a profile is held against; NULL: none.
+static inline const Machine *bp_machine(const Options *o) {
+    return option_given(o, "machine") ? machine_find(o->machine) : NULL;
+}
 
 static inline int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -68,12 +75,11 @@ static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassRe
     return objective_normaliser(&run->settings.objective, counts_over_streams(world, counts));
 }
 
-// Loss and gradient of one pass; returns its seconds on this rank.
+// Loss and gradient of one pass, on gradients that are zero; returns its seconds on this rank.
 static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
     const size_t own = deal_own(run->deal);
     double seconds = 0;
     size_t i;
-    grads_zero(&run->stream.memory);
     result->loss = 0, result->metrics.count = 0;
     for (i = 0; i < own; i++) {
         Batch batch = bp_batch(run, loader, i, whole);
@@ -99,6 +105,8 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
     result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
     Z = bp_count(run, loader, whole, &result);
     for (repeat = 0; repeat < repeats; repeat++) {
+        grads_zero(&run->stream.memory);
+        ops_device->finish();
         result.seconds_each[repeat] = bp_pass(run, loader, whole, Z, &result);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     }
@@ -117,6 +125,24 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
     if (bad) die("the gradient of %s is not finite", bad->name);
     result.peak_bytes = (size_t)most_of_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;
+}
+
+// One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
+static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
+    Ops timed = ops_timed(ops_device);
+    PassResult again;
+    double Z, seconds;
+    memset(&again, 0, sizeof(again));
+    Z = bp_count(run, loader, whole, &again);
+    grads_zero(&run->stream.memory);
+    ops_device->finish();
+    run->stream.ops = run->stream.memory.ops = &timed;
+    allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
+    seconds = bp_pass(run, loader, whole, Z, &again);
+    allocation_guard = 0;
+    run->stream.ops = run->stream.memory.ops = ops_device;
+    timing_sort();
+    return seconds;
 }
 
 // The data that a pass reads, all of it once at most.
@@ -150,9 +176,11 @@ static inline void bp_json(const Run *run, const PassResult *result) {
     json_numbers(&json, "seconds_each", result->seconds_each, run->options->repeat);
     json_number(&json, "grad_norm", result->grad_norm);
     json_size(&json, "plan_bytes", run->plan.total_bytes);
+    json_size(&json, "host_bytes", run->plan.host_bytes);
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
     report_world_json(&json, run->settings.world, &result->sent);
+    if (run->options->profile) profile_json(&json, &run->stream, bp_machine(run->options), result->profiled);
     json_object_end(&json);
     json_finish(&json);
 }
@@ -184,10 +212,13 @@ static inline int verb_bp(const Options *options) {
     report_header(&run);
     report_data(&run, &loader, bound);
     result = bp_measure(&run, &loader, &batch);
+    if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
     if (options->grads_out)
         gradients_write(options->grads_out, options->grads_of, run_trained(&run), run.settings.world, ops_device,
                         run.stream.memory.gradients, run.settings.gradient_type);
     if (!options->quiet || !options->json) bp_report(&run, &result);
+    if (options->profile && (!options->quiet || !options->json))
+        profile_report(run.text, &run.stream, bp_machine(options), result.profiled, result.seconds);
     if (options->json) bp_json(&run, &result);
     if (options->data.count) dataloader_close(&loader);
     free(result.seconds_each);

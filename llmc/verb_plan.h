@@ -42,10 +42,14 @@ static inline void report_estimate(const Run *run, const Machine *machine, const
         return;
     }
     machine_print(out, machine);
-    fprintf(out,
-            "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.1f %% MFU (causal, recomputation not counted); "
-            "ranks only communicate for %.1f %% of it\n",
-            ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu, 100 * e->communication / e->seconds);
+    fprintf(out, "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.1f %% MFU (causal, recomputation not counted)",
+            ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu);
+    if (e->communication > 1e-9 * e->seconds)
+        fprintf(out, "; data only moves for %.1f %% of it", 100 * e->communication / e->seconds);
+    fprintf(
+        out,
+        "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s\n",
+        e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory);
     if ((double)run->plan.total_bytes > machine_value(machine, MEMORY_BYTES))
         fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
                 human_bytes(machine_value(machine, MEMORY_BYTES)), machine->gpu);
@@ -59,6 +63,12 @@ static inline void report_estimate_json(JsonOut *json, const Run *run, const Mac
     json_number(json, "estimated_seconds", known * e->seconds);
     json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
     json_number(json, "estimated_mfu", known * e->mfu);
+    json_object(json, "estimated_work");
+    json_number(json, "products", known * e->work.products);
+    json_number(json, "attention_forward", known * e->work.attention_forward);
+    json_number(json, "attention_backward", known * e->work.attention_backward);
+    json_number(json, "memory", known * e->work.memory);
+    json_object_end(json);
     json_number(json, "communication_share", known * e->communication / e->seconds);
 }
 
@@ -102,6 +112,7 @@ static inline void plan_json(const Run *run, StepShape step, size_t longest, con
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     report_plan_json(&json, &run->plan.arena);
+    json_size(&json, "host_bytes", run->plan.host_bytes);
     if (run->options->memory_limit) json_size(&json, "max_seq_len", longest);
     report_work_json(&json, run, streams * run->plan.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, estimate);
@@ -133,7 +144,7 @@ static inline int verb_plan(const Options *options) {
     step = plan_step(&run, bound.whole);
     shape = batch_shape(bound.part);
     run.plan = plan_make(&run.settings, &shape);
-    run_choose_ring(&run, &shape, limit);
+    run_choose(&run, &shape, limit);
     if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);
     if (machine) estimate = estimate_step(machine, &run.settings, &shape, step);
     report_header(&run);

@@ -24,6 +24,13 @@ static void copy(void *out, const void *in, size_t bytes) { ops_cpu_device->copy
 static void zero(void *out, size_t bytes) { ops_cpu_device->zero(out, bytes); }
 static void finish(void) { ops_cpu_device->finish(); }
 
+static void *host_allocate(size_t bytes) { return ops_cpu_device->host_allocate(bytes); }
+static void host_release(void *memory, size_t bytes) { ops_cpu_device->host_release(memory, bytes); }
+static size_t host_available(size_t planned) { return ops_cpu_device->host_available(planned); }
+static int64_t store(void *host, const void *from, size_t bytes) { return ops_cpu_device->store(host, from, bytes); }
+static int64_t load(void *to, const void *host, size_t bytes) { return ops_cpu_device->load(to, host, bytes); }
+static void await_transfer(int64_t ticket) { ops_cpu_device->await_transfer(ticket); }
+
 static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                            const Stored *residual, size_t n, size_t C, size_t OC) {
     const bool apart = bias && sizeof(floatX) == 4; // as where cuBLASLt does not take a bias; in bf16 that rounds twice

@@ -90,6 +90,12 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes), (out, in)) \
     OP(void, zero, (void *out, size_t bytes), (out, bytes), (out)) \
     HOST(void, finish, (void), ()) \
+    HOST(void *, host_allocate, (size_t bytes), (bytes)) \
+    HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes)) \
+    HOST(size_t, host_available, (size_t planned), (planned)) \
+    OWN(store) \
+    OWN(load) \
+    OP(void, await_transfer, (int64_t ticket), (ticket), (NULL)) \
     HOST(void, repeat, (double factor), (factor)) \
     OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte, \
         const Stored *wpe, size_t n, size_t C, double scale), \
@@ -220,6 +226,21 @@ static inline void fenced_copy_out(void *host, const void *device, size_t bytes)
     fence_tensors("copy_out", "(device)", &device, 1);
     fence_host("copy_out", "the destination", host);
     ops_device->copy_out(host, device, bytes);
+}
+
+static inline int64_t fenced_store(void *host, const void *device, size_t bytes) {
+    FENCE_OPEN("store");
+    fence_tensors("store", "(device)", &device, 1);
+    fence_host("store", "the destination", host);
+    return ops_device->store(host, device, bytes);
+}
+
+static inline int64_t fenced_load(void *device, const void *host, size_t bytes) {
+    const void *tensor = device;
+    FENCE_OPEN("load");
+    fence_tensors("load", "(device)", &tensor, 1);
+    fence_host("load", "the source", host);
+    return ops_device->load(device, host, bytes);
 }
 
 #define FENCE_LIST(...)                                                                                                \

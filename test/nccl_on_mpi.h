@@ -1,16 +1,18 @@
 /*
-What llmc/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI, for tests:
-the two files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without
+What llmc/cuda/memory.cuh, transfer.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI,
+for tests: the files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without
 a GPU.
 
 Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
-told to wait for. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the
+told to wait for. The streams of transfers and of collectives are queues; that of transfers is worked off when the default
+stream waits for it. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the
 default stream waits for it, or when the host has asked an event for long. So what reads a result too early finds what
 was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
 
 What a wrong caller does here:
 
     a collective that does not wait for the kernels before it   refused when its group ends
+    a transfer that does not                                    refused
     calls outside of a group, or on the default stream          refused
     buffers other than those of NCCL's in-place collectives     refused
     ranks that ask for different collectives, or in another     their signatures are compared before the result is used
@@ -60,7 +62,7 @@ namespace nccl_on_mpi {
 
 // Looks at an event until it happens; LATE: that of a collective for which the default stream does not wait.
 constexpr int SOON = 3, LATE = 100;
-const cudaStream_t SECOND_STREAM = (cudaStream_t)16;
+const cudaStream_t SECOND_STREAM = (cudaStream_t)16, TRANSFER_STREAM = (cudaStream_t)32;
 
 struct Communicator {
     MPI_Comm ranks, meeting; // meeting: where signatures are compared; the same for all communicators of all ranks
@@ -87,7 +89,10 @@ static std::deque<Group> queue; // all that were asked for
 static size_t done;             // groups
 static size_t awaited;          // so many have to be done before the default stream goes on
 static size_t kernels, seen;    // on the default stream so far; those that the second stream waits for
-static bool open;               // between ncclGroupStart and ncclGroupEnd: queue.back()
+static std::deque<std::function<void(void)>> transfers; // all that were asked for
+static size_t transferred, awaited_transfers;           // as done and awaited
+static size_t transfers_saw;                            // as seen
+static bool open;                                       // between ncclGroupStart and ncclGroupEnd: queue.back()
 
 static bool fault(const char *name) {
     const char *asked = getenv("NCCL_ON_MPI_FAULT");
@@ -146,6 +151,7 @@ static bool work_off(size_t groups) {
 // The default stream does something with memory: after what it waits for, before collectives that are asked for later.
 static void default_stream_turn(void) {
     while (!work_off(awaited)) sched_yield();
+    for (; transferred < awaited_transfers; transferred++) transfers[transferred]();
     kernels++;
 }
 
@@ -155,13 +161,19 @@ struct Event {
     size_t kernels; // of the default stream when it was recorded
     bool of_second;
     int looks;
+    size_t transfers; // it happens when so many are done
 };
 static Event *event_of(cudaEvent_t event) { return (Event *)(void *)event; }
 
-static void record(Event *event, bool of_second) {
+static void record(Event *event, cudaStream_t stream) {
+    const bool of_second = stream == SECOND_STREAM;
+    if (stream == TRANSFER_STREAM) { // who waits for what it marked before will wait for more, which is in order
+        event->transfers = transfers.size();
+        return;
+    }
     if (event->of_second && event->groups > done)
         die("pretended CUDA: an event is recorded anew before what it marked has happened");
-    *event = Event{of_second ? queue.size() : awaited, kernels, of_second, 0};
+    *event = Event{of_second ? queue.size() : awaited, kernels, of_second, 0, awaited_transfers};
 }
 
 static bool happened(Event *event) {
@@ -171,7 +183,9 @@ static bool happened(Event *event) {
 
 static void wait_for(cudaStream_t stream, const Event *event) {
     if (!stream)
-        awaited = std::max(awaited, event->groups);
+        awaited = std::max(awaited, event->groups), awaited_transfers = std::max(awaited_transfers, event->transfers);
+    else if (stream == TRANSFER_STREAM)
+        transfers_saw = std::max(transfers_saw, event->kernels);
     else if (!event->of_second)
         seen = std::max(seen, event->kernels);
 }
@@ -316,6 +330,8 @@ cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) { return *value = 9, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize(void) {
+    nccl_on_mpi::awaited_transfers = nccl_on_mpi::transfers.size();
+    nccl_on_mpi::default_stream_turn();
     return nccl_on_mpi::work_off(nccl_on_mpi::queue.size()) ? cudaSuccess : cudaErrorUnknown; // it was watched before
 }
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
@@ -329,7 +345,17 @@ cudaError_t cudaMalloc(void **block, size_t bytes) {
     return (*block = nccl_on_mpi::allocate(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFree(void *block) { return nccl_on_mpi::release(block), cudaSuccess; }
-cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaHostAlloc(void **block, size_t bytes, unsigned) {
+    return (*block = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *block) { return free(block), cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    if (stream == nccl_on_mpi::TRANSFER_STREAM) {
+        if (nccl_on_mpi::transfers_saw != nccl_on_mpi::kernels)
+            die("pretended CUDA: a transfer that does not wait for kernels before it");
+        nccl_on_mpi::transfers.push_back([=] { memcpy(out, in, bytes); });
+        return cudaSuccess;
+    }
     nccl_on_mpi::default_stream_turn();
     return memcpy(out, in, bytes), cudaSuccess;
 }
@@ -346,14 +372,17 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *low, int *high) { return *low 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
     return *stream = nccl_on_mpi::SECOND_STREAM, cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    return *stream = nccl_on_mpi::TRANSFER_STREAM, cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     return nccl_on_mpi::wait_for(stream, nccl_on_mpi::event_of(event)), cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
-    return *event = (cudaEvent_t)(void *)new nccl_on_mpi::Event{0, 0, false, 0}, cudaSuccess;
+    return *event = (cudaEvent_t)(void *)new nccl_on_mpi::Event{0, 0, false, 0, 0}, cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    return nccl_on_mpi::record(nccl_on_mpi::event_of(event), stream != NULL), cudaSuccess;
+    return nccl_on_mpi::record(nccl_on_mpi::event_of(event), stream), cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     return nccl_on_mpi::happened(nccl_on_mpi::event_of(event)) ? cudaSuccess : cudaErrorNotReady;

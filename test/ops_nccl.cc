@@ -1,10 +1,11 @@
 /*
-Op set "nccl" of the tests: memory and collectives of op set "cuda" over pretended calls of CUDA and NCCL
+Op set "nccl" of the tests: memory, transfers and collectives of op set "cuda" over pretended calls of CUDA and NCCL
 (nccl_on_mpi.h). It has no other ops.
 */
 #include "test/nccl_on_mpi.h"
 #include "llmc/cuda/memory.cuh"
 #include "llmc/cuda/collective.cuh"
+#include "llmc/cuda/transfer.cuh"
 
 static void *nccl_on_mpi_symbol(const char *name) {
 #define CALL(call)                                                                                                     \
@@ -38,6 +39,12 @@ static const Ops ops_nccl = {
     .copy = copy,
     .zero = zero,
     .finish = finish,
+    .host_allocate = host_allocate,
+    .host_release = host_release,
+    .host_available = host_available,
+    .store = store,
+    .load = load,
+    .await_transfer = await_transfer,
     .reduce_scatter = reduce_scatter,
     .all_gather = all_gather,
     .exchange = exchange,

@@ -125,6 +125,7 @@ static void add_company(CommandLine *line, const char *tested) {
         add(line, text);
     }
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
+    if (!strcmp(tested, "keep-on")) add(line, "--keep=attention");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 
@@ -148,6 +149,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
         add(&line, text);
     }
     add_company(&line, tested);
+    if (!strcmp(tested, "machine") && verb == VERB_BP) add(&line, "--profile");
     if (!strcmp(tested, "group-size") && verb == VERB_TRAIN) add(&line, "--rollout"), add(&line, "--reward-command=r");
     if (is_of_rollout(tested) && verb == VERB_TRAIN && strcmp(tested, "reward-command") != 0)
         add(&line, "--reward-command=r");

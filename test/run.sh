@@ -58,6 +58,7 @@ rows="
     plan          fp32        onednn
     plan          bf16        onednn
     estimate      fp32        onednn
+    profile       fp32        onednn
     fence         fp32        onednn
     options       fp32        onednn
     objective     fp32        onednn

@@ -9,7 +9,7 @@ base=$WORK/base.bin
 succeeds convert --init $TINY --seed 3 --out "$base"
 data="--data $SHARD --seq-len 64"
 common="--model $base $data --lora-rank 4 --lora-dropout 0.1 --lora-targets q_proj,v_proj,down_proj,up_proj --batch 2 --steps 12
-    --lr 2e-2 --warmup 3 --save-every 2 --keep 3 --seed 7"
+    --lr 2e-2 --warmup 3 --save-every 2 --keep-checkpoints 3 --seed 7"
 same_run() { # folder, folder
     for file in adapter_model.safetensors adapter_config.json optimizer.bin; do
         cmp -s "$1/checkpoint-00000012/$file" "$2/checkpoint-00000012/$file" || return 1

@@ -220,6 +220,43 @@ check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_seco
 ranks --ranks 4 --sp 4 --zero 1 --memory-limit 20GiB
 check 'ranks of one stream send keys and values' [ "$(json keys_values | cut -d. -f1)" -gt 1000000 ]
 check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
+# Attention's outputs: again to the bit, with fewer operations; on the device, or in host memory where they do not fit.
+kept() { succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 20000 --json "$@"; }
+kept
+without=$(json total_bytes) flops=$(json flops)
+check 'nothing is kept unasked' [ "$(json kept_attention) $(json host_bytes)" = '0 0' ]
+bytes=$((36 * 20000 * 32 * (128 * 2 + 4)))
+kept --keep attention
+check 'kept on the device' [ "$(json kept_attention) $(json host_bytes)" = "$bytes 0" ]
+check 'which holds them beside the rest' [ "$(json total_bytes)" = $((without + bytes)) ]
+check 'backward does not run attention forward again' \
+    close "$(awk -v a="$flops" -v b="$(json flops)" 'BEGIN { print a - b }')" \
+    "$(awk 'BEGIN { print 36 * 4 * 20000 * 20001 / 2 * 4096 }')" 1e-9
+kept --keep attention --memory-limit $((without + bytes))
+check 'they stay on the device where they fit' [ "$(json host_bytes)" = 0 ]
+kept --keep attention --memory-limit $((without + bytes - 1))
+check 'and else in host memory' [ "$(json kept_attention) $(json host_bytes)" = "0 $bytes" ]
+check 'the longest is one with host memory' [ "$(json max_seq_len)" -ge 20000 ]
+host=$(json total_bytes)
+kept --keep attention --keep-on host
+check 'or where they are wanted there' [ "$(json total_bytes) $(json host_bytes)" = "$host $bytes" ]
+check 'with two chunks on the device' [ $((host - without)) -le $((2 * 4096 * 32 * (128 * 2 + 4))) ]
+kept --keep attention --keep-on device --memory-limit $((without + bytes - 1))
+check 'but not against a wish' [ "$(json host_bytes)" = 0 ]
+succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host
+check 'a plan tells people' grep -q '5.58 GiB  in host memory: attention.s outputs' "$WORK/out"
+for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on host --method checkpoint'; do
+    succeeds bp --init $TINY --seq-len 64 --chunk 16 --json --grads-out "$WORK/kept" --keep $keep
+    check "--keep $keep: the plan is that of the pass" [ "$(json plan_bytes) $(json host_bytes)" = \
+        "$(run plan --for bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep && echo "$(json total_bytes) $(json host_bytes)")" ]
+    [ "$keep" = none ] && cp "$WORK/kept" "$WORK/again"
+    case $keep in *checkpoint) ;; *) check "--keep $keep: the same bits" cmp -s "$WORK/kept" "$WORK/again" ;; esac
+done
+refuses 2 '--keep-on has no meaning without --keep attention' bp --init $TINY --keep-on host
+refuses 2 "keep is '3', it must be none or attention" train --init $TINY --data $SHARD --keep 3
+succeeds bp --init $TINY --seq-len 64 --method full --keep attention
+check 'full keeps everything anyway' grep -q 'keep attention is ignored' "$WORK/err"
+
 # Keys and values of whole streams, or blocks of them that pass around: as memory has it, or as asked for.
 long() { succeeds plan --init qwen3-8b --dtype bf16 --seq-len 1000000 --ranks 16 --sp 16 --zero 3 --json "$@"; }
 long --kv gather
@@ -244,6 +281,8 @@ done
 refuses 2 '--sp 3: does not divide the 4 ranks' plan --init qwen3-0.6b --ranks 4 --sp 3
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
 refuses 2 '--machine is .v100., it must be a100, h100 or h200' plan --init qwen3-0.6b --machine v100
+refuses 2 '--machine is .v100., it must be a100, h100 or h200' bp --init $TINY --profile --machine v100
+refuses 2 '--machine has no meaning for bp without --profile' bp --init $TINY --machine h200
 refuses 2 '--ranks' plan --init qwen3-0.6b --ranks 0
 refuses 2 '--zero' plan --init qwen3-0.6b --ranks 4 --zero 4
 refuses 2 '--ranks is not an option of bp but of plan' bp --init $TINY --ranks 2
@@ -263,8 +302,28 @@ done
 succeeds bp --init $TINY --seq-len 50 --lora-rank 4 --grads-out "$WORK/some" --grads-of '*.1.*lora_B*' --repeat 3 --json
 check 'gradients of some adapters' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'layers.1.*lora_B')" = 7 ]
 check 'and no others' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'dtype')" = 7 ]
-check 'seconds of each pass' [ "$(sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | wc -w)" = 3 ]
-check 'and their median' [ "$(sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | tr -s ', ' '\n' | sort -g | sed -n 2p)" = "$(json seconds)" ]
+sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | tr -s ', ' '\n' | sort -g >"$WORK/seconds"
+check 'seconds of each pass' [ "$(wc -l <"$WORK/seconds")" = 3 ]
+check 'and their median' [ "$(sed -n 2p "$WORK/seconds")" = "$(json seconds)" ]
+# Where the time goes: one more pass, of which nothing else changes.
+succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
+sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/}$//' "$WORK/out" >"$WORK/results"
+export STREAMBP_ALLOCATION_GUARD=1
+succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
+unset STREAMBP_ALLOCATION_GUARD
+check '--profile changes no gradient' cmp -s "$WORK/plain.safetensors" "$WORK/profiled.safetensors"
+sed 's/, "machine.*//; s/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //' "$WORK/out" >"$WORK/profiled_results"
+check 'nor another result' cmp -s "$WORK/results" "$WORK/profiled_results"
+tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then a row each
+check 'a row for each op' [ "$(grep -c '"op": "[a-z_]*".*"calls": .*"floor_seconds": ' "$WORK/rows")" -gt 20 ]
+counted=$(sed -n 's/.*"flops": \([0-9]*\), "bytes".*/\1/p' "$WORK/rows" | awk '{ sum += $1 } END { printf "%.0f", sum }')
+check 'which have all FLOPs' [ "$counted" = "$(sed -n 's/.*"flops": \([0-9]*\), "model_flops".*/\1/p' "$WORK/rows")" ]
+for line in '^profile  of one more pass' '^floor    at the rates of an H200 SXM in bf16' 'floor %$' \
+    '^  attention_backward  *8 ' '^  linear_forward \[96,32\] MLP+head  *17 ' '^  not in ops (host)'; do
+    check "a profile tells people '$line'" grep -q "$line" "$WORK/err"
+done
+succeeds bp --init $TINY --seq-len 64 --profile --quiet
+check 'no floor without a machine' [ "$(grep -c floor "$WORK/out")" = 0 -a "$(grep -c '^  linear_backward_weight' "$WORK/out")" = 4 ]
 succeeds bp --init $TINY --seq-len 100 --method full --chunk 10 --json
 check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
 check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]

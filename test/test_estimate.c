@@ -14,7 +14,7 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 static Machine round_machine(double flops, double bandwidth, double within, double between) {
     Machine m;
     const double value[MACHINE_CONSTANTS] = {4,      1e12,    2 * flops, flops, flops, flops, bandwidth,
-                                             within, between, 1,         1,     0,     0};
+                                             within, between, FREE,      1,     1,     0,     0};
     int i;
     m.name = "round", m.gpu = "round numbers";
     for (i = 0; i < MACHINE_CONSTANTS; i++) m.constant[i].value = value[i], m.constant[i].basis = BASIS_ASSUMED;
@@ -44,13 +44,19 @@ TEST(a_ring_by_hand) {
 
 TEST(work_by_hand) {
     Machine m = round_machine(10, 100, FREE, FREE);
-    Work work = {100, 10, 4, 100, 50};
+    Work work = {100, 10, 4, 100, 0, 50};
     (void)cmocka_state;
     m.constant[ATTENTION_FORWARD_FLOPS].value = 5, m.constant[ATTENTION_BACKWARD_FLOPS].value = 2;
     m.constant[MEMORY_SHARE].value = 0.5;
     close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
+    work.stalled = 20;
+    close_to("products that wait", work_seconds(&m, work), 12 + 2 + 2 + 1, 1e-12);
     work.operands = 1000;
     close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 1, 1e-12);
+    close_to("products", work_time(&m, work).products, 20, 1e-12);
+    close_to("attention forward", work_time(&m, work).attention_forward, 2, 1e-12);
+    close_to("attention backward", work_time(&m, work).attention_backward, 2, 1e-12);
+    close_to("memory", work_time(&m, work).memory, 1, 1e-12);
 }
 
 // ---- a small model, all of whose numbers can be counted -------------------------------------------------------------
@@ -129,9 +135,38 @@ TEST(a_step_by_hand) {
     close_to("MFU", e.mfu, 1000 / (2 * rate * e.seconds), 1e-12);
     assert_true(fabs(e.communication) <= 1e-12 * e.seconds);
     step.streams = 3;
+    close_to("attention", e.work.attention_forward + e.work.attention_backward, 3 * 4.5 * 4 * 64 * 256 * 257 / 2 / rate,
+             1e-12);
+    close_to("all", e.work.products + e.work.attention_forward + e.work.attention_backward + e.work.memory, e.seconds,
+             1e-9);
     close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
     // the gradient twice, moments and master weights in and out, weights out
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
+    planned_end(&c);
+}
+
+// Where bytes are slow, each product takes as long as its operands: smaller chunks read and write dW more often.
+TEST(products_that_wait_for_operands) {
+    const double bandwidth = 10, C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N;
+    const double rows = L * (2 * C + 2 * (C + KV) + 2 * C + (C + 2 * FF) + (FF + C)) + C + V;
+    const double matrices = L * (2 * C * C + 2 * C * KV + 3 * C * FF) + V * C;
+    const double down = C * FF, rows_of_down = FF + C, chunks = 4;
+    // forward, computed again but for the last product and K, V twice, and twice backward: bf16, the gradient's fp32 in
+    // and out
+    Machine m = round_machine(FREE, bandwidth, FREE, FREE);
+    Planned c;
+    Plan plan;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.chunk = c.settings.logits_chunk = (size_t)(N / chunks);
+    plan = plan_on(&m, &c.settings, &c.batch);
+    close_to("operands", plan.operands,
+             2 * N * (3 * rows + (rows - C - V) - L * rows_of_down) +
+                 chunks * (2 * (2 * matrices + (matrices - V * C) - L * down) + 8 * matrices),
+             1e-12);
+    close_to("FLOPs that they could do", plan.stalled + plan.flops - plan.attention_forward - plan.attention_backward,
+             plan.operands * FREE / bandwidth, 1e-9);
+    assert_true(dry_ridge == 0);
     planned_end(&c);
 }
 
@@ -151,6 +186,31 @@ static double sending_with(int ring, size_t zero, size_t sp, DType gradients, si
 
 static double sending(size_t zero, size_t sp, DType gradients, size_t streams, double rate) {
     return sending_with(0, zero, sp, gradients, streams, rate);
+}
+
+// With --keep attention its forward is run once; from host memory, what is kept goes out and comes back once.
+TEST(kept_attention_by_hand) {
+    const double rate = 1e6, L = 3, C = 64, NH = 4, N = SMALL_N, again = L * 2 * C * N * (N + 1);
+    const double kept = L * N * (C * 2 + NH * 4);
+    Machine m = round_machine(rate, FREE, FREE, FREE);
+    StepShape step = one_stream();
+    Planned c;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.keep = KEEP_ON_DEVICE;
+    close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
+    c.settings.keep = KEEP_IN_HOST_MEMORY;
+    close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
+    m.constant[LINK_HOST].value = 1e-3;
+    close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
+    planned_end(&c);
+    // round a ring: keys and values once in either pass
+    planned(&c, SMALL, SMALL_N, 2, 1, 2);
+    c.settings.gradient_type = DTYPE_FP32, c.settings.ring = 1, c.settings.keep = KEEP_ON_DEVICE;
+    m = round_machine(FREE, FREE, 1, 1);
+    close_to("a ring", estimate_step(&m, &c.settings, &c.batch, step).seconds,
+             0.5 * ((double)c.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
+    planned_end(&c);
 }
 
 TEST(two_ranks_by_hand) {
@@ -307,7 +367,9 @@ int main(int argc, char **argv) {
         LISTED(work_by_hand),
         LISTED(bytes_of_a_forward_by_hand),
         LISTED(a_step_by_hand),
+        LISTED(products_that_wait_for_operands),
         LISTED(two_ranks_by_hand),
+        LISTED(kept_attention_by_hand),
         LISTED(memory_of_the_stages),
         LISTED(what_grows_and_what_shrinks),
         LISTED(as_the_roofline),

@@ -306,6 +306,66 @@ TEST(deterministic) {
     }
 }
 
+// What is kept is what would be computed again: the same bits (but behind windows, whose keys are projected in other pieces
+// backward), from fewer operations, in memory that a formula gives. Two streams, so that the second finds what the first
+// one left.
+static void keeping_changes_nothing(const Model *model, const double *weights, RunSettings settings,
+                                    const Batch *batches, TinyResult expected, Plan without) {
+    const Shapes d = shapes_of(model);
+    const size_t rows = d.L * batches[0].N;
+    const size_t bytes = (rows * d.Q * d.stored + 255) / 256 * 256 + (rows * d.NH * d.summed + 255) / 256 * 256;
+    int keep;
+    for (keep = KEEP_ON_DEVICE; keep <= KEEP_IN_HOST_MEMORY; keep++) {
+        TinyResult found;
+        Plan plan;
+        settings.keep = (Keep)keep, settings.backward = 1;
+        plan = plan_make(&settings, &batches[0]);
+        found = tiny_run_on(ops_device, settings, weights, batches, 2);
+        if (layers_with_window(&model->config))
+            expect_same_but_rounding(model, found, expected);
+        else if (found.loss != expected.loss ||
+                 memcmp(found.gradient, expected.gradient, model->elements * sizeof(double)) != 0)
+            test_fail("keeping attention (%d) gave other bits", keep);
+        if (plan.flops != without.flops - without.attention_forward / 2 ||
+            plan.attention_forward != without.attention_forward / 2)
+            test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.flops,
+                      without.flops, without.attention_forward);
+        if ((keep == KEEP_ON_DEVICE ? plan.share[SHARE_KEPT] : plan.host_bytes) != bytes)
+            test_fail("%zu and %zu bytes are planned, not %zu", plan.share[SHARE_KEPT], plan.host_bytes, bytes);
+        free(found.gradient);
+    }
+}
+
+TEST(kept_attention) {
+    static const size_t chunks[] = {1, 7, 23, 24, 46, 47};
+    size_t length[] = {23, 9, 14}, shorter[] = {8, 5}, i, j;
+    FOR_MODELS(i, 2) {
+        Model model = tiny_model(models[i]);
+        double *weights = tiny_weights(&model, 3);
+        const size_t V = model.config.vocab_size;
+        Batch batches[2] = {tiny_batch(length, 3, V, 1, 5), tiny_batch(shorter, 2, V, 1, 6)};
+        for (j = 0; j <= sizeof(chunks) / sizeof(chunks[0]); j++) {
+            RunSettings settings;
+            TinyResult expected;
+            Plan plan;
+            if (EMULATED && j % 2) continue;
+            memset(&settings, 0, sizeof(settings));
+            settings.model = &model, settings.gradient_type = dtype_of_sums(model.dtype);
+            settings.method = j ? METHOD_STREAM : METHOD_CHECKPOINT;
+            settings.chunk = j ? chunks[j - 1] : 0, settings.logits_chunk = 11;
+            test_case("%.40s..., chunk %zu", models[i], settings.chunk);
+            expected = tiny_run_on(ops_device, settings, weights, batches, 2);
+            settings.backward = 1;
+            plan = plan_make(&settings, &batches[0]);
+            keeping_changes_nothing(&model, weights, settings, batches, expected, plan);
+            free(expected.gradient);
+        }
+        free(weights);
+        batch_free(&batches[0]), batch_free(&batches[1]);
+        model_free(&model);
+    }
+}
+
 // The loss of a forward alone is the loss of forward and backward.
 TEST(forward_only_loss) {
     size_t length[] = {23, 9}, i;
@@ -351,6 +411,7 @@ int main(int argc, char **argv) {
         LISTED(full_is_the_gradient),
         LISTED(gradient_types),
         LISTED(deterministic),
+        LISTED(kept_attention),
         LISTED(forward_only_loss),
     };
     RUN_TESTS(argc, argv, tests, NULL, NULL);

@@ -186,7 +186,7 @@ TEST(attention_parts_equal_whole) {
     static const size_t lengths[] = {1, 2, 5, 16, 33, 64, 65, 129, 200, 300};
     size_t i, parts, h = 0;
     for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
-        for (parts = 1 + i % 3; parts <= MOST_PARTS; parts += 2 * CASE_STEP + 1, h++) {
+        for (parts = 1 + i % (CASE_STEP > 1 ? MOST_PARTS : 3); parts <= MOST_PARTS; parts += 3 * CASE_STEP, h++) {
             chunk_in_parts(&lengths[i], 1, 0, lengths[i], head_shapes[h % HEAD_SHAPES], parts, 1.0, few_keys());
             chunk_in_parts(&lengths[i], 1, lengths[i] / 2, lengths[i], head_shapes[(h + 5) % HEAD_SHAPES], parts, 1.0,
                            few_keys()); // ranges before all queries: nothing is masked
@@ -229,7 +229,7 @@ TEST(attention_parts_with_any_threads) {
     const int before = threads_now();
     size_t i, h;
     for (i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
-        for (h = i; h < i + 2; h++) {
+        for (h = i; h < i + 2; h += CASE_STEP) {
             set_threads(threads[i]);
             chunk_in_parts(lengths, 5, 120 + 10 * i, 330 + 20 * i, shapes[h % 3], 1 + (i + h) % MOST_PARTS, 1.0, 1.0);
         }

@@ -62,9 +62,9 @@ GPT2=gpt2,n_embd=32,n_layer=2,n_head=4,n_positions=64,vocab_size=96
 GEMMA=gemma3,hidden_size=32,intermediate_size=48,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=96,sliding_window=9,layer_types=sfs
 
 alone --init $TINY --seq-len 37 --batch 4 --grad-accum 3 --chunk 10 --logits-chunk 7
-for world in '2' '3 --zero 1' '4 --zero 2' '2 --zero 3' '2 --sp 2' '4 --sp 2 --zero 1' '3 --sp 3 --zero 3'; do together $world; done
+for world in '2' '3 --zero 1' '4 --zero 2' '2 --zero 3' '2 --sp 2' '4 --sp 2 --zero 1 --profile' '3 --sp 3 --zero 3'; do together $world; done
 alone --init $TINY --seq-len 45 --batch 4 --method full
-for world in '2 --zero 1' '4 --zero 3' '4 --sp 2 --zero 2'; do together $world; done
+for world in '2 --zero 1' '4 --zero 3 --profile' '4 --sp 2 --zero 2'; do together $world; done
 alone --init $GPT2 --seq-len 50 --batch 2 --grad-accum 2
 for world in '2 --zero 2' '4 --sp 2' '4 --zero 3'; do together $world; done
 alone --init $GEMMA --seq-len 50 --batch 2 --grad-accum 2
@@ -109,6 +109,7 @@ check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WOR
 # What the plan says is what a rank does; a reference that is computed in the pass counts, too.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
 for world in '2 --zero 1' '4 --zero 3' '4 --sp 2 --zero 2' '4 --sp 2 --kv ring --zero 1' '2 --zero 3 --sp 2 --objective dpo' \
+    '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
     '2 --zero 3 --sp 2 --objective dpo --lora-rank 3'; do
     set -- $world
     count=$1
@@ -154,7 +155,7 @@ trained() { # name, arguments: 20 steps alone, then by ranks
     name=$1
     shift
     common=$*
-    run train $common --steps 20 --out "$WORK/$name" --save-every 6 --keep 9 || fail "exit $? of: train $common: $(tail -n 1 "$WORK/err")"
+    run train $common --steps 20 --out "$WORK/$name" --save-every 6 --keep-checkpoints 9 || fail "exit $? of: train $common: $(tail -n 1 "$WORK/err")"
     lines=$(losses "$WORK/$name" | wc -l)
     check "20 steps: $name" [ "$lines" -ge 20 ]
 }
@@ -220,7 +221,7 @@ go_on "$WORK/documents" 3 --zero 2
 check 'the number of ranks is noted' grep -q 'note: ranks was 1 until' "$WORK/err"
 go_on "$WORK/documents" 4 --zero 3 --sp 2
 rm -rf "$WORK/six"
-ranks_succeed 4 train $common --steps 20 --out "$WORK/six" --zero 2 --keep 9
+ranks_succeed 4 train $common --steps 20 --out "$WORK/six" --zero 2 --keep-checkpoints 9
 go_on "$WORK/six" 1
 go_on "$WORK/six" 2 --zero 1
 

@@ -129,14 +129,6 @@ static void case_free(Case *c) {
 static int takes(World w, size_t stream) { return stream % world_replicas(w) == world_replica(w); }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
-static void *poisoned(size_t bytes) {
-    void *memory = ops_device->allocate(bytes), *poison = checked_malloc(bytes, "poison");
-    memset(poison, 0xff, bytes);
-    ops_device->copy_in(memory, poison, bytes);
-    free(poison);
-    return memory;
-}
-
 static void run_streams(const Case *c, StreamBP *s, World w, Result *r) {
     size_t i, last = 0;
     for (i = 0; i < c->streams; i++)
@@ -164,17 +156,19 @@ static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_c
     Arena arena;
     Result r;
     Plan plan;
-    void *memory;
+    void *memory, *host;
     double loss;
     memset(&r, 0, sizeof(r));
     c->settings.model = &c->model, c->settings.lora = c->lora.rank ? &c->lora : NULL, c->settings.world = w;
     c->settings.method = method, c->settings.chunk = chunk, c->settings.logits_chunk = logits_chunk;
     c->settings.backward = 1;
     plan = plan_make(&c->settings, &largest);
-    memory = poisoned(plan.total_bytes);
+    memory = poisoned_memory(ops_device, plan.total_bytes);
+    host = poisoned_host_memory(ops_device, plan.host_bytes);
     arena_init(&arena, memory, plan.total_bytes);
     if (c->streams > 1) largest.documents = max_size(c->batch[0].documents, c->batch[1].documents);
     run_begin(&s, &state, &c->settings, ops_device, &arena, &largest);
+    arena_init(&s.host, host, plan.host_bytes);
     device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
     if (c->adapters) device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, trained->elements);
     ops_device->zero(s.memory.gradients, trained->elements * dtype_size(c->settings.gradient_type));
@@ -183,6 +177,7 @@ static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_c
     r.peak = arena.peak, r.planned = plan.total_bytes;
     run_end(&s);
     ops_device->release(memory, plan.total_bytes);
+    if (host) ops_device->host_release(host, plan.host_bytes);
     loss = r.loss / (double)world_sp(w); // each rank of a stream knows all of its loss
     if (world_ranks(w) > 1) dist_sum(RANKS_ALL, &loss, 1);
     r.loss = fp64 || world_ranks(w) > 1 ? loss : r.loss;
@@ -260,13 +255,14 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
     const size_t S = world.sp, windows = layers_with_window(&c->model.config), rank = world.rank % S;
     const double row = 2 * (double)d.KV, layers = (double)(d.L - windows), others = (double)(S - 1) / (double)S;
     const double passes = method == METHOD_FULL ? 1 : 2;
+    const double rounds = method == METHOD_FULL || c->settings.keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
     size_t i, peer;
     for (i = 0; i < c->streams; i++) {
         const size_t N = c->batch[i].N, rows = (N + S - 1) / S * S; // gathered in equal portions
         if (!takes(world, i)) continue;
         if (c->settings.ring) { // every block but the next rank's goes on, once more with its gradient
-            keys += (passes + 1) * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
+            keys += rounds * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
             gradients += layers * row * (double)(N * d.summed);
         } else {
             keys += passes * layers * row * (double)(rows * d.stored) * others;
@@ -315,8 +311,9 @@ static void expect_planned(const Result *r) {
 
 // ring: keys and values are passed around, instead of being gathered.
 static void expect_shared(Case *c, const Result *expected, int ring, Method method, size_t chunk, size_t logits_chunk) {
+    static int call; // attention's outputs are computed again, kept on the device, in host memory
     Result found;
-    c->settings.ring = ring;
+    c->settings.ring = ring, c->settings.keep = (Keep)(call++ % 3);
     found = run(c, world, method, chunk, logits_chunk);
     expect_same(c, &found, expected);
     expect_sent(c, &found, method);

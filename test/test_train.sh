@@ -9,7 +9,7 @@ beside=48 # MiB in use beside the plan
 [ $TEST_DEVICE = gpu ] && beside=300
 
 common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5 --seq-len 64 --batch 2 --grad-accum 2
-    --steps 12 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep 3 --seed 7
+    --steps 12 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7
     --sample-every 5 --prompt-ids 1,2,3 --max-new-tokens 8"
 steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"tokens".*//'; }
 same_run() { # folder, folder: the last checkpoints hold the same bits, and the losses logged are the same

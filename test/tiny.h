@@ -77,6 +77,21 @@ static inline Batch tiny_batch(const size_t *length, size_t documents, size_t V,
     return batch;
 }
 
+// Device memory full of NaN, and host memory of the kind that tensors go to.
+static inline void *poisoned_memory(const Ops *ops, size_t bytes) {
+    void *memory = ops->allocate(bytes), *poison = checked_malloc(bytes, "poison");
+    memset(poison, 0xff, bytes);
+    ops->copy_in(memory, poison, bytes);
+    free(poison);
+    return memory;
+}
+
+static inline void *poisoned_host_memory(const Ops *ops, size_t bytes) {
+    void *memory = bytes ? ops->host_allocate(bytes) : NULL;
+    if (memory) memset(memory, 0xff, bytes);
+    return memory;
+}
+
 // Gradients and loss of `count` micro-batches accumulated, with settings on the given op set. Planned first, so every
 // result also says that the run keeps to its plan; the memory is poisoned with NaN. adapters: with LoRA, whose gradients the
 // result then has.
@@ -90,7 +105,7 @@ static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, 
     StreamBP s;
     Arena arena;
     Plan plan;
-    void *memory, *poison;
+    void *memory, *host;
     double Z;
     size_t i;
     for (i = 0; i < count; i++) {
@@ -100,13 +115,10 @@ static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, 
     Z = objective_normaliser(&settings.objective, counts);
     settings.backward = 1;
     plan = plan_make(&settings, &largest);
-    memory = ops->allocate(plan.total_bytes);
-    poison = checked_malloc(plan.total_bytes, "poison");
-    memset(poison, 0xff, plan.total_bytes);
-    ops->copy_in(memory, poison, plan.total_bytes);
-    free(poison);
+    memory = poisoned_memory(ops, plan.total_bytes), host = poisoned_host_memory(ops, plan.host_bytes);
     arena_init(&arena, memory, plan.total_bytes);
     run_begin(&s, &state, &settings, ops, &arena, &largest);
+    arena_init(&s.host, host, plan.host_bytes);
     device_write(ops, s.memory.weights, model->dtype, weights, model->elements);
     if (adapters) device_write(ops, s.memory.adapters, model->dtype, adapters, trained->elements);
     ops->zero(s.memory.gradients, trained->elements * dtype_size(settings.gradient_type));
@@ -114,6 +126,7 @@ static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, 
     result.gradient = device_read(ops, s.memory.gradients, settings.gradient_type, trained->elements);
     run_end(&s);
     ops->release(memory, plan.total_bytes);
+    if (host) ops->host_release(host, plan.host_bytes);
     return result;
 }
 

@@ -12,6 +12,7 @@ once per precision (precision.h) and linked to the driver.
 #include "../ops.h"
 #include "precision.h"  // floatX and floatS
 #include "memory.h"     // allocate, release, copy, zero
+#include "transfer.h"   // to and from host memory
 #include "embedding.h"  // token and position embeddings, scattered rows
 #include "norm.h"       // RMSNorm, LayerNorm
 #include "linear.h"     // matrix products
@@ -38,13 +39,19 @@ static const Ops ops_cpu = {
     .logits_chunk = 512,
     .allocate = memory_allocate,
     .release = memory_release,
-    .memory_peak = memory_peak,
-    .memory_available = memory_available,
+    .memory_peak = host_memory_peak,
+    .memory_available = host_memory_available,
     .copy_in = copy_between,
     .copy_out = copy_between,
     .copy = memory_copy,
     .zero = memory_zero,
     .finish = finish,
+    .host_allocate = memory_allocate,
+    .host_release = memory_release,
+    .host_available = host_available,
+    .store = transfer,
+    .load = transfer,
+    .await_transfer = await_transfer,
     .repeat = repeat_once,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,

@@ -10,6 +10,7 @@ are the libraries' here, come from op set "cpu".
 #else
 #include "memory.cuh"     // allocate, release, copy, zero
 #include "collective.cuh" // between processes, by NCCL
+#include "transfer.cuh"   // to and from host memory
 #include "linear.cuh"     // matrix products, by cuBLASLt
 #endif
 #include "embedding.cuh" // token and position embeddings, scattered rows
@@ -67,6 +68,12 @@ static const Ops ops_cuda = {
     .copy = copy,
     .zero = zero,
     .finish = finish,
+    .host_allocate = host_allocate,
+    .host_release = host_release,
+    .host_available = host_available,
+    .store = store,
+    .load = load,
+    .await_transfer = await_transfer,
     .repeat = repeat_once,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
