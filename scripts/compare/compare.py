@@ -109,15 +109,14 @@ PLACES = {
 
 def command_line(words):
     """What is written into the results: where things lie on this machine is nobody else's concern."""
-    told, skip = [], False
-    for word, following in zip(words, [*words[1:], None]):
+    told, words = [], iter(words)
+    for word in words:
         name, equals, _value = word.partition("=")
-        if skip or name in ("--out", "--resume", "--no-picture"):
-            skip = not skip and name == "--out" and not equals
-        elif name in PLACES:
-            told += [name, PLACES[name]]
-            skip = not equals and following is not None
-        else:
+        if name in PLACES or name == "--out":
+            told += [name, PLACES[name]] if name in PLACES else []
+            if not equals:
+                next(words, None)
+        elif name not in ("--resume", "--no-picture"):
             told.append(word)
     return shlex.join(["scripts/compare/compare.py", *told])
 
@@ -173,24 +172,8 @@ def provide_model(o):
             if there:
                 os.remove(written)
                 shutil.rmtree(folder, ignore_errors=True)
-            made = subprocess.run(
-                [
-                    o.train,
-                    "convert",
-                    "--init",
-                    o.init,
-                    "--seed",
-                    str(o.seed),
-                    "--dtype",
-                    o.dtype,
-                    "--out",
-                    folder,
-                    "--quiet",
-                ],
-                stderr=subprocess.PIPE,
-                text=True,
-                stdout=subprocess.DEVNULL,
-            )
+            what = ["--init", o.init, "--seed", str(o.seed), "--dtype", o.dtype, "--out", folder, "--quiet"]
+            made = subprocess.run([o.train, "convert", *what], capture_output=True, text=True)
             if made.returncode != 0:
                 usage(contenders.last_line(made.stderr))
             runs.write_json(written, wanted)
@@ -228,18 +211,8 @@ def draw(o, csv_path):
             if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
                 picture = os.path.join(o.out, "compare.png")
                 caption = f"{o.shape}, {o.dtype}, batch {o.batch}; {o.device_name}"
-                subprocess.run(
-                    [
-                        python,
-                        os.path.join(ROOT, "scripts", "plot_compare.py"),
-                        "--in",
-                        csv_path,
-                        "--out",
-                        picture,
-                        "--caption",
-                        caption,
-                    ]
-                )
+                plot = os.path.join(ROOT, "scripts", "plot_compare.py")
+                subprocess.run([python, plot, "--in", csv_path, "--out", picture, "--caption", caption])
                 return
         except OSError:
             pass

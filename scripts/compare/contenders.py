@@ -129,10 +129,14 @@ class Contender:
             error = f"timed out after {timeout:g} s"
         if process.returncode != 0 and error is None:
             error = MEMORY_ERROR if self.memory_error(stderr) else f"failed: {last_line(stderr)}"
+            with open(os.path.join(self.options.out, f"{self.name.replace('/', '_')}.stderr"), "w") as file:
+                file.write(stderr)  # of which only the last line is shown
         try:
             found = self.read(stdout)
         except Failure as failure:
             found, error = {}, f"failed: {failure}"
+        if error and len(case.seq_lens) == 1:  # of several lengths, those before the error hold
+            found = {}
         if None in found and len(case.seq_lens) == 1:
             found[case.seq_lens[0]] = found.pop(None)
         return {
@@ -214,6 +218,9 @@ class Ours(Contender):
         for result in results.values():
             result["seconds"] = result.pop("seconds_each", None)
             result["peak_of"] = "process" if self.options.device == "cpu" else "device"
+            if result.get("host_bytes"):
+                gib = f"{result['host_bytes'] / 2**30:.2f} GiB of host memory, too"
+                result["note"] = f"at T = {result['tokens'] // self.options.batch} {gib}"
         return results
 
     def longest(self, limit):
@@ -331,7 +338,9 @@ def make(name, options):
             ["--checkout", options.paper or ""],
         )
     if name == "llmc":
-        return Llmc(name, options, [os.path.join(HERE, "llmc_bp.sh"), "--train", options.train, "--llmc", options.llmc or ""])
+        return Llmc(
+            name, options, [os.path.join(HERE, "llmc_bp.sh"), "--train", options.train, "--llmc", options.llmc or ""]
+        )
     return Ours(name, options, options.chunk)
 
 

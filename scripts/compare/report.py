@@ -236,9 +236,9 @@ def markdown(run):
     lines += table(run["rows"])
     if run["longest"]:
         lines += ["", f"Longest sequence within {memory(run['memory_limit'])}:", ""] + longest_table(run["longest"])
-    notes = {row["contender"]: row["note"] for row in run["rows"] if row["note"]}
+    notes = dict.fromkeys((row["contender"], row["note"]) for row in run["rows"] if row["note"])
     attention = {row["contender"]: row["attention"] for row in run["rows"] if row["attention"]}
-    about = [f"\\* `{name}`: {note}." for name, note in notes.items()]
+    about = [f"\\* `{name}`: {note}." for name, note in notes]
     if attention:
         about.append("Attention: " + "; ".join(f"`{name}` {what}" for name, what in attention.items()) + ".")
     about += [f"Not taken part: `{name}`: {why}." for name, why in run["left_out"].items()]

@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import json
 import os
+import statistics
 import sys
 
 import tensors
@@ -106,7 +107,7 @@ class Runner:
     def tell(self, contender, T, what, result):
         text = result.get("error")
         if not text:
-            seconds = sorted(result["seconds"])[len(result["seconds"]) // 2]
+            seconds = statistics.median(result["seconds"][1:] or result["seconds"])
             text = f"{result['peak_bytes'] / 2**30:.2f} GiB, loss {result['loss']:.6f}" + (
                 f", {seconds:.3g} s" if self.options.on_gpu else ""
             )
