@@ -138,6 +138,8 @@ def settle(o):
             )
     if o.longest and not o.memory_limit:
         usage("--longest is of a --memory-limit: name it, such as 80GiB")
+    if o.longest and any(text.startswith("T/") for text in [o.chunk or "", *o.chunks]):
+        usage("--longest wants chunks of so many tokens: a part of the length grows with what is looked for")
     names = o.contenders.split(",") if o.contenders else [*contenders.DEFAULT, *o.commands]
     for name in names:
         if name not in contenders.WHAT and name not in o.commands:

@@ -225,7 +225,7 @@ class Ours(Contender):
 
     def longest(self, limit):
         """(tokens that fit into `limit` bytes as `plan` has it, None), or (None, why there are none)."""
-        case = Case([1024], 1, memory_limit=limit)
+        case = Case([self.options.seq_lens[0]], 1, memory_limit=limit)
         plan = subprocess.run(
             [self.options.train, "plan", "--for", "bp", *self.run_options(case)], capture_output=True, text=True
         )
