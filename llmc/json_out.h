@@ -88,6 +88,13 @@ static inline void json_number(JsonOut *json, const char *key, double value) {
     fputs(number_text(value, text), json->file);
 }
 
+static inline void json_numbers(JsonOut *json, const char *key, const double *values, size_t count) {
+    size_t i;
+    json_array(json, key);
+    for (i = 0; i < count; i++) json_number(json, NULL, values[i]);
+    json_array_end(json);
+}
+
 static inline void json_size(JsonOut *json, const char *key, size_t value) {
     json_key(json, key);
     fprintf(json->file, "%zu", value);

@@ -119,7 +119,7 @@ typedef struct {
     size_t max_context;
     // output
     int json, quiet;
-    const char *grads_out;
+    const char *grads_out, *grads_of;
     int help, version;
 } Options;
 
@@ -364,6 +364,8 @@ static const OptionRow option_rows[] = {
      "one JSON object on stdout; text for people then goes to stderr"},
     {"grads-out", OPTION_STRING, AT(grads_out), NULL, NO_RANGE, ON(BP), "FILE",
      "write every parameter's gradient (.safetensors, fp32, Hugging Face's names and shapes)"},
+    {"grads-of", OPTION_STRING, AT(grads_of), NULL, NO_RANGE, ON(BP), "GLOB,GLOB,...",
+     "only of parameters whose name in that file matches a glob, such as '*.layers.0.*,*norm.weight'"},
     {"quiet", OPTION_FLAG, AT(quiet), NULL, NO_RANGE, EVERYWHERE, NULL, "results only: no header, no progress bar"},
     {"help", OPTION_FLAG, AT(help), NULL, NO_RANGE, EVERYWHERE, NULL, "this text"},
     {"version", OPTION_FLAG, AT(version), NULL, NO_RANGE, EVERYWHERE, NULL, "the version"},
@@ -421,7 +423,7 @@ static const struct {
     {"reward-command", "rollout"}, {"reward-timeout", "rollout"}, {"reward-failure", "rollout"},
     {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
-    {"stop-ids", "rollout"},
+    {"stop-ids", "rollout"},       {"grads-of", "grads-out"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

@@ -446,10 +446,11 @@ static inline void options_check_rollout(const Options *o) {
                        o->updates);
 }
 
-// Whether a flag or a number that can be off is neither absent nor off.
+// Whether a flag, a text or a number that can be off is neither absent nor off.
 static inline int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
+    if (row->kind == OPTION_STRING) return *(const char *const *)field != NULL;
     return row->kind == OPTION_FLAG ? *(const int *)field : *(const size_t *)field != 0;
 }
 

@@ -12,7 +12,9 @@ computed for anybody to hold against another program.
 
 // Of all ranks together; seconds and peak of the slowest and the largest.
 typedef struct {
-    double loss, seconds, grad_norm;
+    double loss, grad_norm;
+    double *seconds_each; // [repeats] in their order
+    double seconds;       // their median
     double tokens, flops, model_flops;
     Metrics metrics;
     size_t peak_bytes;
@@ -88,22 +90,25 @@ static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double 
 static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     const size_t repeats = run->options->repeat;
-    double *seconds = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
+    double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
     const Traffic before = run->stream.memory.sent;
     PassResult result;
     const Parameter *bad = NULL;
     size_t repeat;
     memset(&result, 0, sizeof(result));
+    result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
     Z = bp_count(run, loader, whole, &result);
     for (repeat = 0; repeat < repeats; repeat++) {
-        seconds[repeat] = bp_pass(run, loader, whole, Z, &result);
+        result.seconds_each[repeat] = bp_pass(run, loader, whole, Z, &result);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     }
     allocation_guard = 0;
     result.sent = sent_since(world, &before, &run->stream.memory.sent, (double)repeats);
-    qsort(seconds, repeats, sizeof(double), compare_doubles);
-    result.seconds = most_of_ranks(world, seconds[repeats / 2]);
-    free(seconds);
+    for (repeat = 0; repeat < repeats; repeat++)
+        sorted[repeat] = result.seconds_each[repeat] = most_of_ranks(world, result.seconds_each[repeat]);
+    qsort(sorted, repeats, sizeof(double), compare_doubles);
+    result.seconds = sorted[repeats / 2];
+    free(sorted);
     sum_over_streams(world, &result.loss, 1);
     metrics_over_streams(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
@@ -142,6 +147,7 @@ static inline void bp_json(const Run *run, const PassResult *result) {
     metrics_json(&json, &result->metrics, "");
     json_size(&json, "tokens", (size_t)result->tokens);
     json_number(&json, "seconds", result->seconds);
+    json_numbers(&json, "seconds_each", result->seconds_each, run->options->repeat);
     json_number(&json, "grad_norm", result->grad_norm);
     json_size(&json, "plan_bytes", run->plan.total_bytes);
     json_size(&json, "peak_bytes", result->peak_bytes);
@@ -164,8 +170,11 @@ static inline int verb_bp(const Options *options) {
     memset(&loader, 0, sizeof(loader));
     if (options->data.count) loader = bp_open_data(&run);
     bound = run_bound(&run, options->data.count ? &loader : NULL);
-    if (options->grads_out)
-        gradients_check_place(options->grads_out, run.settings.world, run.lora.rank ? &run.lora.table : &run.model);
+    if (options->grads_out) {
+        const Model *table = run.lora.rank ? &run.lora.table : &run.model;
+        gradients_check_globs(options->grads_of, table);
+        gradients_check_place(options->grads_out, options->grads_of, run.settings.world, table);
+    }
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0, 0);
     batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
@@ -176,11 +185,12 @@ static inline int verb_bp(const Options *options) {
     report_data(&run, &loader, bound);
     result = bp_measure(&run, &loader, &batch);
     if (options->grads_out)
-        gradients_write(options->grads_out, run_trained(&run), run.settings.world, ops_device,
+        gradients_write(options->grads_out, options->grads_of, run_trained(&run), run.settings.world, ops_device,
                         run.stream.memory.gradients, run.settings.gradient_type);
     if (!options->quiet || !options->json) bp_report(&run, &result);
     if (options->json) bp_json(&run, &result);
     if (options->data.count) dataloader_close(&loader);
+    free(result.seconds_each);
     batch_free(&batch);
     run_close(&run);
     return 0;

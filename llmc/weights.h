@@ -16,6 +16,7 @@ absent.
 #include "safetensors_write.h"
 #include "sharding.h"
 #include "weight_source.h"
+#include <fnmatch.h>
 
 static Slab staged; // what goes to or comes from the device, in its type
 
@@ -257,30 +258,70 @@ static inline void gradients_write_transposed(const OutputFile *output, uint64_t
     }
 }
 
-// The header of a file of gradients; where the data begin. file NULL: only that.
-static inline uint64_t gradients_write_header(const OutputFile *file, const Model *model) {
-    SafetensorsWriter writer = safetensors_write_begin(file);
+// Takes the next of some globs, which commas separate; 0 behind the last.
+static inline int next_glob(const char **globs, char glob[256]) {
+    const size_t length = strcspn(*globs, ",");
+    if (!**globs) return 0;
+    if (length >= 256) die_usage("--grads-of: a glob of %zu characters; it takes 255 at most", length);
+    snprintf(glob, 256, "%.*s", (int)length, *globs);
+    *globs += length + ((*globs)[length] == ',');
+    return 1;
+}
+
+// Whether a name matches one of the globs; NULL: every name does.
+static inline int globs_match(const char *globs, const char *name) {
+    char glob[256];
+    if (!globs) return 1;
+    while (next_glob(&globs, glob))
+        if (fnmatch(glob, name, 0) == 0) return 1;
+    return 0;
+}
+
+// Refuses a glob that matches no parameter.
+static inline void gradients_check_globs(const char *globs, const Model *model) {
+    char glob[256];
     size_t i;
-    for (i = 0; i < model->parameter_count; i++) safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
-    return safetensors_write_end(&writer);
+    while (globs && next_glob(&globs, glob)) {
+        for (i = 0; i < model->parameter_count && fnmatch(glob, model->parameters[i].name, 0) != 0;) i++;
+        if (i == model->parameter_count)
+            die_usage("--grads-of: '%s' matches no parameter; they have names such as %s", glob,
+                      model->parameters[i - 1].name);
+    }
+}
+
+typedef struct {
+    uint64_t data, bytes; // where the tensors begin, and the whole file
+} GradientFile;
+
+// The header of a file of gradients, of parameters that match. file NULL: only the sizes.
+static inline GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
+    SafetensorsWriter writer = safetensors_write_begin(file);
+    GradientFile sizes;
+    size_t i;
+    for (i = 0; i < model->parameter_count; i++)
+        if (globs_match(globs, model->parameters[i].name))
+            safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
+    sizes.data = safetensors_write_end(&writer);
+    sizes.bytes = sizes.data + writer.data;
+    return sizes;
 }
 
 // Ends the program where gradients_write would: to be called before the work is done.
-static inline void gradients_check_place(const char *path, World world, const Model *model) {
+static inline void gradients_check_place(const char *path, const char *globs, World world, const Model *model) {
     OutputFile output;
     if (world.rank) return; // rank 0 makes the file
-    output_open(&output, path, gradients_write_header(NULL, model) + (uint64_t)model->elements * sizeof(float));
+    output_open(&output, path, gradients_write_header(NULL, globs, model).bytes);
     close(output.fd);
     output_discard();
 }
 
 // Rank 0 makes the file with its header, the others find it.
-static inline void gradients_open(OutputFile *output, const char *path, World world, const Model *model,
-                                  uint64_t data) {
+static inline void gradients_open(OutputFile *output, const char *path, const char *globs, World world,
+                                  const Model *model, uint64_t bytes) {
     char temporary[PATH_MAX] = "";
     if (world.rank == 0) {
-        output_open(output, path, data + (uint64_t)model->elements * sizeof(float));
-        gradients_write_header(output, model);
+        output_open(output, path, bytes);
+        gradients_write_header(output, globs, model);
         memcpy(temporary, output->temporary, sizeof(temporary));
     }
     if (world_ranks(world) == 1) return;
@@ -295,34 +336,45 @@ static inline void gradients_close(OutputFile *output, World world) {
     if (world_ranks(world) > 1) dist_barrier(); // and so is the file
 }
 
-// Every gradient in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(). The
-// gradients lie in device memory, in `stored`, as the stage of ZeRO has it; every rank writes its portions.
-static inline void gradients_write(const char *path, const Model *model, World world, const Ops *ops,
+// What is held of one parameter, from `held.first` on, into a file whose tensor begins at byte `at`; in memory it lies
+// from element `place` on.
+static inline void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p, Held held,
+                                             const Ops *ops, const void *device_gradients, DType stored, size_t place) {
+    const float *values = (const float *)(const void *)staged_reformed.bytes;
+    size_t done, n;
+    for (done = 0; done < held.count; done += n) {
+        const size_t begin = held.first + done;
+        n = min_size(held.count - done, SLAB_ELEMENTS);
+        ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, place + done),
+                      n * dtype_size(stored));
+        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, n);
+        if (p->transposed)
+            gradients_write_transposed(output, at, p, begin, n, values);
+        else
+            output_write(output, at + (uint64_t)begin * sizeof(float), values, n * sizeof(float));
+    }
+}
+
+// Gradients in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(): of the
+// parameters that match (globs_match). They lie in device memory, in `stored`, as the stage of ZeRO has it; every rank
+// writes its portions.
+static inline void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
                                    const void *device_gradients, DType stored) {
     const Sharding own = sharding_of(world, DEALT_ALWAYS), memory = sharding_of(world, DEALT_GRADIENTS);
-    Progress progress = progress_begin(stderr, "writing gradients", 0, (double)sharding_elements(model, own));
+    const GradientFile sizes = gradients_write_header(NULL, globs, model);
+    Progress progress = progress_begin(stderr, "writing gradients", 0, (double)sizes.bytes);
     OutputFile output;
-    const uint64_t data = gradients_write_header(NULL, model);
-    const float *values = (const float *)(const void *)staged_reformed.bytes;
-    size_t i, done, n;
-    gradients_open(&output, path, world, model, data);
+    uint64_t at = sizes.data;
+    size_t i;
+    gradients_open(&output, path, globs, world, model, sizes.bytes);
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const Held held = held_of(model, own, p);
-        const size_t place = held.count ? place_of(model, memory, p, held.first) : 0;
-        const uint64_t at = data + (uint64_t)p->offset * sizeof(float);
-        for (done = 0; done < held.count; done += n) {
-            const size_t begin = held.first + done;
-            n = min_size(held.count - done, SLAB_ELEMENTS);
-            ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, place + done),
-                          n * dtype_size(stored));
-            elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, n);
-            if (p->transposed)
-                gradients_write_transposed(&output, at, p, begin, n, values);
-            else
-                output_write(&output, at + (uint64_t)begin * sizeof(float), values, n * sizeof(float));
-            progress_update(&progress, (double)(held.place + done + n));
-        }
+        if (!globs_match(globs, p->name)) continue;
+        gradients_write_parameter(&output, at, p, held, ops, device_gradients, stored,
+                                  held.count ? place_of(model, memory, p, held.first) : 0);
+        at += (uint64_t)parameter_elements(p) * sizeof(float);
+        progress_update(&progress, (double)at);
     }
     progress_end(&progress);
     gradients_close(&output, world);

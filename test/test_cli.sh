@@ -69,6 +69,9 @@ refuses 2 '--json gives one answer' sample --init $TINY --chat --json
 refuses 2 '--chat needs the model.s tokenizer file' sample --init $TINY --chat --prompt hello
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
 
+refuses 2 "grads-of: 'head' matches no parameter" bp --init $TINY --seq-len 8 --grads-out "$WORK/g" --grads-of '*norm*,head'
+check 'and nothing is written' [ ! -e "$WORK/g" ]
+
 # ---- models -----------------------------------------------------------------------------------------------------------------
 refuses 1 'nothing_here' bp --model $WORK/nothing_here
 mkdir "$WORK/empty"
@@ -257,6 +260,11 @@ for options in '--lora-rank 4' '--lora-rank 4 --objective dpo' '--objective grpo
     succeeds plan --init $TINY --seq-len 50 $options --for bp --json
     check "the plan of bp $options is what it does" [ "$(json total_bytes)" = "$planned" -a "$planned" -gt 0 ]
 done
+succeeds bp --init $TINY --seq-len 50 --lora-rank 4 --grads-out "$WORK/some" --grads-of '*.1.*lora_B*' --repeat 3 --json
+check 'gradients of some adapters' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'layers.1.*lora_B')" = 7 ]
+check 'and no others' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'dtype')" = 7 ]
+check 'seconds of each pass' [ "$(sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | wc -w)" = 3 ]
+check 'and their median' [ "$(sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | tr -s ', ' '\n' | sort -g | sed -n 2p)" = "$(json seconds)" ]
 succeeds bp --init $TINY --seq-len 100 --method full --chunk 10 --json
 check 'full notes that it ignores --chunk' grep -q 'note: .*ignored' "$WORK/err"
 check 'JSON is one line' [ "$(wc -l <"$WORK/out")" = 1 ]

@@ -220,7 +220,7 @@ static void written(const char *folder) {
     batch = reference_batch(&reference);
     full = tiny_run(&model, weights, METHOD_FULL, 0, 0, &batch);
     device_write(ops_device, device, model.dtype, full.gradient, model.elements);
-    gradients_write(out, &model, world_alone(), ops_device, device, model.dtype);
+    gradients_write(out, NULL, &model, world_alone(), ops_device, device, model.dtype);
     found = reference_open(out);
     for (i = 0; i < reference.list.count; i++) {
         const SafeTensor *expected = &reference.list.tensors[i], *tensor;

@@ -266,7 +266,7 @@ TEST(gradients_as_transformers_has_them) {
             }
             ops->copy_in(device, host, bytes);
             allocation_guard = 1;
-            gradients_write(out, &model, world_alone(), ops, device, stored);
+            gradients_write(out, NULL, &model, world_alone(), ops, device, stored);
             allocation_guard = 0;
             written = read_whole(out, &written_bytes);
             memcpy(&header_bytes, written, 8);
@@ -304,7 +304,7 @@ TEST(large_gradients) {
     FoundTensor found;
     for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
     ops->copy_in(device, host, bytes);
-    gradients_write(path, &model, world_alone(), ops, device, DTYPE_FP32);
+    gradients_write(path, NULL, &model, world_alone(), ops, device, DTYPE_FP32);
     input = input_open(path);
     safetensors_read_header(&list, &input, 0);
     assert_int_equal(list.count, model.parameter_count);
@@ -319,6 +319,52 @@ TEST(large_gradients) {
     }
     safetensors_free(&list);
     input_close(&input);
+    ops->release(device, bytes);
+    model_free(&model);
+}
+
+static void check_globs(const void *context) {
+    Model model = model_of("gpt2,num_hidden_layers=2", DTYPE_FP32);
+    gradients_check_globs((const char *)context, &model);
+}
+
+// A file of some gradients has these parameters, each with the bytes that the file of all has.
+TEST(gradients_of_globs) {
+    static const struct {
+        const char *globs;
+        size_t count; // of gpt2 with two layers, which has 28
+    } cases[] = {{"*", 28}, {"transformer.ln_f.*", 2}, {"*.h.1.*,*.h.0.ln_?.weight", 14}, {"*.wte.*,*wte*", 1}};
+    const Ops *ops = ops_fenced();
+    Model model = model_of("gpt2,n_embd=64,n_head=4,vocab_size=1700,n_positions=16,num_hidden_layers=2", ops->stored);
+    const char *path[] = {"build/test_weights-all.safetensors", "build/test_weights-some.safetensors"}, *file[2];
+    size_t bytes = model.elements * sizeof(float), i, c, written, expected;
+    float *host = (float *)case_memory(bytes);
+    void *device = ops->allocate(bytes);
+    for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
+    ops->copy_in(device, host, bytes);
+    gradients_write(path[0], NULL, &model, world_alone(), ops, device, DTYPE_FP32);
+    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        size_t count = 0;
+        test_case("%s", cases[c].globs);
+        gradients_check_globs(cases[c].globs, &model);
+        gradients_write(path[1], cases[c].globs, &model, world_alone(), ops, device, DTYPE_FP32);
+        file[0] = read_whole(path[0], NULL), file[1] = read_whole(path[1], &written);
+        expected = (size_t)gradients_write_header(NULL, cases[c].globs, &model).data;
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            FoundTensor all, some;
+            assert_true(find_tensor(file[0], p->name, &all));
+            if (!find_tensor(file[1], p->name, &some)) continue;
+            count++, expected += parameter_elements(p) * sizeof(float);
+            assert_memory_equal(all.shape, some.shape, sizeof(all.shape));
+            assert_memory_equal(all.data, some.data, parameter_elements(p) * sizeof(float));
+        }
+        if (count != cases[c].count) test_fail("%zu tensors, not %zu", count, cases[c].count);
+        assert_int_equal(written, expected);
+    }
+    expect_refused(check_globs, "*.h.1.*,*.h.2.*", EXIT_USAGE, "--grads-of: '*.h.2.*' matches no parameter");
+    expect_refused(check_globs, ",*", EXIT_USAGE, "--grads-of: '' matches no parameter");
+    unlink(path[0]), unlink(path[1]);
     ops->release(device, bytes);
     model_free(&model);
 }
@@ -453,6 +499,7 @@ static const struct CMUnitTest tests[] = {
     LISTED(flat_files),
     LISTED(gradients_as_transformers_has_them),
     LISTED(large_gradients),
+    LISTED(gradients_of_globs),
     LISTED(failed_output_leaves_nothing),
     LISTED(failed_output_keeps_what_was_there),
     LISTED(memory_is_bounded),
