@@ -4,8 +4,8 @@ user's checkout (llmc_bp.h) and starts it. The result is one JSON object, the la
 to standard error.
 */
 #define PROGRAM_NAME "llmc_bp"
-#include <fnmatch.h>
 #include "../../llmc/dataloader.h"
+#include "../../llmc/dist_mpi.h" // without HAVE_MPI: this process is alone
 #include "../../llmc/json_out.h"
 #include "../../llmc/weights.h"
 #include "llmc_bp.h"
@@ -47,75 +47,29 @@ static Arguments arguments_parse(int argc, char **argv) {
     return a;
 }
 
-// ---- gradients: llm.c's run of parameters lies as in its checkpoint, which `source` is ----------------------------------------------
-// Elements begin .. begin + n of a parameter, at most SLAB_ELEMENTS, in the order of the parameter table.
-static const float *gradient_read(const WeightSource *source, size_t parameter, size_t begin, size_t n) {
-    const TensorPlace *place = &source->places[parameter];
-    const uint64_t first = (place->offset - LLMC_HEADER_INTS * sizeof(int32_t)) / dtype_size(place->type);
-    float *values = (float *)(void *)staged_reformed.bytes;
-    peer_gradients((size_t)first + begin, n, values);
-    return values;
-}
-
-static double gradient_sum_of_squares(const WeightSource *source) {
-    double sum = 0;
-    size_t i, begin, n, k;
-    for (i = 0; i < source->model.parameter_count; i++) {
-        const size_t elements = parameter_elements(&source->model.parameters[i]);
-        for (begin = 0; begin < elements; begin += n) {
-            const float *values = gradient_read(source, i, begin, n = min_size(elements - begin, SLAB_ELEMENTS));
-            for (k = 0; k < n; k++) sum += (double)values[k] * (double)values[k];
-        }
-    }
-    return sum;
-}
-
-// Whether a name matches one of "GLOB,GLOB"; NULL matches all.
-static int is_chosen(const char *name, const char *globs) {
-    char glob[256];
-    size_t length;
-    if (!globs) return 1;
-    for (; *globs; globs += length + (globs[length] == ',')) {
-        length = strcspn(globs, ",");
-        snprintf(glob, sizeof(glob), "%.*s", (int)length, globs);
-        if (!fnmatch(glob, name, 0)) return 1;
-    }
-    return 0;
-}
-
-static uint64_t chosen_header(const OutputFile *file, const Model *model, const char *globs, uint64_t *bytes) {
-    SafetensorsWriter writer = safetensors_write_begin(file);
-    size_t i;
-    for (i = 0; i < model->parameter_count; i++)
-        if (is_chosen(model->parameters[i].name, globs))
-            safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
-    *bytes = writer.data;
-    return safetensors_write_end(&writer);
-}
-
-static void chosen_write(const WeightSource *source, const char *path, const char *globs) {
+// ---- gradients ----------------------------------------------------------------------------------------------------------------------
+// All of them in the order of the parameter table, in memory of our own: llm.c's run of parameters lies as in its checkpoint, `source`.
+static float *gradients_read(const WeightSource *source) {
     const Model *model = &source->model;
-    uint64_t bytes, at = chosen_header(NULL, model, globs, &bytes);
-    OutputFile output;
-    size_t i, begin, n;
-    if (!bytes) die("--grads-of %s: no parameter has such a name", globs);
-    output_open(&output, path, at + bytes);
-    chosen_header(&output, model, globs, &bytes);
+    float *gradients = (float *)checked_calloc(model->elements, sizeof(float), "the gradients");
+    size_t i;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const size_t elements = parameter_elements(p);
-        if (!is_chosen(p->name, globs)) continue;
-        for (begin = 0; begin < elements; begin += n) {
-            const float *values = gradient_read(source, i, begin, n = min_size(elements - begin, SLAB_ELEMENTS));
-            if (p->transposed)
-                gradients_write_transposed(&output, at, p, begin, n, values);
-            else
-                output_write(&output, at + (uint64_t)begin * sizeof(float), values, n * sizeof(float));
-        }
-        at += (uint64_t)elements * sizeof(float);
+        const TensorPlace *place = &source->places[i];
+        const uint64_t first = (place->offset - LLMC_HEADER_INTS * sizeof(int32_t)) / dtype_size(place->type);
+        peer_gradients((size_t)first, parameter_elements(p), gradients + p->offset);
     }
-    output_commit(&output);
+    return gradients;
 }
+
+static double norm_of(const float *values, size_t count) {
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < count; i++) sum += (double)values[i] * (double)values[i];
+    return sqrt(sum);
+}
+
+static void copy_from_host(void *out, const void *in, size_t bytes) { memcpy(out, in, bytes); }
 
 // ---- the passes and their result ----------------------------------------------------------------------------------------------------
 // The first B x T tokens, each with the one behind it as its target.
@@ -137,15 +91,12 @@ static Batch tokens_read(const Arguments *a, size_t vocab_size) {
 // result NULL: it did not fit into memory
 static void result_print(FILE *file, const Arguments *a, const Result *result) {
     JsonOut json = json_open(file);
-    size_t i;
     json_object(&json, NULL);
     json_text(&json, "contender", "llmc");
     if (result) {
         json_number(&json, "loss", result->loss);
         json_number(&json, "grad_norm", result->grad_norm);
-        json_array(&json, "seconds");
-        for (i = 0; i < a->repeat; i++) json_number(&json, NULL, result->seconds[i]);
-        json_array_end(&json);
+        json_numbers(&json, "seconds", result->seconds, a->repeat);
         json_size(&json, "peak_bytes", result->peak_bytes);
     }
     json_text(&json, "peak_of", peer_peak_of);
@@ -165,13 +116,19 @@ int main(int argc, char **argv) {
     FILE *out = fdopen(dup(STDOUT_FILENO), "w");
     WeightSource *source = weights_open(a.checkpoint);
     const size_t positions = source->config.max_position_embeddings;
+    const World alone = {0, 0, 0, 0};
+    Ops host;
     Batch batch;
     Result result;
+    float *gradients;
     size_t i;
     if (!out || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) die("standard output: %s", strerror(errno));
     if (a.seq_len > positions)
         die("--seq-len %zu: this model has %zu positions, and llm.c reads none beyond; give a shorter one", a.seq_len,
             positions);
+    if (a.grads_out) gradients_check_globs(a.grads_of, &source->model);
+    memset(&host, 0, sizeof(host));
+    host.copy_out = copy_from_host; // gradients_write needs no more
     batch = tokens_read(&a, source->config.vocab_size);
     result.seconds = (double *)checked_calloc(a.repeat, sizeof(double), "timings");
     if (!peer_open(a.checkpoint, &settings)) {
@@ -180,8 +137,9 @@ int main(int argc, char **argv) {
     }
     for (i = 0; i < a.repeat; i++) result.loss = peer_pass(batch.tokens, batch.targets, &result.seconds[i]);
     result.peak_bytes = peer_peak_bytes();
-    result.grad_norm = sqrt(gradient_sum_of_squares(source));
-    if (a.grads_out) chosen_write(source, a.grads_out, a.grads_of);
+    gradients = gradients_read(source);
+    result.grad_norm = norm_of(gradients, source->model.elements);
+    if (a.grads_out) gradients_write(a.grads_out, a.grads_of, &source->model, alone, &host, gradients, DTYPE_FP32);
     result_print(out, &a, &result);
     return 0;
 }

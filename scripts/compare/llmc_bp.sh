@@ -4,7 +4,7 @@
 #   scripts/compare/llmc_bp.sh --llmc CHECKOUT --model DIR --tokens FILE --seq-len T [--batch B] [--repeat R] [--device cpu|cuda]
 #       [--dtype fp32|bf16] [--threads N] [--memory-limit BYTES] [--recompute 0|1|2] [--grads-out FILE] [--grads-of 'GLOB,GLOB']
 # --recompute (cuda): what llm.c's -r recomputes, 1 GELU (its default and ours), 2 norms, too. --chunk and --logits-chunk mean nothing here.
-# TRAIN: our program, ./train. CC, NVCC, ARCHS, CUDNN, CUDNN_FRONTEND, MAKE-like: as the Makefile has them.
+# TRAIN: our program, ./train. CC, NVCC, ARCHS, CUDNN, CUDNN_FRONTEND: as for make. BUILD_ONLY=1: builds, and runs nothing.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 TRAIN=${TRAIN:-$root/train}
@@ -89,8 +89,11 @@ build_driver() {
         make_object "$attention" "$NVCC" $flags -I"$llmc" -c "$llmc/llmc/cudnn_att.cpp" -o "$attention"
     fi
     make_object "$driver.o" "$NVCC" $flags -I"$llmc" -c "$here/llmc_bp_cuda.cu" -o "$driver.o"
-    make_object "$driver" "$NVCC" "$build/llmc_bp.o" "$driver.o" $attention ${CUDNN:+-L"$CUDNN/lib" -Xlinker "-rpath,$CUDNN/lib"} -lcublas -lcublasLt \
-        ${cudnn:+-lcudnn} $([ -e /usr/include/nvml.h ] && echo -lnvidia-ml) -lcjson -lm -o "$driver"
+    toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v "$NVCC")")")")
+    rpath="-Xlinker -rpath,$toolkit/lib64"
+    [ -n "$cudnn" ] && libraries="${CUDNN:+-L$CUDNN/lib -Xlinker -rpath,$CUDNN/lib} -lcudnn" || libraries=
+    [ -e "$toolkit/include/nvml.h" ] && libraries="$libraries -lnvidia-ml"
+    make_object "$driver" "$NVCC" "$build/llmc_bp.o" "$driver.o" $attention $rpath -lcublas -lcublasLt $libraries -lcjson -lm -o "$driver"
 }
 
 # ---- one run ----------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,6 @@ const char *const peer_attention = "plain loops, T x T scores kept", *const peer
 static GPT2 model;
 static size_t batch, seq_len, peak_at_start;
 
-size_t dist_local_ranks(void) { return 1; }
-
 size_t peer_peak_bytes(void) { return memory_peak() - peak_at_start; }
 
 // Weights, their gradients, activations and theirs.

@@ -3,6 +3,16 @@ llm.c's GPU trainer behind llmc_bp.h: bf16, or fp32 with -DENABLE_FP32; with -DE
 cuDNN's. -I<checkout> comes first; TESTING leaves its main() out, as in llm.c's own tests. One process, no optimizer state.
 */
 #define TESTING
+#include <cuda_runtime.h>
+#if CUDART_VERSION >= 13000
+// The call of CUDA 12, a number for the place, which llm.c makes; 13 wants a description of it.
+static inline cudaError_t cudaMemAdvise(const void *memory, size_t bytes, cudaMemoryAdvise advice, int device) {
+    cudaMemLocation place = {};
+    place.type = device == cudaCpuDeviceId ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+    place.id = device == cudaCpuDeviceId ? 0 : device;
+    return cudaMemAdvise(memory, bytes, advice, place);
+}
+#endif
 #include "train_gpt2.cu"
 #include "llmc_bp.h"
 #include <vector>
