@@ -4,7 +4,7 @@
 #   scripts/compare/llmc_bp.sh --llmc CHECKOUT --model DIR --tokens FILE --seq-len T [--batch B] [--repeat R] [--device cpu|cuda]
 #       [--dtype fp32|bf16] [--threads N] [--memory-limit BYTES] [--recompute 0|1|2] [--grads-out FILE] [--grads-of 'GLOB,GLOB']
 # --recompute (cuda): what llm.c's -r recomputes, 1 GELU (its default and ours), 2 norms, too. --chunk and --logits-chunk mean nothing here.
-# TRAIN: our program, ./train. CC, NVCC, ARCHS, CUDNN, CUDNN_FRONTEND: as for make. BUILD_ONLY=1: builds, and runs nothing.
+# TRAIN: our program, ./train or the one of this device and dtype below build/. CC, NVCC, ARCHS, CUDNN, CUDNN_FRONTEND: as for make. BUILD_ONLY=1: builds, and runs nothing.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 TRAIN=${TRAIN:-$root/train}
@@ -51,7 +51,8 @@ esac
 [ -f "$model/config.json" ] || fail 2 "--model $model: holds no config.json"
 grep -q '"model_type": *"gpt2"' "$model/config.json" || fail 2 "--model $model: llm.c has GPT-2 only, this is another family"
 [ -f "$tokens" ] || fail 2 "--tokens $tokens: there is no such file"
-[ -x "$TRAIN" ] || fail 1 "there is no $TRAIN yet; run make first, or name the program with TRAIN="
+[ -x "$TRAIN" ] || TRAIN=$root/build/$device-$dtype/train
+[ -x "$TRAIN" ] || fail 1 "there is no ./train yet; run make first, or name the program with TRAIN="
 llmc=$(cd "$llmc" && pwd)
 
 # ---- the driver -------------------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ make_object() {
     output=$1
     shift
     [ -f "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$*" ] &&
-        [ -z "$(find "$here" "$root/llmc" "$llmc/$main" "$llmc/llmc" -type f -newer "$output" | head -n 1)" ] && return
+        [ -z "$(find "$here"/llmc* "$root/llmc" "$llmc/$main" "$llmc/llmc" -type f -newer "$output" | head -n 1)" ] && return
     rm -f "$output"
     "$@" >&2 || fail 1 "$output was not built; the compiler says why above"
     echo "$*" >"$output.command"
