@@ -11,7 +11,7 @@
 # Every part goes on after a case that fails, leaves a case out that would not end in time, and prints a summary last; exit status 1 where
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
 # OUT gets one small file: PART.json, speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
-# LENGTHS: some of the lengths of peers-2k-64k, so that the whole model fits into a part.
+# LENGTHS, CONTENDERS: of peers-2k-64k and longest, fewer or others, so that all layers fit into the time, or the rest is measured.
 # TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
 # paper's code), LLMC, CUDNN, CUDNN_FRONTEND: as the programs that are called have them.
 set -u
@@ -120,16 +120,24 @@ speed() { # length, repeats, a method beside stream
 }
 
 everyone=stream,stream-keep,checkpoint,hf,hf-chunked,paper
-peers() { # lengths: as many layers as end in time, half of them again and again
+peers() { # lengths, contenders: as many layers as end in time, half of them again and again
     layers=$("$TRAIN" info --init "$MODEL" --json --quiet 2>/dev/null | json_number num_hidden_layers)
     shape=$MODEL
     while :; do
-        seconds=$(compare_seconds "$shape" 3 "$1" $everyone)
+        seconds=$(compare_seconds "$shape" 3 "$1" "$2")
         [ "$seconds" -lt $((LIMIT - 5 * $(gigabytes "$shape") - 20)) ] || [ "$layers" -lt 2 ] && break
         layers=$((layers / 2)) shape=$MODEL,num_hidden_layers=$((layers))
     done
     [ "$shape" = "$MODEL" ] || say "NOTE: $layers layers of $MODEL, so that all contenders end in time"
-    provide "$shape" && compare "$part" "$seconds" --model "$weights" --seq-lens "$1" --contenders $everyone
+    provide "$shape" && compare "$part" "$seconds" --model "$weights" --seq-lens "$1" --contenders "$2"
+}
+
+# Others find theirs by about 6 passes of a process each, ours are planned and confirmed by one.
+longest() { # contenders
+    others=$(echo "$1" | tr , '\n' | grep -cvE '^(stream|checkpoint)') ours=$(echo "$1" | tr , '\n' | grep -cE '^(stream|checkpoint)')
+    seconds=$((others * 6 * ($(seconds_of 2 "$MODEL" --seq-len 20000) + $(load "$MODEL"))))
+    seconds=$((seconds + ours * ($(seconds_of 1 "$MODEL" --seq-len 150000) + $(load "$MODEL")) + $(compare_seconds "$MODEL" 2 16384 "stream,$1")))
+    provide "$MODEL" && compare longest $seconds --model "$weights" --seq-lens 16384 --repeat 2 --contenders "$1" --longest --memory-limit "$MEMORY"
 }
 
 case $part in
@@ -143,10 +151,8 @@ build)
     ;;
 speed-32k) speed 32768 5 checkpoint ;;
 speed-128k) speed 131072 2 '' ;;
-peers-2k-64k) peers "${LENGTHS:-2048,4096,8192,16384,32768,65536}" ;;
-longest)
-    provide "$MODEL" && compare longest 420 --model "$weights" --seq-lens 2048 --repeat 2 --contenders $everyone --longest --memory-limit "$MEMORY"
-    ;;
+peers-2k-64k) peers "${LENGTHS:-2048,4096,8192,16384,32768,65536}" "${CONTENDERS:-$everyone}" ;;
+longest) longest "${CONTENDERS:-stream,hf-chunked,paper}" ;;
 chunks)
     chunks=512,1024,2048,4096,8192
     provide "$MODEL" && compare chunks "$(compare_seconds "$MODEL" 3 32768 stream,stream,stream,stream,stream,stream)" --model "$weights" \
