@@ -12,6 +12,7 @@
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
 # OUT gets one small file: PART.json, speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
 # LENGTHS, CONTENDERS: of peers-2k-64k and longest, fewer or others, so that all layers fit into the time, or the rest is measured.
+# MODEL=gpt2-xl LENGTHS=512,1024 CONTENDERS=stream,checkpoint,hf-chunked,llmc: beside llm.c.
 # TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
 # paper's code), LLMC, CUDNN, CUDNN_FRONTEND: as the programs that are called have them.
 set -u
@@ -21,7 +22,7 @@ TRAIN=${TRAIN:-./train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-h200} MEMORY
 TESTS=${TESTS:-attention ops golden bp methods} PYTHON=${PYTHON:-python3}
 dry=
 [ "${1:-}" = --dry ] && dry=1 && shift
-[ $# = 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 2 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 part=$1 out=$2
 store=${STORE:-build/evidence} # weights, and compare.py's folders: kept as long as the machine is
 mkdir -p "$out" "$store" || exit 1

@@ -1,10 +1,12 @@
 #!/bin/sh
-# llm.c as a contender of compare.py: builds a driver around the user's own checkout of it (build/compare/, again when something changed),
-# converts the model to its format, and prints what its forward and backward passes took as one line of JSON.
+# llm.c as a contender of compare.py: builds a driver around the user's own checkout of it (in build/compare/, again when something
+# changed), converts the model to its format, and prints what its forward and backward passes took as one line of JSON.
 #   scripts/compare/llmc_bp.sh --llmc CHECKOUT --model DIR --tokens FILE --seq-len T [--batch B] [--repeat R] [--device cpu|cuda]
-#       [--dtype fp32|bf16] [--threads N] [--memory-limit BYTES] [--recompute 0|1|2] [--grads-out FILE] [--grads-of 'GLOB,GLOB']
-# --recompute (cuda): what llm.c's -r recomputes, 1 GELU (its default and ours), 2 norms, too. --chunk and --logits-chunk mean nothing here.
-# TRAIN: our program, ./train or the one of this device and dtype below build/. CC, NVCC, ARCHS, CUDNN, CUDNN_FRONTEND: as for make. BUILD_ONLY=1: builds, and runs nothing.
+#       [--dtype fp32|bf16] [--threads N] [--memory-limit BYTES] [--recompute 0|1|2] [--train PROGRAM]
+#       [--grads-out FILE] [--grads-of 'GLOB,GLOB']
+# --recompute (cuda): what llm.c's -r recomputes: 1 GELU (the default there and here), 2 norms, too. --chunk and --logits-chunk mean
+# nothing here. --train, or TRAIN: our program [./train, or the one of this device and dtype below build/]. CC, NVCC, ARCHS, CUDNN,
+# CUDNN_FRONTEND: as for make. BUILD_ONLY=1: builds, and runs nothing.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 TRAIN=${TRAIN:-$root/train}
@@ -27,6 +29,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     --llmc) llmc=$2 ;;
     --model) model=$2 ;;
+    --train) TRAIN=$2 ;;
     --device) device=$2 ;;
     --dtype) dtype=$2 ;;
     --threads) threads=$2 ;;
