@@ -1,6 +1,6 @@
 /*
-Writing llm.c's GPT-2 checkpoints, which its trainers start from (llmc_gpt2.h says how they lie). The vocabulary is padded with rows
-of zeros, as llm.c's own are. Nothing of the model is held.
+Writing llm.c's GPT-2 checkpoints, which its trainers start from (llmc_gpt2.h says how they lie). The vocabulary is
+padded with rows of zeros, as llm.c's own are. Nothing of the model is held.
 */
 #ifndef LLMC_LLMC_GPT2_WRITE_H
 #define LLMC_LLMC_GPT2_WRITE_H

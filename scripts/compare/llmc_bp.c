@@ -1,7 +1,7 @@
 /*
-One forward and backward pass of llm.c, several times, as a contender of compare.py: llmc_bp.sh converts the model, builds this against the
-user's checkout (llmc_bp.h) and starts it. The result is one JSON object, the last line on standard output; what llm.c prints goes
-to standard error.
+One forward and backward pass of llm.c, several times, as a contender of compare.py: llmc_bp.sh converts the model,
+builds this against the user's checkout (llmc_bp.h) and starts it. The result is one JSON object, the last line on
+standard output; what llm.c prints goes to standard error.
 */
 #define PROGRAM_NAME "llmc_bp"
 #include "../../llmc/dataloader.h"
@@ -47,8 +47,8 @@ static Arguments arguments_parse(int argc, char **argv) {
     return a;
 }
 
-// ---- gradients ----------------------------------------------------------------------------------------------------------------------
-// All of them in the order of the parameter table, in memory of our own: llm.c's run of parameters lies as in its checkpoint, `source`.
+// ---- gradients ----------------------------------------------------------------------------------------------------
+// All of them in the order of the parameter table. llm.c's run of parameters lies as in its checkpoint, `source`.
 static float *gradients_read(const WeightSource *source) {
     const Model *model = &source->model;
     float *gradients = (float *)checked_calloc(model->elements, sizeof(float), "the gradients");
@@ -71,7 +71,7 @@ static double norm_of(const float *values, size_t count) {
 
 static void copy_from_host(void *out, const void *in, size_t bytes) { memcpy(out, in, bytes); }
 
-// ---- the passes and their result ----------------------------------------------------------------------------------------------------
+// ---- the passes and their result ----------------------------------------------------------------------------------
 // The first B x T tokens, each with the one behind it as its target.
 static Batch tokens_read(const Arguments *a, size_t vocab_size) {
     DataSettings settings;

@@ -1,7 +1,7 @@
 /*
-What llmc_bp.c asks of a build of llm.c: llmc_bp_cpu.c and llmc_bp_cuda.cu answer, each around the training program of the user's own
-checkout (a translation unit by itself: both sides call things by the same names). Gradients are counted in elements of llm.c's one
-run of parameters, which lie there as in its checkpoints.
+What llmc_bp.c asks of a build of llm.c: llmc_bp_cpu.c and llmc_bp_cuda.cu answer, each around the training program of
+the user's own checkout (a translation unit by itself: both sides call things by the same names). Gradients are
+counted in elements of llm.c's one run of parameters, which lie there as in its checkpoints.
 */
 #ifndef COMPARE_LLMC_BP_H
 #define COMPARE_LLMC_BP_H

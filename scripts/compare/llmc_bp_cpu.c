@@ -1,5 +1,6 @@
 /*
-llm.c's CPU trainer behind llmc_bp.h. -I<checkout> comes first; TESTING leaves its main() out, as in llm.c's own tests.
+llm.c's CPU trainer behind llmc_bp.h. -I<checkout> comes first; TESTING leaves its main() out, as in llm.c's own
+tests.
 */
 #define TESTING
 #include "train_gpt2.c"

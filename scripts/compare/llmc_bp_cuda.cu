@@ -1,6 +1,7 @@
 /*
-llm.c's GPU trainer behind llmc_bp.h: bf16, or fp32 with -DENABLE_FP32; with -DENABLE_CUDNN and its llmc/cudnn_att.cpp the attention is
-cuDNN's. -I<checkout> comes first; TESTING leaves its main() out, as in llm.c's own tests. One process, no optimizer state.
+llm.c's GPU trainer behind llmc_bp.h: bf16, or fp32 with -DENABLE_FP32; with -DENABLE_CUDNN and its llmc/cudnn_att.cpp
+the attention is cuDNN's. -I<checkout> comes first; TESTING leaves its main() out, as in llm.c's own tests. One
+process, no optimizer state.
 */
 #define TESTING
 #include <cuda_runtime.h>
