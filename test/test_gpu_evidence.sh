@@ -6,7 +6,7 @@ EVIDENCE=scripts/compare/gpu_evidence.sh
 evidence() { # exit status, variables..., arguments
     wanted=$1
     shift
-    env STORE="$WORK/store" TRAIN="$TRAIN_PLAIN" "$@" >"$WORK/out" 2>"$WORK/err"
+    env CONTENDERS= LENGTHS= STORE="$WORK/store" TRAIN="$TRAIN_PLAIN" "$@" >"$WORK/out" 2>"$WORK/err"
     check "exit $wanted of $*" [ $? = "$wanted" ]
 }
 says() { check "$1" grep -qE -- "$2" "$WORK/err"; }
@@ -47,4 +47,9 @@ check 'a line for each case' [ "$(grep -c '"part": "speed-32k"' "$WORK/told/spee
 check 'its result, or none' [ "$(grep -c '"result": {"loss": 1.5}}$' "$WORK/told/speed.jsonl") $(grep -c '"result": null}$' "$WORK/told/speed.jsonl")" = '2 1' ]
 evidence 0 PASS_SECONDS=200 TRAIN="$WORK/train" $EVIDENCE speed-32k "$WORK/late"
 says 'what would not end is left out' '^checkpoint at 32768 *left out *1[0-9][0-9][0-9] .* s were left$'
+
+# ---- compare.py fails: no GPU, or no model ---------------------------------------------------------------------------------------
+evidence 1 TRAIN="$WORK/train" $EVIDENCE chunks "$WORK/failed"
+says 'a comparison that fails' '^chunks *FAILED '
+check 'leaves no empty file' [ -z "$(ls "$WORK/failed")" ]
 finish

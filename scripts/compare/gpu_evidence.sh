@@ -6,12 +6,12 @@
 #     speed-128k    the same at 131072 tokens, without checkpointing
 #     peers-2k-64k  $MODEL beside transformers and the paper's code; fewer layers where all of them would take too long
 #     longest       8B shape: the longest sequence of each within $MEMORY
-#     table1 table2 figure3   the paper's (paper_tables.sh)
+#     table1 table2 figure3   the paper's (MODEL=qwen3-14b: another panel of Figure 3)
 #     chunks        8B shape at 32768 tokens, chunk by chunk size
 # Every part goes on after a case that fails, leaves a case out that would not end in time, and prints a summary last; exit status 1 where
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
-# OUT gets one small file: PART.json, speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
-# LENGTHS, CONTENDERS: of peers-2k-64k and longest, fewer or others, so that all layers fit into the time, or the rest is measured.
+# OUT gets a small file: PART.json, of table2 four, speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
+# CONTENDERS, LENGTHS (of peers-2k-64k): fewer or others, so that all layers fit into the time, or the rest is measured.
 # MODEL=gpt2-xl LENGTHS=512,1024 CONTENDERS=stream,checkpoint,hf-chunked,llmc: beside llm.c.
 # TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
 # paper's code), LLMC, CUDNN, CUDNN_FRONTEND: as the programs that are called have them.
@@ -104,11 +104,13 @@ pass() {
 compare() {
     name=$1 estimate=$2
     shift 2
+    rm -f "$store/$part/compare.json"
     try "$name" "$estimate" scripts/compare/compare.py --train "$TRAIN" --dtype bf16 --device cuda --python "$PYTHON" ${PAPER:+--paper "$PAPER"} \
         ${PAPER_PYTHON:+--paper-python "$PAPER_PYTHON"} ${LLMC:+--llmc "$LLMC"} --resume --timeout "$(left)" --out "$store/$part" "$@"
     [ -n "$dry" ] && return
     cat "$work/output"
-    cp "$store/$part/compare.json" "$out/$name.json" 2>/dev/null || cat "$store/$part"/cases/*.json >"$out/$name-cases.json" # cut off: what it has
+    cp "$store/$part/compare.json" "$out/$name.json" 2>/dev/null && return
+    cat "$store/$part"/cases/*.json >"$out/$name-cases.json" 2>/dev/null || rm -f "$out/$name-cases.json" # cut off: what it has
 }
 
 # ---- the parts -----------------------------------------------------------------------------------------------------------------
@@ -141,6 +143,24 @@ longest() { # contenders
     provide "$MODEL" && compare longest $seconds --model "$weights" --seq-lens 16384 --repeat 2 --contenders "$1" --longest --memory-limit "$MEMORY"
 }
 
+# The paper's, at its lengths and chunks; k = 1000 tokens.
+table1() { # contenders
+    lengths=$(awk -F, '$1 == "table1_bp_seconds" { sub("k", "000", $4); print $4 }' $PAPER_TABLES | paste -sd ,)
+    provide qwen3-4b && compare table1 "$(compare_seconds qwen3-4b 3 "$lengths" "$1")" --model "$weights" --seq-lens "$lengths" --chunk T/3 --contenders "$1"
+}
+table2() { # contenders; its times at batch 1 are those of Table 1 at 12k
+    provide qwen3-4b || return
+    for batch in $(awk -F, '$1 == "table2_seconds_per_sample" { sub("batch ", "", $3); print $3 }' $PAPER_TABLES); do
+        compare "table2-batch$batch" "$(compare_seconds qwen3-4b $((2 * batch)) 12000 "$1")" --model "$weights" --seq-lens 12000 --batch "$batch" \
+            --repeat 2 --chunk T/3 --contenders "$1"
+    done
+}
+figure3() { # contenders; `longest` has where the curves end
+    lengths=4000,8000,16000,32000,64000
+    provide "$MODEL" && compare figure3 "$(compare_seconds "$MODEL" 2 $lengths "$1")" --model "$weights" --seq-lens $lengths --repeat 2 $PAPER_CHUNKS \
+        --memory-limit "$MEMORY" --contenders "$1"
+}
+
 case $part in
 build)
     try 'program, bf16' 240 make BACKEND=cuda PRECISION=bf16 ARCHS="$ARCHS"
@@ -159,7 +179,9 @@ chunks)
     provide "$MODEL" && compare chunks "$(compare_seconds "$MODEL" 3 32768 stream,stream,stream,stream,stream,stream)" --model "$weights" \
         --seq-lens 32768 --contenders stream --chunks $chunks
     ;;
-table1 | table2 | figure3) ;;
+table1) table1 "${CONTENDERS:-stream,checkpoint,paper}" ;;
+table2) table2 "${CONTENDERS:-stream,checkpoint,paper}" ;;
+figure3) figure3 "${CONTENDERS:-stream,checkpoint,paper}" ;;
 *)
     say "gpu_evidence.sh: there is no part '$part'; parts are build, speed-32k, speed-128k, peers-2k-64k, longest, table1, table2, figure3, chunks"
     exit 2
