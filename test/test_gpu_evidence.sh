@@ -24,6 +24,8 @@ evidence 0 $EVIDENCE --dry peers-2k-64k "$WORK/dry"
 says 'fewer layers are said' '^NOTE: 9 layers of qwen3-8b'
 evidence 0 LENGTHS=32768 $EVIDENCE --dry peers-2k-64k "$WORK/dry"
 check 'all layers where they end in time' [ "$(grep -c '^NOTE' "$WORK/err")" = 0 ]
+evidence 2 MODEL=gpt2 $EVIDENCE --dry figure3 "$WORK/none"
+says 'a model that the paper has not' 'MODEL=gpt2 is not in Figure 3'
 evidence 2 $EVIDENCE speed-1k "$WORK/none"
 says 'the parts are named' "there is no part 'speed-1k'; parts are build, speed-32k"
 evidence 2 $EVIDENCE speed-32k

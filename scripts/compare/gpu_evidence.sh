@@ -10,7 +10,7 @@
 #     chunks        8B shape at 32768 tokens, chunk by chunk size
 # Every part goes on after a case that fails, leaves a case out that would not end in time, and prints a summary last; exit status 1 where
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
-# OUT gets a small file: PART.json, of table2 four, speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
+# OUT gets a small file: PART.json (fig3-MODEL.json, of table2 four), speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
 # CONTENDERS, LENGTHS (of peers-2k-64k): fewer or others, so that all layers fit into the time, or the rest is measured.
 # MODEL=gpt2-xl LENGTHS=512,1024 CONTENDERS=stream,checkpoint,hf-chunked,llmc: beside llm.c.
 # TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
@@ -104,13 +104,13 @@ pass() {
 compare() {
     name=$1 estimate=$2
     shift 2
-    rm -f "$store/$part/compare.json"
+    rm -f "$store/$name/compare.json"
     try "$name" "$estimate" scripts/compare/compare.py --train "$TRAIN" --dtype bf16 --device cuda --python "$PYTHON" ${PAPER:+--paper "$PAPER"} \
-        ${PAPER_PYTHON:+--paper-python "$PAPER_PYTHON"} ${LLMC:+--llmc "$LLMC"} --resume --timeout "$(left)" --out "$store/$part" "$@"
+        ${PAPER_PYTHON:+--paper-python "$PAPER_PYTHON"} ${LLMC:+--llmc "$LLMC"} --resume --timeout "$(left)" --out "$store/$name" "$@"
     [ -n "$dry" ] && return
     cat "$work/output"
-    cp "$store/$part/compare.json" "$out/$name.json" 2>/dev/null && return
-    cat "$store/$part"/cases/*.json >"$out/$name-cases.json" 2>/dev/null || rm -f "$out/$name-cases.json" # cut off: what it has
+    cp "$store/$name/compare.json" "$out/$name.json" 2>/dev/null && return
+    cat "$store/$name"/cases/*.json >"$out/$name-cases.json" 2>/dev/null || rm -f "$out/$name-cases.json" # cut off: what it has
 }
 
 # ---- the parts -----------------------------------------------------------------------------------------------------------------
@@ -143,22 +143,24 @@ longest() { # contenders
     provide "$MODEL" && compare longest $seconds --model "$weights" --seq-lens 16384 --repeat 2 --contenders "$1" --longest --memory-limit "$MEMORY"
 }
 
-# The paper's, at its lengths and chunks; k = 1000 tokens.
+# The paper's, at its lengths and chunks, in folders named as paper_tables.sh names its own; k = 1000 tokens.
 table1() { # contenders
     lengths=$(awk -F, '$1 == "table1_bp_seconds" { sub("k", "000", $4); print $4 }' $PAPER_TABLES | paste -sd ,)
-    provide qwen3-4b && compare table1 "$(compare_seconds qwen3-4b 3 "$lengths" "$1")" --model "$weights" --seq-lens "$lengths" --chunk T/3 --contenders "$1"
+    provide qwen3-4b && compare table1 "$(compare_seconds qwen3-4b 3 "$lengths" "$1")" --model "$weights" --seq-lens "$lengths" --chunk T/3 \
+        --logits-chunk 100 --contenders "$1"
 }
-table2() { # contenders; its times at batch 1 are those of Table 1 at 12k
+table2() { # contenders; the paper's times at batch 1 are those of its Table 1 at 12k
     provide qwen3-4b || return
     for batch in $(awk -F, '$1 == "table2_seconds_per_sample" { sub("batch ", "", $3); print $3 }' $PAPER_TABLES); do
-        compare "table2-batch$batch" "$(compare_seconds qwen3-4b $((2 * batch)) 12000 "$1")" --model "$weights" --seq-lens 12000 --batch "$batch" \
-            --repeat 2 --chunk T/3 --contenders "$1"
+        compare "table2-$batch" "$(compare_seconds qwen3-4b $((2 * batch)) 12000 "$1")" --model "$weights" --seq-lens 12000 --batch "$batch" \
+            --repeat 2 --chunk T/3 --logits-chunk 100 --contenders "$1"
     done
 }
-figure3() { # contenders; `longest` has where the curves end
-    lengths=4000,8000,16000,32000,64000
-    provide "$MODEL" && compare figure3 "$(compare_seconds "$MODEL" 2 $lengths "$1")" --model "$weights" --seq-lens $lengths --repeat 2 $PAPER_CHUNKS \
-        --memory-limit "$MEMORY" --contenders "$1"
+figure3() { # contenders; some points of the paper's curve, whose end is for `longest`
+    lengths=$(awk -F, -v m="$MODEL" '$1 == m && $2 == "stream" && $3 < 66000 && n++ % 3 == 0 { print $3 }' scripts/paper/fig3_bp_memory.csv | paste -sd ,)
+    [ -n "$lengths" ] || { say "gpu_evidence.sh: MODEL=$MODEL is not in Figure 3; qwen3-8b and qwen3-14b are" && exit 2; }
+    provide "$MODEL" && compare "fig3-$MODEL" "$(compare_seconds "$MODEL" 2 "$lengths" "$1")" --model "$weights" --seq-lens "$lengths" --repeat 2 \
+        $PAPER_CHUNKS --memory-limit "$MEMORY" --contenders "$1"
 }
 
 case $part in
