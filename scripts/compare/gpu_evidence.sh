@@ -10,7 +10,8 @@
 #     chunks        8B shape at 32768 tokens, chunk by chunk size
 # Every part goes on after a case that fails, leaves a case out that would not end in time, and prints a summary last; exit status 1 where
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
-# OUT gets a small file: PART.json (fig3-MODEL.json, of table2 four), speed.jsonl of both speeds, test-*.json of build. --dry: prints commands and estimates only.
+# OUT gets a small file: PART.json (fig3-MODEL.json, of table2 four), speed.jsonl of both speeds, test-*.json of build. --dry: commands and
+# estimates only.
 # CONTENDERS, LENGTHS (of peers-2k-64k): fewer or others, so that all layers fit into the time, or the rest is measured.
 # MODEL=gpt2-xl LENGTHS=512,1024 CONTENDERS=stream,checkpoint,hf-chunked,llmc: beside llm.c.
 # TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
