@@ -330,7 +330,7 @@ def make(name, options):
             ["--checkout", options.paper or ""],
         )
     if name == "llmc":
-        return Llmc(name, options, [os.path.join(HERE, "llmc_bp.sh"), "--llmc", options.llmc or ""])
+        return Llmc(name, options, [os.path.join(HERE, "llmc_bp.sh"), "--train", options.train, "--llmc", options.llmc or ""])
     return Ours(name, options, options.chunk)
 
 
