@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -275,6 +276,7 @@ def finish(o, records, longest, left_out, clocks_before):
 
 def main():
     o = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     o.command = command_line(sys.argv[1:])
     settle(o)
     try:

@@ -127,6 +127,9 @@ class Contender:
             os.killpg(process.pid, signal.SIGKILL)  # a session of its own: nothing but this contender
             stdout, stderr = process.communicate()
             error = f"timed out after {timeout:g} s"
+        except BaseException:  # whoever ends us ends it, too
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         if process.returncode != 0 and error is None:
             error = MEMORY_ERROR if self.memory_error(stderr) else f"failed: {last_line(stderr)}"
             with open(os.path.join(self.options.out, f"{self.name.replace('/', '_')}.stderr"), "w") as file:
