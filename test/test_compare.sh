@@ -84,15 +84,16 @@ says 'too little memory is a result' '^| .large. | 128 | out of memory |' out
 check 'of that length only' [ -n "$(field large 64 time_ratio)" ]
 check 'neither is a failure' [ "$(grep -cE '^FAILED: (hangs|large)' "$WORK/err")" = 0 ]
 # who is ended ends the contender that runs
-: >"$WORK/calls"
-FAKE_CALLS=$WORK/calls FAKE_BREAK=sleep python3 scripts/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens 32 --device cpu --no-picture \
+: >"$WORK/begun"
+FAKE_CALLS=$WORK/begun FAKE_BREAK=sleep python3 scripts/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens 32 --device cpu --no-picture \
     --out "$WORK/ended" --contenders fake --contender "$FAKE" >/dev/null 2>&1 &
 ended=$!
-for _ in $(seq 200); do [ -s "$WORK/calls" ] || sleep 0.1; done
+for _ in $(seq 200); do [ -s "$WORK/begun" ] || sleep 0.1; done
 kill -TERM $ended
 wait $ended
 check 'exit 143 of one that is ended' [ $? = 143 ]
-check 'its contender is ended, too' [ "$(grep -las "fake_contender.*$WORK/ended" /proc/[0-9]*/cmdline | wc -l)" = 0 ]
+check 'its contender is ended, too' [ "$(for process in /proc/[0-9]*; do tr '\0' ' ' <"$process/cmdline"; echo; done 2>/dev/null |
+    grep -c "[f]ake_contender.*$WORK/ended")" = 0 ]
 check 'thirteen are' [ "$(grep -c '^FAILED: ' "$WORK/err")" = 13 ]
 
 # ---- the same run again ------------------------------------------------------------------------------------------------------
