@@ -26,24 +26,10 @@ case $device in
 esac
 ${MAKE:-make} --no-print-directory BACKEND=cuda PRECISION="$PRECISION" "$BUILD/train" "$BUILD/bench" >&2
 
-# Dense TFLOP/s without sparsity that NVIDIA's data sheets name, fp32 accumulation: bf16 by the matrix units, fp32 without TF32.
-# A device that is not here gets no share of its peak, only that of the product that was measured.
-#   name contains   bf16   fp32
-peaks="
-    H100 PCIe       756    51
-    H100 NVL        835    60
-    H100            989    67
-    H200            989    67
-    H800 PCIe       756    51
-    H800            989    67
-    A100            312    19.5
-    A800            312    19.5
-    L40S            362    91.6
-    RTX 4090        165.2  82.6
-"
-peak=$(echo "$peaks" | awk -v device="$device" -v column="$([ "$PRECISION" = bf16 ] && echo 1 || echo 0)" '
-    NF { name = $1; for (i = 2; i <= NF - 2; i++) name = name " " $i
-         if (index(device, name)) { print $(NF - column); exit } }')
+# A device that is not in the list gets no share of its peak, only that of the product that was measured.
+peak=$(awk -v device="$device" -v column="$([ "$PRECISION" = bf16 ] && echo 1 || echo 0)" '
+    NF && $1 != "#" { name = $1; for (i = 2; i <= NF - 2; i++) name = name " " $i
+         if (index(device, name)) { print $(NF - column); exit } }' scripts/gpu_peaks.txt)
 echo "$device: peak ${peak:-unknown} TFLOP/s ($PRECISION)" >&2
 
 folder=$(mktemp -d)

@@ -312,8 +312,8 @@ static const OptionRow option_rows[] = {
     {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
      "Hugging Face folder to write"},
-    {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf",
-     "what to write: a flat .bin or a Hugging Face folder; auto: flat where --out ends in .bin"},
+    {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf|llmc",
+     "what to write: a flat .bin, a Hugging Face folder or llm.c's GPT-2 .bin; auto: flat where --out ends in .bin"},
     {"like", OPTION_STRING, AT(like), NULL, NO_RANGE, ON(CONVERT), "DIR",
      "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken"},
     {"max-shard-size", OPTION_BYTES, AT(max_shard_size), "5GB", 1, 9e18, ON(CONVERT), "BYTES",

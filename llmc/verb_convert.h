@@ -5,11 +5,12 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #define LLMC_VERB_CONVERT_H
 #include "hf_write.h"
 #include "json_out.h"
+#include "llmc_gpt2_write.h"
 #include "merge.h"
 #include "run.h"
 #include "weights.h"
 
-// Whether to write a Hugging Face folder, and not a flat .bin. What has no meaning then is refused.
+// Whether to write a Hugging Face folder, and not one file. What has no meaning then is refused.
 static inline int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
     int folder = strcmp(options->to, "auto") != 0 ? !strcmp(options->to, "hf") : !text_ends_with(options->out, ".bin");
@@ -17,7 +18,7 @@ static inline int convert_to_folder(const Options *options) {
     for (i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
             die_usage(
-                "--%s is about Hugging Face folders, but --out %s is to be a flat .bin; give a folder name, or --to hf",
+                "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
                 only[i], options->out);
     if (folder && !strcmp(options->to, "auto") && text_ends_with(options->out, ".safetensors"))
         die_usage("--out %s: a .safetensors file alone is no model; give a name for its folder", options->out);
@@ -28,6 +29,10 @@ static inline int convert_to_folder(const Options *options) {
 static inline size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
     const Options *options = run->options;
     HfWrite write;
+    if (!strcmp(options->to, "llmc")) {
+        llmc_gpt2_write(source, options->out, dtype ? *dtype : source->dtype);
+        return 1;
+    }
     if (!convert_to_folder(options)) {
         weights_convert(source, options->out, dtype ? *dtype : source->dtype);
         return 1;
@@ -80,7 +85,7 @@ static inline int verb_convert(const Options *options) {
         JsonOut json = json_open(stdout);
         json_object(&json, NULL);
         json_text(&json, "out", options->out);
-        json_text(&json, "format", folder ? "hf" : "flat");
+        json_text(&json, "format", folder ? "hf" : !strcmp(options->to, "llmc") ? "llmc" : "flat");
         json_size(&json, "parameters", run.model.elements);
         json_text(&json, "dtype", dtype_name(dtype));
         json_size(&json, "files", files);

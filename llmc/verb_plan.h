@@ -63,13 +63,13 @@ static inline void report_estimate_json(JsonOut *json, const Run *run, const Mac
     json_number(json, "estimated_seconds", known * e->seconds);
     json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
     json_number(json, "estimated_mfu", known * e->mfu);
+    json_number(json, "communication_share", known * e->communication / e->seconds);
     json_object(json, "estimated_work");
     json_number(json, "products", known * e->work.products);
     json_number(json, "attention_forward", known * e->work.attention_forward);
     json_number(json, "attention_backward", known * e->work.attention_backward);
     json_number(json, "memory", known * e->work.memory);
     json_object_end(json);
-    json_number(json, "communication_share", known * e->communication / e->seconds);
 }
 
 // ---- the verb -------------------------------------------------------------------------------------------------------

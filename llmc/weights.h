@@ -211,16 +211,22 @@ static inline void weights_check_finite(const Model *model, Sharding sharding, c
 }
 
 // ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
-// From any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
-static inline void weights_convert(const WeightSource *source, const char *path, DType dtype) {
-    Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
-    FlatWriter writer;
-    size_t i, begin, n;
+// Ends the program where a model cannot become the file `path` of `dtype`.
+static inline void weights_check_output(const WeightSource *source, const char *path, DType dtype) {
+    size_t i;
     for (i = 0; i < source->file_count; i++)
         if (path_is_file(path, source->files[i].fd))
             die("%s: is a file of the model that is read; give --out another name", path);
     if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
         die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
+}
+
+// From any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
+static inline void weights_convert(const WeightSource *source, const char *path, DType dtype) {
+    Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
+    FlatWriter writer;
+    size_t i, begin, n;
+    weights_check_output(source, path, dtype);
     flat_begin(&writer, path, &source->model, dtype);
     for (i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];

@@ -5,8 +5,9 @@ import matplotlib
 matplotlib.use("Agg")  # draws files, needs no display
 import matplotlib.pyplot as plt
 
-# One colour per method, the same in every picture; told apart in grey too.
-COLOURS = {"full": "#c0504d", "checkpoint": "#d9a13b", "stream": "#1f6fb4"}
+# One colour per method, and per program of others that it is compared with, the same in every picture; told apart in grey too.
+COLOURS = {"full": "#c0504d", "checkpoint": "#d9a13b", "stream": "#1f6fb4",
+           "stream-keep": "#5aa9dd", "hf": "#7a5195", "hf-chunked": "#b07cc6", "paper": "#4f9a5c", "llmc": "#333333"}
 GREY = "#666666"
 
 plt.rcParams.update({

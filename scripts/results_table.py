@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""README's table "what ran where", from dev/results/test-*.json, which `make test-gpu` writes.
+"""README's tables from dev/results: "what ran where" from test-*.json, which `make test-gpu` writes, and the measurements
+beside others from compare-*.json, which are copies of what scripts/compare/compare.py writes.
 
-    results_table.py            prints the table
-    results_table.py --write    puts it into README.md, between the two comments that name this script
-    results_table.py --check    exit status 1 if README.md has another one
+    results_table.py            prints the tables
+    results_table.py --write    puts them into README.md, each between its two comments that name this script
+    results_table.py --check    exit status 1 if README.md has others
 
 Needs the standard library only. A device without results is not left out: the text says that nothing has run there.
 """
@@ -14,32 +15,39 @@ import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-BEGIN, END = "<!-- scripts/results_table.py -->", "<!-- end -->"
+sys.path.insert(0, os.path.join(ROOT, "scripts", "compare"))
+import report  # noqa: E402
+
+END = "<!-- end -->"
 NO_GPU = (
     "The GPU op set has been compiled and its kernels run on the CPU in the tests; it has not run on hardware yet."
 )
 KEYS = (
     "op_set", "device", "driver", "cuda", "libraries", "date", "commit", "passed", "failed", "skipped", "complete", "attention",
 )
+NOTHING_COMPARED_ON_A_GPU = "Nothing has been measured beside others on a GPU yet."
 ATTENTION = {"cudnn": "; attention by cuDNN", "own": "; attention by our own kernels", "unknown": ""}
 
 
-def results():
+def read(kind, keys):
+    """The objects of dev/results/KIND-*.json, each of which must have these keys."""
     found = []
-    for path in sorted(glob.glob(os.path.join(ROOT, "dev", "results", "test-*.json"))):
+    for path in sorted(glob.glob(os.path.join(ROOT, "dev", "results", f"{kind}-*.json"))):
         with open(path, encoding="utf-8") as file:
             try:
                 result = json.load(file)
             except json.JSONDecodeError as error:
                 raise SystemExit(f"{path}: {error}")
-        missing = [key for key in KEYS if key not in result]
+        missing = [key for key in keys if key not in result]
         if missing:
             raise SystemExit(f"{path}: has no {', '.join(missing)}")
         found.append(result)
-    return sorted(found, key=lambda r: (r["op_set"], r["device"], r["date"]))
+    return found
 
 
-def table(found):
+def tests_table():
+    """What ran where."""
+    found = sorted(read("test", KEYS), key=lambda r: (r["op_set"], r["device"], r["date"]))
     lines = []
     if found:
         lines += ["| op set | device | driver, CUDA, libraries | date | commit | tests |", "|---|---|---|---|---|---|"]
@@ -52,26 +60,42 @@ def table(found):
     return "\n".join(lines)
 
 
+def compare_tables():
+    """Ours beside others: GPUs first."""
+    found = sorted(read("compare", report.KEYS), key=lambda r: (not r["on_gpu"], r["device_name"], r["shape"], r["date"]))
+    lines = [] if any(run["on_gpu"] for run in found) else [NOTHING_COMPARED_ON_A_GPU]
+    for run in found:
+        lines += ([""] if lines else []) + report.markdown(run)
+    return "\n".join(lines)
+
+
+SECTIONS = {
+    "<!-- scripts/results_table.py -->": tests_table,
+    "<!-- scripts/results_table.py compare -->": compare_tables,
+}
+
+
 def main():
     if sys.argv[1:] not in ([], ["--write"], ["--check"]):
         raise SystemExit(__doc__)
-    text = table(results())
-    if not sys.argv[1:]:
-        print(text)
-        return 0
     path = os.path.join(ROOT, "README.md")
     with open(path, encoding="utf-8") as file:
-        readme = file.read()
-    if readme.count(BEGIN) != 1 or END not in readme.split(BEGIN)[1]:
-        raise SystemExit(f"README.md: needs {BEGIN} and, behind it, {END}")
-    before, rest = readme.split(BEGIN)
-    wanted = f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}"
-    if sys.argv[1] == "--check":
-        if readme != wanted:
-            print("README.md: the table of what ran where is not that of dev/results; scripts/results_table.py --write", file=sys.stderr)
-        return int(readme != wanted)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(wanted)
+        readme = wanted = file.read()
+    for begin, make in SECTIONS.items():
+        text = make()
+        if not sys.argv[1:]:
+            print(text)
+            continue
+        if wanted.count(begin) != 1 or END not in wanted.split(begin)[1]:
+            raise SystemExit(f"README.md: needs {begin} and, behind it, {END}")
+        before, rest = wanted.split(begin)
+        wanted = f"{before}{begin}\n{text}\n{END}{rest.split(END, 1)[1]}"
+    if sys.argv[1:] == ["--check"] and readme != wanted:
+        print("README.md: its tables are not those of dev/results; scripts/results_table.py --write", file=sys.stderr)
+        return 1
+    if sys.argv[1:] == ["--write"] and readme != wanted:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(wanted)
     return 0
 
 

@@ -273,7 +273,8 @@ trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
 awk '{ print $1, $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --row build
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-scripts=$(for script in prepare cxx cli dist scripts train train_documents train_rollout ranks logprobs convert adapter_cli \
+scripts=$(for script in prepare cxx cli dist scripts compare train train_documents train_rollout ranks logprobs convert \
+    compare_llmc gpu_evidence adapter_cli \
     transformers peft objectives_torch example; do selected $script && echo $script; done)
 if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
     flags=$(flags_of fp32 onednn)

@@ -47,6 +47,13 @@ succeeds convert --model "$WORK/shards" --to flat --out "$WORK/flat"
 check '--to flat: a file, whatever its name' [ -f "$WORK/flat" ]
 succeeds convert --model "$WORK/flat" --to hf --out "$WORK/folder.bin"
 check '--to hf: a folder, whatever its name' [ -d "$WORK/folder.bin" ]
+succeeds convert --model $GOLDEN/gpt2 --to llmc --out "$WORK/llmc" --json
+check 'a file as llm.c reads it' [ "$(json format) $(json files)" = 'llmc 1' ]
+check 'byte by byte the one that the golden model has' same "$WORK/llmc" $GOLDEN/gpt2/gpt2_llmc_fp32.bin
+succeeds convert --model "$WORK/llmc" --to hf --like $GOLDEN/gpt2 --out "$WORK/from_llmc"
+check 'to llm.c and back is the same' same "$WORK/from_llmc/model.safetensors" $GOLDEN/gpt2/model.safetensors
+succeeds convert --model $GOLDEN/gpt2 --to llmc --dtype bf16 --out "$WORK/llmc_bf16"
+check 'and in bf16' same "$WORK/llmc_bf16" $GOLDEN/gpt2/gpt2_llmc_bf16.bin
 succeeds convert --init $TINY --seed 3 --out "$WORK/random"
 succeeds convert --init $TINY --seed 3 --out "$WORK/random.bin"
 succeeds convert --model "$WORK/random.bin" --out "$WORK/random2"
@@ -58,7 +65,10 @@ refuses 2 'like is about Hugging Face folders' convert --model $GOLDEN/llama --l
 refuses 2 'max-shard-size is about Hugging Face folders' convert --model $GOLDEN/llama --max-shard-size 1GB --to flat --out "$WORK/x"
 refuses 2 'max-shard-size' convert --model $GOLDEN/llama --max-shard-size 0 --out "$WORK/x"
 refuses 2 'safetensors file alone is no model' convert --model $GOLDEN/llama --out "$WORK/x.safetensors"
-refuses 2 'to .*auto.*flat.*hf' convert --model $GOLDEN/llama --to gguf --out "$WORK/x"
+refuses 1 'is not of the family gpt2, so llm.c cannot hold it' convert --model $GOLDEN/llama --to llmc --out "$WORK/x"
+refuses 1 'layer_norm_epsilon, so llm.c' convert --init gpt2,layer_norm_epsilon=1e-6,num_hidden_layers=1,hidden_size=8,num_attention_heads=2 --to llmc --out "$WORK/x"
+refuses 1 'is a file of the model that is read' convert --model "$WORK/llmc" --to llmc --out "$WORK/llmc"
+refuses 2 'to .*auto.*flat.*hf.*llmc' convert --model $GOLDEN/llama --to gguf --out "$WORK/x"
 refuses 1 'is a folder that holds something' convert --model $GOLDEN/llama --out "$WORK/copy"
 refuses 1 'is a folder that holds something' convert --model "$WORK/copy" --out "$WORK/copy"
 refuses 1 'copy.bin: is a file' convert --model $GOLDEN/llama --to hf --out "$WORK/copy.bin"

@@ -57,20 +57,23 @@ static void device_require(void) {
     device.in_use_before = device.peak = device_in_use();
 }
 
+// Whether there was not enough; every other error ends the program.
+static bool allocation_refused(cudaError_t error, const char *doing) {
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // it was said, and is not to be found again by the next check
+        return true;
+    }
+    CUDA_CHECK(error, doing);
+    return false;
+}
+
 static void *memory_allocate(size_t bytes) {
     void *memory = NULL;
     size_t left, total;
-    cudaError_t error;
     device_require();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has");
     if (bytes > total) return NULL; // whatever CUDA would call it
-    error = cudaMalloc(&memory, bytes ? bytes : 1);
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); // it was said, and is not to be found again by the next check
-        return NULL;
-    }
-    CUDA_CHECK(error, "allocating device memory");
-    return memory;
+    return allocation_refused(cudaMalloc(&memory, bytes ? bytes : 1), "allocating device memory") ? NULL : memory;
 }
 
 static void memory_release(void *memory, size_t bytes) {

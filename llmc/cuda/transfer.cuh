@@ -27,15 +27,11 @@ static void transfers_require(void) {
 
 static void *host_allocate(size_t bytes) {
     void *memory = NULL;
-    cudaError_t error;
     device_require();
     transfers_require();
-    error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); // it was said, and is not to be found again by the next check
+    if (allocation_refused(cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault),
+                           "allocating pinned host memory"))
         return NULL;
-    }
-    CUDA_CHECK(error, "allocating pinned host memory");
     return memory;
 }
 

@@ -1,0 +1,89 @@
+"""Files that contenders share: shards of random tokens, gradients in safetensors; read and written with the standard
+library alone."""
+
+import array
+import json
+import math
+import os
+import random
+import struct
+
+PIECE = 1 << 16  # values read at a time
+MOST = 1 << 24  # values of a tensor that are compared: of a larger one, pieces spread evenly over it
+
+
+def write_tokens(path, count, vocab_size, seed):
+    """A shard in llm.c's format, uint16 where ids fit, else uint32. Longer ones of a seed begin as shorter ones."""
+    small = vocab_size <= 1 << 16
+    ids = array.array("H" if small else "I", random.Random(seed).choices(range(vocab_size), k=count))
+    header = struct.pack("<256i", *((20240520, 1) if small else (20240801, 7)), count, *[0] * 253)
+    with open(path + ".part", "wb") as file:
+        file.write(header)
+        ids.tofile(file)
+    os.replace(path + ".part", path)
+
+
+def gradient_names(config):
+    """Parameters whose gradients are held against each other, by transformers' names."""
+    if config["model_type"] == "gpt2":
+        last = config["n_layer"] - 1
+        layer = "transformer.h.{}.attn.c_attn.weight", "transformer.h.{}.mlp.c_proj.weight"
+        around = ["transformer.wte.weight", "transformer.ln_f.weight"]
+    else:
+        last = config["num_hidden_layers"] - 1
+        layer = "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.down_proj.weight"
+        around = ["model.embed_tokens.weight", "model.norm.weight"]
+        if not config.get("tie_word_embeddings", False):
+            around.append("lm_head.weight")
+    return around + [name.format(number) for number in sorted({0, last}) for name in layer]
+
+
+class Tensors:
+    """The fp32 tensors of a safetensors file."""
+
+    def __init__(self, path):
+        self.file = open(path, "rb")
+        (length,) = struct.unpack("<Q", self.file.read(8))
+        self.header = json.loads(self.file.read(length))
+        self.header.pop("__metadata__", None)
+        self.start = 8 + length
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        self.file.close()
+
+    def shape(self, name):
+        return self.header[name]["shape"]
+
+    def pieces(self, name):
+        tensor = self.header[name]
+        if tensor["dtype"] != "F32":
+            raise ValueError(f"{self.file.name}: {name} is {tensor['dtype']}, not F32")
+        begin, end = tensor["data_offsets"]
+        step = -(-(end - begin) // (4 * MOST))
+        for offset in range(begin, end, 4 * PIECE * step):
+            self.file.seek(self.start + offset)
+            values = array.array("f")
+            values.fromfile(self.file, min(4 * PIECE, end - offset) // 4)
+            yield values
+
+
+def relative_difference(a, b, name):
+    """||a - b|| / ||b|| of a tensor in two files."""
+    if name not in a.header:
+        raise ValueError(f"{a.file.name}: has no {name}")
+    if a.shape(name) != b.shape(name):
+        raise ValueError(f"{a.file.name}: {name} is {a.shape(name)}, not {b.shape(name)}")
+    difference = norm = 0.0
+    for ours, theirs in zip(a.pieces(name), b.pieces(name)):
+        difference += math.dist(ours, theirs) ** 2
+        norm += math.hypot(*theirs) ** 2
+    return math.sqrt(difference / norm) if norm else math.inf
+
+
+def gradient_differences(path, reference, names):
+    """{name: relative difference} of the gradients in two files."""
+    with Tensors(path) as found, Tensors(reference) as wanted:
+        return {name: relative_difference(found, wanted, name) for name in names}
