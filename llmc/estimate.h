@@ -92,7 +92,7 @@ static inline Traffic traffic_less(Traffic a, Traffic b) {
 // A plan that knows which of its products wait for their operands.
 static inline Plan plan_on(const Machine *m, const RunSettings *settings, const Batch *batch) {
     Plan plan;
-    dry_ridge = machine_value(m, PRODUCT_FLOPS) / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
+    dry_ridge = machine_ridge(m);
     plan = plan_make(settings, batch);
     dry_ridge = 0;
     return plan;

@@ -125,6 +125,11 @@ static inline const Machine *machine_find(const char *name) {
 
 static inline double machine_value(const Machine *m, MachineConstant constant) { return m->constant[constant].value; }
 
+// FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
+static inline double machine_ridge(const Machine *m) {
+    return machine_value(m, PRODUCT_FLOPS) / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
+}
+
 // A line for each basis that some constant has.
 static inline void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";

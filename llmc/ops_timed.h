@@ -51,7 +51,7 @@ static inline void timed_end(const char *op, size_t rows, size_t cols, double be
     row->calls++, row->seconds += end - begin;
     row->work.products += dry.flops - dry.attention_forward - dry.attention_backward;
     row->work.attention_forward += dry.attention_forward, row->work.attention_backward += dry.attention_backward;
-    row->work.operands += dry.operands, row->work.moved += dry.moved;
+    row->work.operands += dry.operands, row->work.moved += dry.moved, row->work.stalled += dry.stalled;
 }
 
 // The body of the op of that name: counts it, runs it, and has it in the row of its weight's rows and columns.

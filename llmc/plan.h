@@ -246,26 +246,37 @@ static inline size_t plan_longest_seq_len(const Model *model) {
     return config->family->learned_positions ? min_size(config->max_position_embeddings, LONGEST_SEQ) : LONGEST_SEQ;
 }
 
-static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit) {
+// Ops.host_available, or NULL: all host memory that a plan wants
+typedef size_t (*HostAvailable)(size_t planned);
+
+static inline int host_is_short(const Plan *plan, HostAvailable host) {
+    const size_t available = plan->host_bytes && host ? host(plan->total_bytes) : 0;
+    return available && plan->host_bytes > available;
+}
+
+static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit, HostAvailable host) {
+    Plan plan;
     size_t b;
     for (b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
     batch->N = batch->documents * T;
-    return plan_countable(settings->model, batch->N) && plan_make(settings, batch).total_bytes <= limit;
+    if (!plan_countable(settings->model, batch->N)) return 0;
+    plan = plan_make(settings, batch);
+    return plan.total_bytes <= limit && !host_is_short(&plan, host);
 }
 
-// The longest T such that B documents of T tokens fit into `limit` bytes; 0 if one token does not. A learned position
-// table ends it, as does what --seq-len takes.
-static inline size_t plan_longest(const RunSettings *settings, size_t B, size_t limit) {
+// The longest T such that B documents of T tokens fit into `limit` bytes and the host's memory; 0 if one token does not.
+// A learned position table ends it, as does what --seq-len takes.
+static inline size_t plan_longest(const RunSettings *settings, size_t B, size_t limit, HostAvailable host) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);
     Batch batch;
     memset(&batch, 0, sizeof(batch));
     batch.documents = B, batch.document_start = start;
-    while (high < end && plan_fits(settings, &batch, high, limit)) low = high, high *= 2;
+    while (high < end && plan_fits(settings, &batch, high, limit, host)) low = high, high *= 2;
     high = min_size(high, end);
     while (high - low > 1) { // low fits (or is 0), high does not
         size_t middle = low + (high - low) / 2;
-        if (plan_fits(settings, &batch, middle, limit))
+        if (plan_fits(settings, &batch, middle, limit, host))
             low = middle;
         else
             high = middle;

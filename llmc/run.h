@@ -306,10 +306,8 @@ static inline RunSettings run_chosen(const Run *run, int choice) {
 }
 
 // Of a run: a plan may be made for another machine.
-static inline int host_is_short(const Run *run, const Plan *plan) {
-    const size_t available =
-        plan->host_bytes && run->options->verb != VERB_PLAN ? ops_device->host_available(plan->total_bytes) : 0;
-    return available && plan->host_bytes > available;
+static inline HostAvailable run_host(const Run *run) {
+    return run->options->verb == VERB_PLAN ? NULL : ops_device->host_available;
 }
 
 // The first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
@@ -322,7 +320,7 @@ static inline void run_choose(Run *run, const Batch *shape, size_t limit) {
         double beyond;
         if (!run_may_choose(&open, choice)) continue;
         plan = choice ? plan_make(&settings, shape) : run->plan;
-        beyond = (limit && plan.total_bytes > limit) || host_is_short(run, &plan);
+        beyond = (limit && plan.total_bytes > limit) || host_is_short(&plan, run_host(run));
         dist_sum(RANKS_ALL, &beyond, 1);
         if (beyond == 0 || plan.total_bytes < run->plan.total_bytes) run->settings = settings, run->plan = plan;
         if (beyond == 0) return;
@@ -335,7 +333,7 @@ static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
     int choice;
     for (choice = 0; choice < CHOICES; choice++) {
         const RunSettings settings = run_chosen(run, choice);
-        if (run_may_choose(run, choice)) longest = max_size(longest, plan_longest(&settings, B, limit));
+        if (run_may_choose(run, choice)) longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
     }
     return longest;
 }
@@ -356,13 +354,18 @@ static inline void check_memory(const Run *run, size_t B, size_t limit, const ch
         human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
 }
 
+static inline void check_host_memory(const Run *run) {
+    if (host_is_short(&run->plan, run_host(run)))
+        die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "
+            "--keep none",
+            human_bytes((double)run->plan.host_bytes),
+            human_bytes((double)ops_device->host_available(run->plan.total_bytes)),
+            run_may_choose(run, IN_HOST_MEMORY) ? "" : ", --keep-on device"); // else it has been tried
+}
+
 static inline void run_allocate_host(Run *run) {
     const size_t bytes = run->plan.host_bytes;
     if (!bytes) return;
-    if (host_is_short(run, &run->plan))
-        die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len, "
-            "--keep-on device or --keep none",
-            human_bytes((double)bytes), human_bytes((double)ops_device->host_available(run->plan.total_bytes)));
     run->host_memory = ops_device->host_allocate(bytes);
     if (!run->host_memory)
         die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "
@@ -380,9 +383,10 @@ static inline void run_allocate(Run *run, StreamBound bound) {
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
     limit = run_limit(run, &whose);
-    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run_choose(run, &shape, limit);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit, whose);
+    check_host_memory(run);
+    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
         die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",

@@ -129,6 +129,7 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
 
 // One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
 static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
+    const Machine *machine = bp_machine(run->options);
     Ops timed = ops_timed(ops_device);
     PassResult again;
     double Z, seconds;
@@ -138,7 +139,9 @@ static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     ops_device->finish();
     run->stream.ops = run->stream.memory.ops = &timed;
     allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
+    dry_ridge = machine ? machine_ridge(machine) : 0;
     seconds = bp_pass(run, loader, whole, Z, &again);
+    dry_ridge = 0;
     allocation_guard = 0;
     run->stream.ops = run->stream.memory.ops = ops_device;
     timing_sort();

@@ -252,6 +252,15 @@ for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on hos
     [ "$keep" = none ] && cp "$WORK/kept" "$WORK/again"
     case $keep in *checkpoint) ;; *) check "--keep $keep: the same bits" cmp -s "$WORK/kept" "$WORK/again" ;; esac
 done
+# A length that is said to fit leaves room for what the host holds: here it is most of all, and on the CPU of one memory.
+wide=llama,hidden_size=2,intermediate_size=2,num_hidden_layers=64,num_attention_heads=1,head_dim=1024,vocab_size=9
+refuses 1 'the memory available is .* --seq-len [0-9]* would fit' bp --init $wide --seq-len 1000000000 --keep attention --keep-on host
+fits=$(sed -n 's/^train: .*--seq-len \([0-9]*\) would fit.*/\1/p' "$WORK/err")
+refuses 1 'would take .* of host memory, .* --keep-on device or --keep none' \
+    bp --init $wide --seq-len $((3 * fits)) --keep attention --keep-on host
+succeeds plan --for bp --init $wide --seq-len "$fits" --keep attention --keep-on host --json
+check 'a length that fits is one with host memory' awk -v n=$(($(json total_bytes) + $(json host_bytes))) \
+    '$1 == "MemAvailable:" { exit !(n <= 1.2 * 1024 * $2) }' /proc/meminfo
 refuses 2 '--keep-on has no meaning without --keep attention' bp --init $TINY --keep-on host
 refuses 2 "keep is '3', it must be none or attention" train --init $TINY --data $SHARD --keep 3
 succeeds bp --init $TINY --seq-len 64 --method full --keep attention

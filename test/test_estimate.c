@@ -349,7 +349,7 @@ TEST(thousands_of_ranks_at_once) {
         Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
         c.settings.ring = cases[i].ring;
-        longest = plan_longest(&c.settings, 1, (size_t)78 << 30);
+        longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
         c.batch.N = c.start[1] = longest;
         estimate_step(machine_find("h100"), &c.settings, &c.batch, step);
         planned_end(&c);

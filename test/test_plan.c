@@ -151,7 +151,7 @@ static size_t longest_in(const char *name, size_t limit, Method method) {
     memset(&settings, 0, sizeof(settings));
     settings.model = &model, settings.method = method;
     settings.backward = 1, settings.gradient_type = DTYPE_BF16;
-    longest = plan_longest(&settings, 1, limit);
+    longest = plan_longest(&settings, 1, limit, NULL);
     model_free(&model);
     return longest;
 }
@@ -201,7 +201,7 @@ TEST(answers_at_once) {
         settings.model = &model, settings.chunk = settings.logits_chunk = chunk;
         settings.backward = settings.optimizer = 1, settings.gradient_type = DTYPE_BF16;
         plan_make(&settings, &batch);
-        plan_longest(&settings, 1, (size_t)1 << 42);
+        plan_longest(&settings, 1, (size_t)1 << 42, NULL);
         if (seconds_now() - begin > 0.5) test_fail("%g seconds with chunks of %zu", seconds_now() - begin, chunk);
     }
     free(batch.document_start);

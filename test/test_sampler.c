@@ -414,9 +414,9 @@ TEST(plan_counts_the_cache) {
         assert_int_equal(plan_make(&settings, &none).share[SHARE_LAYER_INPUTS], min_size(tokens[i], 1024) * 2048 * 2);
     }
     settings.optimizer = 0, settings.backward = 1, settings.cache_tokens = 1000;
-    assert_true(plan_longest(&settings, 1, limit) > 100000);
+    assert_true(plan_longest(&settings, 1, limit, NULL) > 100000);
     settings.cache_tokens = 700000; // fits beside no stream at all
-    assert_int_equal(plan_longest(&settings, 1, limit), 0);
+    assert_int_equal(plan_longest(&settings, 1, limit, NULL), 0);
     model_free(&model);
 }
 

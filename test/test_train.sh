@@ -29,11 +29,13 @@ check 'a record of the options' [ "$(grep -c '^{"step": 1, "version": .*"seq_len
 refuses 1 'holds (a|an earlier) run' train $common --out "$WORK/straight"
 unset STREAMBP_ALLOCATION_GUARD
 
-# ---- kill -9 at random moments, resumed until it is through: the same bits -----------------------------------------------
-kills=0 tries=0
+# ---- kill -9 at random moments, resumed until it is through: the same bits, whatever a part keeps of attention -------------
+kills=0 tries=0 keeping='--keep attention --keep-on host'
 while [ $tries -lt 40 ]; do
     tries=$((tries + 1))
-    "$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" &
+    keep=
+    [ $((tries % 2)) = 1 ] && keep=$keeping
+    "$TRAIN" train $common --out "$WORK/killed" --resume $keep >"$WORK/out" 2>"$WORK/err" &
     process=$!
     sleep "$(awk -v t=$tries 'BEGIN { srand(t * 7919); printf "%.2f", 0.03 + 0.25 * rand() * (1 + t / 4) }')"
     if kill -9 $process 2>/dev/null; then
@@ -47,7 +49,10 @@ while [ $tries -lt 40 ]; do
     fi
     [ -f "$WORK/killed/checkpoint-00000012/DONE" ] && break
 done
-"$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" || fail "resuming a finished run"
+"$TRAIN" train $common --out "$WORK/killed" --resume $keeping --json >"$WORK/out" 2>"$WORK/err" || fail "resuming a finished run"
+bytes=4
+[ $TEST_PRECISION = bf16 ] && bytes=2
+check 'what it keeps in host memory is told' [ "$(json host_bytes)" = $((2 * 128 * 4 * (8 * bytes + 4))) ]
 echo "killed $kills times"
 check 'it was killed at least once' [ $kills -gt 0 ]
 check 'after kill -9 the run ends in the same bits' same_run "$WORK/straight" "$WORK/killed"
