@@ -255,7 +255,20 @@ script() { # name
     echo $? >"$log.status"
     times >"$log.times"
 }
-case ${1:-} in --row | --script)
+# What scripts need: the plain program, the sanitized one, a Python. The file *.built tells that it is there.
+program() { # plain|sanitized|python
+    case $1 in
+    plain) ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN" ;;
+    sanitized)
+        flags=$(flags_of fp32 onednn)
+        libraries="-lcjson -lm -pthread $mpi_libraries"
+        case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
+        build_ops fp32 onednn && $CC -std=c11 $flags -x c train_gpt.cu -x none "${TRAIN%/*}/ops.o" $libraries -o "$TRAIN"
+        ;;
+    python) . test/find_python.sh && { find_or_make_python 2>&3 || true; } ;; # without one its tests are skipped
+    esac 3>&2 >"build/test-scripts/$1.log" 2>&1 && : >"build/test-scripts/$1.built"
+}
+case ${1:-} in --row | --script | --program)
     what=${1#--}
     shift
     trap - EXIT
@@ -271,31 +284,32 @@ done >"$output.rows"
 trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 # The op sets' objects first: the programs of one configuration share one.
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
-awk '{ print $1, $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --row build
-# The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build.
-scripts=$(for script in prepare cxx cli dist scripts compare train train_documents train_rollout ranks logprobs convert \
+# The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build. Long ones first.
+scripts=$(for script in prepare ranks example train compare cxx cli dist scripts train_documents train_rollout logprobs convert \
     compare_llmc gpu_evidence adapter_cli \
-    transformers peft objectives_torch example; do selected $script && echo $script; done)
+    transformers peft objectives_torch; do selected $script && echo $script; done)
+builds=
 if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
-    flags=$(flags_of fp32 onednn)
-    libraries="-lcjson -lm -pthread $mpi_libraries"
-    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    folder=$(folder_of fp32 onednn)
-    TRAIN=$folder/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
+    TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
     NCCL_OPS=$(folder_of fp32 nccl)/ops.o
     export TRAIN TRAIN_PLAIN NCCL_OPS
     selected dist && build_ops fp32 nccl
-    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= $TRAIN_PLAIN >"$output" 2>&1 ||
-        { cat "$output"; echo "FAILED: make"; total_failed=$((total_failed + 1)); }
-    if ! build_ops fp32 onednn || ! $CC -std=c11 $flags -x c train_gpt.cu -x none $folder/ops.o $libraries -o $TRAIN; then
-        echo "FAILED: the sanitized program does not compile"
-        total_failed=$((total_failed + 1))
-    fi
+    builds='plain sanitized'
 fi
-# The Python that some need is made first, once.
-case $scripts in *prepare* | *example*) . test/find_python.sh && find_or_make_python ;; esac
+# The Python that some need is made once.
+case $scripts in *prepare* | *example*) builds="python $builds" ;; esac
 rm -rf build/test-scripts
 mkdir -p build/test-scripts
+{
+    for build in $builds; do echo "--program $build"; done
+    awk '{ print "--row build", $1, $2, $3 }' "$output.rows" | sort -u
+} | xargs -r -L 1 -P "$JOBS" test/run.sh
+for build in $builds; do
+    [ -e build/test-scripts/$build.built ] && continue
+    cat build/test-scripts/$build.log
+    echo "FAILED: the program does not compile ($build)"
+    total_failed=$((total_failed + 1))
+done
 # One queue of both, the longest script first, so that no core waits for it at the end.
 {
     for script in $scripts; do [ $script = prepare ] && echo "--script $script"; done

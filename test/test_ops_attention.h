@@ -20,11 +20,11 @@ static const Heads head_shapes[] = {{1, 1, 16},  {3, 3, 20}, {4, 2, 64},  {4, 1,
                                     {8, 1, 128}, {3, 1, 96}, {2, 1, 256}};
 enum { HEAD_SHAPES = sizeof(head_shapes) / sizeof(head_shapes[0]) };
 
-// Of the listed cases all are run in the double build; every so many-th in others, whose lines are the same, and where the GPU's
+// Of the listed cases all are run in fp32; every so many-th in other builds, whose lines are the same, and where the GPU's
 // kernels run on the CPU, on tiles of 64 x 64 whatever the length. The lists are long enough that these still meet every
 // size of head and both sides of the tiles.
-#ifdef PRECISION_DOUBLE
-enum { CASE_STEP = 1 };
+#ifdef PRECISION_FP32
+enum { CASE_STEP = EMULATED ? 3 : 1 };
 #else
 enum { CASE_STEP = 3 };
 #endif
