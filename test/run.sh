@@ -154,9 +154,9 @@ nccl_flags() {
 flags_of() { # precision, op set
     printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -O1 -g1 -march=native \
 -fno-omit-frame-pointer -fopenmp -I."
-    case $1-$2 in # the GPU's kernels are the same lines: both sanitizers in bf16 alone, where they take minutes
-        *-cudnn) ;;
-        fp32-cuda) printf ' -fsanitize=address' ;;
+    case $1-$2 in # the GPU's kernels are the same lines: both sanitizers in bf16 alone, where they take minutes; what is
+        *-cudnn) ;; # run in double is run in fp32 or bf16, too
+        fp32-cuda | double-*) printf ' -fsanitize=address' ;;
         *) printf ' -fsanitize=address,undefined' ;;
     esac
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac

@@ -348,7 +348,7 @@ TEST(kept_attention) {
             RunSettings settings;
             TinyResult expected;
             Plan plan;
-            if (EMULATED && j % 2) continue;
+            if (EMULATED && j != 1 + i % 6) continue;
             memset(&settings, 0, sizeof(settings));
             settings.model = &model, settings.gradient_type = dtype_of_sums(model.dtype);
             settings.method = j ? METHOD_STREAM : METHOD_CHECKPOINT;

@@ -20,14 +20,13 @@ static const Heads head_shapes[] = {{1, 1, 16},  {3, 3, 20}, {4, 2, 64},  {4, 1,
                                     {8, 1, 128}, {3, 1, 96}, {2, 1, 256}};
 enum { HEAD_SHAPES = sizeof(head_shapes) / sizeof(head_shapes[0]) };
 
-// Of the listed cases all are run in fp32; every so many-th in other builds, whose lines are the same, and where the GPU's
-// kernels run on the CPU, on tiles of 64 x 64 whatever the length. The lists are long enough that these still meet every
-// size of head and both sides of the tiles.
-#ifdef PRECISION_FP32
-enum { CASE_STEP = EMULATED ? 3 : 1 };
-#else
-enum { CASE_STEP = 3 };
-#endif
+// Of the listed cases every so many-th is run, all with ALL_CASES=1 in the environment. The lists are long enough that these still
+// meet every size of head and both sides of the tiles of 64 x 64 that the GPU's kernels work on, whatever the length.
+static size_t case_step(void) {
+    const char *all = getenv("ALL_CASES");
+    return all && strcmp(all, "0") != 0 ? 1 : 3;
+}
+#define CASE_STEP case_step()
 
 // Of the cases below; 0: none. Set by the tests of windows alone.
 static size_t case_window;
