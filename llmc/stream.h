@@ -291,6 +291,7 @@ static inline Portion visited_tokens(const StreamBP *s, size_t half, size_t inde
     return tokens;
 }
 
+// The same as a chunk.
 static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
     const Portion range = s->own[half], tokens = visited_tokens(s, half, index, size);
     const size_t whole = range.count / size, visit = index + (half ? range_visits(s, 0, size) : 0);

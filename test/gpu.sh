@@ -16,7 +16,8 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 CC=${CC:-cc} NVCC=${NVCC:-nvcc} MAKE=${MAKE:-make} JOBS=${JOBS:-$(nproc)} LIMIT=${LIMIT:-540} RESULTS=${RESULTS:-dev/results}
 SANITIZER_LIMIT=65 # of each of the eight
-export CC NVCC MAKE
+ALL_CASES=${ALL_CASES:-1} # of lists that `make test` thins, for a CPU's sake
+export CC NVCC MAKE ALL_CASES
 
 #   name        program       precisions   parts of the tests' names, a process each; all: every test. The rest of `checkpoint` is about
 #                                          files, or in forked processes, which have no GPU.
