@@ -3,7 +3,6 @@
 plot_compare.py --in compare.csv --out compare.png [--caption TEXT]
 """
 
-import argparse
 import csv
 
 import plot_style as style
@@ -37,11 +36,7 @@ def draw(axes, series, value):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--in", dest="input", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--caption", default="")
-    options = parser.parse_args()
+    options = style.parser(__doc__).parse_args()
 
     series = read(options.input)
     figure, (time, memory) = plt.subplots(1, 2, figsize=(8.4, 3.3))

@@ -6,7 +6,6 @@ memory.csv has the columns panel,method,source,seq_len,bytes. Source `plan` is d
 `paper`) as marks, which the note below the axes explains.
 """
 
-import argparse
 import csv
 
 import plot_style as style
@@ -71,12 +70,9 @@ def draw(axes, title, series, limit, log):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--in", dest="input", required=True)
-    parser.add_argument("--out", required=True)
+    parser = style.parser(__doc__)
     parser.add_argument("--limit-gib", type=float, help="memory there is; lines end there, labelled with their length")
     parser.add_argument("--log", action="store_true", help="logarithmic axes")
-    parser.add_argument("--caption", default="")
     options = parser.parse_args()
 
     panels = read(options.input)

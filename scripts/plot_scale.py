@@ -6,7 +6,6 @@ scale.csv has the columns panel,series,source,gpus,tokens,seconds,mfu,communicat
 one says who measured it.
 """
 
-import argparse
 import csv
 
 import plot_style as style
@@ -61,11 +60,7 @@ def draw_tables(axes, series, x, value, scale, colours):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--in", dest="input", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--caption", default="")
-    options = parser.parse_args()
+    options = style.parser(__doc__).parse_args()
 
     panels = read(options.input)
     figure, axes = plt.subplots(1, 4, figsize=(14, 3.5))

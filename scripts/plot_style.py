@@ -1,5 +1,7 @@
 """How every picture of this project looks. Imported by the plot_*.py beside it."""
 
+import argparse
+
 import matplotlib
 
 matplotlib.use("Agg")  # draws files, needs no display
@@ -27,6 +29,15 @@ plt.rcParams.update({
     "ytick.color": GREY,
     "lines.linewidth": 1.6,
 })
+
+
+def parser(doc):
+    """Of a script that makes a picture from a file; `doc` says which."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--in", dest="input", required=True)
+    made.add_argument("--out", required=True)
+    made.add_argument("--caption", default="")
+    return made
 
 
 def tokens(n, _position=None):
