@@ -79,7 +79,7 @@ $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -x c -c $< -o $@
 
-$(BUILD)/ops_cpu.o: llmc/cpu/ops_cpu.c $(BUILD)/flags
+$(BUILD)/ops_cpu.o: llmc/ops/cpu/ops_cpu.c $(BUILD)/flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
 else
 # The same driver, compiled as C++20 by nvcc, for the GPU that is here, or for every architecture the compiler knows of these.
@@ -114,10 +114,10 @@ $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/ops_cuda_kernels.o: llmc/cuda/ops_cuda.cu $(BUILD)/flags
+$(BUILD)/ops_cuda_kernels.o: llmc/ops/cuda/ops_cuda.cu $(BUILD)/flags
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/cudnn_attention.o: llmc/cuda/cudnn_attention.cc $(BUILD)/flags
+$(BUILD)/cudnn_attention.o: llmc/ops/cuda/cudnn_attention.cc $(BUILD)/flags
 	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE -Wall -Wextra -Werror $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
 
 # The whole op set in one object
@@ -172,8 +172,8 @@ format:
 lint:
 	@scripts/install_deps.sh lint
 	clang-format --dry-run -Werror $(SOURCES)
-	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr -I. -D_GNU_SOURCE --suppressions-list=.cppcheck llmc/cpu/ops_cpu.c data/pack_bytes.c
-	clang-tidy --quiet llmc/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
+	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr -I. -D_GNU_SOURCE --suppressions-list=.cppcheck llmc/ops/cpu/ops_cpu.c data/pack_bytes.c
+	clang-tidy --quiet llmc/ops/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
 	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) $(HAVE_OPENMP) -I.
 
 # ---- the kernel playground and the GPU's figures (dev/README.md) --------------------------------------------------------------

@@ -20,36 +20,36 @@ complete the moment chunk c's own attention_backward is done; kv_backward follow
 place. K, V of a layer are projected once per pass. Nothing of size N x hidden is needed beside the layer inputs and dx
 (dx is x_L's storage).
 
-With --keep attention (llmc/kept_attention.h) what attention_forward(l, c) found stays, and backward goes on from there.
+With --keep attention (llmc/stream/kept_attention.h) what attention_forward(l, c) found stays, and backward goes on from there.
 
-What the head does with an objective is in llmc/head.h: weights of targets that wait for log-probabilities of the whole
+What the head does with an objective is in llmc/stream/head.h: weights of targets that wait for log-probabilities of the whole
 stream cost a second visit of its logits. A forward pass alone gives log-probabilities: of a loss, of a reference, of an
 old policy.
 
-With LoRA (llmc/lora.h) the steps stay as they are: linear layers have their adapters with them (llmc/linear_layer.h),
+With LoRA (llmc/model/lora.h) the steps stay as they are: linear layers have their adapters with them (llmc/stream/linear_layer.h),
 dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
-Generation is one more order of the forward steps (llmc/cache.h).
+Generation is one more order of the forward steps (llmc/plan/cache.h).
 
 Several ranks can share a stream (sequence parallelism): each goes through the layers with its own tokens, and per
-layer and pass K, V come together first, and dK, dV go to the tokens' owners last (llmc/key_value_exchange.h). The
+layer and pass K, V come together first, and dK, dV go to the tokens' owners last (llmc/stream/key_value_exchange.h). The
 first norm's gradient then comes in two parts, through the queries and later through keys and values: its backward is
 linear.
 
 A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the
-chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream.h,
+chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream/stream.h,
 window_retreat below).
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set
-"dry" and an arena without memory (llmc/plan.h): it visits one layer and one chunk of each length, and multiplies. The
+"dry" and an arena without memory (llmc/plan/plan.h): it visits one layer and one chunk of each length, and multiplies. The
 steps never look inside a tensor.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
-#include "llmc/head.h"
-#include "llmc/kept_attention.h"
-#include "llmc/key_value_exchange.h"
-#include "llmc/linear_layer.h"
-#include "llmc/ring.h"
+#include "llmc/stream/head.h"
+#include "llmc/stream/kept_attention.h"
+#include "llmc/stream/key_value_exchange.h"
+#include "llmc/stream/linear_layer.h"
+#include "llmc/stream/ring.h"
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {

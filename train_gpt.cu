@@ -4,43 +4,43 @@ train: fine-tunes and trains GPT/Llama-style models on very long sequences with 
 C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done
 to tensors goes through struct Ops; nothing here looks inside one.
 */
-#include "llmc/options.h"           // the command line: one table of options
-#include "llmc/options_out.h"       // the same written out
-#include "llmc/config.h"            // configuration, families, presets
-#include "llmc/dist.h"              // the other processes of the run
-#include "llmc/model.h"             // the parameter table
-#include "llmc/weights.h"           // reading and writing models and gradients; random initialisation
-#include "llmc/lora.h"              // adapters: a table of parameters beside the model's
-#include "llmc/batch.h"             // a packed stream of documents
-#include "llmc/objective.h"         // what is minimised, as weights per token
-#include "llmc/dataloader.h"        // token shards; packing of documents
-#include "llmc/deal.h"              // which micro-batches, or parts of them, are a rank's
-#include "llmc/prefetch.h"          // the next micro-batch, read while this one is trained on
-#include "llmc/ops.h"               // what can be done to tensors
-#include "llmc/arena.h"             // the one allocation
+#include "llmc/cli/options.h"           // the command line: one table of options
+#include "llmc/cli/options_out.h"       // the same written out
+#include "llmc/model/config.h"            // configuration, families, presets
+#include "llmc/ranks/dist.h"              // the other processes of the run
+#include "llmc/model/model.h"             // the parameter table
+#include "llmc/files/weights.h"           // reading and writing models and gradients; random initialisation
+#include "llmc/model/lora.h"              // adapters: a table of parameters beside the model's
+#include "llmc/data/batch.h"             // a packed stream of documents
+#include "llmc/data/objective.h"         // what is minimised, as weights per token
+#include "llmc/data/dataloader.h"        // token shards; packing of documents
+#include "llmc/ranks/deal.h"              // which micro-batches, or parts of them, are a rank's
+#include "llmc/data/prefetch.h"          // the next micro-batch, read while this one is trained on
+#include "llmc/ops/ops.h"               // what can be done to tensors
+#include "llmc/ops/arena.h"             // the one allocation
 #include "streambp.h"               // steps and methods: the algorithm
-#include "llmc/cache.h"             // keys and values of texts that are being written
-#include "llmc/plan.h"              // what a run needs, before it is allocated
-#include "llmc/run.h"               // model, settings, plan, memory: what every verb begins with
-#include "llmc/sampler.h"           // generation with a key/value cache
-#include "llmc/prompt.h"            // prompts from the command line, text from the sampler
-#include "llmc/world_sums.h"        // what all ranks found together
-#include "llmc/reference.h"         // log-probabilities under the model that training began with
-#include "llmc/rollout.h"           // completions, rewards and advantages: the batches of online GRPO
-#include "llmc/adamw.h"             // the optimizer over the parameter table
-#include "llmc/schedule.h"          // learning rate by step
-#include "llmc/checkpoint.h"        // complete or absent; resuming to the bit
-#include "llmc/log.h"               // step line, log.jsonl, progress bar
-#include "llmc/report.h"            // plans for people and as JSON
-#include "llmc/trainer.h"           // a training run, and what must stay the same in it
-#include "llmc/trainer_reference.h" // its reference
-#include "llmc/profile.h"           // where the time of a pass goes, by op
-#include "llmc/verb_bp.h"           // one pass, measured
-#include "llmc/verb_plan.h"         // memory and FLOPs before anything is allocated
-#include "llmc/verb_eval.h"         // the loss of a model on data
-#include "llmc/verb_logprobs.h"     // log-probabilities of data, for objectives with a reference
-#include "llmc/verb_sample.h"       // text from a model
-#include "llmc/verb_convert.h"      // convert, info
+#include "llmc/plan/cache.h"             // keys and values of texts that are being written
+#include "llmc/plan/plan.h"              // what a run needs, before it is allocated
+#include "llmc/cli/run.h"               // model, settings, plan, memory: what every verb begins with
+#include "llmc/generate/sampler.h"           // generation with a key/value cache
+#include "llmc/generate/prompt.h"            // prompts from the command line, text from the sampler
+#include "llmc/train/world_sums.h"        // what all ranks found together
+#include "llmc/train/reference.h"         // log-probabilities under the model that training began with
+#include "llmc/train/rollout.h"           // completions, rewards and advantages: the batches of online GRPO
+#include "llmc/train/adamw.h"             // the optimizer over the parameter table
+#include "llmc/train/schedule.h"          // learning rate by step
+#include "llmc/train/checkpoint.h"        // complete or absent; resuming to the bit
+#include "llmc/train/log.h"               // step line, log.jsonl, progress bar
+#include "llmc/cli/report.h"            // plans for people and as JSON
+#include "llmc/train/trainer.h"           // a training run, and what must stay the same in it
+#include "llmc/train/trainer_reference.h" // its reference
+#include "llmc/plan/profile.h"           // where the time of a pass goes, by op
+#include "llmc/verbs/verb_bp.h"           // one pass, measured
+#include "llmc/verbs/verb_plan.h"         // memory and FLOPs before anything is allocated
+#include "llmc/verbs/verb_eval.h"         // the loss of a model on data
+#include "llmc/verbs/verb_logprobs.h"     // log-probabilities of data, for objectives with a reference
+#include "llmc/verbs/verb_sample.h"       // text from a model
+#include "llmc/verbs/verb_convert.h"      // convert, info
 
 // ---- train ----------------------------------------------------------------------------------------------------------
 static Trained trainer_trained(Trainer *t) {

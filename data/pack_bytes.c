@@ -9,8 +9,8 @@ shard is made of VAL_PIECES stretches, the ends of as many equal parts of the te
 and together they resemble the whole. Shards are complete or absent.
 */
 #define PROGRAM_NAME "pack_bytes"
-#include "llmc/file.h"
-#include "llmc/random.h"
+#include "llmc/base/file.h"
+#include "llmc/base/random.h"
 
 #define VAL_PIECES   8
 #define SHARD_MAGIC  20240520 // llm.c: uint16 ids

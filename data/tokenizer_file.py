@@ -6,7 +6,7 @@ r"""Turns a Hugging Face tokenizer into the one binary file that `train sample` 
 It takes a folder with tokenizer.json (and, where they are there, tokenizer_config.json, generation_config.json and the chat
 template), or a tokenizer.json alone. Needs the `tokenizers` library and jinja2.
 
-The file, little-endian throughout (llmc/tokenizer_file.h reads it):
+The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
 
     0   8 bytes  "SBPTOKEN"
     8   uint32   version, 1

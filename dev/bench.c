@@ -8,9 +8,9 @@ what else the machine does falls on all alike; medians of the repeats' ratios ar
     bench seconds   [REPEATS]   median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
 */
-#include "llmc/plan.h"
-#include "llmc/adamw.h"
-#include "llmc/weights.h"
+#include "llmc/plan/plan.h"
+#include "llmc/train/adamw.h"
+#include "llmc/files/weights.h"
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
 #endif

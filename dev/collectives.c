@@ -10,8 +10,8 @@ call the bus bandwidth. `exchange` sends all n to the next rank, and receives as
 #ifndef PROGRAM_NAME
 #define PROGRAM_NAME "collectives"
 #endif
-#include "llmc/dist.h"
-#include "llmc/ops.h"
+#include "llmc/ranks/dist.h"
+#include "llmc/ops/ops.h"
 
 #define LEAST ((size_t)64 << 10) // bytes
 #define BATCH ((size_t)64 << 20) // bytes that the calls of one timing move together, at least

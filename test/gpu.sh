@@ -79,11 +79,11 @@ build_program() { # name, precision
         openmp=-fopenmp
         printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && onednn=yes
         $CC $(flags_of "$2") -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp ${onednn:+-DHAVE_ONEDNN} \
-            -Dops_device=ops_cpu_device -c llmc/cpu/ops_cpu.c -o "$folder/ops_cpu.o" || return 1
+            -Dops_device=ops_cpu_device -c llmc/ops/cpu/ops_cpu.c -o "$folder/ops_cpu.o" || return 1
         objcopy --keep-global-symbol=ops_cpu_device "$folder/ops_cpu.o" || return 1 # dist.h is that of op set "cuda"
         objects="$objects $folder/ops_cpu.o" libraries="$libraries -Xcompiler -fopenmp ${onednn:+-ldnnl}"
     fi
-    $CC $(flags_of "$2") $openmp -c "test/test_$1.c" -o "$folder/test_$1.o" && $NVCC_LINK $objects $libraries -o "$folder/test_$1"
+    $CC $(flags_of "$2") $openmp -c test/*/test_"$1".c -o "$folder/test_$1.o" && $NVCC_LINK $objects $libraries -o "$folder/test_$1"
 }
 if [ "${1:-}" = --job ]; then
     mkdir -p "build/test-gpu-$3"
@@ -305,7 +305,7 @@ run_user() { # name, precision
     elif [ "$1" = multi ]; then
         (multi_pass "$2") >"$work/output" 2>&1
     else
-        timeout -k 10 "$LIMIT" sh "test/test_$1.sh" >"$work/output" 2>&1
+        timeout -k 10 "$LIMIT" sh test/*/test_"$1".sh >"$work/output" 2>&1
     fi
     count "$1" "$2" $?
     record "$1" "$2" $passed $failed $skipped

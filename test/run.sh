@@ -167,12 +167,12 @@ flags_of() { # precision, op set
 # Op set "cuda" takes what libraries do for it from op set "cpu", which goes by another name then.
 build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
     folder=$(folder_of "$1" "$2")
-    compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/cpu/ops_cpu.c -o $folder/ops_cpu.o"
+    compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/ops/cpu/ops_cpu.c -o $folder/ops_cpu.o"
     case $2 in
     cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;;
     nccl)
         nccl=$(nccl_flags) || { rm -f "$folder/ops.o"; return 0; }
-        compile="$CXX -std=c++20 $(flags_of "$1" "$2") $nccl -Wno-missing-field-initializers -c test/ops_nccl.cc -o $folder/ops.o"
+        compile="$CXX -std=c++20 $(flags_of "$1" "$2") $nccl -Wno-missing-field-initializers -c test/emulate/ops_nccl.cc -o $folder/ops.o"
         ;;
     esac
     mkdir -p "$folder"
@@ -180,7 +180,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
         [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' -o -name '*nccl*' \) -type f | head -n 1)" ] && return 0
     rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
     if [ "$2" = cuda ] || [ "$2" = cudnn ]; then # -O2: a kernel's threads take turns on one core
-        $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
+        $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/ops/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
             ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
     elif [ "$2" = nccl ]; then
         $compile
@@ -197,10 +197,11 @@ build() { # name, precision, op set
     # Most programs spend their time in the op set, and would take longer to optimise than they run.
     case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
     folder=$(folder_of "$2" "$3")
-    if [ -f "test/test_$1.cc" ]; then
-        $CXX -std=c++20 $flags -Wno-unknown-pragmas -Wno-pass-failed "test/test_$1.cc" $libraries -o "$folder/test_$1"
+    source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
+    if [ "${source%.cc}" != "$source" ]; then
+        $CXX -std=c++20 $flags -Wno-unknown-pragmas -Wno-pass-failed "$source" $libraries -o "$folder/test_$1"
     else
-        $CC -std=gnu11 $flags "test/test_$1.c" "$folder/ops.o" $libraries -o "$folder/test_$1"
+        $CC -std=gnu11 $flags "$source" "$folder/ops.o" $libraries -o "$folder/test_$1"
     fi
 }
 if [ "${1:-}" = --ops ]; then
@@ -241,7 +242,7 @@ row() { # build|run, name, precision, op set, ranks
         if [ -z "${5:-}" ]; then
             $limit "$program" $only >"$log.log" 2>&1 </dev/null
         elif [ -n "$mpi_libraries" ] && command -v mpirun >/dev/null; then
-            $limit test/mpirun.sh "$5" "$program" >"$log.log" 2>&1 </dev/null
+            $limit test/ranks/mpirun.sh "$5" "$program" >"$log.log" 2>&1 </dev/null
         else
             skipped 'MPI with mpirun' >"$log.log"
         fi
@@ -251,7 +252,7 @@ row() { # build|run, name, precision, op set, ranks
 }
 script() { # name
     log=build/test-scripts/$1
-    $limit sh "test/test_$1.sh" >"$log.log" 2>&1 </dev/null
+    $limit sh test/*/test_"$1".sh >"$log.log" 2>&1 </dev/null
     echo $? >"$log.status"
     times >"$log.times"
 }

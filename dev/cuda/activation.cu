@@ -1,10 +1,10 @@
 /*
-Playground of llmc/cuda/activation.cuh: SwiGLU. The real kernels loop over packs with the grid's stride and divide to find the row;
+Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels loop over packs with the grid's stride and divide to find the row;
 the candidates give every pack a thread of its own, rows on the grid's y axis (no division, no loop), and one of them takes
 the hardware's fast exponential and division.
 */
 #include "playground.cuh"
-#include "llmc/cuda/activation.cuh"
+#include "llmc/ops/cuda/activation.cuh"
 
 // s(z), as sigmoid() but by the special function units: a few units in the last place of fp32, far below bf16's rounding
 __device__ inline float fast_sigmoid(float z, float *one_minus) {

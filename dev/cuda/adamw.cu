@@ -1,10 +1,10 @@
 /*
-Playground of llmc/cuda/adamw.cuh. Candidates: eight elements a thread (two packs of each tensor are asked for before anything is
+Playground of llmc/ops/cuda/adamw.cuh. Candidates: eight elements a thread (two packs of each tensor are asked for before anything is
 computed), and, where there is rounding to be drawn for, the keys of the random numbers once for a block instead of in every thread.
 All variants have to agree with plain loops; how a value is rounded stochastically is within the tolerance.
 */
 #include "playground.cuh"
-#include "llmc/cuda/adamw.cuh"
+#include "llmc/ops/cuda/adamw.cuh"
 
 // One element: the arithmetic of adamw_kernel
 template <typename T, typename G, typename M>

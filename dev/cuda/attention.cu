@@ -1,10 +1,10 @@
 /*
-Playground of llmc/cuda/attention.cuh, forward, at head_dim 128: the kernel with other tiles than those it takes by itself. More
+Playground of llmc/ops/cuda/attention.cuh, forward, at head_dim 128: the kernel with other tiles than those it takes by itself. More
 queries a block read keys and values less often, more keys a tile or more stages hide more of the wait for them, fewer of either let
 more blocks share a processor. cuDNN is not among them: how far these are from it has to be seen against its own figures.
 */
 #include "playground.cuh"
-#include "llmc/cuda/attention.cuh"
+#include "llmc/ops/cuda/attention.cuh"
 #ifndef CUDA_ON_CPU
 #include "product.cuh"
 #endif

@@ -10,12 +10,12 @@ read and written. dev/bench_gpu.sh runs it.
 Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: their arguments are tested, nothing is timed.
 */
 #include "playground.cuh"
-#include "llmc/json_out.h"
+#include "llmc/base/json_out.h"
 #ifndef CUDA_ON_CPU
 #include "product.cuh"
 #endif
 #ifdef HAVE_CUDNN
-#include "llmc/cuda/cudnn_attention.h"
+#include "llmc/ops/cuda/cudnn_attention.h"
 #endif
 
 // Chunk, stream, logits chunk; then the model's, in design vocabulary; then the elements of a layer's matrices

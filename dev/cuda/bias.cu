@@ -1,10 +1,10 @@
 /*
-Playground of llmc/cuda/bias.cuh: column sums of dout[n,OC]. The real kernel gives 32 columns to a block, so that few blocks walk
+Playground of llmc/ops/cuda/bias.cuh: column sums of dout[n,OC]. The real kernel gives 32 columns to a block, so that few blocks walk
 all rows and a warp reads 32 neighbouring elements (64 bytes in bf16). The candidate reads packs of 16 bytes, cuts the rows over
 blocks too, and adds the parts in order with a second kernel; it needs scratch memory that the op does not have today.
 */
 #include "playground.cuh"
-#include "llmc/cuda/bias.cuh"
+#include "llmc/ops/cuda/bias.cuh"
 
 constexpr unsigned PART_WARPS = 8;
 constexpr size_t PART_ROWS = 256; // of a block

@@ -1,11 +1,11 @@
 /*
-Playground of llmc/cuda/embedding.cuh: the scattered sum of embedding_backward. The real kernel gives all tokens of one table row to
+Playground of llmc/ops/cuda/embedding.cuh: the scattered sum of embedding_backward. The real kernel gives all tokens of one table row to
 one block, so that the most frequent token of a text decides how long it takes. The candidate cuts the run of a row in the sorted
 stream into pieces of CUT tokens: pieces of long runs leave partial sums in scratch memory, a second kernel adds them in order.
 Both sort in the same way; that is part of their time.
 */
 #include "playground.cuh"
-#include "llmc/cuda/embedding.cuh"
+#include "llmc/ops/cuda/embedding.cuh"
 
 constexpr size_t CUT = 64;
 

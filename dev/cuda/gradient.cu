@@ -1,9 +1,9 @@
 /*
-Playground of llmc/cuda/gradient.cuh: round_sums and gradient_add. Candidates: a thread for every pack instead of a loop with the
+Playground of llmc/ops/cuda/gradient.cuh: round_sums and gradient_add. Candidates: a thread for every pack instead of a loop with the
 grid's stride, and that with loads and stores marked as not needed again (evict first), so that they leave the cache to others.
 */
 #include "playground.cuh"
-#include "llmc/cuda/gradient.cuh"
+#include "llmc/ops/cuda/gradient.cuh"
 
 #ifdef CUDA_ON_CPU
 template <int W, typename T> static Pack<T, W> stream_read(const T *from) { return pack_read<W>(from); }

@@ -1,5 +1,5 @@
 /*
-Playground of llmc/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's heuristics name; the
+Playground of llmc/ops/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's heuristics name; the
 candidate times all that they return and takes the fastest. Both are checked against plain sums in double at random elements.
 */
 #include "product.cuh"
@@ -49,7 +49,7 @@ template <typename T> static void compare_product(const char *name, Product p) {
     for (int i : {0, times.best}) {
         char variant[64];
         snprintf(variant, sizeof(variant), "number %d of %d%s", i, times.offered,
-                 i == 0 ? ", as llmc/cuda/linear.cuh" : ", the fastest");
+                 i == 0 ? ", as llmc/ops/cuda/linear.cuh" : ", the fastest");
         zero(out.data, out.count * sizeof(T));
         const bool runs = multiply_by(kept, &times.found[i].algo, out.data, a.data, b.data, beta);
         const double error = runs ? sampled_error(p, out, a, b) : INFINITY;

@@ -1,11 +1,11 @@
 /*
-Playground of llmc/cuda/logprob.cuh. The second reading of a row is meant to come from the cache, but all rows that are in flight
+Playground of llmc/ops/cuda/logprob.cuh. The second reading of a row is meant to come from the cache, but all rows that are in flight
 have to fit there: 4 blocks of 512 threads on each of 132 processors and a vocabulary of 151,936 in bf16 are 160 MB at a time, an
 H100's L2 cache has 50. The candidates have fewer and faster rows in flight: 1024 threads for a row, one row for each processor
 (by asking for all of its shared memory), and that with the row's beginning kept there.
 */
 #include "playground.cuh"
-#include "llmc/cuda/logprob.cuh"
+#include "llmc/ops/cuda/logprob.cuh"
 
 constexpr unsigned WIDE_THREADS = 1024;
 

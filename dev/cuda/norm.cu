@@ -1,10 +1,10 @@
 /*
-Playground of llmc/cuda/norm.cuh: RMSNorm. The real kernels read a row again from the cache where they need it again; the
+Playground of llmc/ops/cuda/norm.cuh: RMSNorm. The real kernels read a row again from the cache where they need it again; the
 candidates keep it in registers. Backward's candidate also gets both of a row's sums from one pass, since
 mean(g * xhat) = rstd * mean(g * x) needs no rstd beforehand.
 */
 #include "playground.cuh"
-#include "llmc/cuda/norm.cuh"
+#include "llmc/ops/cuda/norm.cuh"
 
 constexpr double EPSILON = 1e-6;
 

@@ -13,8 +13,8 @@ Built with -DCUDA_ON_CPU the same program checks its variants on the CPU, in bot
 */
 #ifndef DEV_CUDA_PLAYGROUND_CUH
 #define DEV_CUDA_PLAYGROUND_CUH
-#include "llmc/cuda/platform.cuh"
-#include "llmc/random.h"
+#include "llmc/ops/cuda/platform.cuh"
+#include "llmc/base/random.h"
 #include <algorithm>
 #include <initializer_list>
 #include <vector>
@@ -30,7 +30,7 @@ static void copy_out(void *host, const void *from, size_t bytes) { memcpy(host, 
 static void copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void zero(void *to, size_t bytes) { memset(to, 0, bytes); }
 #else
-#include "llmc/cuda/memory.cuh"
+#include "llmc/ops/cuda/memory.cuh"
 #endif
 
 // ---- tensors on the device -----------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 /*
-Playground of llmc/cuda/rope.cuh. The real kernel's threads take one pair of elements of eight heads; the candidate's take a pack of
+Playground of llmc/ops/cuda/rope.cuh. The real kernel's threads take one pair of elements of eight heads; the candidate's take a pack of
 pairs (16 bytes of either half of a head) and as many sines and cosines.
 */
 #include "playground.cuh"
-#include "llmc/cuda/rope.cuh"
+#include "llmc/ops/cuda/rope.cuh"
 
 template <int W, int HEADS>
 __global__ void rope_packed_kernel(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n,

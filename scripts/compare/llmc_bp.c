@@ -4,10 +4,10 @@ builds this against the user's checkout (llmc_bp.h) and starts it. The result is
 standard output; what llm.c prints goes to standard error.
 */
 #define PROGRAM_NAME "llmc_bp"
-#include "../../llmc/dataloader.h"
-#include "../../llmc/dist_mpi.h" // without HAVE_MPI: this process is alone
-#include "../../llmc/json_out.h"
-#include "../../llmc/weights.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/ranks/dist_mpi.h" // without HAVE_MPI: this process is alone
+#include "llmc/base/json_out.h"
+#include "llmc/files/weights.h"
 #include "llmc_bp.h"
 
 typedef struct {

@@ -1,0 +1,543 @@
+/*
+The command line: what is generated from the table in option_rows.h.
+
+    train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
+
+options_parse reads it, options_help explains it; options_out.h writes it back. A malformed command line ends with one line
+on stderr that says what is wrong and what is allowed, and with exit 2.
+*/
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+#include "option_rows.h"
+#include "llmc/base/utils.h"
+
+#ifndef STREAMBP_VERSION
+#define STREAMBP_VERSION "0.1"
+#endif
+#define HELP_WIDTH  100
+#define HELP_COLUMN 30
+
+// ---- looking things up ---------------------------------------------------------------------------------------------------
+// -1: no row has this name
+static inline int option_find(const char *name) {
+    size_t i;
+    for (i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
+    return -1;
+}
+
+static inline int option_given(const Options *options, const char *name) {
+    int index = option_find(name);
+    if (index < 0) die("internal: no option is called '%s'", name);
+    return options->given[index];
+}
+
+static inline int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
+
+// A plan takes any option of the run it plans, so that a run's own command line can be planned.
+static inline int option_accepted(const OptionRow *row, Verb verb) {
+    return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
+}
+
+// The word that stands for 0 as the value of a number, or NULL.
+static inline const char *option_word(const OptionRow *row) {
+    int number = row->kind == OPTION_SIZE || row->kind == OPTION_DOUBLE || row->kind == OPTION_BYTES;
+    return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
+}
+
+// The verbs of a row: "bp, plan".
+static inline const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
+    int verb;
+    *text = 0;
+    for (verb = 0; verb < VERBS; verb++)
+        if (option_of(row, (Verb)verb))
+            snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? ", " : "", verb_rows[verb].name);
+    return text;
+}
+
+// ---- spelling ------------------------------------------------------------------------------------------------------------
+#define SPELLING_MOST 32
+
+// Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
+static inline size_t spelling_distance(const char *a, const char *b) {
+    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b), i, j; // d[i][j]: of the first i and j
+    if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
+    for (i = 0; i <= m; i++) d[i][0] = i;
+    for (j = 0; j <= n; j++) d[0][j] = j;
+    for (i = 1; i <= m; i++) {
+        for (j = 1; j <= n; j++) {
+            d[i][j] = min_size(min_size(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = min_size(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    }
+    return d[m][n];
+}
+
+// How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
+static inline size_t spelling_offer(const char *typed, const char *name) {
+    size_t length = strlen(typed), distance = spelling_distance(typed, name);
+    if (length >= 2 && !strncmp(typed, name, length)) return 0;
+    return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
+}
+
+// The nearest option, first among those of the verb; NULL: none is near.
+static inline const char *option_nearest(const char *typed, Verb verb) {
+    const char *nearest = NULL;
+    size_t best = SIZE_MAX, i;
+    int pass;
+    for (pass = 0; pass < 2 && !nearest; pass++) {
+        for (i = 0; i < OPTION_ROWS; i++) {
+            size_t distance;
+            if (!option_rows[i].verbs || (pass == 0 && !option_of(&option_rows[i], verb))) continue;
+            distance = spelling_offer(typed, option_rows[i].name);
+            if (distance < best) best = distance, nearest = option_rows[i].name;
+        }
+    }
+    return nearest;
+}
+
+// ---- help ----------------------------------------------------------------------------------------------------------------
+// Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
+static inline size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        if (column > indent && column + 1 + length > HELP_WIDTH) {
+            fprintf(out, "\n%*s", (int)indent, "");
+            column = indent;
+        } else if (column > indent) {
+            fputc(' ', out);
+            column++;
+        }
+        fwrite(text, 1, length, out);
+        column += length;
+        text += length;
+        while (*text == ' ') text++;
+    }
+    return column;
+}
+
+// verbs: also say which verbs have it.
+static inline void help_option(FILE *out, const OptionRow *row, int verbs) {
+    char extra[128], names[96];
+    size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+    if (column + 2 > HELP_COLUMN)
+        fprintf(out, "\n%*s", HELP_COLUMN, "");
+    else
+        fprintf(out, "%*s", (int)(HELP_COLUMN - column), "");
+    column = help_wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
+    if (row->fallback) {
+        snprintf(extra, sizeof(extra), "[%s]", row->fallback);
+        column = help_wrap(out, extra, column, HELP_COLUMN);
+    }
+    if (verbs && row->verbs != (1u << VERBS) - 1) {
+        snprintf(extra, sizeof(extra), "(%s)", option_verbs_text(row, names, sizeof(names)));
+        help_wrap(out, extra, column, HELP_COLUMN);
+    }
+    fputc('\n', out);
+}
+
+// The options of one verb, or of all (VERBS), under their headings.
+static inline void help_options(FILE *out, Verb verb) {
+    const OptionRow *heading = NULL;
+    size_t i;
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (!row->verbs)
+            heading = row;
+        else if (verb == VERBS || option_of(row, verb)) {
+            if (heading) fprintf(out, "\n%s\n", heading->name);
+            heading = NULL;
+            help_option(out, row, verb == VERBS);
+        }
+    }
+}
+
+// VERBS: the help of the program.
+static inline void options_help(FILE *out, Verb verb) {
+    int i;
+    if (verb == VERBS) {
+        fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
+              "Verbs\n",
+              out);
+        for (i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
+        fputs("\nExamples\n", out);
+        for (i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
+        fputs("\nOptions (train VERB --help shows those of one verb; defaults stand in brackets)\n", out);
+    } else {
+        fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
+        fprintf(out, "usage: train %s --option value ...\n", verb_rows[verb].name);
+        fprintf(out, "example: train %s %s\n", verb_rows[verb].name, verb_rows[verb].example);
+        if (verb == VERB_PLAN)
+            fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
+    }
+    help_options(out, verb);
+}
+
+// ---- refusals --------------------------------------------------------------------------------------------------------------
+// One line, ending with where to read on; exit 2.
+__attribute__((noreturn, format(printf, 2, 3))) static inline void options_refuse(Verb verb, const char *format, ...) {
+    char message[1024], *c;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    for (c = message; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; // what was typed must not break the line
+    die_usage("%s; see train %s --help", message, verb_rows[verb].name);
+}
+
+// "a, b or c" of "a|b|c"
+static inline void words_text(const char *choices, char *text, size_t size) {
+    size_t used = 0;
+    *text = 0;
+    while (*choices) {
+        size_t length = strcspn(choices, "|");
+        const char *rest = choices[length] ? choices + length + 1 : choices + length;
+        const char *glue = !used ? "" : *rest ? ", " : " or ";
+        used += (size_t)snprintf(text + used, size - used, "%s%.*s", glue, (int)length, choices);
+        choices = rest;
+    }
+}
+
+// What a value has to be.
+static inline const char *option_allowed(const OptionRow *row, char *text, size_t size) {
+    const char *kind = row->kind == OPTION_DOUBLE ? "a number" : "a whole number", *word = option_word(row);
+    switch (row->kind) {
+    case OPTION_SIZE:
+    case OPTION_DOUBLE:
+        if (row->most >= OPTION_UNBOUNDED)
+            snprintf(text, size, "%s of at least %.10g", kind, row->least);
+        else
+            snprintf(text, size, "%s from %.10g to %.10g", kind, row->least, row->most);
+        break;
+    case OPTION_BYTES: snprintf(text, size, "bytes, such as 80GiB, 900MB or 65536"); break;
+    case OPTION_CHOICE: words_text(row->value, text, size); break;
+    case OPTION_IDS: snprintf(text, size, "token ids separated by commas, such as 1,2,3"); break;
+    default: snprintf(text, size, "%s", row->value); break;
+    }
+    if (word) snprintf(text + strlen(text), size - strlen(text), ", or %s", word);
+    return text;
+}
+
+// ---- values --------------------------------------------------------------------------------------------------------------
+// Points *word at the text if it is one of the row's choices.
+static inline int choice_parse(const OptionRow *row, const char *text, const char **word) {
+    const char *choices = row->value;
+    size_t length = strlen(text);
+    while (*choices) {
+        size_t next = strcspn(choices, "|");
+        if (next == length && !strncmp(choices, text, length)) return *word = text, 1;
+        choices += next + (choices[next] != 0);
+    }
+    return 0;
+}
+
+static inline int ids_parse(const OptionRow *row, const char *text, IdList *list) {
+    size_t most = 1, i, value;
+    char number[24];
+    for (i = 0; text[i]; i++) most += text[i] == ',';
+    list->id = (int32_t *)checked_calloc(most, sizeof(int32_t), "the ids of a prompt");
+    list->count = 0;
+    for (;;) {
+        size_t length = strcspn(text, ",");
+        if (length >= sizeof(number)) return 0;
+        memcpy(number, text, length);
+        number[length] = 0;
+        if (!parse_size(number, &value) || (double)value > row->most) return 0;
+        list->id[list->count++] = (int32_t)value;
+        if (!text[length]) return 1;
+        text += length + 1;
+    }
+}
+
+// Stores the value of one row; returns 0 where the text is not one.
+static inline int option_set(const OptionRow *row, Options *options, const char *text) {
+    void *field = (char *)options + row->offset;
+    const char *word = option_word(row);
+    int zero = word && !strcmp(word, text);
+    switch (row->kind) {
+    case OPTION_FLAG: *(int *)field = 1; return 1;
+    case OPTION_STRING: *(const char **)field = text; return *text != 0;
+    case OPTION_CHOICE: return choice_parse(row, text, (const char **)field);
+    case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
+    case OPTION_DOUBLE: {
+        double value = 0;
+        if (!zero && (!parse_double(text, &value) || value < row->least || value > row->most)) return 0;
+        *(double *)field = zero ? NAN : value;
+        return 1;
+    }
+    default: {
+        size_t value = 0;
+        int parsed = row->kind == OPTION_BYTES ? parse_bytes(text, &value) : parse_size(text, &value);
+        if (!zero && (!parsed || (double)value < row->least || (double)value > row->most)) return 0;
+        *(size_t *)field = value;
+        return 1;
+    }
+    }
+}
+
+static inline void options_set_defaults(Options *options) {
+    size_t i;
+    memset(options, 0, sizeof(*options));
+    for (i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (row->fallback && !option_set(row, options, row->fallback))
+            die("internal: the default of --%s, '%s', is not allowed", row->name, row->fallback);
+    }
+}
+
+// ---- parsing -------------------------------------------------------------------------------------------------------------
+static inline int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
+
+// The verb, and in *first the index of the first option.
+static inline Verb options_verb(int argc, char **argv, int *first) {
+    char all[128] = "", text[128];
+    const char *nearest = NULL;
+    size_t best = SIZE_MAX;
+    int verb;
+    *first = 1;
+    if (argc < 2 || argv[1][0] == '-') return VERB_TRAIN;
+    *first = 2;
+    for (verb = 0; verb < VERBS; verb++) {
+        size_t distance = spelling_offer(argv[1], verb_rows[verb].name);
+        if (!strcmp(argv[1], verb_rows[verb].name)) return (Verb)verb;
+        if (distance < best) best = distance, nearest = verb_rows[verb].name;
+    }
+    for (verb = 0; verb < VERBS; verb++)
+        snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
+    words_text(all, text, sizeof(text));
+    die_usage("'%s' is not a verb, it must be %s%s%s%s; see train --help", argv[1], text,
+              nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+}
+
+// The row of an argument "--name" or "--name=value" (then *value is set).
+static inline int options_row_of(const char *argument, Verb verb, const char **value) {
+    char name[64], verbs[96];
+    const char *nearest;
+    size_t length, i;
+    int index;
+    if (!looks_like_option(argument))
+        options_refuse(verb, "'%s' does not belong here: options begin with two dashes%s", argument,
+                       *argument == '-' ? "" : ", values follow an option");
+    length = strcspn(argument + 2, "=");
+    *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
+    snprintf(name, sizeof(name), "%.*s", (int)min_size(length, 63), argument + 2);
+    index = option_find(name);
+    for (i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++)
+        if (!strcmp(options_not_in_this_version[i].option, name))
+            options_refuse(verb, "--%s is not in this version: %s", name, options_not_in_this_version[i].reason);
+    if (index < 0) {
+        nearest = option_nearest(name, verb);
+        options_refuse(verb, "unknown option --%s%s%s%s", name, nearest ? "; did you mean --" : "",
+                       nearest ? nearest : "", nearest ? "?" : "");
+    }
+    if (!option_accepted(&option_rows[index], verb))
+        options_refuse(verb, "--%s is not an option of %s but of %s", name, verb_rows[verb].name,
+                       option_verbs_text(&option_rows[index], verbs, sizeof(verbs)));
+    return index;
+}
+
+static inline void options_refuse_value(const OptionRow *row, Verb verb, const char *value) {
+    char allowed[256];
+    size_t i;
+    option_allowed(row, allowed, sizeof(allowed));
+    for (i = 0; i < NOT_IN_THIS_VERSION; i++)
+        if (!strcmp(not_in_this_version[i].option, row->name) && !strcmp(not_in_this_version[i].word, value))
+            options_refuse(verb, "--%s %s is not in this version, it must be %s", row->name, value, allowed);
+    if (!*value) options_refuse(verb, "--%s is empty, it must be %s", row->name, allowed);
+    options_refuse(verb, "--%s is '%s', it must be %s", row->name, value, allowed);
+}
+
+// argv[i], whatever it looks like, and all arguments up to the next option, in place.
+static inline int options_take_paths(int argc, char **argv, int i, PathList *list, const OptionRow *row, Verb verb) {
+    list->path = (const char *const *)(argv + i);
+    list->count = 0;
+    do {
+        if (!*argv[i]) options_refuse_value(row, verb, argv[i]);
+        i++, list->count++;
+    } while (i < argc && !looks_like_option(argv[i]));
+    return i;
+}
+
+// Reads the option at argv[i]; returns the index of the next.
+static inline int options_parse_one(Options *options, int argc, char **argv, int i) {
+    Verb verb = options->verb;
+    const char *value = NULL;
+    int index = options_row_of(argv[i], verb, &value), joined = value != NULL;
+    const OptionRow *row = &option_rows[index];
+    if (options->given[index]) options_refuse(verb, "--%s is given twice", row->name);
+    options->given[index] = 1;
+    if (row->kind == OPTION_FLAG) {
+        if (joined) options_refuse(verb, "--%s takes no value, '%s' was given", row->name, value);
+        option_set(row, options, "");
+        return i + 1;
+    }
+    if (!joined) {
+        if (i + 1 >= argc || looks_like_option(argv[i + 1]))
+            options_refuse(verb, "--%s has no value; write --%s %s", row->name, row->name, row->value);
+        value = argv[++i];
+    }
+    if (row->kind == OPTION_PATHS) {
+        argv[i] += value - argv[i]; // of "--data=a.bin" what follows the sign
+        return options_take_paths(argc, argv, i, (PathList *)(void *)((char *)options + row->offset), row, verb);
+    }
+    if (!option_set(row, options, value)) options_refuse_value(row, verb, value);
+    return i + 1;
+}
+
+// Options that need or exclude each other.
+static inline void options_check(const Options *o) {
+    int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    if (o->model && o->init)
+        options_refuse(o->verb, "--model and --init exclude each other: one model is read or made");
+    if (!o->model && !o->init && !(o->resume && o->verb == VERB_TRAIN))
+        options_refuse(o->verb, "no model: give --model PATH or --init NAME");
+    if ((o->verb == VERB_TRAIN || o->verb == VERB_EVAL || o->verb == VERB_LOGPROBS) && !o->data.count)
+        options_refuse(o->verb, "no data: give --data with one or more token shards");
+    if ((o->verb == VERB_CONVERT || o->verb == VERB_LOGPROBS) && !o->out)
+        options_refuse(o->verb, "no output: give --out with the %s to write",
+                       o->verb == VERB_CONVERT ? ".bin" : "file");
+    if (o->verb == VERB_TRAIN && !o->out && o->resume)
+        options_refuse(o->verb, "--resume needs --out, the folder to continue in");
+    if (o->verb == VERB_TRAIN && !o->out && o->save_every)
+        options_refuse(o->verb, "--save-every needs --out, the folder to save in");
+    if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
+        options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
+    if (option_given(o, "keep-on") && strcmp(o->keep, "none") == 0)
+        options_refuse(o->verb, "--keep-on has no meaning without --keep attention; give both or none");
+    if (strcmp(o->kv, "auto") != 0 && o->sp == 1)
+        options_refuse(o->verb, "--kv %s has no meaning without --sp above 1: no ranks share a stream", o->kv);
+    if (o->verb == VERB_BP && option_given(o, "machine") && !o->profile)
+        options_refuse(o->verb, "--machine has no meaning for bp without --profile; give both or none");
+    if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
+    if (o->verb == VERB_SAMPLE && !prompts && !o->chat && !o->system)
+        options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");
+    if (o->verb == VERB_SAMPLE && !prompts && o->json)
+        options_refuse(o->verb, "--json gives one answer, so --chat needs a prompt with it");
+    if ((o->chat || o->system) && o->prompt_ids.count)
+        options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
+}
+
+// Rollouts need a reward, and leave other options without meaning.
+static inline void options_check_rollout(const Options *o) {
+    if (!o->rollout) return;
+    if (o->verb == VERB_TRAIN && !o->reward_command)
+        options_refuse(o->verb, "--rollout needs --reward-command, which says what a completion is worth");
+    if (o->verb == VERB_PLAN && !o->data.count)
+        options_refuse(o->verb, "a plan with --rollout needs --data, whose prompts have a length");
+    if (o->zero == 3 || o->sp > 1)
+        options_refuse(o->verb, "--rollout writes texts on every rank by itself, for which each needs all weights and "
+                                "whole streams: not with --zero 3 or --sp above 1");
+    if (o->val_data.count)
+        options_refuse(o->verb, "--val-data with --rollout is not in this version; eval the checkpoints on it");
+    if (o->grad_accum > 1)
+        options_refuse(o->verb, "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many "
+                                "streams as they take");
+    if (o->old_logprobs || o->reference_logprobs)
+        options_refuse(o->verb, "--old-logprobs and --reference-logprobs are of completions in the data; --rollout "
+                                "writes its own");
+    if (o->beta > 0 && !o->lora_rank && !o->adapter)
+        options_refuse(o->verb, "--beta above 0 with --rollout needs a reference for new completions, and only under "
+                                "adapters (--lora-rank) is the base model at hand; give --beta 0 or train adapters");
+    if (o->updates > 1 && o->lora_dropout > 0)
+        options_refuse(o->verb, "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, "
+                                "would not begin at 1; leave one of them out");
+    if (o->verb == VERB_TRAIN && (o->save_every % o->updates || o->steps % o->updates))
+        options_refuse(o->verb,
+                       "--save-every and --steps must be multiples of --updates %zu: a rollout that is half used "
+                       "cannot be written again",
+                       o->updates);
+}
+
+// Whether a flag, a text or a number that can be off is neither absent nor off.
+static inline int option_in_force(const Options *options, const char *name) {
+    const OptionRow *row = &option_rows[option_find(name)];
+    const void *field = (const char *)options + row->offset;
+    if (row->kind == OPTION_STRING) return *(const char *const *)field != NULL;
+    return row->kind == OPTION_FLAG ? *(const int *)field : *(const size_t *)field != 0;
+}
+
+// Options of objectives that have no meaning for the one at hand, or need each other.
+static inline void options_check_objective(const Options *o) {
+    char word[16];
+    size_t i;
+    if (!o->objective) return;
+    snprintf(word, sizeof(word), " %s ", o->objective);
+    for (i = 0; i < OF_OBJECTIVES; i++)
+        if (option_given(o, of_objectives[i].option) && !strstr(of_objectives[i].objectives, word))
+            options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s",
+                           of_objectives[i].option, o->objective, (int)strlen(of_objectives[i].objectives) - 1,
+                           of_objectives[i].objectives);
+    for (i = 0; i < OF_OPTIONS; i++)
+        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
+            options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
+                           of_options[i].needs);
+    options_check_rollout(o);
+    if (option_given(o, "group-size") && o->data.count && !o->rollout)
+        options_refuse(o->verb, "--group-size has no meaning here: groups are as large as they are in --data");
+    if (o->lora_rank && o->adapter)
+        options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
+    if (o->any_reference && !o->reference_logprobs && !o->old_logprobs)
+        options_refuse(o->verb, "--any-reference has no meaning without --reference-logprobs or --old-logprobs");
+    if (o->any_reference && o->reference_logprobs && o->val_data.count)
+        options_refuse(o->verb, "--any-reference leaves nobody to compute the reference of --val-data, which is not "
+                                "the model at hand; eval the checkpoints on it");
+    if (o->label_smoothing > 0 && strcmp(o->dpo_loss, "sigmoid") != 0)
+        options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", o->dpo_loss);
+    if (o->beta == 0 && strstr(" dpo simpo orpo ", word))
+        options_refuse(o->verb, "--beta 0 leaves nothing of --objective %s; give a number above 0", o->objective);
+    if (o->temperature == 0 && strstr(" grpo gspo ppo ", word))
+        options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0", o->objective);
+}
+
+static inline void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
+
+// argv stays in use (text values point into it). --help and --version are answered here and end the program.
+static inline Options options_parse(int argc, char **argv) {
+    Options options;
+    int i = 1;
+    options_set_defaults(&options);
+    options.verb = options_verb(argc, argv, &i);
+    if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+        options_help(stdout, VERBS);
+        stdout_finish();
+        exit(0);
+    }
+    while (i < argc) {
+        if (!strcmp(argv[i], "-h"))
+            options.help = 1;
+        else
+            i = options_parse_one(&options, argc, argv, i);
+        if (options.help) options_help(stdout, options.verb);
+        if (options.version) puts("streambp.c " STREAMBP_VERSION);
+        if (!options.help && !options.version) continue;
+        stdout_finish();
+        exit(0);
+    }
+    options_check(&options);
+    options_check_objective(&options);
+    return options;
+}
+
+// `build` is the name of the build's own dtype: fp32, bf16 or double. Another can be planned and converted to.
+static inline void options_check_dtype(const Options *options, const char *build) {
+    if (options->verb == VERB_PLAN || options->verb == VERB_CONVERT) return;
+    if (!strcmp(options->dtype, "build") || !strcmp(options->dtype, build)) return;
+    options_refuse(options->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
+                   options->dtype, build, options->dtype);
+}
+
+// Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
+static inline void options_check_storage(const Options *options, const char *dtype) {
+    size_t i;
+    for (i = 0; i < WITHOUT_MEANING; i++) {
+        const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];
+        const char *word = *(const char *const *)(const void *)((const char *)options + row->offset);
+        if (strcmp(without_meaning[i].dtype, dtype) != 0 || strcmp(without_meaning[i].word, word) != 0) continue;
+        if (!option_given(options, row->name) || !option_accepted(row, options->verb)) continue;
+        options_refuse(options->verb, "--%s %s has no meaning for a model in %s; leave it out", row->name, word, dtype);
+    }
+}
+
+#endif

@@ -1,0 +1,164 @@
+/*
+What plans and models look like to people and as JSON: total, shares, the regions alive at the peak by name, FLOPs; configuration
+and tensors. Text goes to a stream of the caller's choice, so that stdout can be JSON alone.
+*/
+#ifndef LLMC_REPORT_H
+#define LLMC_REPORT_H
+#include "llmc/ops/arena.h"
+#include "llmc/base/json_out.h"
+#include "llmc/model/model.h"
+#include "llmc/data/objective.h"
+#include "llmc/ranks/world.h"
+
+// What people watch of an objective while it trains; everything else is in the log.
+static const struct {
+    const char *metric, *label;
+} metrics_shown[] = {
+    {"rewards/accuracies", "accuracy"}, {"rewards/margins", "margin"}, {"reward", "reward"},           {"kl", "KL"},
+    {"clip_fraction", "clipped"},       {"entropy", "entropy"},        {"completion_length", "length"}};
+
+static inline void metrics_print(FILE *out, const Metrics *m, const char *separator) {
+    size_t i, k;
+    for (k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++)
+        for (i = 0; i < m->count; i++)
+            if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
+                fprintf(out, "%s%s %.4g", separator, metrics_shown[k].label, m->metric[i].sum / m->metric[i].count);
+}
+
+// prefix: before every name
+static inline void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
+    char name[64];
+    size_t i;
+    for (i = 0; i < m->count; i++) {
+        snprintf(name, sizeof(name), "%s%s", prefix, m->metric[i].name);
+        json_number(json, name, m->metric[i].count > 0 ? m->metric[i].sum / m->metric[i].count : NAN);
+    }
+}
+
+// 8190735360 -> "8.19 B"
+static inline const char *human_count(double count) {
+    static char buffers[8][24];
+    static int next;
+    static const char *const units[] = {"", " k", " M", " B", " T"};
+    char *out = buffers[next++ % 8];
+    int unit = 0;
+    while (count >= 1000 && unit < 4) count /= 1000, unit++;
+    snprintf(out, sizeof(buffers[0]), unit ? "%.2f%s" : "%.0f%s", count, units[unit]);
+    return out;
+}
+
+static inline const char *human_flops(double flops) {
+    static char buffers[4][24];
+    static int next;
+    static const char *const units[] = {"", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP", " EFLOP", " ZFLOP"};
+    char *out = buffers[next++ % 4];
+    int unit = 0;
+    while (flops >= 1000 && unit < 7) flops /= 1000, unit++;
+    snprintf(out, sizeof(buffers[0]), "%.2f%s", flops, units[unit]);
+    return out;
+}
+
+static inline void report_model(FILE *out, const Model *model) {
+    const Config *c = &model->config;
+    fprintf(out,
+            "model    %s, %s parameters, %zu layers, hidden %zu, heads %zu/%zu x %zu, MLP %zu, vocabulary %zu, %s\n",
+            c->family->name, human_count((double)model->elements), c->num_hidden_layers, c->hidden_size,
+            c->num_attention_heads, c->num_key_value_heads, c->head_dim, c->intermediate_size, c->vocab_size,
+            dtype_name(model->dtype));
+}
+
+// ring: ranks of a stream pass keys and values around
+static inline void report_world(FILE *out, World w, int ring) {
+    if (world_ranks(w) == 1) return;
+    fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),
+            w.zero, ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
+}
+
+// Who did it, and the bytes that each rank sent in a step, by kind; into an open object. Nothing of a process alone.
+static inline void report_world_json(JsonOut *json, World w, const Traffic *sent) {
+    int kind;
+    if (world_ranks(w) == 1) return;
+    json_size(json, "ranks", world_ranks(w));
+    json_size(json, "zero", w.zero);
+    json_size(json, "sp", world_sp(w));
+    json_object(json, "sent");
+    for (kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
+    json_object_end(json);
+}
+
+// One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
+static inline void report_regions(FILE *out, const Arena *plan) {
+    size_t i, j;
+    for (i = 0; i < plan->regions_at_peak; i++) {
+        const Region *region = &plan->at_peak[i];
+        double part = plan->peak ? (double)region->bytes / (double)plan->peak : 0;
+        int width = (int)(part * 32 + 0.5);
+        if (part < 0.01) continue; // summed up below
+        fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width, width,
+                "################################", 32 - width, "", region->name);
+    }
+    for (i = j = 0; i < plan->regions_at_peak; i++)
+        if ((double)plan->at_peak[i].bytes < 0.01 * (double)plan->peak) j += plan->at_peak[i].bytes;
+    if (j)
+        fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)j),
+                100 * (double)j / (double)plan->peak, "");
+}
+
+// "total_bytes", the share of each kind, and the regions, into an open object.
+static inline void report_plan_json(JsonOut *json, const Arena *plan) {
+    size_t i;
+    int share;
+    json_size(json, "total_bytes", plan->peak);
+    for (share = 0; share < SHARES; share++) json_size(json, share_names[share], arena_share(plan, (Share)share));
+    json_array(json, "regions");
+    for (i = 0; i < plan->regions_at_peak; i++) {
+        json_object(json, NULL);
+        json_text(json, "name", plan->at_peak[i].name);
+        json_text(json, "share", share_names[plan->at_peak[i].share]);
+        json_size(json, "bytes", plan->at_peak[i].bytes);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+// Configuration and tensors, as one object. dtype: of the weights as they are stored in the model's files
+static inline void report_model_json(JsonOut *json, const Model *model, DType dtype) {
+    const Config *config = &model->config;
+    size_t i;
+    json_object(json, NULL);
+    json_text(json, "model_type", config->family->model_type);
+    json_text(json, "architecture", config->family->architecture);
+    json_size(json, "parameters", model->elements);
+    json_text(json, "dtype", dtype_name(dtype));
+    json_object(json, "config");
+    for (i = 0; i < CONFIG_KEYS; i++) {
+        const char *field = (const char *)config + config_keys[i].offset;
+        if (!config_uses_key(config, &config_keys[i])) continue;
+        if (config_keys[i].kind == KEY_ROPE_TYPE)
+            json_text(json, config_keys[i].name, rope_type_names[config->rope_type]);
+        else if (config_keys[i].kind == KEY_LAYER_TYPES)
+            json_text(json, config_keys[i].name, config->layer_types);
+        else if (config_keys[i].kind == KEY_SIZE)
+            json_size(json, config_keys[i].name, *(const size_t *)(const void *)field);
+        else if (config_keys[i].kind == KEY_BOOL)
+            json_bool(json, config_keys[i].name, *(const int *)(const void *)field);
+        else
+            json_number(json, config_keys[i].name, *(const double *)(const void *)field);
+    }
+    json_object_end(json);
+    json_array(json, "tensors");
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        json_object(json, NULL);
+        json_text(json, "name", p->name);
+        json_array(json, "shape");
+        json_size(json, NULL, p->transposed ? p->cols : p->rows);
+        if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);
+        json_array_end(json);
+        json_object_end(json);
+    }
+    json_array_end(json);
+    json_object_end(json);
+}
+
+#endif

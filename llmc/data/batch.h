@@ -1,0 +1,188 @@
+/*
+A micro-batch: one packed stream of N tokens made of documents that follow each other without padding. Attention never
+crosses a document, positions restart in each, and a target that does not count is -1. B x T is B documents of T tokens.
+Host memory; whoever fills a batch (the data loader, a test, `bp` without data) keeps this contract.
+*/
+#ifndef LLMC_BATCH_H
+#define LLMC_BATCH_H
+#include "llmc/base/random.h"
+#include "llmc/base/utils.h"
+
+#define RANDOM_STREAM_TOKENS 0x746f6b656e73ull // of random.h, for batch_random ("tokens")
+
+typedef struct {
+    size_t N;
+    size_t first;       // tokens of the micro-batch before it: 0 but of a part (batch_part)
+    int empty;          // of a part that no document fell to: one token that does not count
+    int32_t *tokens;    // [N]
+    int32_t *targets;   // [N] the token to predict, or -1
+    float *loss_weight; // [N] its weight in the loss, not looked at where the target is -1
+    int32_t *position;  // [N] within the document
+    size_t documents;
+    size_t *document_start; // [documents + 1], the last being N
+    size_t *origin;         // [documents] which token of the data each begins with, counted over all shards; NULL: none
+    // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each
+    // other.
+    size_t *group;   // [documents] 0, 0, 1, 1, ...: which pair or group of the stream a document is in, ascending; of a
+                     // pair the chosen one comes first
+    double *counted; // [documents] the sum of its loss weights, of targets that count (batch_count)
+    float *reward;   // [documents] as it was given
+    float *advantage;       // [N] of each target
+    float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
+                            // them; NULL: not known
+} Batch;
+
+// What losses are normalised by, over the whole accumulated batch.
+typedef struct {
+    double tokens;    // sum of the weights of the targets that count
+    double documents; // that have such targets
+    double groups;    // pairs, or groups of completions
+} Counts;
+
+static inline Batch batch_allocate(size_t N, size_t documents) {
+    Batch batch;
+    memset(&batch, 0, sizeof(batch));
+    batch.N = N;
+    batch.documents = documents;
+    batch.tokens = (int32_t *)checked_calloc(N, sizeof(int32_t), "the tokens of a batch");
+    batch.targets = (int32_t *)checked_calloc(N, sizeof(int32_t), "the targets of a batch");
+    batch.loss_weight = (float *)checked_calloc(N, sizeof(float), "the loss weights of a batch");
+    batch.position = (int32_t *)checked_calloc(N, sizeof(int32_t), "the positions of a batch");
+    batch.document_start = (size_t *)checked_calloc(documents + 1, sizeof(size_t), "the documents of a batch");
+    return batch;
+}
+
+// Room for what objectives over answers know of a batch that has been allocated; of the two kinds of log-probabilities
+// only where they are asked for.
+static inline void batch_allocate_answers(Batch *batch, int reference, int old) {
+    batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
+    batch->counted = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
+    batch->reward = (float *)checked_calloc(batch->documents, sizeof(float), "the rewards of a batch");
+    batch->advantage = (float *)checked_calloc(batch->N, sizeof(float), "the advantages of a batch");
+    if (reference) batch->reference = (float *)checked_calloc(batch->N, sizeof(float), "the reference of a batch");
+    if (old) batch->old = (float *)checked_calloc(batch->N, sizeof(float), "the old log-probabilities of a batch");
+}
+
+static inline void batch_free(Batch *batch) {
+    free(batch->tokens);
+    free(batch->targets);
+    free(batch->loss_weight);
+    free(batch->position);
+    free(batch->document_start), free(batch->origin);
+    free(batch->group), free(batch->counted), free(batch->reward), free(batch->advantage);
+    free(batch->reference), free(batch->old);
+    memset(batch, 0, sizeof(*batch));
+}
+
+// Positions from document_start[1..documents-1], which the caller has filled in; the first is 0 and the last N.
+static inline void batch_set_positions(Batch *batch) {
+    size_t d, t;
+    batch->document_start[0] = 0;
+    batch->document_start[batch->documents] = batch->N;
+    for (d = 0; d < batch->documents; d++)
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+            batch->position[t] = (int32_t)(t - batch->document_start[d]);
+}
+
+// B documents of T tokens, every target with weight 1. The batch was allocated for B*T tokens and B documents.
+static inline void batch_set_regular(Batch *batch, size_t B, size_t T) {
+    size_t b, t;
+    if (batch->N != B * T || batch->documents != B)
+        die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
+    for (b = 0; b < B; b++) batch->document_start[b] = b * T;
+    batch_set_positions(batch);
+    for (t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
+}
+
+// B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b
+// reads ids [b(T+1), b(T+1) + T), its targets are one further on.
+static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
+    size_t b, t;
+    batch_set_regular(batch, B, T);
+    for (b = 0; b < B; b++) {
+        for (t = 0; t <= T; t++) {
+            int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, (first + b) * (T + 1) + t, vocab_size);
+            if (t < T) batch->tokens[b * T + t] = id;
+            if (t > 0) batch->targets[b * T + t - 1] = id;
+        }
+    }
+}
+
+// What a batch adds to the counts of its step. Fills in batch->counted where there is one.
+static inline Counts batch_count(const Batch *batch) {
+    Counts counts = {0, 0, 0};
+    size_t d, t;
+    if (batch->empty) return counts;
+    for (d = 0; d < batch->documents; d++) {
+        double sum = 0;
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+            if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
+        if (batch->counted) batch->counted[d] = sum;
+        counts.tokens += sum, counts.documents += sum > 0;
+        counts.groups += batch->group && (d == 0 || batch->group[d] != batch->group[d - 1]);
+    }
+    return counts;
+}
+
+// The sum of the weights of the targets that count.
+static inline double batch_counted(const Batch *batch) { return batch_count(batch).tokens; }
+
+static inline Counts counts_add(Counts a, Counts b) {
+    a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
+    return a;
+}
+
+// Tokens that are worked on.
+static inline double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
+
+// ---- parts ----------------------------------------------------------------------------------------------------------
+// Behind the documents that are not to be parted from document d: the others of its pair or group.
+static inline size_t batch_unit_end(const Batch *batch, size_t d) {
+    size_t end = d + 1;
+    while (batch->group && end < batch->documents && batch->group[end] == batch->group[d]) end++;
+    return end;
+}
+
+// Documents [begin, end) of the batch, as a batch in the same memory: what the whole says of its documents is used up.
+static inline Batch batch_slice(Batch *whole, size_t begin, size_t end) {
+    const size_t first = whole->document_start[begin];
+    Batch part = *whole;
+    size_t d;
+    part.N = whole->document_start[end] - first, part.first = first;
+    part.tokens += first, part.targets += first, part.loss_weight += first, part.position += first;
+    part.documents = end - begin, part.document_start += begin;
+    for (d = begin; d <= end; d++) whole->document_start[d] -= first;
+    if (part.origin) part.origin += begin;
+    if (part.group) part.group += begin;
+    if (part.counted) part.counted += begin;
+    if (part.reward) part.reward += begin;
+    if (part.advantage) part.advantage += first;
+    if (part.reference) part.reference += first;
+    if (part.old) part.old += first;
+    return part;
+}
+
+// A stream that adds nothing, in the memory of a batch: its first token, as one that does not count.
+static inline Batch batch_empty(Batch *whole) {
+    Batch empty = *whole;
+    empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
+    empty.targets[0] = -1, empty.position[0] = 0;
+    empty.document_start[0] = 0, empty.document_start[1] = 1;
+    if (empty.counted) empty.counted[0] = 0;
+    return empty;
+}
+
+// One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
+// is, so that none is longer than N / parts and the longest of them. Uses the whole up.
+static inline Batch batch_part(Batch *whole, size_t parts, size_t part) {
+    size_t begin = whole->documents, end = 0, d, next;
+    if (parts == 1) return *whole;
+    for (d = 0; d < whole->documents; d = next) {
+        next = batch_unit_end(whole, d);
+        if ((whole->document_start[d] + whole->document_start[next]) * parts / (2 * whole->N) != part) continue;
+        begin = min_size(begin, d), end = next;
+    }
+    return begin < end ? batch_slice(whole, begin, end) : batch_empty(whole);
+}
+
+#endif

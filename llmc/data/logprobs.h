@@ -1,0 +1,268 @@
+/*
+A file of log-probabilities (data/README.md): those that a model gives the targets of some shards, a float32 for every
+token of all of them, in the order of their paths; 0 where a token is no target that counts. The verb `logprobs`
+writes it, and so does a run whose objective has a reference, before its first step (reference.h); the data loader
+reads from it what it puts into a batch.
+
+A file is complete or absent (file.h), and it is checked when it is opened: every field of the header, the checksum of
+the body, and that every value can be a log-probability. Two keys say what it was made of (reference.h): a run that is
+of another model, other data, another temperature, or that cuts its documents elsewhere refuses it, in one line with
+both sides. Reading allocates nothing.
+*/
+#ifndef LLMC_LOGPROBS_H
+#define LLMC_LOGPROBS_H
+#include "llmc/base/crc32.h"
+#include "llmc/base/dtype.h"
+#include "llmc/base/file.h"
+#include <assert.h>
+#include <stddef.h>
+
+#define LOGPROBS_MAGIC          "SBPLOGPS"
+#define LOGPROBS_VERSION        2u // 1 had other keys
+#define LOGPROBS_BYTE_ORDER     0x01020304u
+#define LOGPROBS_BYTE_ORDER_REV 0x04030201u
+#define LOGPROBS_AT_ONCE        4096  // values on the way between a file and somewhere else
+#define LOGPROBS_ROUNDING       1e-3f // above 0 that a value may be by rounding
+
+// What became of documents that were longer than T: it decides what their tokens saw, and which of them were looked at.
+typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
+
+// The file's first 256 bytes, little-endian.
+typedef struct {
+    char magic[8];
+    uint32_t version, byte_order;
+    uint64_t header_bytes, file_bytes;
+    uint64_t tokens, documents; // of the shards
+    uint64_t counted;           // log-probabilities that are there
+    uint64_t model_key, data_key;
+    uint64_t seq_len; // T, where a document was longer; 0: all are whole
+    uint32_t cut;     // DocumentsCut
+    uint32_t dtype;   // of the computation (DType)
+    double temperature;
+    uint32_t body_crc, header_crc; // header_crc: with itself 0
+    char model[64];                // its name for people, UTF-8, ends with a zero
+    unsigned char zeros[88];
+} LogprobHeader;
+static_assert(sizeof(LogprobHeader) == 256, "the header of a file of log-probabilities has 256 bytes");
+
+typedef struct LogprobFile {
+    InputFile file;
+    LogprobHeader header;
+} LogprobFile;
+
+static inline uint32_t logprobs_header_crc(const LogprobHeader *header) {
+    LogprobHeader copy = *header;
+    copy.header_crc = 0;
+    return crc32_of(0, &copy, sizeof(copy));
+}
+
+static inline uint64_t logprobs_place(uint64_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
+
+// name = the text, or as much of its end as there is room for.
+static inline void logprobs_name(char name[64], const char *text) {
+    size_t length = strlen(text), begin = length < 64 ? 0 : length - 63;
+    while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // not in the middle of a character
+    snprintf(name, 64, "%s", text + begin);
+}
+
+// ---- the body -----------------------------------------------------------------------------------------------------
+typedef struct {
+    uint32_t crc;
+    uint64_t set; // values other than 0
+    uint64_t bad; // the first token whose value is no log-probability; `tokens` where there is none
+    float value;  // of it
+} LogprobScan;
+
+static inline LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) {
+    LogprobScan scan = {0, 0, tokens, 0};
+    float value[LOGPROBS_AT_ONCE];
+    uint64_t first;
+    size_t n, i;
+    for (first = 0; first < tokens; first += n) {
+        n = (size_t)(tokens - first < LOGPROBS_AT_ONCE ? tokens - first : LOGPROBS_AT_ONCE);
+        input_read(file, logprobs_place(first), value, n * sizeof(float));
+        scan.crc = crc32_of(scan.crc, value, n * sizeof(float));
+        for (i = 0; i < n; i++) {
+            scan.set += value[i] != 0;
+            if (scan.bad == tokens && !(isfinite(value[i]) && value[i] <= LOGPROBS_ROUNDING))
+                scan.bad = first + i, scan.value = value[i];
+        }
+    }
+    return scan;
+}
+
+// ---- writing ------------------------------------------------------------------------------------------------------
+typedef struct {
+    OutputFile output;
+    LogprobHeader header;
+} LogprobWriter;
+
+// A file of another kind is not replaced: a shard or a model named by mistake.
+static inline void logprobs_check_place(const char *path) {
+    char magic[8] = "";
+    struct stat status;
+    InputFile file;
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return; // output_open's to judge
+    file = input_open(path);
+    if (file.bytes >= sizeof(magic)) input_read(&file, 0, magic, sizeof(magic));
+    input_close(&file);
+    if (memcmp(magic, LOGPROBS_MAGIC, sizeof(magic)) != 0)
+        die("%s: is there already and is no file of log-probabilities; choose another name, or remove it", path);
+}
+
+// header: what it shall say; sizes, checksums and `counted` are filled in. Every value is 0 at first.
+static inline void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
+    LogprobHeader *h = &w->header;
+    crc32_prepare();
+    *h = *header;
+    memcpy(h->magic, LOGPROBS_MAGIC, sizeof(h->magic));
+    h->version = LOGPROBS_VERSION, h->byte_order = LOGPROBS_BYTE_ORDER;
+    h->header_bytes = sizeof(*h), h->file_bytes = logprobs_place(h->tokens);
+    memset(h->zeros, 0, sizeof(h->zeros));
+    logprobs_check_place(path);
+    output_open(&w->output, path, h->file_bytes);
+    if (ftruncate(w->output.fd, (off_t)h->file_bytes) != 0) output_fail(&w->output, "setting its size", errno);
+}
+
+// Of tokens [token, token + n), counted over all shards; in any order, each at most once.
+static inline void logprobs_write(LogprobWriter *w, uint64_t token, size_t n, const float *value) {
+    if (token > w->header.tokens || n > w->header.tokens - token)
+        die("internal: log-probabilities of tokens that are not in the data");
+    output_write(&w->output, logprobs_place(token), value, n * sizeof(float));
+}
+
+// What was written is read back for its checksum, wherever the values came in; then the file is there.
+static inline void logprobs_commit(LogprobWriter *w, uint64_t counted) {
+    InputFile written = input_open(w->output.temporary);
+    w->header.body_crc = logprobs_scan(&written, w->header.tokens).crc;
+    input_close(&written);
+    w->header.counted = counted;
+    w->header.header_crc = logprobs_header_crc(&w->header);
+    output_write(&w->output, 0, &w->header, sizeof(w->header));
+    output_commit(&w->output);
+}
+
+// ---- opening ------------------------------------------------------------------------------------------------------
+#define LOGPROBS_AGAIN "remove it and compute it again (train logprobs)"
+
+static inline void logprobs_check_begin(const LogprobHeader *h, const InputFile *file) {
+    const char *path = file->path;
+    if (memcmp(h->magic, LOGPROBS_MAGIC, sizeof(h->magic)) != 0)
+        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; `train logprobs` "
+            "writes one",
+            path);
+    if (h->byte_order == LOGPROBS_BYTE_ORDER_REV)
+        die("%s: was written on a machine of the other byte order; " LOGPROBS_AGAIN, path);
+    if (h->version != LOGPROBS_VERSION)
+        die("%s: is a file of log-probabilities of version %u, this program reads version %u; " LOGPROBS_AGAIN, path,
+            h->version, LOGPROBS_VERSION);
+    if (h->header_crc != logprobs_header_crc(h))
+        die("%s: the checksum of its header is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
+    if (h->file_bytes != file->bytes)
+        die("%s: its header says %llu bytes, but the file has %llu; it is %s; " LOGPROBS_AGAIN, path,
+            (unsigned long long)h->file_bytes, (unsigned long long)file->bytes,
+            file->bytes < h->file_bytes ? "truncated" : "not what its header says");
+}
+
+// With a right checksum, too: another program may have written it.
+static inline void logprobs_check_header(const LogprobHeader *h, const char *path) {
+    static const unsigned char zeros[sizeof(h->zeros)] = {0};
+    const char *fault = h->byte_order != LOGPROBS_BYTE_ORDER ? "byte order mark"
+                        : h->header_bytes != sizeof(*h)      ? "length of the header"
+                        : h->tokens > h->file_bytes || h->file_bytes != logprobs_place(h->tokens) ? "number of tokens"
+                        : h->documents < 1 || h->documents > h->tokens / 2   ? "number of documents"
+                        : h->counted > h->tokens - h->documents              ? "number of log-probabilities"
+                        : h->cut > DOCUMENTS_TRUNCATED                       ? "way in which documents were cut"
+                        : (h->cut == DOCUMENTS_WHOLE) != (h->seq_len == 0)   ? "length to which documents were cut"
+                        : h->dtype > DTYPE_FP64                              ? "element type"
+                        : !(h->temperature > 0) || !isfinite(h->temperature) ? "temperature"
+                        : !memchr(h->model, 0, sizeof(h->model))             ? "name of the model"
+                        : memcmp(h->zeros, zeros, sizeof(zeros)) != 0        ? "rest, which must be zeros,"
+                                                                             : NULL;
+    if (fault) die("%s: the %s in its header cannot be; " LOGPROBS_AGAIN, path, fault);
+}
+
+static inline void logprobs_open(LogprobFile *f, const char *path) {
+    LogprobHeader *h = &f->header;
+    LogprobScan scan;
+    char *c;
+    crc32_prepare();
+    f->file = input_open(path);
+    if (f->file.bytes < sizeof(*h))
+        die("%s: its %llu bytes are less than the header of a file of log-probabilities (%zu)", path,
+            (unsigned long long)f->file.bytes, sizeof(*h));
+    input_read(&f->file, 0, h, sizeof(*h));
+    logprobs_check_begin(h, &f->file);
+    logprobs_check_header(h, path);
+    for (c = h->model; *c; c++) // it goes into messages of one line
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    scan = logprobs_scan(&f->file, h->tokens);
+    if (scan.crc != h->body_crc) die("%s: its checksum is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
+    if (scan.bad < h->tokens)
+        die("%s: the log-probability of token %llu is %g; it must be finite and at most 0; " LOGPROBS_AGAIN, path,
+            (unsigned long long)scan.bad, (double)scan.value);
+    if (scan.set > h->counted)
+        die("%s: holds %llu log-probabilities, its header says %llu; " LOGPROBS_AGAIN, path,
+            (unsigned long long)scan.set, (unsigned long long)h->counted);
+}
+
+// Of zeros, one that was never opened: nothing.
+static inline void logprobs_close(LogprobFile *f) {
+    if (f->file.path) input_close(&f->file);
+}
+
+// ---- is it the right one? -----------------------------------------------------------------------------------------
+static inline const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
+    if (h->cut == DOCUMENTS_WHOLE) return "whole";
+    snprintf(text, 64, "%s %llu positions", h->cut == DOCUMENTS_SPLIT ? "split into" : "truncated to",
+             (unsigned long long)h->seq_len);
+    return text;
+}
+
+// Whether tokens that `wanted` looks at are in `have`, and saw the same tokens before them: what comes later does not
+// matter.
+static inline int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
+    switch (have->cut) {
+    case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
+    case DOCUMENTS_SPLIT: return wanted->cut == DOCUMENTS_SPLIT && wanted->seq_len == have->seq_len;
+    default: return wanted->cut == DOCUMENTS_TRUNCATED && wanted->seq_len <= have->seq_len;
+    }
+}
+
+// Ends the program where the file is not of what this run is of: `wanted`, as reference.h makes it; `data` names its
+// shards. A model key of 0: any model's.
+static inline void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
+    const LogprobHeader *h = &f->header;
+    const char *path = f->file.path;
+    char had[64], want[64];
+    if (h->data_key != wanted->data_key || h->tokens != wanted->tokens || h->documents != wanted->documents)
+        die("%s: holds log-probabilities of other data or by another tokenizer: of %llu tokens in %llu documents "
+            "(%016llx), %s has %llu in %llu (%016llx); compute them again for this data (train logprobs)",
+            path, (unsigned long long)h->tokens, (unsigned long long)h->documents, (unsigned long long)h->data_key,
+            data, (unsigned long long)wanted->tokens, (unsigned long long)wanted->documents,
+            (unsigned long long)wanted->data_key);
+    if (wanted->model_key && h->model_key != wanted->model_key)
+        die("%s: holds log-probabilities under another model: %s (%s, %016llx), the run's reference is %s (%s, "
+            "%016llx); compute them again with that (train logprobs)",
+            path, h->model, dtype_name((DType)h->dtype), (unsigned long long)h->model_key, wanted->model,
+            dtype_name((DType)wanted->dtype), (unsigned long long)wanted->model_key);
+    if (h->temperature != wanted->temperature)
+        die("%s: holds log-probabilities at temperature %g, this run's is %g; compute them again with --temperature "
+            "%g (train logprobs)",
+            path, h->temperature, wanted->temperature, wanted->temperature);
+    if (!logprobs_cut_serves(h, wanted))
+        die("%s: holds log-probabilities of documents that are %s, this run has them %s; compute them again with this "
+            "run's --seq-len and --long (train logprobs)",
+            path, logprobs_cut_text(h, had), logprobs_cut_text(wanted, want));
+}
+
+// ---- reading ------------------------------------------------------------------------------------------------------
+// out[n] = those of tokens [token, token + n), counted over all shards. Any thread's.
+static inline void logprobs_read(const LogprobFile *f, uint64_t token, size_t n, float *out) {
+    if (token > f->header.tokens || n > f->header.tokens - token)
+        die("%s: has no log-probabilities of tokens %llu to %llu", f->file.path, (unsigned long long)token,
+            (unsigned long long)(token + n));
+    input_read(&f->file, logprobs_place(token), out, n * sizeof(float));
+}
+
+#endif

@@ -1,0 +1,521 @@
+/*
+Objectives as weights per token. For every objective here
+
+    dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau)) with w[t] = dL/dlogp[t]
+
+so that an objective turns log-probabilities of the targets (and what else a batch knows of them) into the loss and w.
+Below, logp, ref and old are those of target t under the policy (its logits/tau), the reference and the policy that
+wrote the completion; m is its loss weight, 0 where it is masked; sums, means and counts over t are over a document's
+targets, each of which counts m times; sigma is the logistic function; Z is objective_normaliser of the whole
+accumulated batch. TRL is Hugging Face's, version 1.16.
+
+sft    L = -sum_t m logp / Z, Z = counted tokens
+
+Pairs of documents, chosen and rejected: L = sum of the pairs' losses / Z, Z = pairs.
+dpo    (arXiv 2305.18290) c = sum_t m (logp - ref) of the chosen less that of the rejected, and by dpo_loss
+       sigmoid  -(1 - e) log sigma(beta c) - e log sigma(-beta c), e = label_smoothing (cDPO, Mitchell 2023; TRL's
+                DPOTrainer knows it without e only, its CPOTrainer with)
+       hinge    max(0, 1 - beta c) (SLiC-HF, arXiv 2305.10425)
+       ipo      (c - 1 / (2 beta))^2, c of means over t instead of sums (arXiv 2310.12036, equation 17). The paper has
+                no such means; TRL does, and says that the paper's experiments did
+simpo  (arXiv 2405.14734) -log sigma(beta (a_chosen - a_rejected) - gamma), a = mean_t logp
+orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o = a - log(1 - exp(a)): the log odds. TRL
+       takes the first term over prompts, too, and as a mean over all tokens at once instead of over pairs
+
+Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta k3) where
+k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020). n by normalisation:
+       grpo     1 / (the document's counted tokens x Z), Z = documents with any (arXiv 2402.03300)
+       bnpo     1 / Z, Z = counted tokens; TRL's Z is a micro-batch's
+       dapo     the same, with an upper clip that is wider (arXiv 2503.14476)
+       dr_grpo  1 / Z, Z = documents x completion_tokens (arXiv 2503.20783)
+       In grpo and dr_grpo, TRL's documents include those without a counted token.
+grpo   r = exp(logp - old). Where old is not known it is the policy's own: r is 1, its gradient that of logp
+ppo    (arXiv 1707.06347) the same with advantages that differ from token to token; the value function is not here
+gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
+       other normalisations than grpo a document weighs as many times as it has tokens, as in TRL
+
+A log-probability or an advantage that is not finite makes the loss NaN (of sft: not finite), and the weights that
+depend on it.
+*/
+#ifndef LLMC_OBJECTIVE_H
+#define LLMC_OBJECTIVE_H
+#include "batch.h"
+#include "llmc/base/dtype.h"
+#include <math.h>
+
+typedef enum {
+    OBJECTIVE_SFT,
+    OBJECTIVE_DPO,
+    OBJECTIVE_SIMPO,
+    OBJECTIVE_ORPO,
+    OBJECTIVE_GRPO,
+    OBJECTIVE_GSPO,
+    OBJECTIVE_PPO,
+    OBJECTIVES
+} ObjectiveKind;
+typedef enum { DPO_SIGMOID, DPO_IPO, DPO_HINGE, DPO_LOSSES } DpoLoss;
+typedef enum { NORMALISE_GRPO, NORMALISE_BNPO, NORMALISE_DR_GRPO, NORMALISE_DAPO, NORMALISATIONS } Normalisation;
+
+static const char *const objective_names[OBJECTIVES] = {"sft", "dpo", "simpo", "orpo", "grpo", "gspo", "ppo"};
+static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge"};
+static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
+
+typedef struct {
+    ObjectiveKind kind;
+    DpoLoss dpo_loss;
+    Normalisation normalisation;
+    double beta, gamma, clip_low, clip_high; // NAN: as objective_settle has it
+    double label_smoothing;
+    double temperature;       // logits are divided by it; 1 but for grpo, gspo and ppo
+    double completion_tokens; // dr_grpo: the most that a completion may have
+} Objective;
+
+// What an objective's weights wait for.
+typedef enum {
+    WEIGHTS_AT_ONCE,  // nothing: they are known before the head runs
+    WEIGHTS_BY_TOKEN, // the token's own log-probability
+    WEIGHTS_BY_STREAM // those of the whole stream
+} ObjectiveWeights;
+
+// The place of a word in one of the tables above; options.h has let no other pass.
+static inline int objective_word(const char *const *names, int count, const char *word) {
+    int i;
+    for (i = 0; i < count; i++)
+        if (!strcmp(names[i], word)) return i;
+    die("internal: the objective's tables have no '%s'", word);
+}
+
+static inline int objective_is_of_pairs(const Objective *o) {
+    return o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_SIMPO || o->kind == OBJECTIVE_ORPO;
+}
+
+// With advantages, a clipped ratio and perhaps a divergence.
+static inline int objective_is_of_policy(const Objective *o) {
+    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_GSPO || o->kind == OBJECTIVE_PPO;
+}
+
+// Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
+// from; the clips of dapo and gspo are those of their experiments.
+static inline void objective_settle(Objective *o) {
+    int gspo = o->kind == OBJECTIVE_GSPO;
+    if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : objective_is_of_pairs(o) ? 0.1 : 0;
+    if (isnan(o->gamma)) o->gamma = 1;
+    if (isnan(o->clip_high) && gspo) o->clip_high = 4e-4;
+    if (isnan(o->clip_high) && o->normalisation == NORMALISE_DAPO) o->clip_high = 0.28;
+    if (isnan(o->clip_low)) o->clip_low = gspo ? 3e-4 : 0.2;
+    if (isnan(o->clip_high)) o->clip_high = o->clip_low;
+}
+
+static inline ObjectiveWeights objective_weights_wait(const Objective *o) {
+    if (o->kind == OBJECTIVE_SFT) return WEIGHTS_AT_ONCE;
+    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_PPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_STREAM;
+}
+
+// Whether the batch must know the reference's log-probabilities.
+static inline int objective_needs_reference(const Objective *o) {
+    return o->kind == OBJECTIVE_DPO || (objective_is_of_policy(o) && o->beta != 0);
+}
+
+// Whether the entropy of the distributions is wanted, for its metrics.
+static inline int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
+
+// What the step's losses are divided by.
+static inline double objective_normaliser(const Objective *o, Counts counts) {
+    if (objective_is_of_pairs(o)) return counts.groups;
+    if (!objective_is_of_policy(o)) return counts.tokens;
+    switch (o->normalisation) {
+    case NORMALISE_GRPO: return counts.documents;
+    case NORMALISE_DR_GRPO: return counts.documents * o->completion_tokens;
+    default: return counts.tokens;
+    }
+}
+
+static inline double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
+
+// Advantages of a group of n completions: rewards less their mean, and with `scale` over 1e-4 + their standard
+// deviation (squares over n - 1), as TRL has it. Exactly 0 where all are equal, NaN where one is not finite.
+static inline void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
+    double mean = 0, squares = 0;
+    size_t i, equal = 0;
+    for (i = 0; i < n; i++) mean += (double)reward[i] / (double)n, equal += reward[i] == reward[0];
+    if (equal == n) mean = n ? (double)reward[0] : 0; // the sum may have rounded
+    mean = finite_or_nan(mean);
+    for (i = 0; i < n; i++) {
+        advantage[i] = (double)reward[i] - mean;
+        squares += advantage[i] * advantage[i];
+    }
+    if (!scale || equal == n) return;
+    for (i = 0; i < n; i++) advantage[i] /= sqrt(squares / (double)(n - 1)) + 1e-4;
+}
+
+// ---- values of a target ---------------------------------------------------------------------------------------------
+static inline double value_at(const void *values, DType type, size_t i) {
+    return type == DTYPE_FP64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+}
+
+static inline void value_set(void *values, DType type, size_t i, double value) {
+    if (type == DTYPE_FP64)
+        ((double *)values)[i] = value;
+    else
+        ((float *)values)[i] = (float)value;
+}
+
+// An infinity could be lost in a clip or in the flat part of a loss; NaN is not.
+static inline double logp_at(const void *logp, DType type, size_t i) { return finite_or_nan(value_at(logp, type, i)); }
+
+// Of target t in the loss; 0 where it is masked.
+static inline double target_weight(const Batch *batch, size_t t) {
+    return batch->targets[t] >= 0 ? (double)batch->loss_weight[t] : 0.0;
+}
+
+static inline double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x)); }
+
+static inline double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
+
+// ---- pairs ----------------------------------------------------------------------------------------------------------
+// Sums over the targets of a document.
+typedef struct {
+    double logp, reference; // reference: 0 where it is not needed
+    double counted;
+} DocumentSums;
+
+// A pair's loss, and its derivatives by the two sums of log-probabilities.
+typedef struct {
+    double loss, slope[2];      // [chosen, rejected]
+    double reward[2], logps[2]; // for people
+} PairLoss;
+
+static inline DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp,
+                                         DType type) {
+    DocumentSums sums = {0, 0, 0};
+    size_t t;
+    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+        double m = target_weight(batch, t);
+        if (m == 0) continue;
+        sums.logp += m * logp_at(logp, type, t), sums.counted += m;
+        if (objective_needs_reference(o)) sums.reference += m * finite_or_nan((double)batch->reference[t]);
+    }
+    return sums;
+}
+
+// The loss of dpo and simpo from x_chosen - x_rejected, of sums (dpo) or means (ipo, simpo); *slope is its derivative.
+static inline double margin_loss(const Objective *o, double margin, double *slope) {
+    double scaled = o->beta * margin, e = o->label_smoothing, rest;
+    if (o->kind == OBJECTIVE_SIMPO) {
+        *slope = -o->beta * sigmoid(o->gamma - scaled);
+        return -log_sigmoid(scaled - o->gamma);
+    }
+    switch (o->dpo_loss) {
+    case DPO_IPO:
+        rest = margin - 0.5 / o->beta;
+        *slope = 2 * rest;
+        return rest * rest;
+    case DPO_HINGE:
+        rest = 1 - scaled;
+        *slope = rest <= 0 ? 0 : isnan(rest) ? rest : -o->beta;
+        return rest <= 0 ? 0 : rest;
+    default:
+        *slope = o->beta * (e * sigmoid(scaled) - (1 - e) * sigmoid(-scaled));
+        return -(1 - e) * log_sigmoid(scaled) - e * log_sigmoid(-scaled);
+    }
+}
+
+// The log odds of a mean log-probability, and their derivative by it. Certainty has infinite odds: 1 - exp(a) is at
+// least 2^-24, which log-probabilities in fp32 can hardly tell from 0.
+static inline double log_odds(double a, double *slope) {
+    double rest = -expm1(a);
+    if (rest < 0x1p-24) rest = 0x1p-24;
+    *slope = 1 / rest;
+    return a - log(rest);
+}
+
+// orpo's loss from the mean log-probabilities a[chosen, rejected]; slope[2]: its derivatives.
+static inline double odds_ratio_loss(const Objective *o, const double a[2], double slope[2]) {
+    double by_mean[2], ratio = log_odds(a[0], &by_mean[0]) - log_odds(a[1], &by_mean[1]);
+    double by_ratio = -o->beta * sigmoid(-ratio);
+    slope[0] = -1 + by_ratio * by_mean[0], slope[1] = -by_ratio * by_mean[1];
+    return -a[0] - o->beta * log_sigmoid(ratio);
+}
+
+// side: the chosen and the rejected document.
+static inline PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
+    int i, dpo = o->kind == OBJECTIVE_DPO, of_means = !dpo || o->dpo_loss == DPO_IPO;
+    double x[2], share[2]; // sums or means of log-ratios, and how much of a token's log-probability is in them
+    PairLoss pair;
+    for (i = 0; i < 2; i++) {
+        double sum = side[i].logp - side[i].reference;
+        share[i] = of_means && side[i].counted != 0 ? 1 / side[i].counted : 1;
+        x[i] = sum * share[i];
+        pair.logps[i] = dpo ? side[i].logp : x[i];
+        pair.reward[i] = o->beta * (dpo ? sum : x[i]);
+    }
+    if (o->kind == OBJECTIVE_ORPO) {
+        pair.loss = odds_ratio_loss(o, x, pair.slope);
+    } else {
+        pair.loss = margin_loss(o, x[0] - x[1], &pair.slope[0]);
+        pair.slope[1] = -pair.slope[0];
+    }
+    for (i = 0; i < 2; i++) pair.slope[i] *= share[i];
+    return pair;
+}
+
+// The pair whose chosen document is d.
+static inline PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
+    DocumentSums side[2];
+    if (d + 1 >= batch->documents || batch->group[d] != batch->group[d + 1])
+        die("internal: document %zu of a stream of pairs has no partner", d);
+    side[0] = document_sums(o, batch, d, logp, type), side[1] = document_sums(o, batch, d + 1, logp, type);
+    return pair_loss(o, side);
+}
+
+static inline void pair_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
+                                DType type) {
+    const size_t *start = batch->document_start;
+    size_t d, side, t;
+    for (d = 0; d < batch->documents; d += 2) {
+        PairLoss pair = pair_at(o, batch, d, logp, type);
+        for (side = 0; side < 2; side++) {
+            for (t = start[d + side]; t < start[d + side + 1]; t++) {
+                double m = target_weight(batch, t);
+                value_set(weight, type, t, m == 0 ? 0 : m * pair.slope[side] / Z);
+            }
+        }
+    }
+}
+
+// ---- completions with advantages ------------------------------------------------------------------------------------
+// -min(r A, clip(r) A), and its derivative by log r. clipped: -1 or 1 where the lower or the upper bound takes the
+// gradient away.
+typedef struct {
+    double loss, slope;
+    int clipped;
+} Surrogate;
+
+static inline Surrogate surrogate_of(const Objective *o, double ratio, double A) {
+    double low = 1 - o->clip_low, high = 1 + o->clip_high;
+    Surrogate s;
+    s.clipped = A > 0 && ratio > high ? 1 : A < 0 && ratio < low ? -1 : 0;
+    s.loss = -A * (s.clipped > 0 ? high : s.clipped < 0 ? low : ratio);
+    s.slope = s.clipped ? 0 : -A * ratio;
+    return s;
+}
+
+static inline double advantage_at(const Batch *batch, size_t t) { return finite_or_nan((double)batch->advantage[t]); }
+
+// log r of a token.
+static inline double log_ratio_at(const Batch *batch, size_t t, double logp) {
+    return logp - (batch->old ? finite_or_nan((double)batch->old[t]) : logp);
+}
+
+// ref - logp of target t
+static inline double reference_over(const Batch *batch, size_t t, double logp) {
+    return finite_or_nan((double)batch->reference[t]) - logp;
+}
+
+// n of the formulas above; of documents with counted tokens, as the next two.
+static inline double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
+    return (o->normalisation == NORMALISE_GRPO ? 1 / batch->counted[d] : 1.0) / Z;
+}
+
+// gspo's r of document d; logp[N] of the whole stream.
+static inline double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
+    double sum = 0;
+    size_t t;
+    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+        double m = target_weight(batch, t);
+        if (m != 0) sum += m * log_ratio_at(batch, t, logp_at(logp, type, t));
+    }
+    return exp(sum / batch->counted[d]);
+}
+
+// The derivative of the sum of gspo's surrogates in document d by any of its log-probabilities, whose share in log r is
+// 1 / counted.
+static inline double document_slope(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
+    double ratio = document_ratio(batch, d, logp, type), sum = 0;
+    size_t t;
+    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+        double m = target_weight(batch, t);
+        if (m != 0) sum += m * surrogate_of(o, ratio, advantage_at(batch, t)).slope;
+    }
+    return sum / batch->counted[d];
+}
+
+// The derivative of target t's terms by its log-probability; of_document: what gspo has in place of the ratio's.
+static inline double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, double of_document) {
+    double slope = of_document;
+    if (o->kind != OBJECTIVE_GSPO)
+        slope = surrogate_of(o, exp(log_ratio_at(batch, t, logp)), advantage_at(batch, t)).slope;
+    if (o->beta != 0) slope -= o->beta * expm1(reference_over(batch, t, logp));
+    return slope;
+}
+
+static inline void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
+                                  const void *logp, void *weight, DType type) {
+    const size_t *start = batch->document_start;
+    size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin), t;
+    for (; d < batch->documents && start[d] < begin + n; d++) {
+        double scale = document_scale(o, batch, Z, d), of_document = 0;
+        if (o->kind == OBJECTIVE_GSPO) of_document = document_slope(o, batch, d, logp, type);
+        for (t = max_size(start[d], begin); t < min_size(start[d + 1], begin + n); t++) {
+            double m = target_weight(batch, t), w = 0;
+            if (m != 0) w = m * scale * target_slope(o, batch, t, logp_at(logp, type, t - begin), of_document);
+            value_set(weight, type, t - begin, w);
+        }
+    }
+}
+
+// ---- weights --------------------------------------------------------------------------------------------------------
+static inline void objective_check_batch(const Objective *o, const Batch *batch) {
+    if (objective_is_of_pairs(o) && !batch->group)
+        die("internal: a batch of %s without groups", objective_names[o->kind]);
+    if (objective_is_of_policy(o) && !(batch->advantage && batch->counted))
+        die("internal: a batch of %s without advantages", objective_names[o->kind]);
+    if (objective_needs_reference(o) && !batch->reference)
+        die("internal: a batch of %s without the reference's log-probabilities", objective_names[o->kind]);
+}
+
+// weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
+// WEIGHTS_BY_STREAM of the whole stream. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
+// masked) gives no gradient. batch_count has seen the batch.
+static inline void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
+                                     const void *logp, void *weight, DType type) {
+    size_t i;
+    objective_check_batch(o, batch);
+    if (objective_weights_wait(o) == WEIGHTS_BY_STREAM && (begin != 0 || n != batch->N))
+        die("internal: weights of a part of a stream, but %s needs all of it", objective_names[o->kind]);
+    if (batch->empty) {
+        for (i = 0; i < n; i++) value_set(weight, type, i, 0);
+    } else if (objective_is_of_pairs(o)) {
+        pair_weights(o, batch, Z, logp, weight, type);
+    } else if (objective_is_of_policy(o)) {
+        policy_weights(o, batch, Z, begin, n, logp, weight, type);
+    } else {
+        for (i = 0; i < n; i++) value_set(weight, type, i, Z == 0 ? 0.0 : -target_weight(batch, begin + i) / Z);
+    }
+}
+
+// ---- the loss, and what people watch --------------------------------------------------------------------------------
+// Sums and what they are divided by; two streams' add up.
+#define METRICS_MOST 16
+typedef struct {
+    const char *name; // as in log.jsonl
+    double sum, count;
+} Metric;
+
+typedef struct {
+    Metric metric[METRICS_MOST];
+    size_t count;
+} Metrics;
+
+// metrics may be NULL.
+static inline void metric_add(Metrics *m, const char *name, double sum, double count) {
+    size_t i;
+    if (!m) return;
+    for (i = 0; i < m->count && strcmp(m->metric[i].name, name) != 0; i++) continue;
+    if (i == METRICS_MOST) die("internal: more than %d metrics", METRICS_MOST);
+    if (i == m->count) m->metric[i].name = name, m->metric[i].sum = m->metric[i].count = 0, m->count++;
+    m->metric[i].sum += sum, m->metric[i].count += count;
+}
+
+static inline double sft_loss(const Batch *batch, double Z, const void *logp, DType type) {
+    double sum = 0;
+    size_t t;
+    for (t = 0; t < batch->N; t++) {
+        double m = target_weight(batch, t);
+        if (m != 0) sum += m * value_at(logp, type, t);
+    }
+    return Z == 0 ? 0.0 : -sum / Z;
+}
+
+// Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
+// log-probability (simpo, orpo); logps are sums of dpo's documents, means of the others'.
+static inline double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
+                                Metrics *metrics) {
+    double sum = 0;
+    size_t d;
+    for (d = 0; d < batch->documents; d += 2) {
+        PairLoss pair = pair_at(o, batch, d, logp, type);
+        sum += pair.loss;
+        metric_add(metrics, "rewards/chosen", pair.reward[0], 1);
+        metric_add(metrics, "rewards/rejected", pair.reward[1], 1);
+        metric_add(metrics, "rewards/margins", pair.reward[0] - pair.reward[1], 1);
+        metric_add(metrics, "rewards/accuracies", pair.reward[0] > pair.reward[1], 1);
+        metric_add(metrics, "logps/chosen", pair.logps[0], 1);
+        metric_add(metrics, "logps/rejected", pair.logps[1], 1);
+    }
+    return sum / Z;
+}
+
+// Sums over the counted tokens of a stream; lengths over its documents.
+typedef struct {
+    double tokens, ratio, divergence, low, high, documents, reward;
+} PolicySums;
+
+static inline double document_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type,
+                                   PolicySums *sums) {
+    double ratio = o->kind == OBJECTIVE_GSPO ? document_ratio(batch, d, logp, type) : 1, loss = 0;
+    size_t t;
+    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+        double m = target_weight(batch, t), p;
+        Surrogate s;
+        if (m == 0) continue;
+        p = logp_at(logp, type, t);
+        if (o->kind != OBJECTIVE_GSPO) ratio = exp(log_ratio_at(batch, t, p));
+        s = surrogate_of(o, ratio, advantage_at(batch, t));
+        loss += m * s.loss;
+        sums->tokens += m, sums->ratio += m * ratio;
+        sums->low += s.clipped < 0 ? m : 0, sums->high += s.clipped > 0 ? m : 0;
+        if (batch->reference) {
+            double over = reference_over(batch, t, p), divergence = expm1(over) - over;
+            sums->divergence += m * divergence;
+            if (o->beta != 0) loss += m * o->beta * divergence;
+        }
+    }
+    return loss;
+}
+
+static inline double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
+                                 Metrics *metrics) {
+    PolicySums sums;
+    double loss = 0;
+    size_t d;
+    memset(&sums, 0, sizeof(sums));
+    for (d = 0; d < batch->documents; d++) {
+        if (batch->reward) sums.reward += (double)batch->reward[d];
+        if (batch->counted[d] == 0) continue;
+        sums.documents++;
+        loss += document_scale(o, batch, Z, d) * document_loss(o, batch, d, logp, type, &sums);
+    }
+    if (batch->reward) metric_add(metrics, "reward", sums.reward, (double)batch->documents);
+    if (batch->reference) metric_add(metrics, "kl", sums.divergence, sums.tokens);
+    metric_add(metrics, "ratio", sums.ratio, sums.tokens);
+    metric_add(metrics, "clip_fraction", sums.low + sums.high, sums.tokens);
+    metric_add(metrics, "clip_low", sums.low, sums.tokens);
+    metric_add(metrics, "clip_high", sums.high, sums.tokens);
+    metric_add(metrics, "completion_length", sums.tokens, sums.documents);
+    return loss;
+}
+
+static inline void entropy_metric(const Batch *batch, const void *entropy, DType type, Metrics *metrics) {
+    double sum = 0, tokens = 0;
+    size_t t;
+    for (t = 0; t < batch->N; t++) {
+        double m = target_weight(batch, t);
+        if (m != 0) sum += m * value_at(entropy, type, t), tokens += m;
+    }
+    metric_add(metrics, "entropy", sum, tokens);
+}
+
+// This stream's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
+// metrics: NULL, or what its metrics are added to. batch_count has seen the batch.
+static inline double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp,
+                                    const void *entropy, DType type, Metrics *metrics) {
+    objective_check_batch(o, batch);
+    if (batch->empty) return 0;
+    if (entropy) entropy_metric(batch, entropy, type, metrics);
+    if (objective_is_of_pairs(o)) return pairs_loss(o, batch, Z, logp, type, metrics);
+    if (objective_is_of_policy(o)) return policy_loss(o, batch, Z, logp, type, metrics);
+    return sft_loss(batch, Z, logp, type);
+}
+
+#endif

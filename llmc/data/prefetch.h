@@ -1,0 +1,175 @@
+/*
+The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an
+epoch's packing) while the run has the other. What comes is what dataloader_next gives, in its order; the loader is the
+thread's between prefetch_start and prefetch_stop.
+
+Of the micro-batches of a step a rank gets those, or those parts, that are dealt to it (deal.h). A step is normalised by
+the counts of all of them, whoever works on them, so each comes with these: the data's tables tell. An error of the
+thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had
+there: steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
+allocates.
+*/
+#ifndef LLMC_PREFETCH_H
+#define LLMC_PREFETCH_H
+#include "dataloader.h"
+#include "llmc/ranks/deal.h"
+#include <pthread.h>
+#include <setjmp.h>
+
+typedef struct {
+    Batch whole;        // as it was read
+    Batch batch;        // the part that is this rank's
+    size_t number;      // within its step
+    Counts step_counts; // of all micro-batches of its step
+    uint64_t after;     // the place behind it; of a rank's last in a step, behind the step
+} MicroBatch;
+
+typedef struct Prefetch {
+    DataLoader *loader;
+    Deal deal;
+    MicroBatch slot[2];
+    double waited; // seconds in prefetch_take, ever
+    pthread_t thread;
+    pthread_mutex_t lock; // of what follows
+    pthread_cond_t changed;
+    uint64_t filled, taken, freed; // micro-batches so far: slot[i % 2] is the i-th
+    int running, stop, failed;     // failed: the exit code
+    char message[DIE_MESSAGE];
+    struct Prefetch *next; // of those with a thread
+} Prefetch;
+
+static Prefetch *prefetch_running;
+static __thread jmp_buf prefetch_failure;
+static __thread Prefetch *prefetch_own; // the thread's
+
+static inline void prefetch_caught(int code, const char *message) {
+    Prefetch *p = prefetch_own;
+    pthread_mutex_lock(&p->lock);
+    p->failed = code;
+    snprintf(p->message, sizeof(p->message), "%s", message);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    longjmp(prefetch_failure, 1);
+}
+
+// ---- the thread -----------------------------------------------------------------------------------------------------
+// Waits until a slot is free; 0: the thread shall end.
+static inline int prefetch_may_fill(Prefetch *p) {
+    int stop;
+    pthread_mutex_lock(&p->lock);
+    while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
+    stop = p->stop;
+    pthread_mutex_unlock(&p->lock);
+    return !stop;
+}
+
+// The rank's i-th of a step; the loader is behind the one before it.
+static inline void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
+    const Deal deal = p->deal;
+    const size_t own = deal_own(deal);
+    const size_t skipped = i ? deal.stride - 1 : deal.first, left = i + 1 == own ? deal.stride - 1 - deal.first : 0;
+    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), skipped));
+    dataloader_next(p->loader, &micro->whole);
+    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), left));
+    micro->batch = batch_part(&micro->whole, deal.parts, deal.part);
+    micro->number = deal_number(deal, i);
+    micro->after = dataloader_place(p->loader);
+}
+
+static inline void prefetch_fill(Prefetch *p) {
+    const size_t own = deal_own(p->deal);
+    Counts counts = {0, 0, 0};
+    size_t i;
+    for (i = 0; prefetch_may_fill(p); i++) {
+        MicroBatch *micro = &p->slot[i % 2];
+        if (i % own == 0) counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->deal.batches);
+        prefetch_read(p, i % own, micro);
+        micro->step_counts = counts;
+        pthread_mutex_lock(&p->lock);
+        p->filled++;
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+static inline void *prefetch_run(void *context) {
+    prefetch_own = (Prefetch *)context;
+    die_caught = prefetch_caught;
+    if (!setjmp(prefetch_failure)) prefetch_fill(prefetch_own);
+    return NULL;
+}
+
+// ---- starting and stopping ------------------------------------------------------------------------------------------
+static inline void prefetch_stop(Prefetch *p) {
+    Prefetch **link = &prefetch_running;
+    if (!p->running) return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = 1;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    pthread_join(p->thread, NULL);
+    p->running = 0;
+    while (*link != p) link = &(*link)->next;
+    *link = p->next;
+}
+
+static inline void prefetch_stop_all(void) {
+    while (prefetch_running) prefetch_stop(prefetch_running);
+}
+
+// The first micro-batch will be the one at `place`, the first of a step.
+static inline void prefetch_start(Prefetch *p, uint64_t place) {
+    static int prepared;
+    sigset_t all, before;
+    int error;
+    if (!prepared) atexit(prefetch_stop_all);
+    prepared = 1;
+    dataloader_seek(p->loader, place);
+    p->filled = p->taken = p->freed = 0;
+    p->stop = p->failed = 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    error = pthread_create(&p->thread, NULL, prefetch_run, p);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        die("the thread that reads the data cannot be started: %s; raise the limit with ulimit -u", strerror(error));
+    p->running = 1;
+    p->next = prefetch_running, prefetch_running = p;
+}
+
+static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, Deal deal) {
+    int i;
+    memset(p, 0, sizeof(*p));
+    p->loader = loader, p->deal = deal;
+    for (i = 0; i < 2; i++) p->slot[i].whole = dataloader_batch(loader);
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->changed, NULL);
+}
+
+static inline void prefetch_free(Prefetch *p) {
+    prefetch_stop(p);
+    if (!p->loader) return;
+    batch_free(&p->slot[0].whole), batch_free(&p->slot[1].whole);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->changed);
+    memset(p, 0, sizeof(*p));
+}
+
+// ---- taking ---------------------------------------------------------------------------------------------------------
+// The next micro-batch, the caller's until the next call.
+static inline MicroBatch *prefetch_take(Prefetch *p) {
+    double begin = seconds_now();
+    int failed;
+    pthread_mutex_lock(&p->lock);
+    p->freed = p->taken;
+    pthread_cond_broadcast(&p->changed);
+    while (p->filled == p->taken && !p->failed) pthread_cond_wait(&p->changed, &p->lock);
+    failed = p->filled == p->taken ? p->failed : 0;
+    if (!failed) p->taken++;
+    pthread_mutex_unlock(&p->lock);
+    if (failed) die_with(failed, "%s", p->message);
+    p->waited += seconds_now() - begin;
+    return &p->slot[(p->taken - 1) % 2];
+}
+
+#endif

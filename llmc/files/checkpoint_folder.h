@@ -1,0 +1,384 @@
+/*
+The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old ones, the
+lock. A complete one bears its step in its name, checkpoint-00000100, and holds a seal: the file DONE, which says how many
+bytes and which checksum the others have. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted;
+whoever opens the folder next clears them away. Of several ranks, which must all see one and the same folder, rank 0 alone
+changes what is in it; the others write into files that it has made.
+*/
+#ifndef LLMC_CHECKPOINT_FOLDER_H
+#define LLMC_CHECKPOINT_FOLDER_H
+#include "llmc/ranks/dist.h"
+#include "llmc/base/file.h"
+#include <dirent.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+
+#define CHECKPOINT_NONE SIZE_MAX    // instead of a step
+#define RECORDS_NAME    "log.jsonl" // what log.h writes there
+
+typedef struct {
+    char path[PATH_MAX];
+    size_t keep; // complete checkpoints that stay
+    size_t last; // the newest complete one, or CHECKPOINT_NONE
+    int lock;    // descriptor, held as long as the process lives; -1: of another rank
+} CheckpointFolder;
+
+static inline void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
+    char name[64];
+    snprintf(name, sizeof(name), "checkpoint-%08zu%s", step, suffix);
+    path_join(path, folder, name);
+}
+
+// The step in "checkpoint-00000100", or CHECKPOINT_NONE.
+static inline size_t checkpoint_step_of(const char *name) {
+    static const char prefix[] = "checkpoint-";
+    char same[64];
+    size_t step;
+    if (strncmp(name, prefix, sizeof(prefix) - 1) != 0 || !parse_size(name + sizeof(prefix) - 1, &step))
+        return CHECKPOINT_NONE;
+    snprintf(same, sizeof(same), "%s%08zu", prefix, step);
+    return strcmp(name, same) == 0 ? step : CHECKPOINT_NONE;
+}
+
+// ---- the seal ---------------------------------------------------------------------------------------------------------------
+enum { SEAL_MODEL, SEAL_OPTIMIZER, SEAL_STATE, SEAL_CONFIG, SEAL_FILES };
+
+#define SEAL_NAME  "DONE"
+#define SEAL_FIRST "version 2\n" // 1 began with the first file
+#define SEAL_TEXT  512           // bytes at most
+
+// Of a checkpoint of a whole model, and of one of adapters.
+static const char *const seal_names[2][SEAL_FILES] = {
+    {"model.bin", "optimizer.bin", "state.json", NULL},
+    {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json"},
+};
+
+typedef struct {
+    int adapters; // which of the two
+    uint64_t bytes[SEAL_FILES], checksum[SEAL_FILES];
+} Seal;
+
+// The i-th file of such a checkpoint, or NULL behind the last.
+static inline const char *seal_file(const Seal *seal, size_t i) {
+    return i < SEAL_FILES ? seal_names[seal->adapters][i] : NULL;
+}
+
+// Returns the length.
+static inline size_t seal_text(const Seal *seal, char text[SEAL_TEXT]) {
+    size_t i, used = sizeof(SEAL_FIRST) - 1;
+    memcpy(text, SEAL_FIRST, used);
+    for (i = 0; seal_file(seal, i); i++)
+        used += (size_t)snprintf(text + used, SEAL_TEXT - used, "%s %llu %016llx\n", seal_file(seal, i),
+                                 (unsigned long long)seal->bytes[i], (unsigned long long)seal->checksum[i]);
+    return used;
+}
+
+static const char seal_is_older[] = "it is of version 1, this program reads version 2";
+
+// Reads the seal of a checkpoint and holds it against the sizes of the files. NULL, or what is wrong; ends nothing.
+static inline const char *seal_check(const char *checkpoint, Seal *seal) {
+    static char fault[160];
+    char path[PATH_MAX], text[SEAL_TEXT + 1], same[SEAL_TEXT], *cursor = text;
+    struct stat status;
+    ssize_t length;
+    size_t i;
+    int fd;
+    memset(seal, 0, sizeof(*seal));
+    path_join(path, checkpoint, SEAL_NAME);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return "it has no " SEAL_NAME;
+    length = read(fd, text, SEAL_TEXT);
+    close(fd);
+    text[length > 0 ? length : 0] = 0;
+    for (i = 0; i < 2; i++)
+        if (!strncmp(text, seal_names[i][0], strlen(seal_names[i][0]))) return seal_is_older;
+    if (strncmp(text, SEAL_FIRST, sizeof(SEAL_FIRST) - 1) != 0) return "its " SEAL_NAME " is damaged";
+    cursor += sizeof(SEAL_FIRST) - 1;
+    seal->adapters = !strncmp(cursor, seal_names[1][0], strlen(seal_names[1][0]));
+    for (i = 0; seal_file(seal, i) && cursor; i++) {
+        unsigned long long bytes = 0, checksum = 0;
+        if (sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum) != 2) break;
+        seal->bytes[i] = bytes, seal->checksum[i] = checksum;
+        cursor = strchr(cursor, '\n');
+        if (cursor) cursor++;
+    }
+    if (seal_file(seal, i) || (size_t)length != seal_text(seal, same) || memcmp(text, same, (size_t)length) != 0)
+        return "its " SEAL_NAME " is damaged";
+    for (i = 0; seal_file(seal, i); i++) {
+        path_join(path, checkpoint, seal_file(seal, i));
+        if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) {
+            snprintf(fault, sizeof(fault), "%s is missing", seal_file(seal, i));
+            return fault;
+        }
+        if ((uint64_t)status.st_size != seal->bytes[i]) {
+            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", seal_file(seal, i),
+                     (unsigned long long)status.st_size, (unsigned long long)seal->bytes[i]);
+            return fault;
+        }
+    }
+    return NULL;
+}
+
+// ---- what is there ----------------------------------------------------------------------------------------------------------
+// The largest step below `limit` that a folder is named after, complete or not.
+static inline size_t checkpoint_before(const char *folder, size_t limit) {
+    size_t best = CHECKPOINT_NONE;
+    const struct dirent *entry;
+    DIR *directory = opendir(folder);
+    if (!directory) return CHECKPOINT_NONE;
+    while ((entry = readdir(directory))) {
+        size_t step = checkpoint_step_of(entry->d_name);
+        if (step < limit && (best == CHECKPOINT_NONE || step > best)) best = step;
+    }
+    closedir(directory);
+    return best;
+}
+
+// The newest complete checkpoint, or CHECKPOINT_NONE. One that is not complete is passed over, with a note.
+static inline size_t checkpoint_find_last(const char *folder) {
+    size_t step = CHECKPOINT_NONE;
+    while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
+        char path[PATH_MAX];
+        const char *fault;
+        Seal seal;
+        checkpoint_path(path, folder, step, "");
+        fault = seal_check(path, &seal);
+        if (!fault) return step;
+        if (fault == seal_is_older)
+            die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
+        note("%s is passed over: %s", path, fault);
+    }
+    return CHECKPOINT_NONE;
+}
+
+// Bytes that can be written there; 0 is returned where the file system does not say.
+static inline int space_available(const char *folder, uint64_t *bytes) {
+    struct statvfs status;
+    if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
+    *bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    return 1;
+}
+
+// ---- removing ---------------------------------------------------------------------------------------------------------------
+// Only what checkpoints consist of: where anything else was put into the folder, it stays, and so does the folder. Nothing
+// but system calls: a signal handler may come here.
+static inline int checkpoint_delete(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    size_t i;
+    if (fd >= 0) {
+        for (i = 0; i < 2 * SEAL_FILES; i++) {
+            const char *name = seal_names[i / SEAL_FILES][i % SEAL_FILES];
+            if (name) unlinkat(fd, name, 0);
+        }
+        unlinkat(fd, SEAL_NAME, 0);
+        close(fd);
+    }
+    return rmdir(path) == 0;
+}
+
+// The unfinished files of a process that was killed while it wrote this checkpoint.
+static inline void checkpoint_delete_temporaries(const char *path) {
+    const struct dirent *entry;
+    DIR *directory = opendir(path);
+    if (!directory) return;
+    while ((entry = readdir(directory))) {
+        int ours = is_temporary_of(entry->d_name, SEAL_NAME);
+        size_t i;
+        for (i = 0; i < 2 * SEAL_FILES; i++) {
+            const char *name = seal_names[i / SEAL_FILES][i % SEAL_FILES];
+            ours |= name && is_temporary_of(entry->d_name, name);
+        }
+        if (ours) unlinkat(dirfd(directory), entry->d_name, 0);
+    }
+    closedir(directory);
+}
+
+// A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
+static inline int checkpoint_remove(const char *folder, size_t step) {
+    char path[PATH_MAX], removed[PATH_MAX];
+    checkpoint_path(path, folder, step, "");
+    checkpoint_path(removed, folder, step, ".removed");
+    if (rename(path, removed) != 0) {
+        note("%s is no longer needed, but cannot be removed: %s", path, strerror(errno));
+        return 0;
+    }
+    if (!checkpoint_delete(removed))
+        note("%s is no longer needed, but holds other files: look through it and remove it", removed);
+    return 1;
+}
+
+// The oldest complete one, and how many there are.
+static inline size_t checkpoint_find_first(const char *folder, size_t *complete) {
+    size_t step = CHECKPOINT_NONE, first = CHECKPOINT_NONE;
+    *complete = 0;
+    while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
+        char path[PATH_MAX];
+        Seal seal;
+        checkpoint_path(path, folder, step, "");
+        if (seal_check(path, &seal)) continue;
+        first = step;
+        ++*complete;
+    }
+    return first;
+}
+
+static inline void checkpoint_prune(const CheckpointFolder *folder) {
+    size_t complete, first;
+    do first = checkpoint_find_first(folder->path, &complete);
+    while (complete > folder->keep && checkpoint_remove(folder->path, first));
+}
+
+// What a run that was cut off left half written or half removed.
+static inline void checkpoint_clear(const char *folder) {
+    const struct dirent *entry;
+    DIR *directory = opendir(folder);
+    if (!directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
+    while ((entry = readdir(directory))) {
+        char name[64], path[PATH_MAX], *suffix;
+        if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
+        suffix = strrchr(name, '.');
+        if (!suffix || (strcmp(suffix, ".partial") != 0 && strcmp(suffix, ".removed") != 0)) continue;
+        *suffix = 0;
+        if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
+        path_join(path, folder, entry->d_name);
+        checkpoint_delete_temporaries(path);
+        if (!checkpoint_delete(path)) note("%s was left by a run that was cut off; it can be removed", path);
+    }
+    closedir(directory);
+}
+
+// ---- one at a time ----------------------------------------------------------------------------------------------------------
+// The folder that is being written, to be removed if the program ends now.
+static const char *volatile checkpoint_pending;
+
+static inline void checkpoint_discard(void) {
+    if (checkpoint_pending) checkpoint_delete(checkpoint_pending);
+}
+
+// partial = the folder to write the checkpoint of this step into.
+static inline void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
+    static char pending[PATH_MAX];
+    checkpoint_path(partial, folder->path, step, ".partial");
+    if (mkdir(partial, 0777) != 0)
+        die("%s: cannot be created: %s; make room or choose another --out", partial, strerror(errno));
+    snprintf(pending, sizeof(pending), "%s", partial);
+    checkpoint_pending = pending;
+    discard_more = checkpoint_discard;
+}
+
+// Everything in it is written and synced: the rename makes it count.
+static inline void checkpoint_finish(CheckpointFolder *folder, size_t step, const char *partial) {
+    char path[PATH_MAX];
+    checkpoint_path(path, folder->path, step, "");
+    if (path_exists(path))
+        checkpoint_remove(folder->path, step); // an incomplete one: complete ones are not written again
+    if (rename(partial, path) != 0) die("%s: cannot be renamed to its final name: %s", partial, strerror(errno));
+    checkpoint_pending = NULL;
+    sync_folder(folder->path);
+    folder->last = step;
+    checkpoint_prune(folder);
+}
+
+// ---- opening ----------------------------------------------------------------------------------------------------------------
+// The folder and those above it. A new one is synced into the one above, so that it outlives a power failure as what will be
+// in it does.
+static inline void make_folder(const char *path) {
+    char part[PATH_MAX];
+    size_t i;
+    int error;
+    for (i = 1; path[i - 1]; i++) {
+        if (path[i] && path[i] != '/') continue;
+        if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
+            die("%.200s...: this path is too long", path);
+        if (mkdir(part, 0777) == 0) {
+            sync_folder_of(part);
+            continue;
+        }
+        error = errno; // stat has one of its own
+        if (!path_is_directory(part))
+            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
+    }
+}
+
+#define LOCK_TEXT  64 // bytes of the lock's file at most
+#define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
+
+// Held until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
+// by which other ranks know that they see the same file.
+static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
+    char path[PATH_MAX], owner[32] = "";
+    struct timespec now;
+    int fd, refused, tries = 0;
+    path_join(path, folder, "lock");
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) die("%s: cannot be written: %s; choose another --out", path, strerror(errno));
+    while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
+        usleep(100000);
+    if (refused) {
+        ssize_t length = errno == EWOULDBLOCK ? read(fd, owner, sizeof(owner) - 1) : -1;
+        owner[strspn(owner, "0123456789")] = 0;
+        if (length >= 0)
+            die("%s: another run (process %s) is writing there; wait for it or choose another --out", folder,
+                *owner ? owner : "unknown");
+        note("%s: cannot be locked: %s; see to it that no other run writes there", path, strerror(errno));
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(text, LOCK_TEXT, "%ld %lld.%09ld\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec);
+    if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
+        dist_ranks() > 1) // alone, only the message above needs it
+        die("%s: cannot be written: %s; free some space or choose another --out", path, strerror(errno));
+    return fd;
+}
+
+// Ends the program where a rank's folder is not that of rank 0, whose lock says `text`.
+static inline void folder_check_shared(const char *folder, const char *text) {
+    char path[PATH_MAX], found[LOCK_TEXT] = "";
+    int fd;
+    path_join(path, folder, "lock");
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && read(fd, found, sizeof(found) - 1) >= 0 && !strcmp(found, text)) {
+        close(fd);
+        return;
+    }
+    die("%s: is not the folder here that it is to rank 0 on %s; all ranks write to --out, so give one on a file system "
+        "that all machines share",
+        folder, dist_host(0));
+}
+
+// What rank 0 does of checkpoint_open.
+static inline void checkpoint_take(CheckpointFolder *folder, int resume, char lock[LOCK_TEXT]) {
+    const char *path = folder->path;
+    char records[PATH_MAX];
+    struct stat status;
+    make_folder(path);
+    folder->lock = folder_lock(path, lock);
+    checkpoint_clear(path);
+    folder->last = checkpoint_find_last(path);
+    if (!resume && folder->last != CHECKPOINT_NONE)
+        die("%s: holds a run at step %zu; go on with --resume, or choose another --out", path, folder->last);
+    path_join(records, path, RECORDS_NAME);
+    if (!resume && stat(records, &status) == 0 && status.st_size > 0)
+        die("%s: holds an earlier run; continue it with --resume, or choose another --out", records);
+}
+
+// Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
+// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Collective.
+static inline void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
+    char lock[LOCK_TEXT] = "";
+    memset(folder, 0, sizeof(*folder));
+    signals_prepare();
+    folder->keep = keep, folder->lock = -1;
+    if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
+        die("%.200s...: this path is too long for --out", path);
+    if (dist_rank() == 0) checkpoint_take(folder, resume, lock);
+    dist_broadcast(RANKS_ALL, lock, sizeof(lock), 0);
+    dist_broadcast(RANKS_ALL, &folder->last, sizeof(folder->last), 0);
+    if (dist_rank() != 0) folder_check_shared(path, lock);
+}
+
+static inline void checkpoint_close(CheckpointFolder *folder) {
+    if (folder->lock >= 0) close(folder->lock);
+    folder->lock = -1;
+}
+
+#endif

@@ -1,0 +1,333 @@
+/*
+A model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index where it is larger
+than a shard may be, config.json (hf_config_write.h), and the small files that belong to the model. The bytes are those that
+transformers itself would write: the same header, tensors by type and then by name. A tensor is read in the file's order,
+so writing is one pass from the first byte to the last and memory is that of the staging buffers. The folder is complete or absent.
+*/
+#ifndef LLMC_HF_WRITE_H
+#define LLMC_HF_WRITE_H
+#include "hf_config_write.h"
+#include "hf_weights.h"
+#include "llmc/base/output_folder.h"
+#include "llmc/base/progress.h"
+#include "safetensors_write.h"
+#include "llmc/tokenizer/tokenizer_place.h"
+#include "weights.h"
+
+typedef struct {
+    const WeightSource *source;
+    const char *kept;         // folder from which config.json and the small files come, or NULL
+    char tokenizer[PATH_MAX]; // the tokenizer file of the run that is written, where that folder has none; else ""
+    int retype;               // config.json gets the type that is written
+    size_t max_shard_size;    // bytes of tensors in a file
+    DType *types;             // [parameter_count] what is written
+    DType type;               // that all of them have, or one that holds them all
+    size_t *shard;            // [parameter_count] file of each
+    size_t *order;            // [parameter_count] the parameters, file by file, as they lie there
+    size_t shards;
+    uint64_t bytes; // of all tensors
+} HfWrite;
+
+#define HF_SHARDS_MAX 99999 // so many have names
+
+// ---- the small files -----------------------------------------------------------------------------------------------------
+// What belongs to a model besides weights and config.json. A model card (README.md) does not: it speaks of the weights that
+// were published with it. A name that ends in "*" stands for all that begin so.
+static const char *const hf_kept_names[] = {
+    "tokenizer.json",
+    "tokenizer.tok",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model*",
+    "tekken.json",
+    TOKENIZER_NAME,
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+};
+
+static inline int hf_is_kept_name(const char *name) {
+    size_t i;
+    for (i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++) {
+        size_t length = strlen(hf_kept_names[i]);
+        if (hf_kept_names[i][length - 1] == '*' ? !strncmp(name, hf_kept_names[i], length - 1)
+                                                : !strcmp(name, hf_kept_names[i]))
+            return 1;
+    }
+    return 0;
+}
+
+// Whether a file of this name, found in a folder that was left half written, is one of ours.
+static inline int hf_is_written_name(const char *name) {
+    return hf_is_kept_name(name) || !strcmp(name, "config.json") ||
+           (!strncmp(name, "model", 5) && strstr(name, ".safetensors"));
+}
+
+typedef struct {
+    char (*names)[256];
+    size_t count;
+    uint64_t bytes;
+} HfKeptFiles;
+
+static inline int hf_compare_kept(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
+
+static inline HfKeptFiles hf_find_kept(const char *folder) {
+    HfKeptFiles kept = {NULL, 0, 0};
+    const struct dirent *entry;
+    DIR *directory = folder ? opendir(folder) : NULL;
+    if (folder && !directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
+    while (directory && (entry = readdir(directory))) {
+        char path[PATH_MAX];
+        struct stat status;
+        path_join(path, folder, entry->d_name);
+        if (!strcmp(entry->d_name, "additional_chat_templates"))
+            note("%s is not copied; do it by hand where more than the default template is used", path);
+        if (!hf_is_kept_name(entry->d_name) || (stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
+        if (stat(path, &status) != 0)
+            die("%s: cannot be read: %s; it belongs to the model: put it there or remove the link", path,
+                strerror(errno));
+        kept.names = (char(*)[256])realloc(kept.names, (kept.count + 1) * sizeof(*kept.names));
+        if (!kept.names) die("%s: out of host memory for the names of its files", folder);
+        snprintf(kept.names[kept.count++], sizeof(*kept.names), "%s", entry->d_name);
+        kept.bytes += (uint64_t)status.st_size;
+    }
+    if (directory) closedir(directory);
+    if (kept.count) qsort(kept.names, kept.count, sizeof(*kept.names), hf_compare_kept);
+    return kept;
+}
+
+static inline void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
+    struct stat status;
+    OutputFile output;
+    InputFile input;
+    uint64_t at, n;
+    if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
+        folder_open_file(folder, &output, name, 0); // input_open takes an empty file for a fault
+        output_commit(&output);
+        return;
+    }
+    input = input_open(path);
+    folder_open_file(folder, &output, name, input.bytes);
+    for (at = 0; at < input.bytes; at += n) {
+        n = input.bytes - at < sizeof(staged_raw) ? input.bytes - at : sizeof(staged_raw);
+        input_read(&input, at, staged_raw.bytes, (size_t)n);
+        output_write(&output, at, staged_raw.bytes, (size_t)n);
+    }
+    input_close(&input);
+    output_commit(&output);
+}
+
+// A run has the tokenizer file that belongs to the folder's tokenizer.json, where the folder itself may have none.
+static inline void hf_find_tokenizer(HfWrite *write) {
+    char path[PATH_MAX];
+    if (!write->kept) return;
+    path_join(path, write->kept, TOKENIZER_NAME);
+    if (path_exists(path) || !tokenizer_beside(write->source->path, write->tokenizer)) {
+        *write->tokenizer = 0;
+        return;
+    }
+    path_join(path, write->kept, "tokenizer.json");
+    if (path_exists(path) && tokenizer_is_of(write->tokenizer, path)) return;
+    note("%s is not copied: it was not made of a tokenizer.json in %s", write->tokenizer, write->kept);
+    *write->tokenizer = 0;
+}
+
+// ---- what goes where -----------------------------------------------------------------------------------------------------
+static inline uint64_t hf_parameter_bytes(const HfWrite *write, size_t parameter) {
+    return (uint64_t)parameter_elements(&write->source->model.parameters[parameter]) *
+           dtype_size(write->types[parameter]);
+}
+
+static const HfWrite *hf_sorting; // qsort passes no context
+
+// The order of the reference implementation: large types first, then by name.
+static inline int hf_compare_order(const void *a, const void *b) {
+    static const int rank[DTYPE_COUNT] = {1, 2, 0, 3}; // fp32, bf16, double, fp16
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    const HfWrite *w = hf_sorting;
+    if (w->shard[x] != w->shard[y]) return w->shard[x] < w->shard[y] ? -1 : 1;
+    if (w->types[x] != w->types[y]) return rank[w->types[x]] < rank[w->types[y]] ? -1 : 1;
+    return strcmp(w->source->model.parameters[x].name, w->source->model.parameters[y].name);
+}
+
+// Cuts the table into files: each takes what still fits, a tensor larger than a file has one of its own.
+static inline void hf_cut_shards(HfWrite *write) {
+    uint64_t used = 0;
+    size_t i;
+    write->shards = 1;
+    for (i = 0; i < write->source->model.parameter_count; i++) {
+        uint64_t bytes = hf_parameter_bytes(write, i);
+        if (used && (bytes > write->max_shard_size || used > write->max_shard_size - bytes)) write->shards++, used = 0;
+        write->shard[i] = write->shards - 1;
+        write->order[i] = i;
+        used += bytes, write->bytes += bytes;
+    }
+    if (write->shards > HF_SHARDS_MAX)
+        die("--max-shard-size: %zu files would be written, at most %d have names; give a larger size", write->shards,
+            HF_SHARDS_MAX);
+    hf_sorting = write;
+    qsort(write->order, write->source->model.parameter_count, sizeof(size_t), hf_compare_order);
+}
+
+// dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one.
+static inline HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, const char *kept,
+                                       size_t max_shard_size) {
+    size_t count = source->model.parameter_count, i;
+    HfWrite write;
+    memset(&write, 0, sizeof(write));
+    write.source = source;
+    write.max_shard_size = max_shard_size;
+    if (kept) {
+        char remark[256];
+        Config like = hf_directory_config(kept, remark, sizeof(remark));
+        hf_check_same_model(&source->config, source->path, &like, kept);
+    }
+    write.kept = kept ? kept : source->transposed ? source->path : NULL;
+    hf_find_tokenizer(&write);
+    write.retype = dtype || kept;
+    write.type = dtype ? *dtype : source->dtype;
+    write.types = (DType *)checked_calloc(count, sizeof(DType), "the types to be written");
+    write.shard = (size_t *)checked_calloc(count, sizeof(size_t), "the files of the tensors");
+    write.order = (size_t *)checked_calloc(count, sizeof(size_t), "the order of the tensors");
+    for (i = 0; i < count; i++) {
+        write.types[i] = dtype ? *dtype : source->places[i].type;
+        if (write.types[i] == DTYPE_FP16 && source->places[i].type != DTYPE_FP16)
+            die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
+    }
+    hf_cut_shards(&write);
+    return write;
+}
+
+static inline void hf_write_free(HfWrite *write) {
+    free(write->types);
+    free(write->shard);
+    free(write->order);
+}
+
+static inline const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
+    if (write->shards == 1)
+        snprintf(name, 64, "%s", HF_SINGLE_FILE);
+    else
+        snprintf(name, 64, "model-%05zu-of-%05zu.safetensors", shard + 1, write->shards);
+    return name;
+}
+
+// ---- the tensors -----------------------------------------------------------------------------------------------------------
+// The header of a file that holds the parameters order[begin .. end). Returns where its data begin.
+static inline uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
+    SafetensorsWriter writer = safetensors_write_begin(file);
+    size_t i;
+    for (i = begin; i < end; i++)
+        safetensors_write_entry(&writer, &write->source->model.parameters[write->order[i]],
+                                write->types[write->order[i]]);
+    return safetensors_write_end(&writer);
+}
+
+static inline void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder,
+                                  Progress *progress, double *done) {
+    char name[64];
+    OutputFile file;
+    uint64_t at = hf_write_header(write, begin, end, NULL), bytes = at;
+    size_t i, first, n;
+    for (i = begin; i < end; i++) bytes += hf_parameter_bytes(write, write->order[i]);
+    folder_open_file(folder, &file, hf_shard_name(write, write->shard[write->order[begin]], name), bytes);
+    hf_write_header(write, begin, end, &file);
+    for (i = begin; i < end; i++) {
+        size_t parameter = write->order[i], elements = parameter_elements(&write->source->model.parameters[parameter]);
+        DType type = write->types[parameter];
+        for (first = 0; first < elements; first += n) {
+            n = min_size(elements - first, SLAB_ELEMENTS);
+            source_read_order(write->source, parameter, first, n, type, 1, staged.bytes);
+            output_write(&file, at, staged.bytes, n * dtype_size(type));
+            at += n * dtype_size(type);
+            progress_update(progress, *done += (double)n);
+        }
+    }
+    output_commit(&file);
+}
+
+static inline int hf_compare_names(const void *a, const void *b) {
+    const Parameter *parameters = hf_sorting->source->model.parameters;
+    return strcmp(parameters[*(const size_t *)a].name, parameters[*(const size_t *)b].name);
+}
+
+// Which tensor is in which file, by name. Uses up write->order.
+static inline void hf_write_index(HfWrite *write, OutputFolder *folder) {
+    const Model *model = &write->source->model;
+    size_t room = 256 + model->parameter_count * 200, used, i; // a line has two names of at most 96 and 64 bytes
+    char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
+    OutputFile file;
+    used = (size_t)snprintf(text, room,
+                            "{\n  \"metadata\": {\n    \"total_parameters\": %zu,\n    \"total_size\": %llu\n  },\n"
+                            "  \"weight_map\": {",
+                            model->elements, (unsigned long long)write->bytes);
+    hf_sorting = write;
+    qsort(write->order, model->parameter_count, sizeof(size_t), hf_compare_names);
+    for (i = 0; i < model->parameter_count; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s\n    \"%s\": \"%s\"", i ? "," : "",
+                                 model->parameters[write->order[i]].name,
+                                 hf_shard_name(write, write->shard[write->order[i]], name));
+    used += (size_t)snprintf(text + used, room - used, "\n  }\n}\n");
+    folder_open_file(folder, &file, HF_INDEX_FILE, used);
+    output_write(&file, 0, text, used);
+    output_commit(&file);
+    free(text);
+}
+
+// ---- the whole -------------------------------------------------------------------------------------------------------------
+static inline void hf_write_config(const HfWrite *write, OutputFolder *folder) {
+    char path[PATH_MAX], *text, *out;
+    size_t length = 0;
+    OutputFile file;
+    if (write->kept) {
+        path_join(path, write->kept, "config.json");
+        text = input_read_text(path, HF_CONFIG_MAX, &length);
+        out = (char *)checked_malloc(length + 64, path);
+        memcpy(out, text, length);
+        if (write->retype) length = hf_config_with_type(text, length, write->type, out);
+        free(text);
+    } else {
+        out = (char *)checked_malloc(HF_CONFIG_TEXT, "config.json");
+        length = hf_config_write(&write->source->config, write->type, out);
+    }
+    folder_open_file(folder, &file, "config.json", length);
+    output_write(&file, 0, out, length);
+    output_commit(&file);
+    free(out);
+}
+
+// Everything that is wrong with the place, the models or the disk is said before the first weight is read.
+static inline void hf_write(HfWrite *write, const char *path) {
+    size_t count = write->source->model.parameter_count, begin, end, i;
+    HfKeptFiles kept = hf_find_kept(write->kept);
+    Progress progress;
+    OutputFolder folder;
+    double done = 0;
+    folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 3,
+                hf_is_written_name);
+    hf_write_config(write, &folder);
+    for (i = 0; i < kept.count; i++) {
+        char from[PATH_MAX];
+        path_join(from, write->kept, kept.names[i]);
+        hf_copy_file(&folder, from, kept.names[i]);
+    }
+    if (*write->tokenizer) hf_copy_file(&folder, write->tokenizer, TOKENIZER_NAME);
+    free(kept.names);
+    progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
+    for (begin = 0; begin < count; begin = end) {
+        for (end = begin; end < count && write->shard[write->order[end]] == write->shard[write->order[begin]];) end++;
+        hf_write_shard(write, begin, end, &folder, &progress, &done);
+    }
+    if (write->shards > 1) hf_write_index(write, &folder);
+    progress_end(&progress);
+    folder_commit(&folder);
+}
+
+#endif

@@ -1,0 +1,143 @@
+/*
+Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), so that `convert` writes the
+merged model in any format as it writes any other, range by range. Of the adapters one module is held at a time. Each
+element is summed in double and rounded once, to the type that is written; in whatever order and pieces elements are
+read, they are the same.
+*/
+#ifndef LLMC_MERGE_H
+#define LLMC_MERGE_H
+#include "llmc/model/lora.h"
+#include "weight_source.h"
+
+struct Merge {
+    const WeightSource *adapter; // its table is that of *lora
+    const Lora *lora;
+    size_t *first;    // [parameters of the model] where A is in the adapter's table, B behind it; ABSENT: not adapted
+    size_t parameter; // the one whose A and B are held
+    float *a, *b;     // [rank, cols], [rank, rows]: B transposed
+};
+
+static Slab staged_merge; // W in double, then the sum
+
+// ---- the adapters of one parameter ----------------------------------------------------------------------------------
+static inline void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
+    const Parameter *p = &adapter->model.parameters[parameter];
+    size_t i;
+    source_read(adapter, parameter, 0, parameter_elements(p), DTYPE_FP32, out);
+    for (i = 0; i < parameter_elements(p); i++)
+        if (!isfinite(out[i]))
+            die("%s: tensor %s holds %s at [%zu, %zu]; take another copy or an earlier checkpoint", adapter->path,
+                p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
+}
+
+static inline void merge_hold(Merge *merge, const WeightSource *source, size_t parameter) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const size_t rank = merge->lora->rank, first = merge->first[parameter];
+    float *b;
+    size_t k, i;
+    if (merge->parameter == parameter) return;
+    merge->parameter = parameter;
+    free(merge->a), free(merge->b);
+    merge->a = (float *)checked_calloc(rank * p->cols, sizeof(float), "A of an adapter");
+    merge->b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
+    b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
+    merge_read(merge->adapter, first, merge->a);
+    merge_read(merge->adapter, first + 1, b);
+    for (i = 0; i < p->rows; i++)
+        for (k = 0; k < rank; k++) merge->b[k * p->rows + i] = b[i * rank + k];
+    free(b);
+}
+
+// ---- the sum --------------------------------------------------------------------------------------------------------
+// values = elements [begin, begin + count) of a matrix [., inner]: += scale sum_k u[k, row] v[k, column], u [rank,
+// outer]. Products of two floats are exact in double, so that it does not matter which factor is u.
+static inline void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
+                             size_t inner, size_t rank, double scale) {
+    const size_t first = begin / inner, last = (begin + count - 1) / inner;
+    size_t row;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static)
+#endif
+    for (row = first; row <= last; row++) {
+        const size_t from = row == first ? begin - first * inner : 0;
+        const size_t to = row == last ? begin + count - last * inner : inner;
+        double sum[256];
+        size_t c, k, i, n;
+        for (c = from; c < to; c += n) {
+            n = min_size(to - c, sizeof(sum) / sizeof(sum[0]));
+            memset(sum, 0, n * sizeof(sum[0]));
+            for (k = 0; k < rank; k++) {
+                const double factor = u[k * outer + row];
+                for (i = 0; i < n; i++) sum[i] += factor * v[k * inner + c + i];
+            }
+            for (i = 0; i < n; i++) values[row * inner + c + i - begin] += scale * sum[i];
+        }
+    }
+}
+
+// To fp32, not to nearest but, where that is not exact, to the odd neighbour: what is rounded to bf16 from there is
+// rounded once.
+static inline float round_to_odd(double x) {
+    float nearest = (float)x;
+    uint32_t bits;
+    if ((double)nearest == x || !isfinite(nearest)) return nearest;
+    memcpy(&bits, &nearest, sizeof(bits));
+    if (!(bits & 1)) bits = fabs((double)nearest) > fabs(x) ? bits - 1 : bits + 1;
+    memcpy(&nearest, &bits, sizeof(nearest));
+    return nearest;
+}
+
+static inline void merge_round(void *out, DType as, const double *values, size_t count) {
+    size_t i;
+    if (as != DTYPE_BF16) {
+        elements_convert(out, as, values, DTYPE_FP64, count);
+        return;
+    }
+    for (i = 0; i < count; i++) ((uint16_t *)out)[i] = float_to_bf16(round_to_odd(values[i]));
+}
+
+// What source_read_order does with a range of at most SLAB_ELEMENTS of a parameter where there may be an adapter.
+static inline int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                              int transposed, void *out) {
+    const Parameter *p = &source->model.parameters[parameter];
+    Merge *merge = source->merge;
+    double *values = (double *)(void *)staged_merge.bytes;
+    if (merge->first[parameter] == ABSENT) return 0;
+    merge_hold(merge, source, parameter);
+    source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
+    if (p->transposed && transposed)
+        merge_add(values, begin, count, merge->a, p->cols, merge->b, p->rows, merge->lora->rank, merge->lora->scale);
+    else
+        merge_add(values, begin, count, merge->b, p->rows, merge->a, p->cols, merge->lora->rank, merge->lora->scale);
+    merge_round(out, as, values, count);
+    return 1;
+}
+
+// ---- beginning and end ----------------------------------------------------------------------------------------------
+// From now on the source gives merged weights. The adapters are of its model.
+static inline void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
+    const Model *table = &adapter->model;
+    size_t i, k;
+    memset(merge, 0, sizeof(*merge));
+    merge->adapter = adapter, merge->lora = lora, merge->parameter = ABSENT;
+    merge->first =
+        (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");
+    for (i = 0; i < source->model.parameter_count; i++) {
+        const char *name = source->model.parameters[i].name;
+        char of_a[200];
+        merge->first[i] = ABSENT;
+        if (!text_ends_with(name, ".weight")) continue;
+        snprintf(of_a, sizeof(of_a), "base_model.model.%.*s.lora_A.weight", (int)(strlen(name) - strlen(".weight")),
+                 name);
+        for (k = 0; k < table->parameter_count && merge->first[i] == ABSENT; k++)
+            if (!strcmp(table->parameters[k].name, of_a)) merge->first[i] = k;
+    }
+    source->merge = merge, source->merge_range = merge_range;
+}
+
+static inline void merge_end(Merge *merge) {
+    free(merge->first), free(merge->a), free(merge->b);
+    memset(merge, 0, sizeof(*merge));
+}
+
+#endif

@@ -1,0 +1,239 @@
+/*
+safetensors, the file format: 8 bytes header length (little-endian), a JSON header that maps each tensor's name to
+{"dtype", "shape", "data_offsets": [begin, end]}, and the tensors' bytes, to which the offsets refer. The tensors must cover
+those bytes exactly: no overlap, no hole, nothing behind. Reading checks the whole header before anything is used; offsets
+need not be aligned, since published files are not.
+*/
+#ifndef LLMC_SAFETENSORS_H
+#define LLMC_SAFETENSORS_H
+#include "llmc/base/dtype.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+
+#define SAFETENSORS_HEADER_MAX 100000000u // bytes, as in the reference implementation
+#define SAFETENSORS_RANK_MAX   8
+
+typedef struct {
+    char *name;
+    char dtype[16]; // as the file has it: "F32"
+    size_t rank;
+    uint64_t shape[SAFETENSORS_RANK_MAX];
+    uint64_t begin, end; // bytes of the file
+    size_t file;         // which file, for the caller
+    int used;            // for the caller
+} SafeTensor;
+
+typedef struct {
+    SafeTensor *tensors;
+    size_t count;
+} SafeTensors;
+
+// Sizes of the dtypes there are; those of less than a byte and unknown ones have 0 and no parameter may have them.
+static inline size_t safetensors_dtype_size(const char *name) {
+    static const struct {
+        const char *name;
+        size_t size;
+    } sizes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+                 {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+                 {"F32", 4},  {"I64", 8}, {"U64", 8}, {"F64", 8}};
+    size_t i;
+    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        if (!strcmp(sizes[i].name, name)) return sizes[i].size;
+    }
+    return 0;
+}
+
+// The type of a tensor's elements, or DTYPE_COUNT where we have none for them.
+static inline DType safetensors_dtype(const char *name) {
+    return !strcmp(name, "F32")    ? DTYPE_FP32
+           : !strcmp(name, "BF16") ? DTYPE_BF16
+           : !strcmp(name, "F16")  ? DTYPE_FP16
+           : !strcmp(name, "F64")  ? DTYPE_FP64
+                                   : DTYPE_COUNT;
+}
+
+// "[50257, 768]", for messages; one of a few static buffers, so that two fit in one.
+static inline const char *shape_text(const uint64_t *shape, size_t rank) {
+    static char buffers[4][200];
+    static int next;
+    char *text = buffers[next++ % 4];
+    size_t i, used = (size_t)snprintf(text, sizeof(buffers[0]), "[");
+    for (i = 0; i < rank; i++)
+        used += (size_t)snprintf(text + used, sizeof(buffers[0]) - used, "%s%llu", i ? ", " : "",
+                                 (unsigned long long)shape[i]);
+    snprintf(text + used, sizeof(buffers[0]) - used, "]");
+    return text;
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------------------------
+// One entry of the header. Offsets are still relative to the data here.
+static inline void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
+    const char *name = entry->string;
+    const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
+    const cJSON *offsets = json_get(entry, "data_offsets");
+    size_t size;
+    uint64_t bytes;
+    int overflow = 0;
+    if (!cJSON_IsObject(entry)) die("%s: the entry of tensor %.200s is not an object", path, name);
+    cJSON_ArrayForEach(item, entry) {
+        if (strcmp(item->string, "dtype") != 0 && strcmp(item->string, "shape") != 0 &&
+            strcmp(item->string, "data_offsets") != 0)
+            die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know", path, name,
+                item->string);
+    }
+    if (!cJSON_IsString(dtype)) die("%s: tensor %.200s has no dtype", path, name);
+    if (!cJSON_IsArray(shape)) die("%s: tensor %.200s has no shape", path, name);
+    if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets))
+        die("%s: tensor %.200s: data_offsets are not two numbers", path, name);
+    memset(tensor, 0, sizeof(*tensor));
+    snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", json_printable(dtype->valuestring) ? dtype->valuestring : "?");
+    bytes = size = safetensors_dtype_size(tensor->dtype);
+    cJSON_ArrayForEach(item, shape) {
+        if (tensor->rank == SAFETENSORS_RANK_MAX)
+            die("%s: tensor %.200s has more than %d dimensions", path, name, SAFETENSORS_RANK_MAX);
+        if (!json_whole_number(item, &tensor->shape[tensor->rank]))
+            die("%s: tensor %.200s: its shape has something that is not a whole number of at least 0", path, name);
+        overflow |= __builtin_mul_overflow(bytes, tensor->shape[tensor->rank++], &bytes);
+    }
+    if (!json_whole_number(offsets->child, &tensor->begin) || !json_whole_number(offsets->child->next, &tensor->end))
+        die("%s: tensor %.200s: data_offsets has something that is not a whole number of at least 0", path, name);
+    if (tensor->begin > tensor->end)
+        die("%s: tensor %.200s: data_offsets [%llu, %llu] end before they begin", path, name,
+            (unsigned long long)tensor->begin, (unsigned long long)tensor->end);
+    if (overflow || (size && tensor->end - tensor->begin != bytes))
+        die("%s: tensor %.200s: data_offsets hold %llu bytes, but shape %s of %s is another size", path, name,
+            (unsigned long long)(tensor->end - tensor->begin), shape_text(tensor->shape, tensor->rank), tensor->dtype);
+    tensor->name = checked_strdup(name);
+}
+
+static inline int safetensors_compare_places(const void *a, const void *b) {
+    const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end; // empty tensors first
+}
+
+// The tensors must lie end to end from 0 to data_bytes. Sorts them by place.
+static inline void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t data_bytes, const char *path) {
+    uint64_t end = 0;
+    size_t i;
+    qsort(tensors, count, sizeof(*tensors), safetensors_compare_places);
+    for (i = 0; i < count; i++) {
+        const SafeTensor *t = &tensors[i];
+        if (t->end > data_bytes)
+            die("%s: tensor %.200s reaches to byte %llu of the data, of which there are %llu; is the file truncated?",
+                path, t->name, (unsigned long long)t->end, (unsigned long long)data_bytes);
+        if (t->begin < end)
+            die("%s: tensor %.200s overlaps tensor %.200s (data_offsets)", path, t->name, tensors[i - 1].name);
+        if (t->begin > end)
+            die("%s: bytes %llu to %llu of the data, before tensor %.200s, belong to no tensor", path,
+                (unsigned long long)end, (unsigned long long)t->begin, t->name);
+        end = t->end;
+    }
+    if (end != data_bytes)
+        die("%s: %llu bytes behind the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
+}
+
+// A clone without git-lfs has a few lines of text in the place of every large file.
+static inline void safetensors_refuse_pointer(const InputFile *file) {
+    static const char begin[] = "version https://git-lfs";
+    char text[sizeof(begin) - 1];
+    if (file->bytes < sizeof(text)) return;
+    input_read(file, 0, text, sizeof(text));
+    if (!memcmp(text, begin, sizeof(text)))
+        die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
+}
+
+// Of the JSON text, as the file's first 8 bytes claim it.
+static inline uint64_t safetensors_header_bytes(const InputFile *file) {
+    unsigned char prefix[8];
+    uint64_t bytes = 0;
+    int i;
+    if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
+    input_read(file, 0, prefix, 8);
+    for (i = 7; i >= 0; i--) bytes = bytes << 8 | prefix[i];
+    return bytes;
+}
+
+static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
+    char *text;
+    cJSON *header;
+    safetensors_refuse_pointer(file);
+    *header_bytes = safetensors_header_bytes(file);
+    if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
+        die("%s: claims a header of %llu bytes; it has %llu bytes, and %u is the most a header may have. "
+            "Is it a safetensors file, and complete?",
+            file->path, (unsigned long long)*header_bytes, (unsigned long long)file->bytes, SAFETENSORS_HEADER_MAX);
+    text = (char *)checked_malloc((size_t)*header_bytes + 1, "a safetensors header");
+    input_read(file, 8, text, (size_t)*header_bytes);
+    text[*header_bytes] = 0;
+    header = json_parse_object(text, (size_t)*header_bytes, file->path);
+    free(text);
+    return header;
+}
+
+// Free text about the file, which nothing here depends on; but it has to be what the format says.
+static inline void safetensors_check_metadata(const cJSON *metadata, const char *path) {
+    const cJSON *item;
+    if (!cJSON_IsObject(metadata)) die("%s: its __metadata__ is not an object", path);
+    cJSON_ArrayForEach(item, metadata) {
+        if (!cJSON_IsString(item)) die("%s: __metadata__ has something that is not text: %.100s", path, item->string);
+    }
+}
+
+// Appends the tensors of one file to the list, with offsets from the start of the file.
+static inline void safetensors_read_header(SafeTensors *list, const InputFile *file, size_t file_index) {
+    uint64_t header_bytes;
+    cJSON *header = safetensors_parse_header(file, &header_bytes);
+    const cJSON *entry;
+    size_t count = list->count, i;
+    cJSON_ArrayForEach(entry, header) count++;
+    list->tensors = (SafeTensor *)realloc(list->tensors, (count + 1) * sizeof(SafeTensor));
+    if (!list->tensors) die("%s: out of host memory for a list of %zu tensors", file->path, count);
+    count = list->count;
+    cJSON_ArrayForEach(entry, header) {
+        if (strcmp(entry->string, "__metadata__") != 0)
+            safetensors_read_entry(&list->tensors[count++], entry, file->path);
+        else
+            safetensors_check_metadata(entry, file->path);
+    }
+    cJSON_Delete(header);
+    safetensors_check_cover(list->tensors + list->count, count - list->count, file->bytes - 8 - header_bytes,
+                            file->path);
+    for (i = list->count; i < count; i++) {
+        list->tensors[i].begin += 8 + header_bytes, list->tensors[i].end += 8 + header_bytes;
+        list->tensors[i].file = file_index;
+    }
+    list->count = count;
+}
+
+static inline int safetensors_compare_names(const void *a, const void *b) {
+    return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
+}
+
+static inline void safetensors_sort(SafeTensors *list) {
+    if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), safetensors_compare_names);
+}
+
+// Needs a sorted list; NULL where there is no such tensor.
+static inline SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
+    size_t low = 0, high = list->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(list->tensors[middle].name, name);
+        if (!order) return &list->tensors[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+static inline void safetensors_free(SafeTensors *list) {
+    size_t i;
+    for (i = 0; i < list->count; i++) free(list->tensors[i].name);
+    free(list->tensors);
+    list->tensors = NULL, list->count = 0;
+}
+
+#endif

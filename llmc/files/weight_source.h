@@ -1,0 +1,158 @@
+/*
+Weights in files. Whatever the format, opening it comes down to one table: for each parameter of the model (model.h), in
+which file it lies, from which byte, in which type, transposed or not. source_read then gives any range of its elements in
+the order and the type wanted. The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill the table and check everything while
+doing so; weights.h chooses among them. Memory is bounded by the static staging buffers, whatever the model's size.
+*/
+#ifndef LLMC_WEIGHT_SOURCE_H
+#define LLMC_WEIGHT_SOURCE_H
+#include "llmc/base/convert.h"
+#include "llmc/base/file.h"
+#include "llmc/model/initial_weights.h"
+#include "llmc/model/model.h"
+
+typedef struct {
+    size_t file;     // which of the source's files
+    uint64_t offset; // of its first byte there
+    DType type;      // of its elements there
+} TensorPlace;
+
+typedef struct Merge Merge; // merge.h
+
+typedef struct WeightSource {
+    const char *format; // for people
+    char *path;         // as it was given
+    Config config;
+    int transposed;      // linear weights of Conv1D families lie as [in, out]
+    DType dtype;         // what the files hold; fp32 (or double) where tensors differ
+    Model model;         // the parameter table, with that dtype
+    TensorPlace *places; // [model.parameter_count]
+    InputFile *files;    // [file_count]
+    size_t file_count;
+    int random; // no files: initial weights, made from the seed
+    uint64_t seed;
+    char remark[256]; // something a person who trains this should know, or empty
+    Merge *merge;     // NULL, or adapters that are added to what is read, by:
+    int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                       int transposed, void *out);
+} WeightSource;
+
+// ---- staging: fixed memory through which everything passes, a slab of elements at a time -----------------------------------
+#define SLAB_ELEMENTS ((size_t)1 << 20)
+
+typedef union {
+    unsigned char bytes[SLAB_ELEMENTS * 8];
+    double align;
+} Slab;
+
+static Slab staged_raw;      // as it lies in a file
+static Slab staged_reformed; // converted, not yet in its final order
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+// A run of at most SLAB_ELEMENTS elements as they lie in the file.
+static inline void place_read(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
+                              DType as, void *out) {
+    size_t size = dtype_size(place->type);
+    const InputFile *file;
+    if (source->random) {
+        initial_weights(&source->model, (size_t)(place - source->places), begin, count, source->seed, as, out);
+        return;
+    }
+    file = &source->files[place->file];
+    if (as == place->type) {
+        input_read(file, place->offset + (uint64_t)begin * size, out, count * size);
+    } else {
+        input_read(file, place->offset + (uint64_t)begin * size, staged_raw.bytes, count * size);
+        elements_convert(out, as, staged_raw.bytes, place->type, count);
+    }
+}
+
+// Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c + n
+// that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
+static inline void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
+                                  size_t stretch, size_t c, size_t n, const size_t size) {
+    size_t r, k;
+    for (r = 0; r < stretch; r++) {
+        for (k = 0; k < n; k++) {
+            size_t i = (first + r) * cols + c + k - begin; // wraps to a large number before begin
+            if (i < count) memcpy(out + i * size, in + (k * stretch + r) * size, size);
+        }
+    }
+}
+
+// The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
+// columns at a time, so that memory is written by whole cache lines.
+static inline void place_read_transposed(const WeightSource *source, const TensorPlace *place, size_t rows, size_t cols,
+                                         size_t begin, size_t count, DType as, char *out) {
+    const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
+    const char *in = (const char *)staged_reformed.bytes;
+    size_t c, k, n;
+    for (c = 0; c < cols; c += n) {
+        n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
+        for (k = 0; k < n; k++)
+            place_read(source, place, (c + k) * rows + first, stretch, as, staged_reformed.bytes + k * stretch * size);
+        switch (size) { // constants, so that copying an element becomes one instruction
+        case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
+        case 4: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 4); break;
+        default: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 8);
+        }
+    }
+}
+
+// At most SLAB_ELEMENTS elements of a parameter as its files hold them, in the order wanted.
+static inline void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                                    int transposed, void *out) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const TensorPlace *place = &source->places[parameter];
+    if (!p->transposed || source->transposed == transposed)
+        place_read(source, place, begin, count, as, out);
+    else if (transposed)
+        place_read_transposed(source, place, p->cols, p->rows, begin, count, as, (char *)out);
+    else
+        place_read_transposed(source, place, p->rows, p->cols, begin, count, as, (char *)out);
+}
+
+// out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
+// or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
+static inline void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                                     int transposed, void *out) {
+    size_t done, n;
+    for (done = 0; done < count; done += n) {
+        char *to = (char *)out + done * dtype_size(as);
+        n = min_size(count - done, SLAB_ELEMENTS);
+        if (source->merge && source->merge_range(source, parameter, begin + done, n, as, transposed, to)) continue;
+        source_read_slab(source, parameter, begin + done, n, as, transposed, to);
+    }
+}
+
+static inline void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                               void *out) {
+    source_read_order(source, parameter, begin, count, as, 0, out);
+}
+
+// ---- opening and closing -----------------------------------------------------------------------------------------------------
+// Builds the table for source->config; the places are still to be filled in.
+static inline void source_build(WeightSource *source) {
+    source->model = model_build(&source->config, DTYPE_FP32);
+    source->places =
+        (TensorPlace *)checked_calloc(source->model.parameter_count, sizeof(TensorPlace), "the places of the weights");
+}
+
+static inline void source_open_file(WeightSource *source, const char *path) {
+    source->files = (InputFile *)checked_calloc(1, sizeof(InputFile), "an open file");
+    source->files[0] = input_open(path);
+    source->file_count = 1;
+}
+
+// The type all tensors have, or one that holds them all.
+static inline DType source_common_type(const WeightSource *source) {
+    DType type = source->places[0].type;
+    size_t i;
+    for (i = 1; i < source->model.parameter_count; i++) {
+        DType other = source->places[i].type;
+        if (other != type) type = other == DTYPE_FP64 || type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
+    }
+    return type;
+}
+
+#endif

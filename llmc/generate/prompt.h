@@ -1,0 +1,242 @@
+/*
+Prompts from the command line, and text generated from them. Text becomes ids, and ids become text, by the model's tokenizer file
+(tokenizer.h), or as bytes; where there is neither, a prompt is ids and so is the answer.
+*/
+#ifndef LLMC_PROMPT_H
+#define LLMC_PROMPT_H
+#include "llmc/tokenizer/chat.h"
+#include "llmc/cli/run.h"
+#include "sampler.h"
+#include "llmc/base/text_out.h"
+#include "llmc/tokenizer/tokenizer_place.h"
+
+#define PROMPT_MAX ((size_t)1 << 30) // bytes: as many as there can be positions
+
+typedef struct {
+    int32_t *id; // [count]
+    size_t count;
+    char *text; // what to show before the continuation; NULL: nothing
+    size_t text_bytes;
+    int bytes;            // ids are bytes
+    Tokenizer *tokenizer; // NULL: none
+    int chat, show_special, ignore_end;
+} Prompt;
+
+// ---- the tokenizer -------------------------------------------------------------------------------------------------------------------
+// Beside the model; where that has none, training finds the one that data/prepare.py wrote beside the shards.
+static inline int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
+    const Options *o = run->options;
+    const char *model = run->source ? run->source->path : o->model;
+    if (model && tokenizer_beside(model, path)) return 1;
+    if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return 0;
+    return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path);
+}
+
+// Sets prompt->tokenizer or prompt->bytes, as --tokenizer says.
+static inline void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
+    const char *word = run->options->tokenizer;
+    size_t V = run->model.config.vocab_size;
+    char path[PATH_MAX];
+    if (!strcmp(word, "none")) return;
+    if (!strcmp(word, "bytes")) {
+        if (V < 256) die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu", V);
+        prompt->bytes = 1;
+        return;
+    }
+    if (!strcmp(word, "auto")) {
+        if (!tokenizer_of_run(run, path)) {
+            prompt->bytes = V == 256;
+            return;
+        }
+        word = path;
+    }
+    prompt->tokenizer = tokenizer_open(word);
+    if (prompt->tokenizer->vocabulary_ids > V)
+        die("%s: this tokenizer has a vocabulary of %u, the model one of %zu: it is another model's; --tokenizer names "
+            "one, or is none",
+            word, prompt->tokenizer->vocabulary_ids, V);
+}
+
+// A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it.
+static inline void tokenizer_keep(const Run *run, const char *folder) {
+    const char *word = run->options->tokenizer;
+    char path[PATH_MAX], copy[PATH_MAX], *content;
+    OutputFile file;
+    size_t bytes;
+    if (!strcmp(word, "none") || !strcmp(word, "bytes")) return;
+    if (!strcmp(word, "auto")) {
+        if (!tokenizer_of_run(run, path)) return;
+        word = path;
+    }
+    path_join(copy, folder, TOKENIZER_NAME);
+    if (path_exists(copy)) return;
+    content = input_read_text(word, TOKENIZER_MAX, &bytes);
+    output_open(&file, copy, bytes);
+    output_write(&file, 0, content, bytes);
+    output_commit(&file);
+    free(content);
+}
+
+// ---- the prompt ----------------------------------------------------------------------------------------------------------------------
+static inline void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
+    TokenIds ids = {NULL, 0, 0};
+    size_t i;
+    if (prompt->chat)
+        chat_turn(prompt->tokenizer, options->system, text, bytes, 1, &ids);
+    else if (prompt->tokenizer)
+        tokenizer_prompt(prompt->tokenizer, text, bytes, &ids);
+    for (i = 0; prompt->bytes && i < bytes; i++) token_ids_add(&ids, (unsigned char)text[i]);
+    prompt->id = ids.id, prompt->count = ids.count;
+    if (prompt->chat) return;
+    prompt->text = (char *)checked_malloc(bytes, "the prompt");
+    memcpy(prompt->text, text, bytes);
+    prompt->text_bytes = bytes;
+}
+
+static inline void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
+    size_t i;
+    for (i = 0; i < count; i++)
+        if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
+}
+
+// Whether turns are to be read from standard input, a line each.
+static inline int prompt_is_interactive(const Options *o) {
+    return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file;
+}
+
+// The tokenizer, and the prompt of --prompt-ids, --prompt or --prompt-file. Training without one starts a text: behind what the
+// tokenizer begins every text with, or else behind a line's end.
+static inline Prompt prompt_from_options(const Run *run) {
+    const Options *o = run->options;
+    size_t V = run->model.config.vocab_size, bytes;
+    Prompt prompt;
+    const char *text;
+    char *read = NULL;
+    memset(&prompt, 0, sizeof(prompt));
+    prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
+    prompt_choose_tokenizer(&prompt, run);
+    if (prompt.chat && !prompt.tokenizer)
+        die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model, or --tokenizer FILE); "
+                  "data/tokenizer_file.py writes it");
+    if (prompt.chat) chat_check(prompt.tokenizer, o->system, prompt_is_interactive(o));
+    if (prompt_is_interactive(o)) return prompt;
+    if (o->prompt_ids.count) {
+        prompt.count = o->prompt_ids.count;
+        prompt.id = (int32_t *)checked_calloc(prompt.count, sizeof(int32_t), "the prompt");
+        memcpy(prompt.id, o->prompt_ids.id, prompt.count * sizeof(int32_t));
+        prompt_check_ids(prompt.id, prompt.count, V);
+        return prompt;
+    }
+    if (!prompt.bytes && !prompt.tokenizer)
+        die_usage("this model's tokens are not bytes (vocabulary %zu) and there is no " TOKENIZER_NAME " beside it "
+                  "(data/tokenizer_file.py writes one), so a prompt is given with --prompt-ids ID,ID,...",
+                  V);
+    text = o->prompt ? o->prompt : prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat ? "" : "\n";
+    bytes = strlen(text);
+    if (o->prompt_file)
+        text = read = strcmp(o->prompt_file, "-") ? input_read_text(o->prompt_file, PROMPT_MAX, &bytes)
+                                                  : stream_read_text(stdin, "standard input", PROMPT_MAX, &bytes);
+    prompt_encode(&prompt, o, text, bytes);
+    free(read);
+    if (!prompt.count) die_usage("the prompt is empty; give at least one character");
+    prompt_check_ids(prompt.id, prompt.count, V);
+    return prompt;
+}
+
+static inline void prompt_free(Prompt *prompt) {
+    tokenizer_close(prompt->tokenizer);
+    free(prompt->id), free(prompt->text);
+    memset(prompt, 0, sizeof(*prompt));
+}
+
+// Tokens of the key/value cache: the last one drawn is not fed.
+static inline size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) {
+    return prompt->count + options->max_new_tokens - 1;
+}
+
+// ---- tokens as text --------------------------------------------------------------------------------------------------------------------
+#define TEXT_BYTES_PER_TOKEN 12 // of an id and its space
+
+// The most bytes of text that a token can be.
+static inline size_t prompt_token_bytes(const Prompt *prompt) {
+    const Tokenizer *t = prompt->tokenizer;
+    size_t most = TEXT_BYTES_PER_TOKEN, i;
+    for (i = 0; t && i < t->ids; i++) most = max_size(most, 3 * (size_t)(t->text_offsets[i + 1] - t->text_offsets[i]));
+    return most;
+}
+
+// Token number `index` of a text as people see it: its bytes ('?' where an id is none), or its id.
+static inline void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, size_t index) {
+    char number[TEXT_BYTES_PER_TOKEN + 1], byte = id < 256 ? (char)id : '?';
+    const Tokenizer *t = prompt->tokenizer;
+    if (t) {
+        size_t bytes;
+        const char *text = tokenizer_decode(t, id, &bytes);
+        if (tokenizer_is_special(t, id) && !prompt->show_special) return;
+        if (!out->bytes && !out->count && bytes && *text == ' ' && !prompt->text && t->flags & TOKENIZER_STRIP_FIRST)
+            text++, bytes--;
+        text_out(out, text, bytes);
+    } else if (prompt->bytes) {
+        text_out(out, &byte, 1);
+    } else {
+        text_out(out, number, (size_t)snprintf(number, sizeof(number), "%s%d", index ? " " : "", id));
+    }
+}
+
+// All of them; returns the bytes of `text`, which has room for prompt_token_bytes() * count.
+static inline size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
+    TextOut out = text_out_to(NULL, text);
+    size_t i;
+    for (i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);
+    text_out_end(&out);
+    return out.bytes;
+}
+
+// ---- generating ------------------------------------------------------------------------------------------------------------------------
+static inline SamplingSettings sampling_from_options(const Options *options) {
+    SamplingSettings settings;
+    settings.temperature = options->temperature;
+    settings.top_k = options->top_k, settings.top_p = options->top_p;
+    settings.seed = options->seed;
+    return settings;
+}
+
+static inline int prompt_is_end(const Prompt *prompt, int32_t id) {
+    return prompt->tokenizer && !prompt->ignore_end && tokenizer_is_end(prompt->tokenizer, id);
+}
+
+// Draws tokens into ids, `count` at most: one that ends the text is the last. Returns how many; `out` has each as it comes.
+static inline size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
+                                 size_t count, TextOut *out) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        ids[i] = sampler_next(sampler, settings);
+        if (out->file) {
+            prompt_token_out(prompt, out, ids[i], i);
+            fflush(out->file);
+        }
+        if (prompt_is_end(prompt, ids[i])) return i + 1;
+    }
+    return count;
+}
+
+// The same from the prompt on. To `file`, where it is not NULL, go the prompt and what is drawn.
+static inline size_t generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt,
+                              const SamplingSettings *settings, int32_t *ids, size_t count, FILE *file) {
+    TextOut out = text_out_to(file, NULL);
+    size_t i, drawn;
+    sampler_begin(sampler, stream);
+    sampler_feed(sampler, prompt->id, prompt->count);
+    if (file && prompt->text) text_out(&out, prompt->text, prompt->text_bytes);
+    if (file && !prompt->text && !prompt->chat && (prompt->tokenizer || prompt->bytes))
+        for (i = 0; i < prompt->count; i++) prompt_token_out(prompt, &out, prompt->id[i], i);
+    drawn = generate_on(sampler, prompt, settings, ids, count, &out);
+    if (file) {
+        text_out_end(&out);
+        fputc('\n', file);
+    }
+    sampler_end(sampler);
+    return drawn;
+}
+
+#endif

@@ -1,0 +1,365 @@
+/*
+The configuration of a model: a family (family.h) and its numbers, which bear their Hugging Face names. The text form
+"family,key=value,..." is used by --init, by presets and in the header of flat .bin files.
+*/
+#ifndef LLMC_CONFIG_H
+#define LLMC_CONFIG_H
+#include "family.h"
+#include "llmc/base/utils.h"
+#include <stddef.h>
+
+typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
+static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn"};
+
+#define LAYER_TYPES_MAX 1024 // layers before their types repeat
+
+typedef struct {
+    const Family *family;
+    size_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
+    size_t num_attention_heads, num_key_value_heads, head_dim, max_position_embeddings;
+    double norm_eps; // rms_norm_eps or layer_norm_epsilon
+    double rope_theta, initializer_range;
+    int tie_word_embeddings, attention_bias, mlp_bias;
+    // Rotary positions beyond plain ones; keys that a type does not use are not looked at.
+    int rope_type; // RopeType
+    double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
+    double attention_factor, mscale, mscale_all_dim; // 0: not given
+    size_t original_max_position_embeddings;         // 0: max_position_embeddings
+    int truncate;
+    double rope_local_base_freq; // rope_theta of layers with a window, which never scale; 0: as the others
+    // Layers with a sliding window: a query sees that many keys, its own among them.
+    size_t sliding_window;                 // 0: none
+    char layer_types[LAYER_TYPES_MAX + 1]; // s: sliding, f: full; repeated to num_hidden_layers; "": all full
+    double query_pre_attn_scalar;          // attention scores are divided by its root; 0: head_dim
+    uint64_t given;                        // bit i: key i of config_keys was set by hand, so it does not follow others
+} Config;
+
+typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES } KeyKind;
+
+typedef struct {
+    const char *name, *alias; // common and original Hugging Face name
+    KeyKind kind;
+    size_t offset;
+    double least, most; // allowed values, inclusive
+    int scaling;        // bit t: a key of rotary positions of RopeType t, kept in rope_scaling or rope_parameters
+} ConfigKey;
+
+#define LLAMA3_SCALED (1 << ROPE_LLAMA3)
+#define YARN_SCALED   (1 << ROPE_YARN)
+#define SCALED        (1 << ROPE_LINEAR | LLAMA3_SCALED | YARN_SCALED)
+#define FIELD(name)   offsetof(Config, name)
+static const ConfigKey config_keys[] = {
+    {"vocab_size", NULL, KEY_SIZE, FIELD(vocab_size), 2, 1 << 24, 0},
+    {"hidden_size", "n_embd", KEY_SIZE, FIELD(hidden_size), 1, 1 << 20, 0},
+    {"intermediate_size", "n_inner", KEY_SIZE, FIELD(intermediate_size), 1, 1 << 22, 0},
+    {"num_hidden_layers", "n_layer", KEY_SIZE, FIELD(num_hidden_layers), 1, 4096, 0},
+    {"num_attention_heads", "n_head", KEY_SIZE, FIELD(num_attention_heads), 1, 1 << 14, 0},
+    {"num_key_value_heads", NULL, KEY_SIZE, FIELD(num_key_value_heads), 1, 1 << 14, 0},
+    {"head_dim", NULL, KEY_SIZE, FIELD(head_dim), 1, 1024, 0},
+    {"max_position_embeddings", "n_positions", KEY_SIZE, FIELD(max_position_embeddings), 1, 1e9, 0},
+    {"rms_norm_eps", "layer_norm_epsilon", KEY_DOUBLE, FIELD(norm_eps), 0, 1, 0},
+    {"rope_theta", NULL, KEY_DOUBLE, FIELD(rope_theta), 1, 1e12, 0},
+    {"initializer_range", NULL, KEY_DOUBLE, FIELD(initializer_range), 0, 10, 0},
+    {"tie_word_embeddings", NULL, KEY_BOOL, FIELD(tie_word_embeddings), 0, 1, 0},
+    {"attention_bias", NULL, KEY_BOOL, FIELD(attention_bias), 0, 1, 0},
+    {"mlp_bias", NULL, KEY_BOOL, FIELD(mlp_bias), 0, 1, 0},
+    {"rope_type", NULL, KEY_ROPE_TYPE, FIELD(rope_type), 0, 0, SCALED},
+    {"factor", NULL, KEY_DOUBLE, FIELD(factor), 1e-3, 1e6, SCALED},
+    {"original_max_position_embeddings", NULL, KEY_SIZE, FIELD(original_max_position_embeddings), 1, 1e9,
+     LLAMA3_SCALED | YARN_SCALED},
+    {"low_freq_factor", NULL, KEY_DOUBLE, FIELD(low_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
+    {"high_freq_factor", NULL, KEY_DOUBLE, FIELD(high_freq_factor), 1e-3, 1e6, LLAMA3_SCALED},
+    {"attention_factor", NULL, KEY_DOUBLE, FIELD(attention_factor), 0, 1e6, YARN_SCALED},
+    {"beta_fast", NULL, KEY_DOUBLE, FIELD(beta_fast), 1e-3, 1e6, YARN_SCALED},
+    {"beta_slow", NULL, KEY_DOUBLE, FIELD(beta_slow), 1e-3, 1e6, YARN_SCALED},
+    {"mscale", NULL, KEY_DOUBLE, FIELD(mscale), 0, 1e6, YARN_SCALED},
+    {"mscale_all_dim", NULL, KEY_DOUBLE, FIELD(mscale_all_dim), 0, 1e6, YARN_SCALED},
+    {"truncate", NULL, KEY_BOOL, FIELD(truncate), 0, 1, YARN_SCALED},
+    {"rope_local_base_freq", NULL, KEY_DOUBLE, FIELD(rope_local_base_freq), 1, 1e12, 0},
+    {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
+    {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
+    {"query_pre_attn_scalar", NULL, KEY_DOUBLE, FIELD(query_pre_attn_scalar), 1e-3, 1e6, 0},
+};
+#undef FIELD
+#define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
+
+static inline const Family *family_find(const char *name) {
+    size_t i;
+    for (i = 0; i < FAMILIES; i++) {
+        if (!strcmp(families[i].name, name)) return &families[i];
+    }
+    return NULL;
+}
+
+static inline int config_key_find(const char *name) {
+    size_t i;
+    for (i = 0; i < CONFIG_KEYS; i++) {
+        if (!strcmp(config_keys[i].name, name) || (config_keys[i].alias && !strcmp(config_keys[i].alias, name)))
+            return (int)i;
+    }
+    return -1;
+}
+
+// Whether the family's config class has the key. `name` is the common one.
+static inline int family_has_key(const Family *family, const char *name) {
+    if (!strcmp(name, "rope_theta")) return !family->learned_positions;
+    if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
+    if (!strcmp(name, "attention_bias"))
+        return !family->biases && !family->qkv_bias && strcmp(family->name, "mistral") != 0;
+    if (!strcmp(name, "mlp_bias")) return !strcmp(family->name, "llama");
+    if (!strcmp(name, "sliding_window") || !strcmp(name, "layer_types"))
+        return !family->learned_positions && strcmp(family->name, "llama") != 0;
+    if (!strcmp(name, "rope_local_base_freq") || !strcmp(name, "query_pre_attn_scalar"))
+        return !strcmp(family->name, "gemma3");
+    if (!strcmp(name, "truncate") && !strcmp(family->name, "gemma3")) return 0; // transformers does not look at Gemma's
+    if (config_keys[config_key_find(name)].scaling) return !family->learned_positions;
+    return 1;
+}
+
+// Whether the key means anything for this very model: those of another way of scaling do not, nor does a window that the family
+// does not have by itself.
+static inline int config_uses_key(const Config *config, const ConfigKey *key) {
+    if (!family_has_key(config->family, key->name)) return 0;
+    if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
+        return config->layer_types[0] || strstr(config->family->defaults, "sliding_window");
+    return !key->scaling || (key->scaling >> config->rope_type & 1);
+}
+
+// family NULL: every key there is.
+static inline const char *config_keys_text(const Family *family, char *text, size_t size) {
+    size_t i, used = 0;
+    *text = 0;
+    for (i = 0; i < CONFIG_KEYS && used < size; i++)
+        if (!family || family_has_key(family, config_keys[i].name))
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", config_keys[i].name);
+    return text;
+}
+
+static inline void config_set_rope_type(Config *config, const char *value, const char *where, int code) {
+    int type;
+    for (type = 0; type < ROPE_TYPES; type++) {
+        if (!strcmp(value, rope_type_names[type])) {
+            config->rope_type = type;
+            return;
+        }
+    }
+    die_with(code, "%s: rope_type=%s is not supported; default, linear, llama3 and yarn are", where, value);
+}
+
+static inline void config_set_layer_types(Config *config, const char *value, const char *where, int code) {
+    if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
+        die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters s (sliding) and f (full)", where,
+                 value, LAYER_TYPES_MAX);
+    snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
+}
+
+// Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
+static inline void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
+    int index = config_key_find(name), ok;
+    char *field, known[1024];
+    double number = 0;
+    if (index < 0)
+        die_with(code, "%s: unknown key '%s'; keys are %s", where, name, config_keys_text(NULL, known, sizeof(known)));
+    field = (char *)config + config_keys[index].offset;
+    switch (config_keys[index].kind) {
+    case KEY_SIZE:
+        ok = parse_size(value, (size_t *)(void *)field);
+        number = ok ? (double)*(size_t *)(void *)field : 0;
+        break;
+    case KEY_DOUBLE:
+        ok = parse_double(value, (double *)(void *)field);
+        number = ok ? *(double *)(void *)field : 0;
+        break;
+    case KEY_ROPE_TYPE: config_set_rope_type(config, value, where, code); return;
+    case KEY_LAYER_TYPES: config_set_layer_types(config, value, where, code); return;
+    default: ok = parse_bool(value, (int *)(void *)field);
+    }
+    if (!ok)
+        die_with(code, "%s: %s=%s is not %s", where, name, value,
+                 config_keys[index].kind == KEY_BOOL   ? "true or false"
+                 : config_keys[index].kind == KEY_SIZE ? "a whole number"
+                                                       : "a number");
+    if (config_keys[index].kind != KEY_BOOL && (number < config_keys[index].least || number > config_keys[index].most))
+        die_with(code, "%s: %s=%s is out of range, %g to %g are allowed", where, name, value, config_keys[index].least,
+                 config_keys[index].most);
+    config->given |= (uint64_t)1 << index;
+}
+
+static inline int config_given(const Config *config, const char *name) {
+    return (int)(config->given >> config_key_find(name) & 1u);
+}
+
+// Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
+static inline void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
+    char *equals = strchr(pair, '='), known[1024];
+    int index;
+    if (!equals || equals == pair) die_with(code, "%s: '%s' is not of the form key=value", where, pair);
+    *equals = 0;
+    index = config_key_find(pair);
+    if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
+        die_with(code, "%s: %s is not a key of %s, whose keys are %s", where, pair, config->family->name,
+                 config_keys_text(config->family, known, sizeof(known)));
+    if (index >= 0 && (*seen >> index & 1u)) die_with(code, "%s: %s is given twice", where, pair);
+    config_set(config, pair, equals + 1, where, code);
+    *seen |= (uint64_t)1 << index;
+}
+
+// Reads "key=value,key=value". The text is cut in place into a copy.
+static inline void config_set_all(Config *config, const char *text, const char *where, int code) {
+    char *copy = checked_strdup(text), *cursor = copy;
+    uint64_t seen = 0;
+    while (*cursor) {
+        char *comma = strchr(cursor, ',');
+        if (comma) *comma = 0;
+        if (*cursor) config_set_pair(config, cursor, &seen, where, code);
+        if (!comma) break;
+        cursor = comma + 1;
+    }
+    free(copy);
+}
+
+static inline Config config_defaults(const Family *family) {
+    Config config;
+    memset(&config, 0, sizeof(config));
+    config.family = family;
+    config.beta_fast = 32, config.beta_slow = 1, config.truncate = 1;
+    config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
+    config.given = 0;
+    return config;
+}
+
+// The window of layer l, 0: it sees everything before it.
+static inline size_t layer_window(const Config *config, size_t l) {
+    return config->layer_types[0] && config->layer_types[l % strlen(config->layer_types)] == 's'
+               ? config->sliding_window
+               : 0;
+}
+
+// The shortest pattern that gives these layers; no pattern and no window where none slides.
+static inline void config_settle_layer_types(Config *config, const char *where, int code) {
+    const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
+    size_t period, l, sliding = 0;
+    for (l = 0; l < L; l++) sliding += layer_window(config, l) != 0;
+    if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
+        die_with(code, "%s: sliding_window=%zu, but no layer has it; give layer_types, such as s or sf", where,
+                 config->sliding_window);
+    if (!sliding) {
+        config->layer_types[0] = 0, config->sliding_window = 0;
+        return;
+    }
+    for (period = 1; period < L; period++) {
+        for (l = period; l < L && !layer_window(config, l) == !layer_window(config, l - period); l++) continue;
+        if (l == L) break;
+    }
+    if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types repeats after %zu layers only", where, period);
+    for (l = given; l < period; l++) config->layer_types[l] = config->layer_types[l % given];
+    config->layer_types[period] = 0;
+}
+
+// What a way of scaling rotary positions needs.
+static inline void config_settle_rope(Config *config, const char *where, int code) {
+    static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
+    size_t i;
+    for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+        const ConfigKey *key = &config_keys[config_key_find(needed[i])];
+        if ((key->scaling >> config->rope_type & 1) &&
+            *(const double *)(const void *)((char *)config + key->offset) <= 0)
+            die_with(code, "%s: rope_type %s needs %s", where, rope_type_names[config->rope_type], key->name);
+    }
+    if (config->rope_type == ROPE_LLAMA3 && config->low_freq_factor >= config->high_freq_factor)
+        die_with(code, "%s: low_freq_factor %g is not below high_freq_factor %g", where, config->low_freq_factor,
+                 config->high_freq_factor);
+    if (config->rope_type == ROPE_YARN && config->rope_theta <= 1)
+        die_with(code, "%s: rope_type yarn needs a rope_theta above 1, not %g", where, config->rope_theta);
+    if (!config->original_max_position_embeddings)
+        config->original_max_position_embeddings = config->max_position_embeddings;
+}
+
+// Fills in what follows from other keys and refuses what cannot be a model.
+static inline void config_finish(Config *config, const char *where, int code) {
+    const Family *family = config->family;
+    config_settle_layer_types(config, where, code);
+    if (!strcmp(family->name, "mistral") && strchr(config->layer_types, 'f'))
+        die_with(code, "%s: layer_types=%.64s, but the sliding_window of mistral is in every layer or in none", where,
+                 config->layer_types);
+    config_settle_rope(config, where, code);
+    if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
+        config->num_key_value_heads = config->num_attention_heads;
+    if (family->head_dim_follows && !config_given(config, "head_dim")) {
+        if (config->hidden_size % config->num_attention_heads)
+            die_with(code,
+                     "%s: hidden_size %zu is not a multiple of num_attention_heads %zu, and head_dim is not given",
+                     where, config->hidden_size, config->num_attention_heads);
+        config->head_dim = config->hidden_size / config->num_attention_heads;
+    }
+    if (family->activation == ACTIVATION_GELU && !config_given(config, "intermediate_size"))
+        config->intermediate_size = 4 * config->hidden_size;
+    if (config->num_attention_heads % config->num_key_value_heads)
+        die_with(code, "%s: num_attention_heads %zu is not a multiple of num_key_value_heads %zu", where,
+                 config->num_attention_heads, config->num_key_value_heads);
+    if (!family->learned_positions && config->head_dim % 2)
+        die_with(code, "%s: head_dim %zu is odd, rotary positions need an even one", where, config->head_dim);
+    if (family->biases && config->num_key_value_heads != config->num_attention_heads)
+        die_with(code,
+                 "%s: %s has as many key/value heads as heads: num_key_value_heads is %zu, num_attention_heads %zu",
+                 where, family->name, config->num_key_value_heads, config->num_attention_heads);
+    if (family->biases && config->head_dim * config->num_attention_heads != config->hidden_size)
+        die_with(code, "%s: %s needs head_dim x num_attention_heads = hidden_size, not %zu x %zu = %zu", where,
+                 family->name, config->head_dim, config->num_attention_heads, config->hidden_size);
+    if (config->attention_bias && !family_has_key(family, "attention_bias"))
+        die_with(code, "%s: attention_bias is not a key of %s, whose biases are fixed", where, family->name);
+    if (config->mlp_bias && !family_has_key(family, "mlp_bias"))
+        die_with(code, "%s: mlp_bias is a key of llama only, not of %s", where, family->name);
+}
+
+// "NAME" or "NAME,key=value,...": NAME is a preset or a family.
+static inline Config config_from_text(const char *text, const char *where, int code) {
+    char name[64];
+    size_t length = strcspn(text, ","), i;
+    const Preset *preset = NULL;
+    const Family *family;
+    Config config;
+    if (length >= sizeof(name)) length = sizeof(name) - 1;
+    memcpy(name, text, length);
+    name[length] = 0;
+    for (i = 0; i < PRESETS; i++) {
+        if (!strcmp(presets[i].name, name)) preset = &presets[i];
+    }
+    family = family_find(preset ? preset->family : name);
+    if (!family) {
+        char known[2048] = "";
+        for (i = 0; i < FAMILIES; i++)
+            snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
+        for (i = 0; i < PRESETS; i++)
+            if (!family_find(presets[i].name))
+                snprintf(known + strlen(known), sizeof(known) - strlen(known), ", %s", presets[i].name);
+        die_with(code, "%s: unknown model '%s'; families and presets are %s", where, name, known);
+    }
+    config = config_defaults(family);
+    if (preset) config_set_all(&config, preset->keys, preset->name, EXIT_RUNTIME);
+    if (text[strcspn(text, ",")]) config_set_all(&config, text + strcspn(text, ",") + 1, where, code);
+    config_finish(&config, where, code);
+    return config;
+}
+
+// The inverse: every key of the model, so that config_from_text gives it back to the bit.
+static inline void config_to_text(const Config *config, char *text, size_t size) {
+    size_t i, used = (size_t)snprintf(text, size, "%s", config->family->name);
+    for (i = 0; i < CONFIG_KEYS && used < size; i++) {
+        const void *field = (const char *)config + config_keys[i].offset;
+        const char *name = config_keys[i].name;
+        if (!config_uses_key(config, &config_keys[i])) continue;
+        if (config_keys[i].kind == KEY_ROPE_TYPE)
+            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, rope_type_names[config->rope_type]);
+        else if (config_keys[i].kind == KEY_LAYER_TYPES)
+            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, config->layer_types);
+        else if (config_keys[i].kind == KEY_SIZE)
+            used += (size_t)snprintf(text + used, size - used, ",%s=%zu", name, *(const size_t *)field);
+        else if (config_keys[i].kind == KEY_BOOL)
+            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, *(const int *)field ? "true" : "false");
+        else
+            used += (size_t)snprintf(text + used, size - used, ",%s=%.17g", name, *(const double *)field);
+    }
+}
+
+#endif

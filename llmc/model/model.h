@@ -1,0 +1,196 @@
+/*
+The parameter table: every tensor of a model with its Hugging Face name, its shape, its role and its place in one flat
+run of elements. Readers, writers, the optimizer and the driver all walk this table; nothing else knows the tensors.
+
+In memory and in flat .bin files the order is: token embedding, position embedding, layer 0, layer 1, ..., final norm,
+lm_head; no padding anywhere. Linear weights are [out, in] (as in Hugging Face's Linear; GPT-2's Conv1D files are transposed).
+*/
+#ifndef LLMC_MODEL_H
+#define LLMC_MODEL_H
+#include "config.h"
+#include "llmc/base/dtype.h"
+
+typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM } TensorRole;
+
+#define ABSENT SIZE_MAX
+
+typedef struct {
+    char name[160]; // as in transformers' named_parameters()
+    TensorRole role;
+    size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
+    int transposed;    // files hold it as [cols, rows]
+    int ones;          // initialised to 1 (norm weights, where the norm does not add it)
+    double init_std;   // standard deviation at initialisation, 0 for constants
+    size_t offset;     // first element, from the start of the model
+} Parameter;
+
+typedef struct {
+    Config config;
+    DType dtype; // of weights and activations
+    Parameter *parameters;
+    size_t parameter_count;
+    size_t elements; // of the whole model
+    // Where things begin, in elements; ABSENT where the family has no such tensor.
+    size_t model_offset[MODEL_TENSORS];
+    size_t layer_offset[LAYER_TENSORS]; // within a layer
+    size_t layer_begin, layer_elements; // layer l begins at layer_begin + l * layer_elements
+} Model;
+
+static inline size_t parameter_elements(const Parameter *parameter) {
+    return parameter->rows * (parameter->cols ? parameter->cols : 1);
+}
+
+// Matrices decay, vectors (norms and biases) do not.
+static inline int parameter_decays(const Parameter *parameter) { return parameter->cols != 0; }
+
+// ---- shapes of one layer's tensors ---------------------------------------------------------------------------------
+typedef struct {
+    TensorRole role;
+    size_t rows, cols;
+} TensorShape;
+
+// rows == 0: the model has no such tensor
+static inline TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor) {
+    const Family *family = c->family;
+    size_t C = c->hidden_size, FF = c->intermediate_size;
+    size_t q = c->num_attention_heads * c->head_dim, kv = c->num_key_value_heads * c->head_dim;
+    size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
+    size_t o_bias = family->biases || c->attention_bias, mlp_bias = family->biases || c->mlp_bias;
+    size_t gated = family->activation != ACTIVATION_GELU, layer_norm = family->norm == NORM_LAYER;
+    TensorShape shape = {ROLE_LINEAR, 0, 0};
+    switch (tensor) {
+    case Q_WEIGHT: shape.rows = q, shape.cols = C; break;
+    case K_WEIGHT:
+    case V_WEIGHT: shape.rows = kv, shape.cols = C; break;
+    case O_WEIGHT: shape.rows = C, shape.cols = q; break;
+    case GATE_WEIGHT: shape.rows = FF, shape.cols = C; break;
+    case UP_WEIGHT: shape.rows = FF * gated, shape.cols = C; break;
+    case DOWN_WEIGHT: shape.rows = C, shape.cols = FF; break;
+    case Q_BIAS: shape.role = ROLE_BIAS, shape.rows = q * qkv_bias; break;
+    case K_BIAS:
+    case V_BIAS: shape.role = ROLE_BIAS, shape.rows = kv * qkv_bias; break;
+    case O_BIAS: shape.role = ROLE_BIAS, shape.rows = C * o_bias; break;
+    case GATE_BIAS: shape.role = ROLE_BIAS, shape.rows = FF * mlp_bias; break;
+    case UP_BIAS: shape.role = ROLE_BIAS, shape.rows = FF * gated * mlp_bias; break;
+    case DOWN_BIAS: shape.role = ROLE_BIAS, shape.rows = C * mlp_bias; break;
+    case NORM1_WEIGHT:
+    case NORM2_WEIGHT: shape.role = ROLE_NORM, shape.rows = C; break;
+    case POST_NORM1:
+    case POST_NORM2: shape.role = ROLE_NORM, shape.rows = C * (size_t)family->post_norms; break;
+    case NORM1_BIAS:
+    case NORM2_BIAS: shape.role = ROLE_BIAS, shape.rows = C * layer_norm; break;
+    case Q_NORM:
+    case K_NORM: shape.role = ROLE_NORM, shape.rows = family->qk_norm ? c->head_dim : 0; break;
+    default: break;
+    }
+    return shape;
+}
+
+static inline TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
+    TensorShape shape = {ROLE_EMBEDDING, 0, 0};
+    switch (tensor) {
+    case EMBEDDING: shape.rows = c->vocab_size, shape.cols = c->hidden_size; break;
+    case POSITION_EMBEDDING:
+        if (c->family->learned_positions) shape.rows = c->max_position_embeddings, shape.cols = c->hidden_size;
+        break;
+    case FINAL_NORM_WEIGHT: shape.role = ROLE_NORM, shape.rows = c->hidden_size; break;
+    case FINAL_NORM_BIAS:
+        shape.role = ROLE_BIAS;
+        if (c->family->norm == NORM_LAYER) shape.rows = c->hidden_size;
+        break;
+    case LM_HEAD:
+        shape.role = ROLE_LINEAR;
+        if (!c->tie_word_embeddings) shape.rows = c->vocab_size, shape.cols = c->hidden_size;
+        break;
+    default: break;
+    }
+    return shape;
+}
+
+// ---- building the table ------------------------------------------------------------------------------------------------
+// A tensor without a name of its own is held by the one before it (GPT-2's c_attn holds q, k and v).
+static inline void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
+    const Config *c = &model->config;
+    Parameter *parameter;
+    if (!name) {
+        if (!model->parameter_count) die("internal: the parameter table begins with a part of a tensor");
+        model->parameters[model->parameter_count - 1].rows += shape.rows;
+    } else {
+        parameter = &model->parameters[model->parameter_count++];
+        memset(parameter, 0, sizeof(*parameter));
+        snprintf(parameter->name, sizeof(parameter->name), "%s%s", prefix, name);
+        parameter->role = shape.role;
+        parameter->rows = shape.rows, parameter->cols = shape.cols;
+        parameter->transposed = c->family->conv1d && shape.role == ROLE_LINEAR && *prefix;
+        parameter->ones = shape.role == ROLE_NORM && !c->family->norm_offset;
+        if (shape.cols) parameter->init_std = c->initializer_range;
+        // GPT-2 scales what is added to the residual stream by 1/sqrt(2L)
+        if (residual && c->family->conv1d && shape.cols)
+            parameter->init_std /= sqrt(2.0 * (double)c->num_hidden_layers);
+        parameter->offset = model->elements;
+    }
+    model->elements += shape.rows * (shape.cols ? shape.cols : 1);
+}
+
+static inline void model_add_outer(Model *model, ModelTensor tensor) {
+    TensorShape shape = model_tensor_shape(&model->config, tensor);
+    model->model_offset[tensor] = shape.rows ? model->elements : ABSENT;
+    if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, 0);
+}
+
+static inline void model_add_layer(Model *model, size_t layer) {
+    char prefix[64];
+    int tensor;
+    size_t begin = model->elements;
+    snprintf(prefix, sizeof(prefix), model->config.family->layer_prefix, layer);
+    for (tensor = 0; tensor < LAYER_TENSORS; tensor++) {
+        TensorShape shape = layer_tensor_shape(&model->config, (LayerTensor)tensor);
+        model->layer_offset[tensor] = shape.rows ? model->elements - begin : ABSENT;
+        if (shape.rows)
+            model_add(model, prefix, model->config.family->layer_names[tensor], shape,
+                      tensor == O_WEIGHT || tensor == DOWN_WEIGHT);
+    }
+    model->layer_elements = model->elements - begin;
+}
+
+// Builds the table; the caller frees it with model_free. No weights are touched.
+static inline Model model_build(const Config *config, DType dtype) {
+    Model model;
+    size_t layer;
+    memset(&model, 0, sizeof(model));
+    model.config = *config;
+    model.dtype = dtype;
+    model.parameters = (Parameter *)checked_calloc(MODEL_TENSORS + config->num_hidden_layers * LAYER_TENSORS,
+                                                   sizeof(Parameter), "the parameter table");
+    model_add_outer(&model, EMBEDDING);
+    model_add_outer(&model, POSITION_EMBEDDING);
+    model.layer_begin = model.elements;
+    for (layer = 0; layer < config->num_hidden_layers; layer++) model_add_layer(&model, layer);
+    model_add_outer(&model, FINAL_NORM_WEIGHT);
+    model_add_outer(&model, FINAL_NORM_BIAS);
+    model_add_outer(&model, LM_HEAD);
+    return model;
+}
+
+static inline void model_free(Model *model) {
+    free(model->parameters);
+    model->parameters = NULL;
+}
+
+// The matrix of the head: lm_head, or the token embedding where they are tied.
+static inline size_t model_head_offset(const Model *model) {
+    size_t own = model->model_offset[LM_HEAD];
+    return own == ABSENT ? model->model_offset[EMBEDDING] : own;
+}
+
+static inline size_t model_head_elements(const Model *model) {
+    return model->config.vocab_size * model->config.hidden_size;
+}
+
+static inline size_t layers_with_window(const Config *config) {
+    size_t l, count = 0;
+    for (l = 0; l < config->num_hidden_layers; l++) count += layer_window(config, l) != 0;
+    return count;
+}
+
+#endif

@@ -1,0 +1,111 @@
+/*
+One planned allocation for everything a run keeps in a place: device memory, or host memory that tensors go to. Regions are pushed and popped like a stack, so what
+never lives together shares bytes, and the same pushes give the same addresses every time.
+
+A plan is a walk of the very same code over an arena that has no memory: its addresses are outside of any address space,
+so that touching one faults. The walk leaves the peak, its shares, and the regions alive at the peak, by name; the run then
+allocates exactly that peak, once.
+*/
+#ifndef LLMC_ARENA_H
+#define LLMC_ARENA_H
+#include "llmc/base/utils.h"
+
+typedef enum {
+    SHARE_WEIGHTS,
+    SHARE_GRADIENTS,
+    SHARE_OPTIMIZER,
+    SHARE_LAYER_INPUTS,
+    SHARE_KEPT,
+    SHARE_KV,
+    SHARE_WORKSPACE,
+    SHARE_LOGITS,
+    SHARES
+} Share;
+
+static const char *const share_names[SHARES] = {"weights",        "gradients", "optimizer", "layer_inputs",
+                                                "kept_attention", "kv",        "workspace", "logits"};
+
+typedef struct {
+    const char *name;
+    Share share;
+    size_t begin, bytes; // bytes is rounded up to the alignment
+} Region;
+
+#define ARENA_REGIONS   96
+#define ARENA_ALIGNMENT 256
+#define ARENA_NOWHERE   ((uintptr_t)1 << 52) // base of a plan: no machine maps this
+
+typedef struct {
+    char *base;
+    size_t capacity; // SIZE_MAX in a plan
+    size_t used, peak;
+    Region region[ARENA_REGIONS]; // alive now
+    size_t regions;
+    Region at_peak[ARENA_REGIONS]; // alive when `used` was largest
+    size_t regions_at_peak;
+} Arena;
+
+static inline void arena_plan(Arena *arena) {
+    memset(arena, 0, sizeof(*arena));
+    arena->base = (char *)ARENA_NOWHERE;
+    arena->capacity = SIZE_MAX - ARENA_NOWHERE;
+}
+
+static inline void arena_init(Arena *arena, void *memory, size_t bytes) {
+    memset(arena, 0, sizeof(*arena));
+    arena->base = (char *)memory;
+    arena->capacity = bytes;
+}
+
+// A region of count elements of `size` bytes, alive until its mark is popped.
+static inline void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
+    size_t bytes = count * size;
+    Region *region;
+    if (count && (size > SIZE_MAX / count || bytes > SIZE_MAX - ARENA_NOWHERE - ARENA_ALIGNMENT))
+        die("%s: %zu elements of %zu bytes are more than any memory holds", name, count, size);
+    bytes = (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    if (bytes > arena->capacity - arena->used)
+        die("%s: %zu bytes do not fit beside %zu of %zu planned bytes: the run does not follow its plan, please report "
+            "it",
+            name, bytes, arena->used, arena->capacity);
+    if (arena->regions == ARENA_REGIONS) die("%s: more than %d regions in one arena", name, ARENA_REGIONS);
+    region = &arena->region[arena->regions++];
+    region->name = name, region->share = share;
+    region->begin = arena->used, region->bytes = bytes;
+    arena->used += bytes;
+    if (arena->used > arena->peak) {
+        arena->peak = arena->used;
+        arena->regions_at_peak = arena->regions;
+        memcpy(arena->at_peak, arena->region, arena->regions * sizeof(Region));
+    }
+    return arena->base + region->begin;
+}
+
+// arena_pop(arena, mark) ends every region pushed since mark was taken.
+static inline size_t arena_mark(const Arena *arena) { return arena->regions; }
+
+static inline void arena_pop(Arena *arena, size_t mark) {
+    if (mark < arena->regions) arena->used = arena->region[mark].begin;
+    arena->regions = mark;
+}
+
+// Does [pointer, pointer + bytes) lie within one live region?
+static inline int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
+    uintptr_t address = (uintptr_t)pointer, base = (uintptr_t)arena->base;
+    size_t i;
+    for (i = 0; i < arena->regions; i++) {
+        uintptr_t begin = base + arena->region[i].begin;
+        if (address >= begin && address - begin <= arena->region[i].bytes)
+            if (bytes <= arena->region[i].bytes - (address - begin)) return 1;
+    }
+    return 0;
+}
+
+static inline size_t arena_share(const Arena *arena, Share share) {
+    size_t i, bytes = 0;
+    for (i = 0; i < arena->regions_at_peak; i++)
+        if (arena->at_peak[i].share == share) bytes += arena->at_peak[i].bytes;
+    return bytes;
+}
+
+#endif

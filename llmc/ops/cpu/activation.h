@@ -1,0 +1,109 @@
+/*
+SwiGLU, GELU and GeGLU (a GELU that gates), forward and backward. All rest on the logistic function s(z) = 1 / (1 + exp(-z)):
+
+    silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
+    gelu(x) = x s(z(x))               gelu'(x) = s + x s (1 - s) z'(x)
+
+with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3), because (1 + tanh(z/2)) / 2 = s(z). Written so, the far negative side keeps
+all its digits, where 1 + tanh would cancel.
+*/
+#ifndef LLMC_CPU_ACTIVATION_H
+#define LLMC_CPU_ACTIVATION_H
+#include "llmc/ops/ops.h"
+#include "elements.h"
+#include "simd_math.h"
+
+#define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
+#define GELU_CUBIC 0.044715
+
+// A gate's z and its slope; `gelu` is a constant where these are inlined, silu otherwise.
+static inline floatS gate_z(floatS g, int gelu) {
+    return gelu ? g * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * g * g) : g;
+}
+
+static inline floatS gate_slope(floatS g, int gelu) {
+    return gelu ? (floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * g * g : 1;
+}
+
+static inline void gated_forward(Stored *out_, const Stored *gate_up, size_t n, size_t FF, const int gelu) {
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF;
+        floatX *out = (floatX *)out_ + t * FF;
+#pragma omp simd
+        for (size_t i = 0; i < FF; i++) {
+            floatS g = load(gate[i]), one_minus_s, s = sigmoid(gate_z(g, gelu), &one_minus_s);
+            out[i] = store(g * s * load(up[i]));
+        }
+    }
+}
+
+static inline void gated_backward(Stored *dgate_up, const Stored *dout_, const Stored *gate_up, size_t n, size_t FF,
+                                  const int gelu) {
+    size_t t;
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF,
+                     *dout = (const floatX *)dout_ + t * FF;
+        floatX *dgate = (floatX *)dgate_up + t * 2 * FF, *dup = dgate + FF;
+#pragma omp simd
+        for (size_t i = 0; i < FF; i++) {
+            floatS g = load(gate[i]), u = load(up[i]), d = load(dout[i]);
+            floatS one_minus_s, s = sigmoid(gate_z(g, gelu), &one_minus_s);
+            dgate[i] = store(d * u * (s + g * s * one_minus_s * gate_slope(g, gelu)));
+            dup[i] = store(d * g * s);
+        }
+    }
+}
+
+static void swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+    gated_forward(out, gate_up, n, FF, 0);
+}
+
+static void swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
+    gated_backward(dgate_up, dout, gate_up, n, FF, 0);
+}
+
+static void geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+    gated_forward(out, gate_up, n, FF, 1);
+}
+
+static void geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
+    gated_backward(dgate_up, dout, gate_up, n, FF, 1);
+}
+
+static void gelu_forward(Stored *out, const Stored *in, size_t count) {
+    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS;
+        floatX *out_block = (floatX *)out + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) {
+            floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
+            out_block[i] = store(x * s);
+        }
+    }
+}
+
+static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size_t count) {
+    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS,
+                     *dout_block = (const floatX *)dout + b * BLOCK_ELEMENTS;
+        floatX *dx_block = (floatX *)dx + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) {
+            floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
+            dx_block[i] = store(load(dout_block[i]) * (s + x * s * one_minus_s * (scale + 3 * cubic * x * x)));
+        }
+    }
+}
+
+#endif

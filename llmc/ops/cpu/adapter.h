@@ -1,0 +1,73 @@
+/*
+Adapters (LoRA, Hu et al. 2021): a product of low rank that joins some columns of a wider matrix, and back; scaling, and
+dropout of what goes into it. Which elements dropout keeps is a function of the seed and of their place in the stream
+alone, so it is the same for every cut into chunks, forward and backward, and on every op set.
+*/
+#ifndef LLMC_CPU_ADAPTER_H
+#define LLMC_CPU_ADAPTER_H
+#include "llmc/ops/ops.h"
+#include "llmc/base/random.h"
+#include "elements.h"
+#include "product.h"
+
+static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                            size_t r, size_t OC) {
+    Product p = {.op = "adapter_forward", .m = n, .n = OC, .k = r};
+    p.a = (const floatX *)h;
+    p.b = (const floatX *)b;
+    p.b_transposed = 1;
+    p.out = (floatX *)out + column;
+    p.out_stride = width;
+    p.accumulate = 1;
+    matrix_product(&p);
+}
+
+static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
+                             const Stored *b, size_t n, size_t r, size_t OC) {
+    Product input = {.op = "adapter_backward, dh", .m = n, .n = r, .k = OC};
+    Product weight = {.op = "adapter_backward, db", .m = OC, .n = r, .k = n};
+    input.a = weight.a = (const floatX *)dout + column;
+    input.a_stride = weight.a_stride = width;
+    input.b = (const floatX *)b;
+    input.out = dh;
+    matrix_product(&input);
+    weight.a_transposed = 1;
+    weight.b = (const floatX *)h;
+    weight.out = db;
+    weight.out_summed = 1;
+    weight.accumulate = 1;
+    if (db) matrix_product(&weight);
+}
+
+static void scale(Stored *x_, double factor, size_t count) {
+    const floatS by = (floatS)factor;
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        floatX *x = (floatX *)x_ + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) x[i] = store(load(x[i]) * by);
+    }
+}
+
+static void dropout(Stored *out_, const Stored *in_, size_t n, size_t width, size_t first_row, double rate,
+                    uint64_t seed, int accumulate) {
+    const uint64_t threshold = dropout_threshold(rate), first = first_row * width;
+    const floatS kept = (floatS)(1 / (1 - rate));
+    const size_t count = n * width, blocks = block_count(count);
+    size_t b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        const size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+        const floatX *in = (const floatX *)in_ + begin;
+        floatX *out = (floatX *)out_ + begin;
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) {
+            floatS x = dropout_keeps(seed, first + begin + i, threshold) ? load(in[i]) * kept : 0;
+            out[i] = store(accumulate ? load(out[i]) + x : x);
+        }
+    }
+}
+
+#endif

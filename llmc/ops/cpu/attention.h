@@ -1,0 +1,509 @@
+/*
+Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in ops.h).
+Keys are taken in blocks with a running softmax, so nothing of size T x T exists; a key/value head's block is packed once
+for all query heads that read it; keys that no query of a block sees are never touched. The arithmetic is in
+attention_block.h; here is what is left: which block meets which, on which thread, and in which order sums are made.
+
+A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
+shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
+threads idle, a query block's keys are cut into segments, and their partial dQ are added in the order of the segments.
+So no result depends on which thread did what; forward not even on the chunk or on the number of threads.
+
+A row's output is a sum over keys, and backward lives on its digits (delta = dout . out is taken from every dout . v). So
+it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6 keys.
+The sum of its weights is double.
+*/
+#ifndef LLMC_CPU_ATTENTION_H
+#define LLMC_CPU_ATTENTION_H
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#include "llmc/ops/ops.h"
+#include "llmc/base/utils.h"
+#include "attention_block.h"
+
+// Scratch memory is three query blocks per thread and one per task of a cut document. So that it does not grow with the
+// threads as it likes, blocks are smaller above 16 threads. Keys are then packed more often: 2^16 elements cost 1 - 3 % of
+// the time of 2^17, 2^15 cost 4 - 11 %, 2^14 20 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70
+// with 16, 77 with 32, 91 with 64, 274 with 192.)
+#define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
+#define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
+#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits
+#define TASKS_PER_THREAD     ((size_t)4)       // enough to even out triangles of different size
+#define FOLD_BLOCKS          64
+#define LOG2_E               1.4426950408889634074
+#define LN_2                 0.69314718055994530942
+
+// What the blocks of one call have in common. Tensors as in ops.h.
+typedef struct {
+    const floatX *q, *k, *v;
+    const floatX *dout, *out; // backward only, as are the next two lines
+    const floatS *lse;
+    floatS *dk, *dv;
+    size_t NH, NKV, HD, window;
+    KeyRange keys;                // that may be read
+    size_t group;                 // query heads per key/value head
+    size_t threads, tokens, rows; // that share the work; of the largest query block
+    double scale;
+} Attention;
+
+// Where the rows of out or dq go: rounded, or as sums.
+typedef struct {
+    floatX *stored;
+    floatS *sums;   // where `stored` is NULL
+    int accumulate; // to the sums
+} RowResult;
+
+// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first stands
+// among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
+typedef struct {
+    size_t head, document, begin, end, place;
+} QueryBlock;
+
+// One thread's packed blocks.
+typedef struct {
+    floatS *q;                // [rows][width]
+    floatS *dout;             // [rows][width]  forward: the unfinished output, as far as it is folded
+    floatS *out;              // [rows][width]  forward: the rest of it; backward: out, then dq
+    floatS *keys;             // [BLOCK_KEYS][width]  k or v
+    floatS *kt, *vt;          // [width][SCORE_STRIDE]  their transposes
+    floatS *dk, *dv;          // [BLOCK_KEYS][width]
+    floatS *scores, *dscores; // [BLOCK_ROWS][SCORE_STRIDE]
+    floatS *largest;          // [rows]  forward: the largest score so far
+    double *sum;              // [rows]  forward: the sum of weights
+    floatS *lse, *delta;      // [rows]  backward: log2 sum 2^scores, dout . out
+} AttentionScratch;
+
+static size_t attention_threads(void) {
+#if defined(_OPENMP)
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static size_t attention_thread(void) {
+#if defined(_OPENMP)
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+// ---- scratch ---------------------------------------------------------------------------------------------------------
+
+// Of a query block, at most, in a chunk of n tokens.
+static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
+    const size_t share = max_size(QUERY_ELEMENTS_ALL / threads, QUERY_ELEMENTS_LEAST);
+    return min_size(n, max_size(1, min_size(share, QUERY_ELEMENTS_MOST) / HD / group));
+}
+
+static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
+
+// Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
+static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size_t HD) {
+    const size_t width = packed_width(HD);
+    size_t used = 0;
+#define CUT(field, elements) s->field = (void *)(base ? base + used : NULL), used += round_up(elements, CACHE_LINE)
+    CUT(q, rows * width);
+    CUT(dout, rows * width);
+    CUT(out, rows * width);
+    CUT(keys, BLOCK_KEYS * width);
+    CUT(kt, SCORE_STRIDE * width);
+    CUT(vt, SCORE_STRIDE * width);
+    CUT(dk, BLOCK_KEYS * width);
+    CUT(dv, BLOCK_KEYS * width);
+    CUT(scores, BLOCK_ROWS * SCORE_STRIDE);
+    CUT(dscores, BLOCK_ROWS * SCORE_STRIDE);
+    CUT(largest, rows);
+    CUT(sum, rows * sizeof(double) / sizeof(floatS));
+    CUT(lse, rows);
+    CUT(delta, rows);
+#undef CUT
+    return used;
+}
+
+// Segments into which backward cuts the keys of a query block, for a document with `share` of the call's work.
+static size_t key_segments(double share, size_t NKV, size_t threads) {
+    const double tasks = share * (double)(TASKS_PER_THREAD * threads); // that the document should be cut into
+    if (NKV % threads == 0 || tasks <= (double)NKV) return 1;
+    return (size_t)ceil(tasks / (double)NKV);
+}
+
+static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+    const size_t threads = attention_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
+    const size_t rows = query_block_rows(query_block_tokens(n, group, HD, threads), group);
+    AttentionScratch s;
+    return CACHE_LINE + threads * attention_cut(&s, NULL, rows, HD) +
+           (segments > 1 ? segments * NKV * rows * packed_width(HD) : 0);
+}
+
+static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
+
+// ---- blocks ----------------------------------------------------------------------------------------------------------
+
+// What rows [row, row + rows) of a query block see of keys [key, key + keys), see attention_block.h.
+typedef struct {
+    size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
+} Sight;
+
+static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row, size_t rows, size_t key, size_t keys) {
+    size_t position = b.begin + row / a->group, head = row % a->group;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t first = first_key(b.document, position, a->window);
+        sight->seen[r] = position < key ? 0 : min_size(position - key + 1, keys);
+        sight->hidden[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
+        if (++head == a->group) head = 0, position++;
+    }
+}
+
+// The keys that a query block walks: those that one of its queries sees. None where begin >= end.
+static KeyRange keys_of(const Attention *a, QueryBlock b) {
+    const KeyRange keys = {max_size(first_key(b.document, b.begin, a->window), a->keys.begin),
+                           min_size(b.end, a->keys.end)};
+    return keys;
+}
+
+// The blocks of these begin at the first and end at whole numbers of blocks from the document's start, so that sums hardly
+// depend on where the query block begins.
+static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
+    return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
+}
+
+// Behind the last row of a query block that sees one of keys [key, key + keys).
+static size_t end_row(const Attention *a, QueryBlock b, size_t key, size_t keys) {
+    const size_t end = a->window ? min_size(b.end, key + keys - 1 + a->window) : b.end;
+    return end > b.begin ? (end - b.begin) * a->group : 0;
+}
+
+// The first row that sees `key`, rounded down to a tile.
+static size_t first_row(QueryBlock b, size_t key, size_t group) {
+    const size_t row = key > b.begin ? (key - b.begin) * group : 0;
+    return row - row % TILE_ROWS;
+}
+
+// Where row r stands among all rows [n][NH] of q, out, dout, dq and lse.
+static size_t row_place(const Attention *a, QueryBlock b, size_t r) {
+    return (b.place + r / a->group) * a->NH + b.head * a->group + r % a->group;
+}
+
+static void pack_queries(floatS *block, const floatX *x, const Attention *a, QueryBlock b, double scale) {
+    block_pack(block, x + row_place(a, b, 0) * a->HD, b.end - b.begin, a->group, a->NH * a->HD, a->HD, (floatS)scale);
+}
+
+static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t head, size_t key, size_t keys) {
+    block_pack(block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD, 1);
+}
+
+// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, NULL: nothing.
+static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
+                         const AttentionScratch *s) {
+    const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, TILE_ROWS);
+    memset(s->out, 0, all * width * sizeof(floatS));
+    for (size_t r = 0; r < all; r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
+    if (!out.accumulate) return NULL;
+    memset(s->dout, 0, all * width * sizeof(floatS));
+    for (size_t r = 0; r < rows; r++) {
+        const size_t place = row_place(a, b, r);
+        memcpy(s->dout + r * width, out.sums + place * a->HD, a->HD * sizeof(floatS));
+        s->largest[r] = (floatS)(LOG2_E * (double)lse[place]);
+        s->sum[r] = lse[place] == -(floatS)INFINITY ? 0 : 1;
+    }
+    return s->dout;
+}
+
+// Row `place` of a result = scale * the sum of packed rows
+static void close_row(RowResult to, size_t place, const floatS *row, size_t stride, size_t count, size_t HD,
+                      double scale) {
+    if (to.stored)
+        block_unpack(to.stored + place * HD, row, stride, count, HD, (floatS)scale);
+    else
+        block_unpack_sums(to.sums + place * HD, row, stride, count, HD, (floatS)scale, to.accumulate);
+}
+
+// What is folded and the rest, or the rest alone. A row without a key has sum 0.
+static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
+                       const AttentionScratch *s) {
+    const floatS *parts = folded ? folded : s->out;
+    out.accumulate = 0; // what was there is in the rows
+    for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
+        const size_t place = row_place(a, b, r);
+        close_row(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
+                  s->sum[r] == 0 ? 0 : 1 / s->sum[r]);
+        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
+    }
+}
+
+static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
+    const size_t group = a->group, HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * group;
+    const KeyRange range = keys_of(a, b);
+    size_t blocks = 0;
+    Sight sight;
+    floatS *folded = open_rows(out, lse, a, b, s);
+    pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
+    for (size_t key = range.begin, keys; key < range.end; key += keys, blocks++) {
+        keys = block_keys(b, range, key);
+        const size_t last = end_row(a, b, key, keys);
+        if (blocks == FOLD_BLOCKS) {
+            block_fold(s->dout, s->out, round_up(rows, TILE_ROWS), HD, folded != NULL);
+            folded = s->dout, blocks = 0;
+        }
+        pack_keys(s->keys, a->k, a, b.head, key, keys);
+        block_transpose(s->kt, s->keys, keys, HD);
+        pack_keys(s->keys, a->v, a, b.head, key, keys);
+        for (size_t row = first_row(b, key, group); row < last; row += BLOCK_ROWS) {
+            const size_t count = min_size(BLOCK_ROWS, round_up(last - row, TILE_ROWS));
+            see_keys(&sight, a, b, row, count, key, keys);
+            block_scores(s->scores, s->q + row * width, s->kt, sight.seen, count, HD);
+            block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
+                          s->sum + row, sight.seen, sight.hidden, count, HD);
+            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.hidden, count);
+            block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
+        }
+    }
+    close_rows(out, lse, folded, a, b, s);
+}
+
+// dk or dv += scale * a packed block
+static void add_keys(floatS *dk, const floatS *block, const Attention *a, size_t head, size_t key, size_t keys,
+                     double scale) {
+    for (size_t j = 0; j < keys; j++) {
+        floatS *to = dk + ((key + j) * a->NKV + head) * a->HD;
+        const floatS *from = block + j * packed_width(a->HD);
+        for (size_t d = 0; d < a->HD; d++) to[d] += (floatS)scale * from[d];
+    }
+}
+
+// What backward needs of a query block: q (to base 2), dout, lse (to base 2) and delta = dout . out
+static void open_queries(const Attention *a, QueryBlock b, const AttentionScratch *s) {
+    const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group;
+    pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
+    pack_queries(s->dout, a->dout, a, b, 1);
+    pack_queries(s->out, a->out, a, b, 1);
+    for (size_t r = 0; r < rows; r++) {
+        s->lse[r] = (floatS)(LOG2_E * (double)a->lse[row_place(a, b, r)]);
+        s->delta[r] = row_dot(s->dout + r * width, s->out + r * width, a->HD);
+    }
+    for (size_t r = rows; r < round_up(rows, TILE_ROWS); r++) s->lse[r] = s->delta[r] = 0;
+}
+
+// dK, dV += and dq[rows][width] += (unscaled) of a query block against keys [key, key + keys)
+static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t key, size_t keys,
+                          const AttentionScratch *s) {
+    const size_t HD = a->HD, width = packed_width(HD), last = end_row(a, b, key, keys);
+    Sight sight;
+    pack_keys(s->keys, a->v, a, b.head, key, keys);
+    block_transpose(s->vt, s->keys, keys, HD);
+    pack_keys(s->keys, a->k, a, b.head, key, keys);
+    block_transpose(s->kt, s->keys, keys, HD);
+    memset(s->dk, 0, round_up(keys, TILE_ROWS) * width * sizeof(floatS));
+    memset(s->dv, 0, round_up(keys, TILE_ROWS) * width * sizeof(floatS));
+    for (size_t row = first_row(b, key, a->group); row < last; row += BLOCK_ROWS) {
+        const size_t exact = min_size(BLOCK_ROWS, last - row), count = round_up(exact, TILE_ROWS);
+        const floatS *q = s->q + row * width, *dout = s->dout + row * width;
+        see_keys(&sight, a, b, row, count, key, keys);
+        block_scores(s->scores, q, s->kt, sight.seen, count, HD);
+        block_scores(s->dscores, dout, s->vt, sight.seen, count, HD);
+        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, sight.seen, sight.hidden, count);
+        block_apply(dq + row * width, s->dscores, s->keys, sight.seen, count, HD);
+        block_apply_transposed(s->dv, s->scores, dout, sight.seen, exact, HD);
+        block_apply_transposed(s->dk, s->dscores, q, sight.seen, exact, HD);
+    }
+    add_keys(a->dk, s->dk, a, b.head, key, keys, LN_2); // q was scaled by scale * log2 e
+    add_keys(a->dv, s->dv, a, b.head, key, keys, 1);
+}
+
+// Queries [begin, begin + most) of a span, as far as it goes.
+static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
+    const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
+    return b;
+}
+
+// Backward of a query block against segment `segment` of its keys. The boundaries are multiples of BLOCK_KEYS such that
+// every segment has about the same number of query-key pairs. On the diagonal `here` counts pairs that are masked (what
+// they cost is small), so `before` may end above `pairs`; what lies there is the last segment's.
+static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
+                           const AttentionScratch *s) {
+    const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
+    const Span span = {b.document, b.begin, b.end, 0};
+    const double pairs = span_pairs(span, a->keys, a->window);
+    const KeyRange range = keys_of(a, b);
+    double before = 0;
+    open_queries(a, b, s);
+    memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
+    for (size_t key = range.begin, keys; key < range.end; key += keys) {
+        keys = block_keys(b, range, key);
+        const size_t last = b.begin + end_row(a, b, key, keys) / a->group;
+        const double queries = (double)(last - max_size(key, b.begin)), here = queries * (double)keys;
+        const size_t mine = min_size(segments - 1, (size_t)((before + here / 2) / pairs * (double)segments));
+        if (mine == segment) backward_keys(dq, a, b, key, keys, s);
+        before += here;
+    }
+}
+
+// dq = scale * the sum of the segments' partial sums, which are `stride` elements apart
+static void close_queries(RowResult dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
+                          QueryBlock b) {
+    for (size_t r = 0; r < (b.end - b.begin) * a->group; r++)
+        close_row(dq, row_place(a, b, r), part + r * packed_width(a->HD), stride, segments, a->HD, a->scale);
+}
+
+// ---- the ops -----------------------------------------------------------------------------------------------------------
+
+// Cuts a span into equal blocks of at most `most` tokens; returns their size.
+static size_t even_tokens(Span span, size_t most) {
+    const size_t n = span.end - span.begin, blocks = (n + most - 1) / most;
+    return (n + blocks - 1) / blocks;
+}
+
+// How many there are.
+static size_t even_blocks(Span span, size_t most) {
+    const size_t size = even_tokens(span, most);
+    return (span.end - span.begin + size - 1) / size;
+}
+
+static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, KeyRange keys, size_t NH,
+                              size_t NKV, size_t HD, double scale) {
+    Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = scale};
+    a.window = spans.window, a.keys = keys;
+    a.NH = NH, a.NKV = NKV, a.HD = HD, a.group = NH / NKV;
+    a.threads = attention_threads();
+    a.tokens = query_block_tokens(spans_rows(spans), a.group, HD, a.threads);
+    a.rows = query_block_rows(a.tokens, a.group);
+    return a;
+}
+
+static void attend(RowResult out, floatS *lse, Attention a, Spans spans, Summed *scratch) {
+    const size_t NKV = a.NKV, HD = a.HD;
+    if (spans.count == 0) return;
+    // Smaller blocks where there would be too few for the threads.
+    const size_t most = min_size(
+        a.tokens, max_size(BLOCK_ROWS / a.group + 1, spans_rows(spans) * NKV / (TASKS_PER_THREAD * a.threads)));
+    floatS *memory = cache_line_aligned(scratch);
+    size_t blocks = 0;
+    for (size_t i = 0; i < spans.count; i++) blocks += even_blocks(spans.span[i], most);
+#pragma omp parallel num_threads(a.threads)
+    {
+        AttentionScratch s;
+        const size_t share = attention_cut(&s, NULL, a.rows, HD);
+        size_t i = spans.count - 1, before = 0; // the span that the last task was of, and the blocks before its own
+        attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
+        // From the last block to the first: a document's last queries see the most keys, and long tasks come first.
+#pragma omp for schedule(monotonic : dynamic)
+        for (size_t task = 0; task < blocks * NKV; task++) {
+            const size_t block = task / NKV;
+            for (size_t own; block - before >= (own = even_blocks(spans.span[i], most)); i--) before += own;
+            const Span span = spans.span[i];
+            const size_t size = even_tokens(span, most), later = block - before;
+            const size_t begin = span.begin + (even_blocks(span, most) - 1 - later) * size;
+            forward_block(out, lse, &a, block_of(span, task % NKV, begin, size), &s);
+        }
+    }
+}
+
+// Backward of a whole document for one key/value head: its dk and dv are this thread's, its dq final.
+static void backward_document(RowResult dq, const Attention *a, Span span, size_t head, size_t size,
+                              const AttentionScratch *s) {
+    for (size_t begin = span.begin; begin < span.end; begin += size) {
+        const QueryBlock b = block_of(span, head, begin, size);
+        backward_block(s->out, a, b, 0, 1, s);
+        close_queries(dq, s->out, 0, 1, a, b);
+    }
+}
+
+// Backward of one query block by all threads of the team, the keys cut into segments. parts[segments][NKV][part]
+static void backward_team(RowResult dq, const Attention *a, QueryBlock block, size_t segments, floatS *parts,
+                          size_t part, const AttentionScratch *s) {
+    const size_t NKV = a->NKV, tokens = block.end - block.begin;
+#pragma omp for schedule(dynamic)
+    for (size_t task = 0; task < segments * NKV; task++) {
+        QueryBlock b = block;
+        b.head = task % NKV;
+        backward_block(parts + task * part, a, b, task / NKV, segments, s);
+    }
+#pragma omp for schedule(static)
+    for (size_t i = 0; i < NKV * tokens; i++) {
+        const size_t head = i / tokens, t = i % tokens, begin = block.begin + t;
+        const QueryBlock b = {head, block.document, begin, begin + 1, block.place + t};
+        close_queries(dq, parts + head * part + t * a->group * packed_width(a->HD), NKV * part, segments, a, b);
+    }
+}
+
+// Backward of a document whose work is worth all threads of the team.
+static void backward_cut_document(RowResult dq, const Attention *a, Span span, size_t cuts, floatS *parts,
+                                  const AttentionScratch *s) {
+    const size_t size = even_tokens(span, a->tokens);
+    for (size_t begin = span.begin; begin < span.end; begin += size) {
+        const QueryBlock block = block_of(span, 0, begin, size);
+        const KeyRange keys = keys_of(a, block);
+        const size_t key_blocks = keys.begin < keys.end ? (keys.end - keys.begin + BLOCK_KEYS - 1) / BLOCK_KEYS : 1;
+        backward_team(dq, a, block, min_size(cuts, key_blocks), parts, a->rows * packed_width(a->HD), s);
+    }
+}
+
+// Segments that the keys of a document are cut into in backward.
+static size_t document_segments(const Attention *a, Span span, double all_pairs) {
+    const double pairs = span_pairs(span, a->keys, a->window);
+    return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
+}
+
+static void attend_backward(RowResult dq, Attention a, Spans spans, Summed *scratch) {
+    const size_t NKV = a.NKV;
+    floatS *memory = cache_line_aligned(scratch);
+    double pairs = 0;
+    if (spans.count == 0) return;
+    for (size_t i = 0; i < spans.count; i++) pairs += span_pairs(spans.span[i], a.keys, a.window);
+#pragma omp parallel num_threads(a.threads)
+    {
+        AttentionScratch s;
+        const size_t share = attention_cut(&s, NULL, a.rows, a.HD);
+        floatS *parts = memory + a.threads * share;
+        attention_cut(&s, memory + attention_thread() * share, a.rows, a.HD);
+        for (size_t i = spans.count; i-- > 0;) {
+            const size_t cuts = document_segments(&a, spans.span[i], pairs);
+            if (cuts > 1) backward_cut_document(dq, &a, spans.span[i], cuts, parts, &s);
+        }
+#pragma omp for schedule(dynamic)
+        for (size_t task = 0; task < spans.count * NKV; task++) {
+            const Span span = spans.span[spans.count - 1 - task / NKV];
+            if (document_segments(&a, span, pairs) > 1) continue;
+            backward_document(dq, &a, span, task % NKV, even_tokens(span, a.tokens), &s);
+        }
+    }
+}
+
+static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
+                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    const RowResult rows = {(floatX *)out, NULL, 0};
+    attend(rows, (floatS *)lse, attention_of(q, k, v, spans, all_keys, NH, NKV, HD, scale), spans, scratch);
+}
+
+static void attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                   Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                   int accumulate, Summed *scratch) {
+    const RowResult rows = {NULL, (floatS *)out, accumulate};
+    attend(rows, (floatS *)lse, attention_of(q, k, v, spans, keys, NH, NKV, HD, scale), spans, scratch);
+}
+
+static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                               const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    const RowResult rows = {(floatX *)dq, NULL, 0};
+    Attention a = attention_of(q, k, v, spans, all_keys, NH, NKV, HD, scale);
+    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
+    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
+    attend_backward(rows, a, spans, scratch);
+}
+
+static void attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                                    KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
+                                    Summed *scratch) {
+    const RowResult rows = {NULL, (floatS *)dq, accumulate};
+    Attention a = attention_of(q, k, v, spans, keys, NH, NKV, HD, scale);
+    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
+    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
+    attend_backward(rows, a, spans, scratch);
+}
+
+#endif

@@ -1,0 +1,289 @@
+/*
+Attention on blocks that lie packed in a thread's scratch memory: at most BLOCK_ROWS query rows against BLOCK_KEYS keys.
+Everything that costs time is one of three small matrix products, all of them one register tile, and an exponential
+between them. Query rows are tokens x the query heads of one key/value head, so a key block serves the whole group.
+
+What a row sees of a block's keys is two arrays: seen[r], keys up to its own (causality), and hidden[r], the first of them
+that lie before its window; neither ever falls with r. A tile of TILE_ROWS rows does the work of its last row up to seen, so
+tiles on the diagonal, and those at a window's far end, compute something that is masked afterwards.
+What is masked is a weight of 0, and 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1
+rows before it. Harmless, since a run with such values is stopped.
+
+Sizes. With 64-byte vectors and 32 registers a tile is 8 rows x 3 vectors of sums, with 3 loaded vectors and a broadcast:
+24 multiply-adds for 11 loads. The right operand of a product is walked in panels of 3 vectors; 128 keys or dimensions
+x 192 bytes are 24 KiB, half of a 48 KiB L1 cache, and all rows reuse them. 128 keys make sums long enough to pay for
+reading and writing the result; a block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and the scores
+(36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
+*/
+#ifndef LLMC_CPU_ATTENTION_BLOCK_H
+#define LLMC_CPU_ATTENTION_BLOCK_H
+#include "llmc/base/utils.h"
+#include "vector.h"
+
+#if VECTOR_BYTES == 64 || defined(__aarch64__) // 32 registers, else 16
+#define TILE_ROWS 8
+#else
+#define TILE_ROWS 4
+#endif
+#define TILE_VECTORS 3
+#define BLOCK_KEYS   128
+#define BLOCK_ROWS   64
+
+// Blocks are padded to whole tiles, and to whole vectors where they are transposed.
+#define ROW_MULTIPLE (VECTOR_LANES > TILE_ROWS ? VECTOR_LANES : TILE_ROWS)
+
+// A packed row is an odd number of cache lines long, so that the rows of a panel spread over all sets of the cache.
+#define SCORE_STRIDE (BLOCK_KEYS + CACHE_LINE)
+
+static inline size_t packed_width(size_t HD) { return (((HD + CACHE_LINE - 1) / CACHE_LINE) | 1) * CACHE_LINE; }
+
+// ---- the register tile -------------------------------------------------------------------------------------------
+
+// c[TILE_ROWS][vectors] = or += sum over i < length of a[r * a_row + i * a_step] * b[i][vectors]. A fresh sum is added to
+// c at the end: blocked summation, whose rounding error grows with the number of blocks, not of terms.
+VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
+                                const floatS *b, size_t b_stride, size_t length, int vectors, int accumulate) {
+    Vector sum[TILE_ROWS][TILE_VECTORS], right[TILE_VECTORS];
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = (Vector){0};
+    for (size_t i = 0; i < length; i++) {
+        for (int v = 0; v < TILE_VECTORS; v++)
+            if (v < vectors) right[v] = vector_load(b + i * b_stride + v * VECTOR_LANES);
+        for (int r = 0; r < TILE_ROWS; r++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                if (v < vectors) sum[r][v] += a[r * a_row + i * a_step] * right[v];
+    }
+    for (int r = 0; r < TILE_ROWS; r++)
+        for (int v = 0; v < TILE_VECTORS; v++)
+            if (v < vectors) {
+                floatS *out = c + r * c_stride + v * VECTOR_LANES;
+                vector_store(out, accumulate ? vector_load(out) + sum[r][v] : sum[r][v]);
+            }
+}
+
+// The same where the number of vectors is known only at run time.
+VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
+                                   const floatS *b, size_t b_stride, size_t length, size_t vectors, int accumulate) {
+    switch (vectors) {
+    case 1: tile_product(c, c_stride, a, a_row, a_step, b, b_stride, length, 1, accumulate); break;
+    case 2: tile_product(c, c_stride, a, a_row, a_step, b, b_stride, length, 2, accumulate); break;
+    default: tile_product(c, c_stride, a, a_row, a_step, b, b_stride, length, TILE_VECTORS, accumulate); break;
+    }
+}
+
+// How many vectors the next panel takes of so many columns, so that no panel is left with a single one: 4 are 2 + 2.
+static inline size_t panel_vectors(size_t columns) {
+    const size_t vectors = (columns + VECTOR_LANES - 1) / VECTOR_LANES;
+    const size_t panels = (vectors + TILE_VECTORS - 1) / TILE_VECTORS;
+    return (vectors + panels - 1) / panels;
+}
+
+// ---- the three products: rows is a multiple of TILE_ROWS, the packed blocks are padded to it -----------------------
+
+// scores[r][j] = a[r] . b[j] for the keys j that r's tile sees; a[rows][HD] packed, bt[HD][SCORE_STRIDE] transposed
+static VECTOR_FUNCTION void block_scores(floatS *scores, const floatS *a, const floatS *bt, const size_t *seen,
+                                         size_t rows, size_t HD) {
+    const size_t width = packed_width(HD), most = seen[rows - 1];
+    for (size_t key = 0, vectors; key < most; key += vectors * VECTOR_LANES) {
+        vectors = panel_vectors(most - key);
+        for (size_t r = 0; r < rows; r += TILE_ROWS) {
+            const size_t end = seen[r + TILE_ROWS - 1];
+            if (end <= key) continue;
+            tile_product_of(scores + r * SCORE_STRIDE + key, SCORE_STRIDE, a + r * width, width, 1, bt + key,
+                            SCORE_STRIDE, HD, min_size(vectors, (end - key + VECTOR_LANES - 1) / VECTOR_LANES), 0);
+        }
+    }
+}
+
+// out[r] += sum over the keys j that r's tile sees of weights[r][j] * b[j]; out[rows][HD], b[keys][HD] packed
+static VECTOR_FUNCTION void block_apply(floatS *out, const floatS *weights, const floatS *b, const size_t *seen,
+                                        size_t rows, size_t HD) {
+    const size_t width = packed_width(HD);
+    for (size_t d = 0, vectors; d < HD; d += vectors * VECTOR_LANES) {
+        vectors = panel_vectors(HD - d);
+        for (size_t r = 0; r < rows; r += TILE_ROWS)
+            tile_product_of(out + r * width + d, width, weights + r * SCORE_STRIDE, SCORE_STRIDE, 1, b + d, width,
+                            seen[r + TILE_ROWS - 1], vectors, 1);
+    }
+}
+
+// out[j] += sum over the first `rows` rows r that see key j of weights[r][j] * b[r]; here rows is exact, not rounded
+static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *weights, const floatS *b,
+                                                   const size_t *seen, size_t rows, size_t HD) {
+    const size_t width = packed_width(HD), most = seen[rows - 1];
+    for (size_t d = 0, vectors; d < HD; d += vectors * VECTOR_LANES) {
+        vectors = panel_vectors(HD - d);
+        for (size_t key = 0, first = 0; key < most; key += TILE_ROWS) {
+            while (seen[first + TILE_ROWS - 1] <= key) first += TILE_ROWS;
+            tile_product_of(out + key * width + d, width, weights + first * SCORE_STRIDE + key, 1, SCORE_STRIDE,
+                            b + first * width + d, width, rows - first, vectors, 1);
+        }
+    }
+}
+
+// ---- softmax ---------------------------------------------------------------------------------------------------------
+
+// Keys of row r that the products read: those its tile sees, in whole vectors (and whole tiles of keys).
+static inline size_t row_extent(const size_t *seen, size_t r) {
+    return round_up(seen[r - r % TILE_ROWS + TILE_ROWS - 1], ROW_MULTIPLE);
+}
+
+// The mask of those of keys j, j + 1, ... that come before key `end`.
+VECTOR_INLINE VectorBits lanes_before(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
+
+// The mask of those that a row sees.
+VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t hidden, size_t j) {
+    return lanes_before(seen, j) & ~lanes_before(hidden, j);
+}
+
+// row[HD] *= factor
+VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
+    for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
+}
+
+// Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL: nothing is
+// yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
+static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
+                                          const size_t *seen, const size_t *hidden, size_t rows, size_t HD) {
+    const size_t width = packed_width(HD);
+    const Vector unseen = vector_of(-(floatS)INFINITY);
+    for (size_t r = 0; r < rows; r++) {
+        floatS *row = scores + r * SCORE_STRIDE;
+        const size_t extent = row_extent(seen, r);
+        Vector most = vector_of(largest[r]);
+        for (size_t j = 0; j < hidden[r]; j += VECTOR_LANES)
+            vector_store(row + j, vector_select(lanes_before(hidden[r], j), unseen, vector_load(row + j)));
+        for (size_t j = seen[r] - seen[r] % VECTOR_LANES; j < extent; j += VECTOR_LANES)
+            vector_store(row + j, vector_select(lanes_before(seen[r], j), vector_load(row + j), unseen));
+        for (size_t j = 0; j < extent; j += VECTOR_LANES) most = vector_max(vector_load(row + j), most);
+        const floatS before = largest[r], now = vector_max_across(most);
+        if (now > before) {
+            const Vector shrink = vector_exp2(vector_of(before - now));
+            row_scale(out + r * width, shrink, HD);
+            if (folded) row_scale(folded + r * width, shrink, HD);
+            sum[r] *= (double)shrink[0];
+            largest[r] = now;
+        }
+    }
+}
+
+// Scores (to base 2) become weights relative to the row's largest score; 0 for keys that the row does not see.
+static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, double *sum, const size_t *seen,
+                                          const size_t *hidden, size_t rows) {
+    for (size_t r = 0; r < rows; r++) {
+        floatS *row = scores + r * SCORE_STRIDE;
+        const size_t extent = row_extent(seen, r);
+        Vector total = {0};
+        for (size_t j = 0; j < extent; j += VECTOR_LANES) {
+            Vector weight = vector_exp2(vector_load(row + j) - largest[r]);
+            if (j + VECTOR_LANES > seen[r] || j < hidden[r])
+                weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], hidden[r], j));
+            vector_store(row + j, weight);
+            total += weight;
+        }
+        sum[r] += (double)vector_sum_across(total);
+    }
+}
+
+// folded = (or += with accumulate) out, out = 0; [rows][HD] packed
+static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows, size_t HD, int accumulate) {
+    for (size_t i = 0; i < rows * packed_width(HD); i += VECTOR_LANES) {
+        const Vector fresh = vector_load(out + i);
+        vector_store(folded + i, accumulate ? vector_load(folded + i) + fresh : fresh);
+        vector_store(out + i, (Vector){0});
+    }
+}
+
+// The backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and
+// dscores = p * (dweights - delta) in place of dweights; both 0 for keys that the row does not see.
+static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweights, const floatS *lse,
+                                                   const floatS *delta, const size_t *seen, const size_t *hidden,
+                                                   size_t rows) {
+    for (size_t r = 0; r < rows; r++) {
+        floatS *row = scores + r * SCORE_STRIDE, *drow = dweights + r * SCORE_STRIDE;
+        const size_t extent = row_extent(seen, r);
+        for (size_t j = 0; j < extent; j += VECTOR_LANES) {
+            Vector p = vector_exp2(vector_load(row + j) - lse[r]), ds = p * (vector_load(drow + j) - delta[r]);
+            if (j + VECTOR_LANES > seen[r] || j < hidden[r]) {
+                const VectorBits mask = lanes_seen(seen[r], hidden[r], j);
+                p = (Vector)((VectorBits)p & mask);
+                ds = (Vector)((VectorBits)ds & mask);
+            }
+            vector_store(row + j, p);
+            vector_store(drow + j, ds);
+        }
+    }
+}
+
+// a . b of two packed rows
+static VECTOR_FUNCTION floatS row_dot(const floatS *a, const floatS *b, size_t HD) {
+    Vector sum = {0};
+    for (size_t d = 0; d < HD; d += VECTOR_LANES) sum += vector_load(a + d) * vector_load(b + d);
+    return vector_sum_across(sum);
+}
+
+// ---- packing -----------------------------------------------------------------------------------------------------------
+
+// A token's row is far from the next one's, further than the processor looks ahead by itself.
+#define PREFETCH_TOKENS 8
+
+// block[tokens * heads][HD] = scale * x, where a token's heads lie together and tokens are `stride` elements apart.
+// Zeros fill HD up to whole vectors, and the rows up to whole tiles and vectors.
+static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t tokens, size_t heads, size_t stride,
+                                       size_t HD, floatS scale) {
+    const size_t width = packed_width(HD), rows = tokens * heads, whole = HD - HD % VECTOR_LANES;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t t = r / heads;
+        const floatX *from = x + t * stride + r % heads * HD;
+        floatS *row = block + r * width;
+        if (t + PREFETCH_TOKENS < tokens)
+            for (size_t d = 0; d < HD; d += 64 / sizeof(floatX))
+                __builtin_prefetch(from + PREFETCH_TOKENS * stride + d);
+        for (size_t d = 0; d < whole; d += VECTOR_LANES) vector_store(row + d, scale * vector_load_stored(from + d));
+        if (whole == HD) continue;
+        vector_store(row + whole, (Vector){0});
+        for (size_t d = whole; d < HD; d++) row[d] = scale * load(from[d]);
+    }
+    for (size_t r = rows; r < round_up(rows, ROW_MULTIPLE); r++)
+        for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(block + r * width + d, (Vector){0});
+}
+
+// A vector of scale * the sum of `count` packed rows, which are `stride` elements apart, in order
+VECTOR_INLINE Vector rows_sum(const floatS *row, size_t stride, size_t count, floatS scale) {
+    Vector sum = vector_load(row);
+    for (size_t i = 1; i < count; i++) sum += vector_load(row + i * stride);
+    return sum * scale;
+}
+
+// out[HD] = scale * the sum of rows
+static VECTOR_FUNCTION void block_unpack(floatX *out, const floatS *row, size_t stride, size_t count, size_t HD,
+                                         floatS scale) {
+    for (size_t d = 0; d < HD; d += VECTOR_LANES) {
+        const Vector sum = rows_sum(row + d, stride, count, scale);
+        if (d + VECTOR_LANES <= HD) {
+            vector_store_stored(out + d, sum);
+        } else {
+            for (size_t lane = 0; lane < HD - d; lane++) out[d + lane] = store(sum[lane]);
+        }
+    }
+}
+
+// The same without rounding, or added
+static VECTOR_FUNCTION void block_unpack_sums(floatS *out, const floatS *row, size_t stride, size_t count, size_t HD,
+                                              floatS scale, int accumulate) {
+    for (size_t d = 0; d < HD; d += VECTOR_LANES) {
+        const Vector sum = rows_sum(row + d, stride, count, scale);
+        for (size_t lane = 0; lane < VECTOR_LANES && lane < HD - d; lane++)
+            out[d + lane] = accumulate ? out[d + lane] + sum[lane] : sum[lane];
+    }
+}
+
+// bt[HD][SCORE_STRIDE] = the transpose of a packed block[keys][HD], keys rounded up to whole vectors.
+static VECTOR_FUNCTION void block_transpose(floatS *bt, const floatS *block, size_t keys, size_t HD) {
+    const size_t width = packed_width(HD);
+    for (size_t d = 0; d < HD; d += VECTOR_LANES)
+        for (size_t j = 0; j < keys; j += VECTOR_LANES)
+            vector_transpose(bt + d * SCORE_STRIDE + j, SCORE_STRIDE, block + j * width + d, width);
+}
+
+#endif

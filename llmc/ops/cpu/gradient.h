@@ -1,0 +1,58 @@
+/*
+From a layer's sums over tokens (floatS) to stored gradients, and their norm. A layer's sums are rounded to the gradient's
+type once per micro-batch, never once per chunk.
+*/
+#ifndef LLMC_CPU_GRADIENT_H
+#define LLMC_CPU_GRADIENT_H
+#include "llmc/ops/ops.h"
+#include "elements.h"
+
+static void round_sums(Stored *out, const Summed *in, size_t count) {
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        const floatS *sums = (const floatS *)in + b * BLOCK_ELEMENTS;
+        floatX *rounded = (floatX *)out + b * BLOCK_ELEMENTS;
+        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) rounded[i] = store(sums[i]);
+    }
+}
+
+static void gradient_add(void *gradient, DType type, const Summed *in_, size_t count) {
+    size_t blocks = block_count(count), b;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (b = 0; b < blocks; b++) {
+        size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+        const floatS *in = (const floatS *)in_ + begin;
+        floatS buffer[BLOCK_ELEMENTS], *block = block_open(gradient, type, begin, length, buffer);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) block[i] += in[i];
+        block_close(gradient, type, begin, length, block);
+    }
+}
+
+// In double, over a fixed number of parts added in order: the same bits for any number of threads.
+static double sum_of_squares(const void *x, DType type, size_t count) {
+    enum { PARTS = 64 };
+    double part[PARTS], sum = 0;
+    size_t blocks = block_count(count), p;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (p = 0; p < PARTS; p++) {
+        size_t b;
+        part[p] = 0;
+        for (b = blocks * p / PARTS; b < blocks * (p + 1) / PARTS; b++) {
+            size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+            floatS buffer[BLOCK_ELEMENTS];
+            const floatS *block = block_read(x, type, begin, length, buffer);
+            double squares = 0;
+#pragma omp simd reduction(+ : squares)
+            for (size_t i = 0; i < length; i++) squares += (double)block[i] * (double)block[i];
+            part[p] += squares;
+        }
+    }
+    for (p = 0; p < PARTS; p++) sum += part[p];
+    return sum;
+}
+
+#endif

@@ -1,0 +1,66 @@
+/*
+Linear layers, weight[OC,C]: forward out = x weight^T, and the two products of the backward pass. In the bf16 build every
+sum is fp32 and is rounded once, after bias, residual or the accumulated gradient have joined it; dweight stays fp32.
+*/
+#ifndef LLMC_CPU_LINEAR_H
+#define LLMC_CPU_LINEAR_H
+#include "llmc/ops/ops.h"
+#include "elements.h"
+#include "product.h"
+
+static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                           const Stored *residual, size_t n, size_t C, size_t OC) {
+    Product p = {.op = "linear_forward", .m = n, .n = OC, .k = C};
+    p.a = (const floatX *)x;
+    p.b = (const floatX *)weight;
+    p.b_transposed = 1;
+    p.out = out;
+    p.bias = (const floatX *)bias;
+    if (residual == out)
+        p.accumulate = 1;
+    else
+        p.residual = (const floatX *)residual;
+    matrix_product(&p);
+}
+
+static void linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
+                                  int accumulate) {
+    Product p = {.op = "linear_backward_input", .m = n, .n = C, .k = OC};
+    p.a = (const floatX *)dout;
+    p.b = (const floatX *)weight;
+    p.out = dx;
+    p.accumulate = accumulate;
+    matrix_product(&p);
+}
+
+// dbias[OC] += column sums of dout[n,OC], a strip of columns per thread
+#define BIAS_STRIP 64
+static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC) {
+#pragma omp parallel for schedule(static)
+    for (size_t strip = 0; strip < OC; strip += BIAS_STRIP) {
+        size_t width = min_size(BIAS_STRIP, OC - strip);
+        floatS sum[BIAS_STRIP] = {0};
+        for (size_t first = 0; first < n; first += TOKEN_GROUP) {
+            floatS group[BIAS_STRIP] = {0};
+            for (size_t t = first; t < min_size(first + TOKEN_GROUP, n); t++)
+                for (size_t j = 0; j < width; j++) group[j] += load(dout[t * OC + strip + j]);
+            for (size_t j = 0; j < width; j++) sum[j] += group[j];
+        }
+        for (size_t j = 0; j < width; j++) dbias[strip + j] += sum[j];
+    }
+}
+
+static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                   size_t C, size_t OC) {
+    Product p = {.op = "linear_backward_weight", .m = OC, .n = C, .k = n};
+    p.a = (const floatX *)dout;
+    p.a_transposed = 1;
+    p.b = (const floatX *)x;
+    p.out = dweight;
+    p.out_summed = 1;
+    p.accumulate = 1;
+    matrix_product(&p);
+    if (dbias) bias_backward((floatS *)dbias, (const floatX *)dout, n, OC);
+}
+
+#endif

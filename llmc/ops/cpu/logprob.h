@@ -1,0 +1,129 @@
+/*
+The loss head's log-probabilities and their gradient: the only op over [n,V]. A row of logits is read twice: once for its
+maximum and its sum of exponentials together, block by block while the block is in cache (when a block raises the
+maximum, the sum so far is scaled to it), and once to be overwritten by its gradient. Exponentials are fp32, their sum
+over the vocabulary is double.
+
+Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) / S, two
+terms that are never negative and so do not cancel.
+*/
+#ifndef LLMC_CPU_LOGPROB_H
+#define LLMC_CPU_LOGPROB_H
+#include <float.h>
+#include "llmc/ops/ops.h"
+#include "elements.h"
+#include "simd_math.h"
+
+// The larger of top and the maximum of x[0..count), NaN aside. In lanes, since clang takes no maximum for a reduction.
+static floatS maximum(const floatX *x, size_t count, floatS top) {
+    enum { LANES = 32 };
+    floatS lane[LANES];
+    size_t i, j;
+    for (j = 0; j < LANES; j++) lane[j] = top;
+    for (i = 0; i + LANES <= count; i += LANES) {
+#pragma omp simd
+        for (j = 0; j < LANES; j++) lane[j] = load(x[i + j]) > lane[j] ? load(x[i + j]) : lane[j];
+    }
+    for (; i < count; i++) top = load(x[i]) > top ? load(x[i]) : top;
+    for (j = 0; j < LANES; j++) top = lane[j] > top ? lane[j] : top;
+    return top;
+}
+
+// Over words, with z = (x - top) / temperature.
+typedef struct {
+    floatS top;
+    double sum, weighted; // of exp z, and where entropy is wanted of z exp z
+} Exponentials;
+
+// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one sign.
+static void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
+    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
+    if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);
+    e->sum *= shrink;
+    e->top = top;
+}
+
+// z exp z is 0 in fp32 from here on; where z is -inf the product would be NaN.
+#define LEAST_Z ((floatS)-1e4)
+
+/*
+The maximum starts at the lowest finite number, not at -inf: logits of -inf (masked words) then count as probability 0
+even where a whole block consists of them, while +inf and NaN reach the sum as NaN.
+*/
+static inline Exponentials sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temperature,
+                                               const int weighted) {
+    Exponentials e = {-FLT_MAX, 0, 0};
+    size_t begin;
+    for (begin = 0; begin < V; begin += BLOCK_ELEMENTS) {
+        size_t count = min_size(BLOCK_ELEMENTS, V - begin);
+        const floatX *block = x + begin;
+        floatS top = maximum(block, count, e.top), block_sum = 0, block_weighted = 0;
+        if (top > e.top) raise_top(&e, top, (double)inverse_temperature);
+#pragma omp simd reduction(+ : block_sum, block_weighted)
+        for (size_t i = 0; i < count; i++) {
+            floatS z = (load(block[i]) - top) * inverse_temperature, p = simd_exp(z);
+            block_sum += p;
+            if (weighted) block_weighted += p * (z < LEAST_Z ? LEAST_Z : z);
+        }
+        e.sum += (double)block_sum;
+        e.weighted += (double)block_weighted;
+    }
+    return e;
+}
+
+/*
+One row; weight NULL leaves the logits as they are. The target stands aside (-inf) while the others are summed: 1 - p of
+the target, which is its gradient, is then others / sum, without cancellation where the model is nearly certain.
+*/
+static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
+                          double temperature) {
+    const double inverse = 1 / temperature;
+    const floatS inverse_temperature = (floatS)inverse;
+    const floatX logit = x[target];
+    double value = (double)load(logit), itself, sum, logp, slope;
+    Exponentials others;
+    floatS scale, top;
+    x[target] = store(-INFINITY);
+    others =
+        entropy ? sum_of_exponentials(x, V, inverse_temperature, 1) : sum_of_exponentials(x, V, inverse_temperature, 0);
+    x[target] = logit;
+    if (value > (double)others.top) raise_top(&others, load(logit), inverse);
+    top = others.top;
+    itself = exp((value - (double)top) * inverse);
+    sum = itself + others.sum;
+    logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
+    if (entropy) {
+        const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty the others are its digits
+        *entropy = (floatS)(logsum - (others.weighted + itself * ((value - (double)top) * inverse)) / sum);
+    }
+    if (!weight) return (floatS)logp;
+    slope = (double)*weight * inverse;
+    scale = (floatS)(-slope / sum);
+#pragma omp simd
+    for (size_t i = 0; i < V; i++) x[i] = store(scale * simd_exp((load(x[i]) - top) * inverse_temperature));
+    x[target] = store((floatS)(slope * (others.sum / sum)));
+    return (floatS)logp;
+}
+
+static void logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int32_t *targets, const Summed *weight_,
+                    size_t n, size_t V, double temperature) {
+    floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
+    const floatS *weight = (const floatS *)weight_;
+    // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)
+    size_t turn = 1 + 4 * PARALLEL_MIN / V, t;
+    (void)turn; // without OpenMP
+#pragma omp parallel for schedule(dynamic, turn) if (n * V >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        floatX *x = (floatX *)logits_ + t * V;
+        int counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0;
+        if (counts)
+            logp[t] = logprob_row(x, (size_t)targets[t], gradient ? weight + t : NULL, entropy ? entropy + t : NULL, V,
+                                  temperature);
+        else
+            logp[t] = 0;
+        if (entropy && !counts) entropy[t] = 0;
+        if (weight && !gradient) memset(x, 0, V * sizeof(*x));
+    }
+}
+
+#endif

@@ -1,0 +1,60 @@
+/*
+Memory of op set "cpu": "device" memory is anonymous memory of this process. Pages become resident when they are first
+touched, so an allocation may be planned generously. Huge pages are asked for: the matrix products then miss the TLB
+less often, and first touches cost far less time.
+*/
+#ifndef LLMC_CPU_MEMORY_H
+#define LLMC_CPU_MEMORY_H
+#include <sys/mman.h>
+#include "llmc/ops/host_memory.h"
+
+#define HUGE_PAGE ((size_t)2 << 20)
+
+// bytes, at least one, rounded up to whole pages (huge ones where the allocation has any).
+static size_t allocation_size(size_t bytes) {
+    size_t page = bytes < HUGE_PAGE ? (size_t)4096 : HUGE_PAGE;
+    return bytes ? (bytes + page - 1) / page * page : page;
+}
+
+// Large allocations start at a multiple of HUGE_PAGE: more is mapped, and what lies before and behind goes back.
+static void *memory_allocate(size_t bytes) {
+    size_t size, slack, before, behind;
+    char *memory;
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL; // size + slack would wrap around
+    size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
+    memory = (char *)mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    if (!slack) return memory;
+    before = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    behind = slack - before;
+    if (before) munmap(memory, before);
+    if (behind) munmap(memory + before + size, behind);
+#ifdef MADV_HUGEPAGE
+    madvise(memory + before, size, MADV_HUGEPAGE); // a wish: without it everything works, a little slower
+#endif
+    return memory + before;
+}
+
+static void memory_release(void *memory, size_t bytes) {
+    if (memory) munmap(memory, allocation_size(bytes));
+}
+
+// ---- copies and clears ---------------------------------------------------------------------------------------------------
+// Large copies and clears are shared by all threads: one core alone does not reach the memory's bandwidth.
+#define COPY_PIECE ((size_t)1 << 20)
+
+static void memory_copy(void *out, const void *in, size_t bytes) {
+    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE, i;
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (i = 0; i < pieces; i++)
+        memcpy((char *)out + i * COPY_PIECE, (const char *)in + i * COPY_PIECE,
+               min_size(COPY_PIECE, bytes - i * COPY_PIECE));
+}
+
+static void memory_zero(void *out, size_t bytes) {
+    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE, i;
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (i = 0; i < pieces; i++) memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
+}
+
+#endif

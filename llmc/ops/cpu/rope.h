@@ -1,0 +1,61 @@
+/*
+Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + HD/2]) is turned by the angle
+position * inverse_frequency[i]. The angle is rounded to fp32, and so are its sine and cosine, in every build: models are
+trained with these very angles (transformers computes them so), and at position 1e6 an exact angle would be another one.
+*/
+#ifndef LLMC_CPU_ROPE_H
+#define LLMC_CPU_ROPE_H
+#include "llmc/ops/ops.h"
+#include "elements.h"
+#include "simd_math.h"
+
+enum { ROPE_PAIRS = 64 }; // pairs turned at a time; all of them up to HD = 128
+
+// sine and cosine of position * inverse_frequency[0..pairs); direction -1 turns back
+static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const float *inverse_frequency, size_t pairs,
+                        floatS direction) {
+    float p = (float)position;
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        double s, c;
+        simd_sincos(p * inverse_frequency[i], &s, &c);
+        cosine[i] = (floatS)(float)c;
+        sine[i] = direction * (floatS)(float)s;
+    }
+}
+
+static void rope_turn(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                      size_t HD, floatS direction) {
+    size_t half = HD / 2, t;
+#pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
+    for (t = 0; t < n; t++) {
+        floatS cosine[ROPE_PAIRS], sine[ROPE_PAIRS];
+        size_t first, head;
+        for (first = 0; first < half; first += ROPE_PAIRS) {
+            size_t pairs = min_size(ROPE_PAIRS, half - first);
+            rope_angles(cosine, sine, position[t], inverse_frequency + first, pairs, direction);
+            for (head = 0; head < heads; head++) {
+                floatX *a = x + (t * heads + head) * HD + first, *b = a + half;
+#pragma omp simd
+                for (size_t i = 0; i < pairs; i++) {
+                    floatS xa = load(a[i]), xb = load(b[i]);
+                    a[i] = store(xa * cosine[i] - xb * sine[i]);
+                    b[i] = store(xb * cosine[i] + xa * sine[i]);
+                }
+            }
+        }
+    }
+}
+
+static void rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                         size_t HD) {
+    rope_turn((floatX *)x, position, inverse_frequency, n, heads, HD, 1);
+}
+
+// A turn's transpose is the turn back.
+static void rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                          size_t HD) {
+    rope_turn((floatX *)dx, position, inverse_frequency, n, heads, HD, -1);
+}
+
+#endif

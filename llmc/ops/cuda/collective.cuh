@@ -1,0 +1,333 @@
+/*
+The collectives of op set "cuda", by NCCL on a stream of their own, beside the kernels of the default stream: an event of the default
+stream is waited for before a collective begins, and `await` makes the default stream wait for the event behind it; the host never
+does. NCCL is loaded, and connected over MPI (dist.h), where a run has several ranks; alone, nobody needs it.
+
+Which device is a rank's: that of its place on the host, or the one that its launcher lets it see (CUDA_VISIBLE_DEVICES).
+
+Same bits. A collective's sum depends on the order in which it goes around, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set.
+The order of a ring, its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_*
+variables; NCCL does not tune by measuring. So the same devices give the same bits. Another set of devices, another NCCL or another
+NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switches.
+*/
+#ifndef LLMC_CUDA_COLLECTIVE_CUH
+#define LLMC_CUDA_COLLECTIVE_CUH
+#include "llmc/ranks/dist_mpi.h"
+#include "memory.cuh"
+
+#ifdef HAVE_NCCL
+#include <dlfcn.h>
+#include <nccl.h>
+
+// ---- the library ------------------------------------------------------------------------------------------------------------------
+#define NCCL_CALLS(CALL)                                                                                               \
+    CALL(GetUniqueId)                                                                                                  \
+    CALL(CommInitRank)                                                                                                 \
+    CALL(CommGetAsyncError)                                                                                            \
+    CALL(GetErrorString)                                                                                               \
+    CALL(GetLastError)                                                                                                 \
+    CALL(GroupStart)                                                                                                   \
+    CALL(GroupEnd)                                                                                                     \
+    CALL(ReduceScatter)                                                                                                \
+    CALL(AllGather)                                                                                                    \
+    CALL(Reduce)                                                                                                       \
+    CALL(Broadcast)                                                                                                    \
+    CALL(Send)                                                                                                         \
+    CALL(Recv)
+
+static struct {
+#define CALL(name) decltype(&nccl##name) name;
+    NCCL_CALLS(CALL)
+#undef CALL
+} nccl;
+
+static void nccl_load(void) {
+    static const char *const names[] = {
+#ifdef NCCL_FOLDER // which the build was given
+        NCCL_FOLDER "/lib/libnccl.so.2",
+#endif
+        "libnccl.so.2",
+    };
+    void *library = NULL;
+    setenv("NCCL_ALGO", "Ring", 0);
+    for (const char *name : names)
+        if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        die("%zu ranks on GPUs need NCCL: %s; install it (Debian, Ubuntu: libnccl2), or add its folder to "
+            "LD_LIBRARY_PATH",
+            dist_ranks(), dlerror());
+#define CALL(name)                                                                                                     \
+    nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name);                                                     \
+    if (!nccl.name) die("the NCCL that was found has no nccl" #name ": it is too old; 2.13 or later is needed");
+    NCCL_CALLS(CALL)
+#undef CALL
+}
+
+static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char *doing) {
+    const char *cause;
+    if (result == ncclSuccess || result == ncclInProgress) return;
+    cause = nccl.GetLastError(communicator);
+    die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
+}
+
+// ---- what was asked for -------------------------------------------------------------------------------------------------------------
+constexpr int64_t IN_FLIGHT = 16; // collectives that the host may ask for ahead of the device
+
+typedef struct {
+    cudaEvent_t ready, done; // on the default stream: its tensors are; on the stream of collectives: it has been done
+    const char *what;
+} Collective;
+
+static struct {
+    ncclComm_t communicator[RANK_GROUPS];
+    cudaStream_t stream;
+    Collective ring[IN_FLIGHT]; // of ticket t: ring[(t - 1) % IN_FLIGHT]
+    int64_t asked, done;        // tickets; done: as far as the host has seen
+    int64_t stalled;            // the ticket that waits for other ranks; 0: none
+    cudaEvent_t here, mark[2];  // of the default stream: where the host waits for it, and where it keeps up with it
+    size_t launches;
+} collectives;
+
+static cudaEvent_t event_make(void) {
+    cudaEvent_t event;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    return event;
+}
+
+static bool event_happened(cudaEvent_t event) {
+    const cudaError_t error = cudaEventQuery(event);
+    if (error == cudaErrorNotReady) {
+        cudaGetLastError(); // no failure, and not to be found as one by the next check
+        return false;
+    }
+    CUDA_CHECK(error, "waiting for the device");
+    return true;
+}
+
+// ---- waiting, with an eye on the other ranks (dist_watch.h) ---------------------------------------------------------------------------
+// Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are not, or that does
+// not end; NULL while the device has work of its own.
+static const Collective *collective_stalled(void) {
+    const Collective *first;
+    int64_t ticket;
+    for (ncclComm_t communicator : collectives.communicator) {
+        ncclResult_t state = ncclSuccess;
+        if (!communicator) continue;
+        nccl_check(nccl.CommGetAsyncError(communicator, &state), communicator, "asking for its state");
+        nccl_check(state, communicator, "between the ranks");
+    }
+    while (collectives.done < collectives.asked && event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
+        collectives.done++;
+    first = &collectives.ring[collectives.done % IN_FLIGHT];
+    ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
+    if (ticket && ticket != collectives.stalled) { // what other ranks are told that ask
+        snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
+        watch.own.moves++;
+    }
+    collectives.stalled = ticket;
+    return ticket ? first : NULL;
+}
+
+// The time that counts towards --timeout begins with the collective, not with the work of this device before it. That is work, too,
+// unless one wait for it takes longer.
+static void event_wait(cudaEvent_t event) {
+    const double begin = seconds_now();
+    Wait wait = wait_from(begin);
+    watch_at_work();
+    while (!event_happened(event)) {
+        const int64_t before = collectives.stalled;
+        const Collective *stalled = collective_stalled();
+        if (!stalled || collectives.stalled != before) wait = wait_from(seconds_now());
+        if (stalled) {
+            watch_wait(&wait);
+            continue;
+        }
+        if (wait.begin - begin < watch.timeout) watch_at_work();
+        if (wait.begin - begin < WATCH_YIELD)
+            sched_yield();
+        else
+            watch_pause();
+    }
+}
+
+// Where the host is about to wait for the default stream (finish: for all streams), where nothing could be watched.
+static void wait_watched(bool all) {
+    CUDA_CHECK(cudaEventRecord(collectives.here), "marking the default stream");
+    event_wait(collectives.here);
+    if (all && collectives.asked) event_wait(collectives.ring[(collectives.asked - 1) % IN_FLIGHT].done);
+}
+
+// After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never return.
+static void keep_up(void) {
+    constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
+    cudaEvent_t mark;
+    if (++collectives.launches % LAUNCHES) return;
+    mark = collectives.mark[collectives.launches / LAUNCHES % 2];
+    event_wait(mark);
+    CUDA_CHECK(cudaEventRecord(mark), "marking the default stream");
+}
+
+// ---- communicators --------------------------------------------------------------------------------------------------------------------
+static ncclComm_t communicator_of(RankGroup group) {
+    const World world = job_world();
+    ncclComm_t *communicator = &collectives.communicator[group];
+    ncclUniqueId id;
+    if (group == RANKS_OF_STREAM && world_replicas(world) == 1) return communicator_of(RANKS_ALL);
+    if (*communicator) return *communicator;
+    memset(&id, 0, sizeof(id));
+    if (rank_in(world, group) == 0) nccl_check(nccl.GetUniqueId(&id), NULL, "making an id");
+    dist_broadcast(group, &id, sizeof(id), 0);
+    nccl_check(nccl.CommInitRank(communicator, (int)ranks_in(world, group), id, (int)rank_in(world, group)), NULL,
+               "connecting the ranks");
+    return *communicator;
+}
+
+static Collective *ask(const char *what) {
+    Collective *c = &collectives.ring[collectives.asked % IN_FLIGHT];
+    if (collectives.asked >= IN_FLIGHT) event_wait(c->done);
+    if (collectives.done < collectives.asked - IN_FLIGHT + 1) collectives.done = collectives.asked - IN_FLIGHT + 1;
+    c->what = what;
+    CUDA_CHECK(cudaEventRecord(c->ready), "marking the default stream");
+    CUDA_CHECK(cudaStreamWaitEvent(collectives.stream, c->ready), "ordering collectives after kernels");
+    nccl_check(nccl.GroupStart(), NULL, "beginning a group");
+    return c;
+}
+
+static int64_t asked_for(const Collective *c, ncclComm_t communicator) {
+    nccl_check(nccl.GroupEnd(), communicator, c->what);
+    CUDA_CHECK(cudaEventRecord(c->done, collectives.stream), "marking the end of a collective");
+    return ++collectives.asked;
+}
+
+// ---- the ops ----------------------------------------------------------------------------------------------------------------------------
+// Portions are equal but for what the last rank has beyond: that goes by a reduction to it, or a broadcast from it.
+static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+    const World world = job_world();
+    const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count, rest = ranks * each;
+    ncclComm_t communicator = communicator_of(group);
+    const Collective *c = ask("a reduce-scatter");
+    float *sums = (float *)x;
+    if (each)
+        nccl_check(nccl.ReduceScatter(sums, sums + rank_in(world, group) * each, each, ncclFloat, ncclSum, communicator,
+                                      collectives.stream),
+                   communicator, c->what);
+    if (rest < count)
+        nccl_check(nccl.Reduce(sums + rest, sums + rest, count - rest, ncclFloat, ncclSum, (int)ranks - 1, communicator,
+                               collectives.stream),
+                   communicator, c->what);
+    return asked_for(c, communicator);
+}
+
+static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+    const World world = job_world();
+    const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count * size;
+    const size_t rest = ranks * each, bytes = count * size;
+    ncclComm_t communicator = communicator_of(group);
+    const Collective *c = ask("an all-gather");
+    char *all = (char *)x;
+    if (each)
+        nccl_check(
+            nccl.AllGather(all + rank_in(world, group) * each, all, each, ncclUint8, communicator, collectives.stream),
+            communicator, c->what);
+    if (rest < bytes)
+        nccl_check(nccl.Broadcast(all + rest, all + rest, bytes - rest, ncclUint8, (int)ranks - 1, communicator,
+                                  collectives.stream),
+                   communicator, c->what);
+    return asked_for(c, communicator);
+}
+
+static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
+    ncclComm_t communicator = communicator_of(group);
+    const Collective *c = ask("an exchange");
+    for (size_t i = 0; i < n; i++) {
+        const Parcel *p = &parcels[i];
+        if (p->out_bytes)
+            nccl_check(nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
+                       communicator, c->what);
+        if (p->in_bytes)
+            nccl_check(nccl.Recv(p->in, p->in_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
+                       communicator, c->what);
+    }
+    return asked_for(c, communicator);
+}
+
+// The default stream, where all other ops are, waits. What has left the ring has been waited for by the host.
+static void await(int64_t ticket) {
+    if (ticket > 0 && ticket > collectives.asked - IN_FLIGHT)
+        CUDA_CHECK(cudaStreamWaitEvent(NULL, collectives.ring[(ticket - 1) % IN_FLIGHT].done),
+                   "ordering kernels after a collective");
+}
+
+// ---- the beginning ------------------------------------------------------------------------------------------------------------------
+// No two ranks have one device. All ranks come here, so that none connects before the others are on their way.
+static void devices_check(int count) {
+    const size_t ranks = dist_ranks(), rank = dist_rank();
+    cudaDeviceProp properties;
+    cudaUUID_t *all = (cudaUUID_t *)checked_calloc(ranks, sizeof(cudaUUID_t), "the devices of all ranks");
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device.number), "asking which device this is");
+    dist_gather(RANKS_ALL, &properties.uuid, sizeof(cudaUUID_t), all);
+    for (size_t r = 0; r < ranks; r++)
+        if (r != rank && !memcmp(&all[r], &properties.uuid, sizeof(cudaUUID_t)))
+            die("%d GPU%s for the %zu ranks on %s, ranks %zu and %zu would share one; start one rank there for each "
+                "GPU",
+                count, count == 1 ? "" : "s", dist_local_ranks(), dist_host(rank), min_size(rank, r),
+                max_size(rank, r));
+    free(all);
+}
+
+// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with the next and the last 32
+// ranks of a stream; farther ones connect when they are first made.
+static void communicator_warm(RankGroup group, char *x) {
+    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
+    Parcel parcels[64];
+    size_t n = 0;
+    reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
+    all_gather(group, x, ranks + 1, 1, 1);
+    if (group != RANKS_OF_STREAM) return;
+    for (size_t step = 1; step < ranks && step <= 32; step++) {
+        parcels[n++] = Parcel{(rank + step) % ranks, x, NULL, 1, 0};
+        parcels[n++] = Parcel{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
+    }
+    exchange(group, parcels, n);
+}
+
+// At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end for them.
+static void end_failed_job(void) {
+    if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
+}
+
+// This rank's device, NCCL and its connections, before anything else is done with the device.
+static void collectives_require(void) {
+    const size_t bytes = (dist_ranks() + 16) * sizeof(float);
+    int low, high, count = 0;
+    char *x;
+    if (collectives.stream || dist_ranks() == 1) return;
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count) device.number = (int)(dist_local_rank() % (size_t)count);
+    device_require();
+    atexit(end_failed_job);
+    devices_check(count);
+    nccl_load();
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for the priorities of streams");
+    CUDA_CHECK(cudaStreamCreateWithPriority(&collectives.stream, cudaStreamNonBlocking, high), "making a stream");
+    for (Collective &c : collectives.ring) c.ready = event_make(), c.done = event_make();
+    collectives.here = event_make(), collectives.mark[0] = event_make(), collectives.mark[1] = event_make();
+    before_waiting = wait_watched, after_launch = keep_up;
+    CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
+    CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
+    for (int group = 0; group < RANK_GROUPS; group++)
+        if (ranks_in(job_world(), (RankGroup)group) > 1) communicator_warm((RankGroup)group, x);
+    wait_watched(true);
+    CUDA_CHECK(cudaFree(x), "freeing device memory");
+}
+
+#else
+static void collectives_require(void) {
+    if (dist_ranks() > 1)
+        die("%zu ranks on GPUs need NCCL, and this program was built without: install libnccl-dev, or name the folder "
+            "of a wheel (pip install nvidia-nccl-cu13, then NCCL=<folder>), and build it again",
+            dist_ranks());
+}
+constexpr std::nullptr_t reduce_scatter = nullptr, all_gather = nullptr, exchange = nullptr, await = nullptr; // alone
+#endif
+
+#endif

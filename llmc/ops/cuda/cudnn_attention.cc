@@ -1,0 +1,236 @@
+/*
+cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it
+knows which graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. With
+STREAMBP_CUDNN=0 in the environment it is left alone.
+
+Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2 bytes on most
+GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel cache); backward's do not.
+*/
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#include "cudnn_attention.h"
+#include "llmc/base/utils.h"
+#include <cudnn_frontend.h>
+#include <map>
+#include <unistd.h>
+
+namespace fe = cudnn_frontend;
+namespace graph = cudnn_frontend::graph;
+
+void *cudnn_frontend::cudnn_dlhandle; // what the front end takes cuDNN's functions from
+
+constexpr size_t MOST_PLANS = 512; // of either direction; the one not used for longest goes
+constexpr size_t OLDEST_CUDNN = 90700;
+
+enum Uid : int64_t { Q = 1, K, V, OUT, LSE, DOUT, DQ, DK, DV };
+
+struct ShapeLess {
+    bool operator()(const CudnnAttention &a, const CudnnAttention &b) const { return memcmp(&a, &b, sizeof(a)) < 0; }
+};
+struct CudnnPlan {
+    std::shared_ptr<graph::Graph> graph; // NULL where cuDNN has none
+    size_t workspace, used;
+};
+
+static struct {
+    int asked;
+    cudnnHandle_t handle;                            // NULL without cuDNN
+    std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that is not here: its plans can be made all the same
+    int imaginary_version;
+    std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
+    std::map<CudnnAttention, std::shared_ptr<fe::KernelCache>, ShapeLess> kernels; // of forward, whatever the lengths
+    size_t clock, calls[2];
+    std::string refusal;
+} cudnn;
+
+static bool refuse(const std::string &why) {
+    cudnn.refusal = why.substr(0, why.find('\n')); // the front end tells the story of every engine
+    return false;
+}
+
+static bool cudnn_load(void) {
+    static const char *const names[] = {
+        "libcudnn.so.9",
+#ifdef CUDNN_FOLDER
+        CUDNN_FOLDER "/lib/libcudnn.so.9",
+#endif
+    };
+    const char *wanted = getenv("STREAMBP_CUDNN");
+    if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
+    for (const char *name : names)
+        if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+#ifdef CUDART_FILE // the front end looks for it by name alone, where it may not be found
+    if (access(CUDART_FILE, R_OK) == 0) setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", CUDART_FILE, 0);
+#endif
+    if (!fe::cudnn_dlhandle) return refuse("libcudnn.so.9 was not found (Debian, Ubuntu: libcudnn9-cuda-13)");
+    return true;
+}
+
+int cudnn_attention_start(void) {
+    if (cudnn.asked++) return cudnn.handle || cudnn.imaginary;
+    if (!cudnn_load()) return 0;
+    try { // the front end throws where a library lacks what it wants
+        const size_t version = fe::detail::get_backend_version();
+        if (version < OLDEST_CUDNN)
+            return refuse("cuDNN " + std::to_string(version) + " is older than " + std::to_string(OLDEST_CUDNN));
+        if (cudnn.imaginary || fe::detail::create_handle(&cudnn.handle) == CUDNN_STATUS_SUCCESS) return 1;
+        refuse("cuDNN does not start on this device");
+    } catch (const std::exception &error) {
+        refuse(error.what());
+    }
+    cudnn.handle = NULL;
+    return 0;
+}
+
+// ---- graphs --------------------------------------------------------------------------------------------------------------------------
+typedef std::shared_ptr<graph::Tensor_attributes> TensorPointer;
+
+static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t rows, size_t HD, size_t row_stride) {
+    const int64_t h = (int64_t)heads, r = (int64_t)rows, d = (int64_t)HD, stride = (int64_t)row_stride;
+    tensor->set_uid(uid).set_dim({1, h, r, d}).set_stride({r * stride, d, stride, 1});
+}
+
+static TensorPointer rows_tensor(graph::Graph &g, const char *name, int64_t uid, size_t heads, size_t rows, size_t HD,
+                                 size_t row_stride) {
+    TensorPointer tensor = g.tensor(graph::Tensor_attributes().set_name(name));
+    set_rows(tensor, uid, heads, rows, HD, row_stride);
+    return tensor;
+}
+
+static void set_lse(TensorPointer tensor, const CudnnAttention &s) {
+    const int64_t h = (int64_t)s.heads, r = (int64_t)s.queries;
+    tensor->set_uid(LSE).set_dim({1, h, r, 1}).set_stride({h * r, r, 1, 1}).set_data_type(fe::DataType_t::FLOAT);
+}
+
+// Bottom-right, which is top-left where there are as many keys as queries: more GPUs know that.
+template <typename Options> static void set_mask(Options &options, const CudnnAttention &s) {
+    options.set_attn_scale(s.scale);
+    if (s.causal)
+        options
+            .set_diagonal_alignment(s.queries == s.keys ? fe::DiagonalAlignment_t::TOP_LEFT
+                                                        : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
+            .set_diagonal_band_right_bound(0);
+}
+
+static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
+                             TensorPointer v) {
+    auto options = graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+    CudnnAttention any = s;
+    set_mask(options, s);
+    auto [out, lse] = g.sdpa(q, k, v, options);
+    out->set_output(true);
+    set_rows(out, OUT, s.heads, s.queries, s.HD, s.NH * s.HD);
+    lse->set_output(true);
+    set_lse(lse, s);
+    any.queries = s.queries == s.keys, any.keys = 0;
+    std::shared_ptr<fe::KernelCache> &kernels = cudnn.kernels[any];
+    if (!kernels) kernels = std::make_shared<fe::KernelCache>();
+    g.set_dynamic_shape_enabled(true).set_kernel_cache(kernels);
+}
+
+static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
+                              TensorPointer v) {
+    auto options = graph::SDPA_backward_attributes().set_name("attention").set_deterministic_algorithm(true);
+    TensorPointer out = rows_tensor(g, "out", OUT, s.heads, s.queries, s.HD, s.NH * s.HD),
+                  dout = rows_tensor(g, "dout", DOUT, s.heads, s.queries, s.HD, s.NH * s.HD),
+                  lse = g.tensor(graph::Tensor_attributes().set_name("lse"));
+    set_lse(lse, s);
+    set_mask(options, s);
+    auto [dq, dk, dv] = g.sdpa_backward(q, k, v, out, dout, lse, options);
+    dq->set_output(true), dk->set_output(true), dv->set_output(true);
+    set_rows(dq, DQ, s.heads, s.queries, s.HD, s.heads * s.HD);
+    set_rows(dk, DK, s.key_heads, s.keys, s.HD, s.key_heads * s.HD);
+    set_rows(dv, DV, s.key_heads, s.keys, s.HD, s.key_heads * s.HD);
+}
+
+static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
+    CudnnPlan plan = {std::make_shared<graph::Graph>(), 0, 0};
+    graph::Graph &g = *plan.graph;
+    int64_t workspace = 0;
+    try {
+        g.set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        if (cudnn.imaginary) g.set_device_properties(cudnn.imaginary).set_sm_version(cudnn.imaginary_version);
+        TensorPointer q = rows_tensor(g, "q", Q, s.heads, s.queries, s.HD, s.NH * s.HD),
+                      k = rows_tensor(g, "k", K, s.key_heads, s.keys, s.HD, s.NKV * s.HD),
+                      v = rows_tensor(g, "v", V, s.key_heads, s.keys, s.HD, s.NKV * s.HD);
+        if (backward)
+            describe_backward(g, s, q, k, v);
+        else
+            describe_forward(g, s, q, k, v);
+        fe::error_t error = cudnn.imaginary ? g.build({fe::HeurMode_t::A}) : g.build(cudnn.handle, {fe::HeurMode_t::A});
+        if (error.is_good()) error = g.get_workspace_size(workspace);
+        if (error.is_good()) return plan.workspace = (size_t)workspace, plan;
+        refuse(error.get_message());
+    } catch (const std::exception &error) { // a library that it wanted to load
+        refuse(error.what());
+    }
+    plan.graph = NULL;
+    return plan;
+}
+
+static CudnnPlan &plan_of(const CudnnAttention &shape, int backward) {
+    auto &plans = cudnn.plans[backward];
+    auto found = plans.find(shape);
+    if (found == plans.end()) {
+        if (plans.size() >= MOST_PLANS) {
+            auto oldest = plans.begin();
+            for (auto i = plans.begin(); i != plans.end(); i++)
+                if (i->second.used < oldest->second.used) oldest = i;
+            if (cudnn.handle) (void)fe::detail::cuda_device_synchronize(); // its kernels may still run
+            plans.erase(oldest);
+        }
+        found = plans.emplace(shape, make_plan(shape, backward)).first;
+    }
+    found->second.used = ++cudnn.clock;
+    return found->second;
+}
+
+// ---- what op set "cuda" calls --------------------------------------------------------------------------------------------------------
+int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
+    if (!cudnn_attention_start()) return 0;
+    const CudnnPlan &plan = plan_of(*shape, backward);
+    if (!plan.graph) return 0;
+    return plan.workspace <= workspace || refuse("cuDNN wants " + std::to_string(plan.workspace) +
+                                                 " bytes of workspace, " + std::to_string(workspace) + " are planned");
+}
+
+const char *cudnn_attention_refusal(void) { return cudnn.refusal.c_str(); }
+
+size_t cudnn_attention_calls(int backward) { return cudnn.calls[backward]; }
+
+static void execute(const CudnnAttention *shape, int backward, std::unordered_map<int64_t, void *> tensors,
+                    void *workspace) {
+    std::string failure;
+    try {
+        fe::error_t error = plan_of(*shape, backward).graph->execute(cudnn.handle, tensors, workspace);
+        if (error.is_bad()) failure = error.get_message();
+    } catch (const std::exception &error) {
+        failure = error.what();
+    }
+    if (!failure.empty())
+        die("%s:%d: attention %s of %zu queries and %zu keys: cuDNN: %s; STREAMBP_CUDNN=0 does without it", __FILE__,
+            __LINE__, backward ? "backward" : "forward", shape->queries, shape->keys, failure.c_str());
+    cudnn.calls[backward]++;
+}
+
+void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse, const void *q, const void *k,
+                             const void *v, void *workspace) {
+    execute(shape, 0, {{Q, (void *)q}, {K, (void *)k}, {V, (void *)v}, {OUT, out}, {LSE, lse}}, workspace);
+}
+
+void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, void *dv, const void *dout,
+                              const void *out, const void *q, const void *k, const void *v, const float *lse,
+                              void *workspace) {
+    execute(shape, 1,
+            {{Q, (void *)q},
+             {K, (void *)k},
+             {V, (void *)v},
+             {OUT, (void *)out},
+             {LSE, (void *)lse},
+             {DOUT, (void *)dout},
+             {DQ, dq},
+             {DK, dk},
+             {DV, dv}},
+            workspace);
+}

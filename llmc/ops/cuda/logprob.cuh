@@ -1,0 +1,173 @@
+/*
+The loss head of op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of
+logits[n,V]. A row is read once for its maximum and its sum of exponentials together (a thread rescales its sum where
+its maximum grows), and once more, in the opposite direction so that its end may still be in a cache, to be overwritten
+by its gradient. As in llmc/ops/cpu/logprob.h the target stands aside while the others are summed, so that 1 - p does not
+cancel, sums over the vocabulary are double, and entropy comes from the first reading. Bytes moved per logit: 3 s; how
+much of the second reading the L2 cache serves has not been measured (dev/cuda/logprob.cu).
+*/
+#ifndef LLMC_CUDA_LOGPROB_CUH
+#define LLMC_CUDA_LOGPROB_CUH
+#include "platform.cuh"
+#include <float.h>
+
+constexpr unsigned LOGPROB_THREADS = 512;
+
+// sum of exp z, and with entropy of z exp z, where z = (x - top) / temperature. top starts at the lowest finite number,
+// so that logits of -inf count as probability 0, while +inf and NaN reach the sum as NaN.
+struct Exponentials {
+    float top;
+    double sum, weighted;
+};
+
+__device__ inline void raise_top(Exponentials *e, float top, double inverse_temperature) {
+    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
+    if (e->sum > 0.0) e->weighted = shrink * (e->weighted - fall * e->sum);
+    e->sum *= shrink;
+    e->top = top;
+}
+
+constexpr float LEAST_Z = -1e4f; // exp is 0 from here on; times -inf that would be NaN
+
+template <bool WEIGHTED = false>
+__device__ inline void see(Exponentials *e, const float *x, int count, float inverse_temperature) {
+    float top = e->top, sum = 0.0f, weighted = 0.0f;
+    for (int j = 0; j < count; j++) top = x[j] > top ? x[j] : top;
+    if (top > e->top) raise_top(e, top, (double)inverse_temperature);
+    for (int j = 0; j < count; j++) {
+        const float z = (x[j] - top) * inverse_temperature, p = expf(z);
+        sum += p;
+        if (WEIGHTED) weighted += p * (z < LEAST_Z ? LEAST_Z : z);
+    }
+    e->sum += (double)sum;
+    if (WEIGHTED) e->weighted += (double)weighted;
+}
+
+__device__ inline Exponentials merged(Exponentials a, Exponentials b, float inverse_temperature) {
+    const float top = a.top > b.top ? a.top : b.top;
+    raise_top(&a, top, (double)inverse_temperature);
+    raise_top(&b, top, (double)inverse_temperature);
+    return Exponentials{top, a.sum + b.sum, a.weighted + b.weighted};
+}
+
+// A row begins anywhere (V may be odd): elements [head, tail) are whole packs, the rest is done one by one.
+struct RowCut {
+    size_t head, packs, tail, singles;
+};
+
+__device__ inline RowCut row_cut(const floatX *row, size_t V) {
+    constexpr size_t W = full_pack<floatX>;
+    RowCut cut;
+    cut.head = (16 - (uintptr_t)row % 16) % 16 / sizeof(floatX);
+    if (cut.head > V) cut.head = V;
+    cut.packs = (V - cut.head) / W;
+    cut.tail = cut.head + cut.packs * W;
+    cut.singles = V - cut.packs * W;
+    return cut;
+}
+
+__device__ inline size_t single_of(RowCut cut, size_t i) { return i < cut.head ? i : cut.tail + i - cut.head; }
+
+template <bool WEIGHTED>
+__device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, size_t target, float inverse_temperature) {
+    constexpr int W = full_pack<floatX>;
+    Exponentials e = {-FLT_MAX, 0.0, 0.0};
+    float value[W];
+    for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x) {
+        const size_t first = cut.head + i * W;
+        const Pack<floatX, W> pack = pack_read<W>(x + first);
+        for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : load(pack.x[j]);
+        see<WEIGHTED>(&e, value, W, inverse_temperature);
+    }
+    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) {
+        value[0] = single_of(cut, i) == target ? -INFINITY : load(x[single_of(cut, i)]);
+        see<WEIGHTED>(&e, value, 1, inverse_temperature);
+    }
+    return e;
+}
+
+// x = scale * exp((x - top) / temperature), but `gradient` at the target
+__device__ inline void row_gradient(floatX *x, RowCut cut, size_t target, float top, float scale, float gradient,
+                                    float inverse_temperature) {
+    constexpr int W = full_pack<floatX>;
+    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) {
+        const size_t c = single_of(cut, i);
+        x[c] = store(c == target ? gradient : scale * expf((load(x[c]) - top) * inverse_temperature));
+    }
+    for (size_t left = threadIdx.x; left < cut.packs; left += blockDim.x) { // backwards: the row's end was read last
+        const size_t first = cut.head + (cut.packs - 1 - left) * W;
+        Pack<floatX, W> pack = pack_read<W>(x + first);
+        for (int j = 0; j < W; j++)
+            pack.x[j] =
+                store(first + j == target ? gradient : scale * expf((load(pack.x[j]) - top) * inverse_temperature));
+        pack_write(x + first, pack);
+    }
+}
+
+__device__ inline void row_zero(floatX *x, RowCut cut) {
+    constexpr int W = full_pack<floatX>;
+    Pack<floatX, W> zeros;
+    for (int j = 0; j < W; j++) zeros.x[j] = store(0.0f);
+    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) x[single_of(cut, i)] = zeros.x[0];
+    for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x) pack_write(x + cut.head + i * W, zeros);
+}
+
+template <bool ENTROPY>
+__global__ void __launch_bounds__(LOGPROB_THREADS)
+    logprob_kernel(float *logp, float *entropy, floatX *logits, const int32_t *targets, const float *weight, size_t V,
+                   double inverse) {
+    SHARED(Exponentials, parts, LOGPROB_THREADS);
+    const size_t t = blockIdx.x;
+    const bool counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0.0f;
+    const size_t target = counts ? (size_t)targets[t] : 0;
+    floatX *x = logits + t * V;
+    const RowCut cut = row_cut(x, V);
+    if (!counts) {
+        if (threadIdx.x == 0) {
+            logp[t] = 0.0f;
+            if (ENTROPY) entropy[t] = 0.0f;
+        }
+        if (weight != NULL) row_zero(x, cut);
+        return;
+    }
+    const float value = load(x[target]);
+    parts[threadIdx.x] = row_exponentials<ENTROPY>(x, cut, target, (float)inverse);
+    for (unsigned step = LOGPROB_THREADS / 2; step; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step)
+            parts[threadIdx.x] = merged(parts[threadIdx.x], parts[threadIdx.x + step], (float)inverse);
+    }
+    __syncthreads(); // also: everybody has read the target's logit and may overwrite the row
+    Exponentials all = parts[0];
+    if (value > all.top) raise_top(&all, value, inverse);
+    const float top = all.top;
+    const double others = all.sum, z = ((double)value - (double)top) * inverse, itself = exp(z), sum = itself + others;
+    if (threadIdx.x == 0) {
+        logp[t] = (float)(itself > others ? -log1p(others / itself) : z - log(sum));
+        if (ENTROPY)
+            entropy[t] = (float)((itself == 1.0 ? log1p(others) : log(sum)) - (all.weighted + z * itself) / sum);
+    }
+    if (gradient) {
+        const double slope = (double)weight[t] * inverse;
+        row_gradient(x, cut, target, top, (float)(-slope / sum), (float)(slope * (others / sum)), (float)inverse);
+    } else if (weight != NULL) {
+        row_zero(x, cut);
+    }
+}
+
+template <bool ENTROPY>
+static void launch_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                           size_t n, size_t V, double temperature) {
+    LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
+    ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
+}
+
+static void logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                    size_t n, size_t V, double temperature) {
+    if (entropy)
+        launch_logprob<true>(logp, entropy, logits, targets, weight, n, V, temperature);
+    else
+        launch_logprob<false>(logp, entropy, logits, targets, weight, n, V, temperature);
+}
+
+#endif

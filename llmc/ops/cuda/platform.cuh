@@ -1,0 +1,210 @@
+/*
+What every kernel of op set "cuda" stands on: floatX and its conversions, packed loads and stores, sums over a warp or a block,
+and launches. The kernels are written once: nvcc builds them for GPUs, and in the tests the host's compiler builds the same
+lines over test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
+
+    LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checked where it is made
+    SHARED(type, name, count)                                       shared memory of a size known at compile time
+    DYNAMIC_SHARED(type, name)                                      what LAUNCH gave the block
+    fetch<BYTES>(to, from, valid)                                   from global to shared memory while the thread goes on; zeros where
+                                                                    not valid. 4 or 16 bytes, aligned to as many
+    fetch_commit(), fetch_wait<LEFT>()                              the fetches since the last commit are a group; waits until all of this
+                                                                    thread's groups but the last LEFT have come
+
+floatS is float everywhere here: there is no double build for GPUs.
+*/
+#ifndef LLMC_CUDA_PLATFORM_CUH
+#define LLMC_CUDA_PLATFORM_CUH
+#include "llmc/ops/ops.h"
+#include "llmc/base/utils.h"
+#include <type_traits>
+
+#ifdef CUDA_ON_CPU
+#include "test/emulate/cuda_on_cpu.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+// Ends the program where a call of CUDA's failed; `doing` says what it was for.
+static void cuda_check(cudaError_t error, const char *file, int line, const char *doing) {
+    if (error == cudaSuccess) return;
+    die("%s:%d: %s: %s (%s)%s", file, line, doing, cudaGetErrorString(error), cudaGetErrorName(error),
+        error == cudaErrorMemoryAllocation ? "; something outside of the plan needs memory: lower --memory-limit" : "");
+}
+#define CUDA_CHECK(call, doing)               cuda_check(call, __FILE__, __LINE__, doing)
+
+// Of a run with other ranks, for which the device may wait without end (collective.cuh): called where the host is about to wait for
+// the default stream, or for all streams, and behind every launch.
+static void (*before_waiting)(bool all);
+static void (*after_launch)(void);
+
+// Bytes that a block may ask for: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
+static size_t shared_memory_limit(void) {
+    static int limit;
+    int number;
+    if (!limit) {
+        CUDA_CHECK(cudaGetDevice(&number), "asking which device this is");
+        CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, number),
+                   "asking how much shared memory a block may have");
+    }
+    return (size_t)limit;
+}
+
+// A launch is checked at once; what goes wrong while it runs shows at the next copy.
+template <typename Kernel> struct Launch {
+    Kernel kernel;
+    dim3 grid, threads;
+    size_t shared;
+    const char *name, *file;
+    int line;
+    template <typename... Arguments> void operator()(Arguments... arguments) const {
+        kernel<<<grid, threads, shared>>>(arguments...);
+        cuda_check(cudaGetLastError(), file, line, name);
+        if (after_launch) after_launch();
+    }
+};
+template <typename Kernel>
+static Launch<Kernel> launch(Kernel kernel, dim3 grid, dim3 threads, size_t shared, const char *name, const char *file,
+                             int line) {
+    // More than 48 KiB of shared memory have to be asked for, and not every GPU has them.
+    if (shared > 48 << 10 && shared > shared_memory_limit())
+        die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: it is too large a head_dim for this GPU "
+            "in this precision",
+            file, line, name, human_bytes((double)shared), human_bytes((double)shared_memory_limit()));
+    if (shared > 48 << 10)
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), file, line,
+                   name);
+    return Launch<Kernel>{kernel, grid, threads, shared, name, file, line};
+}
+#define LAUNCH(kernel, grid, threads, shared) launch(kernel, grid, threads, shared, #kernel, __FILE__, __LINE__)
+#define SHARED(type, name, count)             __shared__ type name[count]
+#define ALIGNED(pointer, bytes)               (pointer)
+#define DYNAMIC_SHARED(type, name)                                                                                     \
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];                                                   \
+    type *const name = (type *)dynamic_shared
+
+template <int BYTES> __device__ inline void fetch(void *to, const void *from, bool valid) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = valid ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(address), "l"(from), "r"(bytes), "n"(BYTES)
+                     : "memory");
+}
+__device__ inline void fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ inline void fetch_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+#endif
+
+// ---- floatX: what tensors hold. Arithmetic is float. ---------------------------------------------------------------------------
+#ifdef CUDA_ON_CPU
+__device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
+__device__ inline uint16_t bf16_nearest(float value) { return float_to_bf16(value); }
+#else
+__device__ inline float bf16_value(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
+__device__ inline uint16_t bf16_nearest(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+#endif
+
+#if defined(PRECISION_BF16)
+#define FLOATX_DTYPE DTYPE_BF16
+struct floatX {
+    uint16_t bits;
+};
+__device__ inline float load(floatX x) { return bf16_value(x.bits); }
+__device__ inline floatX store(float s) { return floatX{bf16_nearest(s)}; }
+#else
+#define FLOATX_DTYPE DTYPE_FP32
+typedef float floatX;
+__device__ inline float load(floatX x) { return x; }
+__device__ inline floatX store(float s) { return s; }
+#endif
+
+// ---- packs: W elements that one thread reads or writes at once ------------------------------------------------------------------
+// A full pack is 16 bytes, the widest access there is; where a row's length or a pointer does not allow that, W is 1.
+template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
+
+template <typename T, int W> struct alignas(W * sizeof(T)) Pack { T x[W]; };
+
+template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *from) {
+    Pack<T, W> pack;
+    if (sizeof(pack) == 16) {
+        uint4 bits = *(const uint4 *)ALIGNED(from, 16);
+        memcpy(&pack, &bits, sizeof(pack));
+    } else if (sizeof(pack) == 8) {
+        uint2 bits = *(const uint2 *)ALIGNED(from, 8);
+        memcpy(&pack, &bits, sizeof(pack));
+    } else {
+        for (int i = 0; i < W; i++) pack.x[i] = from[i];
+    }
+    return pack;
+}
+
+template <int W, typename T> __device__ inline void pack_write(T *to, const Pack<T, W> &pack) {
+    if (sizeof(pack) == 16) {
+        uint4 bits;
+        memcpy(&bits, &pack, sizeof(bits));
+        *(uint4 *)ALIGNED(to, 16) = bits;
+    } else if (sizeof(pack) == 8) {
+        uint2 bits;
+        memcpy(&bits, &pack, sizeof(bits));
+        *(uint2 *)ALIGNED(to, 8) = bits;
+    } else {
+        for (int i = 0; i < W; i++) to[i] = pack.x[i];
+    }
+}
+
+// ---- reductions: the same order of additions every time --------------------------------------------------------------------------
+constexpr unsigned LANES = 32, ALL_LANES = 0xffffffffu;
+
+__device__ inline float warp_sum(float x) {
+    for (unsigned step = LANES / 2; step; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+}
+
+__device__ inline float warp_max(float x) {
+    for (unsigned step = LANES / 2; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
+// Sum over the threads of a row: blockDim.x, a multiple of LANES. partial[blockDim.x / LANES] is the row's own shared memory,
+// which is free again after the caller's next barrier.
+__device__ inline float row_sum(float x, float *partial) {
+    x = warp_sum(x);
+    if (blockDim.x == LANES) return x;
+    if (threadIdx.x % LANES == 0) partial[threadIdx.x / LANES] = x;
+    __syncthreads();
+    x = threadIdx.x % LANES < blockDim.x / LANES ? partial[threadIdx.x % LANES] : 0.0f;
+    return warp_sum(x);
+}
+
+// ---- shapes of launches ------------------------------------------------------------------------------------------------------------
+static inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }
+
+template <typename... Pointers> static inline bool all_aligned(Pointers... pointers) {
+    return (((uintptr_t)pointers % 16 == 0) && ...);
+}
+
+// Calls launch(W) with the width of packs as a constant: full ones of T, or 1 where `packed` says that they do not fit.
+template <int N> struct Width {
+    constexpr operator int() const { return N; }
+};
+template <typename T, typename F> static void with_width(bool packed, F launch) {
+    if (packed)
+        launch(Width<full_pack<T>>());
+    else
+        launch(Width<1>());
+}
+
+// For loops over any count: a thread takes every (gridDim.x * blockDim.x)-th pack.
+constexpr unsigned LOOP_THREADS = 256, LOOP_BLOCKS = 2048;
+
+static inline dim3 loop_grid(size_t packs) {
+    size_t blocks = blocks_for(packs, LOOP_THREADS);
+    return dim3((unsigned)(blocks < LOOP_BLOCKS ? (blocks ? blocks : 1) : LOOP_BLOCKS));
+}
+
+#define FOR_EACH_PACK(i, packs)                                                                                        \
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (packs); i += (size_t)gridDim.x * blockDim.x)
+
+#endif

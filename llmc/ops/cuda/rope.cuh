@@ -1,0 +1,47 @@
+/*
+Rotary position embedding of op set "cuda", in place on x[n,heads,HD]: the pair (i, i + HD/2) of every head is turned by the angle
+position * inverse_frequency[i], rounded to fp32 as in llmc/ops/cpu/rope.h. A thread works out the sine and cosine of one pair
+of one token and turns that pair of every head it is given. Bytes moved per element: 2 s.
+*/
+#ifndef LLMC_CUDA_ROPE_CUH
+#define LLMC_CUDA_ROPE_CUH
+#include "platform.cuh"
+
+constexpr size_t ROPE_HEADS = 8; // of one thread: shares what a sine and a cosine cost
+
+// direction: 1 forward, -1 back
+__global__ void rope_kernel(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                            size_t HD, float direction) {
+    const size_t half = HD / 2, groups = (heads + ROPE_HEADS - 1) / ROPE_HEADS;
+    FOR_EACH_PACK(i, n * groups * half) {
+        const size_t pair = i % half, group = i / half % groups, t = i / half / groups;
+        const size_t end = (group + 1) * ROPE_HEADS < heads ? (group + 1) * ROPE_HEADS : heads;
+        float sine, cosine;
+        sincosf((float)position[t] * inverse_frequency[pair], &sine, &cosine);
+        sine *= direction;
+        for (size_t head = group * ROPE_HEADS; head < end; head++) {
+            floatX *a = x + (t * heads + head) * HD + pair, *b = a + half;
+            const float xa = load(*a), xb = load(*b);
+            *a = store(xa * cosine - xb * sine);
+            *b = store(xb * cosine + xa * sine);
+        }
+    }
+}
+
+static void rope_turn(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                      size_t HD, float direction) {
+    LAUNCH((rope_kernel), loop_grid(n * blocks_for(heads, ROPE_HEADS) * (HD / 2)), LOOP_THREADS, 0)
+    ((floatX *)x, position, inverse_frequency, n, heads, HD, direction);
+}
+
+static void rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                         size_t HD) {
+    rope_turn(x, position, inverse_frequency, n, heads, HD, 1.0f);
+}
+
+static void rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                          size_t HD) {
+    rope_turn(dx, position, inverse_frequency, n, heads, HD, -1.0f);
+}
+
+#endif

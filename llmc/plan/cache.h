@@ -1,0 +1,210 @@
+/*
+The key/value cache: generation as one more order of the steps of streambp.h. Chunks are outermost, so that a chunk
+visits every layer before the next one comes; K and V of all layers are kept, of the residual stream one chunk. It is on
+the arena between two streams, never during one.
+
+A cache is a stream of `slots` documents of `capacity` tokens each: slot b is tokens [b * capacity, (b + 1) * capacity).
+Where there are several, `slots` more tokens behind them are where a step has what it computes, a row for each slot that
+takes part, before keys and values go to their slots. One slot is a text on its own: layers with a window slide along
+it; several hold all of theirs.
+
+    cache_allocate   once, before training: host memory
+    cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
+    cache_feed       further tokens of one slot, a chunk at most
+    cache_step       one further token of each of many slots
+    cache_logits     of what was fed last
+    cache_end        pops it: the arena is as it was
+*/
+#ifndef LLMC_CACHE_H
+#define LLMC_CACHE_H
+#include "streambp.h"
+
+typedef struct {
+    size_t slots, capacity; // documents side by side, tokens that fit into each
+    size_t tokens;          // of the stream
+    size_t chunk;           // the most that one cache_feed takes
+    size_t mark;            // of the arena, before
+    Chunk last;             // what was fed last: the tokens whose logits can be had
+    Batch documents;
+    size_t *used;                      // [slots] tokens that are there
+    int32_t *position;                 // [capacity] 0, 1, 2, ...; NULL in a plan
+    int32_t *step_position, *step_row; // [slots] of a step
+    int32_t *row;                      // [slots] the same; device
+} Cache;
+
+// Its shape, with the host memory of a step.
+static inline void cache_shape(Cache *cache, size_t slots, size_t capacity) {
+    size_t b;
+    memset(cache, 0, sizeof(*cache));
+    if (!slots || !capacity || capacity > ((size_t)INT32_MAX - slots) / slots)
+        die("a key/value cache of %zu texts of %zu tokens is more than can be indexed; take fewer or shorter ones",
+            slots, capacity);
+    cache->slots = slots, cache->capacity = capacity, cache->tokens = slots * capacity + (slots > 1 ? slots : 0);
+    cache->documents.N = cache->tokens, cache->documents.documents = slots;
+    cache->documents.document_start =
+        (size_t *)checked_calloc(slots + 1, sizeof(size_t), "the documents of a key/value cache");
+    cache->used = (size_t *)checked_calloc(slots, sizeof(size_t), "the lengths of texts");
+    cache->step_position = (int32_t *)checked_calloc(slots, sizeof(int32_t), "positions to sample at");
+    cache->step_row = (int32_t *)checked_calloc(slots, sizeof(int32_t), "rows to sample at");
+    for (b = 0; b <= slots; b++) cache->documents.document_start[b] = b * capacity;
+}
+
+// Host memory, which outlives the cache on the arena.
+static inline void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
+    size_t t;
+    cache_shape(cache, slots, capacity);
+    cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
+    for (t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
+}
+
+static inline void cache_free(Cache *cache) {
+    free(cache->documents.document_start), free(cache->used);
+    free(cache->position), free(cache->step_position), free(cache->step_row);
+    memset(cache, 0, sizeof(*cache));
+}
+
+static inline void cache_begin(Cache *cache, StreamBP *s) {
+    size_t b;
+    cache->mark = arena_mark(s->arena);
+    cache->chunk = min_size(s->chunk, cache->capacity);
+    memset(cache->used, 0, cache->slots * sizeof(size_t));
+    memset(&s->kept, 0, sizeof(s->kept));
+    s->batch = &cache->documents;
+    stream_deal(s, 1); // every rank generates for itself
+    push_key_value(s, s->model->config.num_hidden_layers, cache->tokens,
+                   cache->slots > 1 ? cache->tokens : cache->chunk, 0);
+    push_inputs(s, max_size(cache->chunk, cache->slots), 0);
+    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
+    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
+    cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
+    for (b = 0; b < cache->slots; b++)
+        s->ops->copy_in(s->position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
+}
+
+// A step's keys and values, to the rows of their slots.
+static inline void keys_scatter(Cache *cache, StreamBP *s, size_t l, Chunk c) {
+    Shapes d = shapes_of(s->model);
+    s->ops->scatter_rows(layer_keys(s, s->kv.k, l), key_value_at(s, s->kv.k, l, c.begin), cache->row, c.n, d.KV);
+    s->ops->scatter_rows(layer_keys(s, s->kv.v, l), key_value_at(s, s->kv.v, l, c.begin), cache->row, c.n, d.KV);
+}
+
+// Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these.
+static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chunk c, int scatter) {
+    size_t visit;
+    GroupWeights w;
+    s->memory.input_begin = c.begin;
+    s->ops->copy_in(s->tokens + c.begin, tokens, c.n * sizeof(int32_t));
+    w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    embedding_step(s, c, w);
+    weights_release(&s->memory, GROUP_EMBEDDING);
+    layers_begin(&s->memory, 1);
+    for (visit = 0; visit < layer_visits(s); visit++) {
+        size_t l = layer_visit(s, visit), mark = arena_mark(s->arena);
+        Activations a;
+        w = weights_acquire(&s->memory, l);
+        weights_prefetch(&s->memory, l);
+        push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
+        first_norm(s, l, c, w, &a);
+        kv_project(s, l, c, w, &a);
+        if (scatter) keys_scatter(cache, s, l, c);
+        attention_forward(s, l, c, w, &a);
+        mlp_forward(s, l, c, w, &a);
+        arena_pop(s->arena, mark);
+        weights_release(&s->memory, l);
+    }
+    layers_end(&s->memory);
+}
+
+// n <= chunk further tokens (host) of one slot.
+static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
+    Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], n);
+    window_advance(s, c);
+    cache_forward(cache, s, tokens, c, 0);
+    cache->used[slot] += n;
+    cache->last = c;
+    cache->last.begin = cache->last.place = c.begin + n - 1, cache->last.n = 1;
+}
+
+// One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
+// keys.
+static inline void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
+    const size_t window = window_of_model(&s->model->config);
+    const size_t place = cache->slots * cache->capacity;
+    Chunk c = {place, n, place, 0, {s->span, 0, 0, 0}, 0};
+    size_t i;
+    if (cache->slots == 1) {
+        cache_feed(cache, s, slot[0], tokens, n);
+        return;
+    }
+    for (i = 0; i < n; i++) {
+        size_t position = cache->used[slot[i]]++;
+        Span *span = &s->span[i];
+        span->document = slot[i] * cache->capacity;
+        span->begin = span->document + position, span->end = span->begin + 1, span->row = i;
+        cache->step_position[i] = (int32_t)position, cache->step_row[i] = (int32_t)span->begin;
+        c.spans.pairs += query_key_pairs(position, position + 1, 0);
+        c.window_pairs += query_key_pairs(position, position + 1, window);
+    }
+    c.spans.count = n;
+    s->ops->copy_in(s->position + c.begin, cache->step_position, n * sizeof(int32_t));
+    s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
+    cache_forward(cache, s, tokens, c, 1);
+    cache->last = c;
+}
+
+// Whether a slot still has the keys and values of its first tokens when later ones have come.
+static inline int cache_keeps_all(const StreamBP *s) { return s->kv.rows[1] == s->kv.rows[0]; }
+
+// Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
+static inline void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
+    Shapes d = shapes_of(s->model);
+    size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored, l;
+    for (l = 0; l < d.L && from != to; l++) {
+        s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
+        s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
+    }
+    cache->used[to] = n;
+}
+
+// A slot becomes empty.
+static inline void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
+    cache->used[slot] = 0;
+    if (cache->slots == 1) s->kv.first = 0;
+}
+
+// logits[n,V], as they are stored, of the last token that cache_feed was given (n = 1), or of the n of the last
+// cache_step; host
+static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
+    const size_t row = s->model->config.vocab_size * dtype_size(s->model->dtype);
+    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
+    size_t done;
+    Chunk c = cache->last;
+    for (done = 0; done < cache->last.n; done += c.n) {
+        size_t mark = arena_mark(s->arena);
+        c.begin = c.place = cache->last.begin + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
+        s->ops->copy_out((char *)logits + done * row, head_forward(s, c, w).logits, c.n * row);
+        arena_pop(s->arena, mark);
+    }
+    weights_release(&s->memory, GROUP_HEAD);
+}
+
+static inline void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
+
+// What a plan visits of all this: the longest chunk, a single token, a step of all slots, and the logits of the last.
+static inline void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
+    Cache cache;
+    size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan"), b;
+    for (b = 0; b < slots; b++) slot[b] = b;
+    cache_shape(&cache, slots, capacity);
+    cache_begin(&cache, s);
+    cache_feed(&cache, s, 0, NULL, cache.chunk);
+    if (cache.used[0] < capacity) cache_feed(&cache, s, 0, NULL, 1);
+    cache_clear(&cache, s, 0);
+    if (slots > 1) cache_step(&cache, s, slot, NULL, slots);
+    cache_logits(&cache, s, NULL);
+    cache_end(&cache, s);
+    cache_free(&cache);
+    free(slot);
+}
+
+#endif

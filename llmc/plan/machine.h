@@ -1,0 +1,202 @@
+/*
+What machines can do: a row for each kind of node, for the estimates of estimate.h and the floors of profile.h, and
+nothing else. Rates are of bf16.
+
+Where a number comes from stands beside it. "measured": on such a GPU, with the libraries that op set "cuda" calls.
+"data sheet": NVIDIA's, dense and without sparsity, links in one direction. "assumed": neither; what that rests on is
+said where it stands. Estimates are no better than these.
+*/
+#ifndef LLMC_MACHINE_H
+#define LLMC_MACHINE_H
+#include "llmc/ranks/deal.h"
+#include "llmc/base/utils.h"
+
+typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
+
+static const char *const basis_names[BASES] = {"measured", "data sheet", "assumed"};
+
+typedef struct {
+    double value;
+    Basis basis;
+} Constant;
+
+typedef enum {
+    GPUS_PER_NODE,
+    MEMORY_BYTES,
+    PEAK_FLOPS, // per second, as the next three
+    PRODUCT_FLOPS,
+    ATTENTION_FORWARD_FLOPS,
+    ATTENTION_BACKWARD_FLOPS,
+    MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
+    LINK_WITHIN,      // to the GPUs of its own node
+    LINK_BETWEEN,     // to those of other nodes
+    LINK_HOST,        // to host memory, one way
+    MEMORY_SHARE,     // of that bandwidth that ops reach
+    LINK_SHARE,       // and large messages
+    HOP_WITHIN,       // seconds from one GPU to the next in a collective, however small the message
+    HOP_BETWEEN,
+    MACHINE_CONSTANTS
+} MachineConstant;
+
+// As people read them: value / unit is what is printed.
+static const struct {
+    const char *name, *suffix;
+    double unit;
+} machine_constants[MACHINE_CONSTANTS] = {{"GPUs of a node", "", 1},
+                                          {"memory", " GiB", 1024.0 * 1024 * 1024},
+                                          {"peak", " TFLOP/s", 1e12},
+                                          {"products", " TFLOP/s", 1e12},
+                                          {"attention forward", " TFLOP/s", 1e12},
+                                          {"attention backward", " TFLOP/s", 1e12},
+                                          {"memory bandwidth", " GB/s", 1e9},
+                                          {"link within a node", " GB/s", 1e9},
+                                          {"link between nodes", " GB/s", 1e9},
+                                          {"link to the host", " GB/s", 1e9},
+                                          {"memory bandwidth reached", " %", 0.01},
+                                          {"link bandwidth reached", " %", 0.01},
+                                          {"hop within a node", " us", 1e-6},
+                                          {"hop between nodes", " us", 1e-6}};
+
+typedef struct {
+    const char *name, *gpu;
+    Constant constant[MACHINE_CONSTANTS]; // in the order above
+} Machine;
+
+// Measured on H100 and H200, bf16: cuBLASLt's products 770 to 800 TFLOP/s; cuDNN 9.19, causal attention over 32k tokens
+// with heads of 128, forward 688 and backward 581. An A100 is taken to reach the same shares of its own peak.
+// Memory: the GB of the data sheets are 2^30 bytes, less what the driver keeps.
+// Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
+// (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
+// Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
+// here.
+#define GIBIBYTE (1024.0 * 1024 * 1024)
+#define MACHINE_ASSUMPTIONS                                                                                            \
+    {0.85, BASIS_ASSUMED}, {0.8, BASIS_ASSUMED}, {2e-6, BASIS_ASSUMED}, { 5e-6, BASIS_ASSUMED }
+
+static const Machine machines[] = {
+    {"a100",
+     "A100 SXM 80 GB",
+     {{8, BASIS_DATA_SHEET},
+      {80 * GIBIBYTE, BASIS_DATA_SHEET},
+      {312e12, BASIS_DATA_SHEET},
+      {312e12 * 780 / 989, BASIS_ASSUMED},
+      {312e12 * 688 / 989, BASIS_ASSUMED},
+      {312e12 * 581 / 989, BASIS_ASSUMED},
+      {2.0e12, BASIS_DATA_SHEET},
+      {300e9, BASIS_DATA_SHEET},
+      {25e9, BASIS_DATA_SHEET},
+      {32e9, BASIS_DATA_SHEET},
+      MACHINE_ASSUMPTIONS}},
+    {"h100",
+     "H100 SXM",
+     {{8, BASIS_DATA_SHEET},
+      {80 * GIBIBYTE, BASIS_DATA_SHEET},
+      {989e12, BASIS_DATA_SHEET},
+      {780e12, BASIS_MEASURED},
+      {688e12, BASIS_MEASURED},
+      {581e12, BASIS_MEASURED},
+      {3.35e12, BASIS_DATA_SHEET},
+      {450e9, BASIS_DATA_SHEET},
+      {50e9, BASIS_DATA_SHEET},
+      {64e9, BASIS_DATA_SHEET},
+      MACHINE_ASSUMPTIONS}},
+    {"h200",
+     "H200 SXM",
+     {{8, BASIS_DATA_SHEET},
+      {141 * GIBIBYTE, BASIS_DATA_SHEET},
+      {989e12, BASIS_DATA_SHEET},
+      {780e12, BASIS_MEASURED},
+      {688e12, BASIS_MEASURED},
+      {581e12, BASIS_MEASURED},
+      {4.8e12, BASIS_DATA_SHEET},
+      {450e9, BASIS_DATA_SHEET},
+      {50e9, BASIS_DATA_SHEET},
+      {64e9, BASIS_DATA_SHEET},
+      MACHINE_ASSUMPTIONS}},
+};
+#define MACHINES (sizeof(machines) / sizeof(machines[0]))
+
+static inline const Machine *machine_find(const char *name) {
+    size_t i;
+    for (i = 0; i < MACHINES; i++)
+        if (!strcmp(machines[i].name, name)) return &machines[i];
+    die("internal: no machine is called '%s'", name);
+}
+
+static inline double machine_value(const Machine *m, MachineConstant constant) { return m->constant[constant].value; }
+
+// FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
+static inline double machine_ridge(const Machine *m) {
+    return machine_value(m, PRODUCT_FLOPS) / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
+}
+
+// A line for each basis that some constant has.
+static inline void machine_print(FILE *out, const Machine *m) {
+    const char *head = "machine";
+    int basis, i;
+    for (basis = 0; basis < BASES; basis++) {
+        int printed = 0;
+        for (i = 0; i < MACHINE_CONSTANTS; i++) {
+            if (m->constant[i].basis != (Basis)basis) continue;
+            if (printed++)
+                fputs(", ", out);
+            else
+                fprintf(out, "%-8s %s: ", head, basis_names[basis]);
+            fprintf(out, "%s %.4g%s", machine_constants[i].name, m->constant[i].value / machine_constants[i].unit,
+                    machine_constants[i].suffix);
+        }
+        if (printed) fputc('\n', out), head = "";
+    }
+}
+
+// ---- how long things take -------------------------------------------------------------------------------------------
+typedef struct {
+    double products, attention_forward, attention_backward; // FLOPs
+    double operands;                                        // bytes that products read and write
+    double stalled;                                         // FLOPs of products that wait for them meanwhile
+    double moved;                                           // and what is bound by memory alone
+} Work;
+
+// The same in seconds; memory: of what is bound by it alone.
+typedef struct {
+    double products, attention_forward, attention_backward, memory;
+} WorkTime;
+
+static inline WorkTime work_time(const Machine *m, Work w) {
+    const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
+    WorkTime t;
+    t.products = fmax((w.products + w.stalled) / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
+    t.attention_forward = w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS);
+    t.attention_backward = w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS);
+    t.memory = w.moved / bandwidth;
+    return t;
+}
+
+static inline double work_seconds(const Machine *m, Work w) {
+    const WorkTime t = work_time(m, w);
+    return t.products + t.attention_forward + t.attention_backward + t.memory;
+}
+
+// Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups
+// follow each other.
+static inline size_t ranks_together(const Machine *m, size_t ranks, size_t size) {
+    const size_t node = (size_t)machine_value(m, GPUS_PER_NODE);
+    return ranks <= node ? size : greatest_common_divisor(node, size);
+}
+
+// Of collectives in which each of the `size` ranks of a group sends `bytes` in all, in so many hops, in rings: round
+// the ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
+// adapters of all are in use.
+static inline double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
+    const double together = (double)ranks_together(m, ranks, size), nodes = (double)size / together;
+    double bandwidth = machine_value(m, LINK_WITHIN), between = 0;
+    if (size <= 1) return 0;
+    if (nodes > 1) {
+        bandwidth = fmin(bandwidth, together * machine_value(m, LINK_BETWEEN));
+        between = (nodes - 1) / (double)(size - 1); // of the hops
+    }
+    return bytes / (bandwidth * machine_value(m, LINK_SHARE)) +
+           hops * (between * machine_value(m, HOP_BETWEEN) + (1 - between) * machine_value(m, HOP_WITHIN));
+}
+
+#endif

@@ -1,0 +1,263 @@
+/*
+An op set around another, for a pass that tells where its time goes: each op is counted by op set "dry" (FLOPs and
+bytes), run, and waited for, with a clock around. So nothing runs beside anything else: transfers and collectives, which
+may, are waited for where they are asked for, too, and the pass takes longer than one without. Results are those of the
+other op set, to the bit.
+
+Rows are of one op each, of products and norms one op and one shape of its weight. Passed on without being timed: memory
+and scratch sizes, and what steps the weights, which is of no pass.
+*/
+#ifndef LLMC_OPS_TIMED_H
+#define LLMC_OPS_TIMED_H
+#include "machine.h"
+#include "llmc/ops/ops_dry.h"
+
+typedef struct {
+    const char *op;
+    size_t rows, cols; // of its weight [rows, cols], of a norm's [cols]; else 0
+    size_t calls;
+    double seconds;
+    Work work; // as far as op set "dry" counts it
+} TimedRow;
+
+#define TIMED_ROWS 192 // a model has about five shapes, with adapters of every kind a few dozen
+
+typedef struct {
+    const Ops *inner;
+    DryCount blank; // nothing counted, no ranges checked
+    TimedRow row[TIMED_ROWS];
+    size_t count;
+} Timing;
+
+static Timing timing; // of one pass at a time
+
+static inline TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
+    TimedRow *row;
+    for (row = timing.row; row < timing.row + timing.count; row++)
+        if (row->rows == rows && row->cols == cols && !strcmp(row->op, op)) return row;
+    if (timing.count == TIMED_ROWS) die("internal: a pass with more than %d kinds of ops", TIMED_ROWS);
+    timing.count++;
+    row->op = op, row->rows = rows, row->cols = cols;
+    return row;
+}
+
+// After an op, which began at that time; dry has counted it.
+static inline void timed_end(const char *op, size_t rows, size_t cols, double begin) {
+    TimedRow *row;
+    double end;
+    timing.inner->finish();
+    end = seconds_now();
+    row = timed_row(op, rows, cols);
+    row->calls++, row->seconds += end - begin;
+    row->work.products += dry.flops - dry.attention_forward - dry.attention_backward;
+    row->work.attention_forward += dry.attention_forward, row->work.attention_backward += dry.attention_backward;
+    row->work.operands += dry.operands, row->work.moved += dry.moved, row->work.stalled += dry.stalled;
+}
+
+// The body of the op of that name: counts it, runs it, and has it in the row of its weight's rows and columns.
+#define TIMED(op, rows, cols, ...)                                                                                     \
+    do {                                                                                                               \
+        double begin;                                                                                                  \
+        dry = timing.blank;                                                                                            \
+        dry_##op(__VA_ARGS__);                                                                                         \
+        begin = seconds_now();                                                                                         \
+        timing.inner->op(__VA_ARGS__);                                                                                 \
+        timed_end(#op, rows, cols, begin);                                                                             \
+    } while (0)
+
+// The same of one that returns a ticket; none of these is counted.
+#define TIMED_TICKET(op, ...)                                                                                          \
+    do {                                                                                                               \
+        const double begin = seconds_now();                                                                            \
+        const int64_t ticket = timing.inner->op(__VA_ARGS__);                                                          \
+        dry = timing.blank;                                                                                            \
+        timed_end(#op, 0, 0, begin);                                                                                   \
+        return ticket;                                                                                                 \
+    } while (0)
+
+static inline void timed_copy_in(void *device, const void *host, size_t bytes) {
+    TIMED(copy_in, 0, 0, device, host, bytes);
+}
+static inline void timed_copy_out(void *host, const void *device, size_t bytes) {
+    TIMED(copy_out, 0, 0, host, device, bytes);
+}
+static inline void timed_copy(void *out, const void *in, size_t bytes) { TIMED(copy, 0, 0, out, in, bytes); }
+static inline void timed_zero(void *out, size_t bytes) { TIMED(zero, 0, 0, out, bytes); }
+static inline int64_t timed_store(void *host, const void *device, size_t bytes) {
+    TIMED_TICKET(store, host, device, bytes);
+}
+static inline int64_t timed_load(void *device, const void *host, size_t bytes) {
+    TIMED_TICKET(load, device, host, bytes);
+}
+static inline void timed_await_transfer(int64_t ticket) { TIMED(await_transfer, 0, 0, ticket); }
+
+static inline void timed_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position,
+                                           const Stored *wte, const Stored *wpe, size_t n, size_t C, double scale) {
+    TIMED(embedding_forward, 0, 0, out, tokens, position, wte, wpe, n, C, scale);
+}
+static inline void timed_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
+                                            size_t rows, size_t C, double scale, Summed *scratch) {
+    TIMED(embedding_backward, 0, 0, dw, dw_type, dx, index, N, rows, C, scale, scratch);
+}
+static inline void timed_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+    TIMED(scatter_rows, 0, 0, out, in, row, n, width);
+}
+
+static inline void timed_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual,
+                                         size_t n, size_t C, double eps, double offset) {
+    TIMED(rmsnorm_forward, 0, C, out, x, w, residual, n, C, eps, offset);
+}
+static inline void timed_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
+                                          size_t n, size_t C, double eps, double offset, int accumulate,
+                                          Summed *scratch) {
+    TIMED(rmsnorm_backward, 0, C, dx, dw, dout, x, w, n, C, eps, offset, accumulate, scratch);
+}
+static inline void timed_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
+                                           size_t C, double eps) {
+    TIMED(layernorm_forward, 0, C, out, x, w, b, n, C, eps);
+}
+static inline void timed_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+                                            const Stored *w, size_t n, size_t C, double eps, int accumulate,
+                                            Summed *scratch) {
+    TIMED(layernorm_backward, 0, C, dx, dw, db, dout, x, w, n, C, eps, accumulate, scratch);
+}
+
+static inline void timed_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                                        const Stored *residual, size_t n, size_t C, size_t OC) {
+    TIMED(linear_forward, OC, C, out, x, weight, bias, residual, n, C, OC);
+}
+static inline void timed_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
+                                               size_t OC, int accumulate) {
+    TIMED(linear_backward_input, OC, C, dx, dout, weight, n, C, OC, accumulate);
+}
+static inline void timed_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
+                                                size_t n, size_t C, size_t OC) {
+    TIMED(linear_backward_weight, OC, C, dweight, dbias, dout, x, n, C, OC);
+}
+
+static inline void timed_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
+                                         size_t n, size_t r, size_t OC) {
+    TIMED(adapter_forward, OC, r, out, width, column, h, b, n, r, OC);
+}
+static inline void timed_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
+                                          const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
+    TIMED(adapter_backward, OC, r, dh, db, dout, width, column, h, b, n, r, OC);
+}
+static inline void timed_scale(Stored *x, double factor, size_t count) { TIMED(scale, 0, 0, x, factor, count); }
+static inline void timed_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
+                                 uint64_t seed, int accumulate) {
+    TIMED(dropout, 0, 0, out, in, n, width, first_row, rate, seed, accumulate);
+}
+
+#define dry_rope_forward  dry_rope // the turn back is a turn
+#define dry_rope_backward dry_rope
+static inline void timed_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n,
+                                      size_t heads, size_t HD) {
+    TIMED(rope_forward, 0, 0, x, position, inverse_frequency, n, heads, HD);
+}
+static inline void timed_rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n,
+                                       size_t heads, size_t HD) {
+    TIMED(rope_backward, 0, 0, dx, position, inverse_frequency, n, heads, HD);
+}
+#undef dry_rope_forward
+#undef dry_rope_backward
+static inline void timed_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                           Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
+                                           Summed *scratch) {
+    TIMED(attention_forward, 0, 0, out, lse, q, k, v, spans, NH, NKV, HD, scale, scratch);
+}
+static inline void timed_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                            const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                            Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
+                                            Summed *scratch) {
+    TIMED(attention_backward, 0, 0, dq, dk, dv, dout, out, q, k, v, lse, spans, NH, NKV, HD, scale, scratch);
+}
+static inline void timed_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k,
+                                                const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
+                                                size_t HD, double scale, int accumulate, Summed *scratch) {
+    TIMED(attention_forward_part, 0, 0, out, lse, q, k, v, spans, keys, NH, NKV, HD, scale, accumulate, scratch);
+}
+static inline void timed_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout,
+                                                 const Stored *out, const Stored *q, const Stored *k, const Stored *v,
+                                                 const Summed *lse, Spans spans, KeyRange keys, size_t NH, size_t NKV,
+                                                 size_t HD, double scale, int accumulate, Summed *scratch) {
+    TIMED(attention_backward_part, 0, 0, dq, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scale,
+          accumulate, scratch);
+}
+
+static inline void timed_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+    TIMED(swiglu_forward, 0, 0, out, gate_up, n, FF);
+}
+static inline void timed_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+                                         size_t FF) {
+    TIMED(swiglu_backward, 0, 0, dgate_up, dout, gate_up, n, FF);
+}
+static inline void timed_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+    TIMED(geglu_forward, 0, 0, out, gate_up, n, FF);
+}
+static inline void timed_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+                                        size_t FF) {
+    TIMED(geglu_backward, 0, 0, dgate_up, dout, gate_up, n, FF);
+}
+static inline void timed_gelu_forward(Stored *out, const Stored *x, size_t count) {
+    TIMED(gelu_forward, 0, 0, out, x, count);
+}
+static inline void timed_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
+    TIMED(gelu_backward, 0, 0, dx, dout, x, count);
+}
+
+static inline void timed_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
+                                 const Summed *weight, size_t n, size_t V, double temperature) {
+    TIMED(logprob, 0, 0, logp, entropy, logits, targets, weight, n, V, temperature);
+}
+static inline void timed_round_sums(Stored *out, const Summed *in, size_t count) {
+    TIMED(round_sums, 0, 0, out, in, count);
+}
+static inline void timed_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
+    TIMED(gradient_add, 0, 0, gradient, type, in, count);
+}
+
+static inline int64_t timed_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+    TIMED_TICKET(reduce_scatter, group, x, count, unit);
+}
+static inline int64_t timed_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+    TIMED_TICKET(all_gather, group, x, count, unit, size);
+}
+static inline int64_t timed_exchange(RankGroup group, const Parcel *parcels, size_t n) {
+    TIMED_TICKET(exchange, group, parcels, n);
+}
+static inline void timed_await(int64_t ticket) { TIMED(await, 0, 0, ticket); }
+#undef TIMED
+#undef TIMED_TICKET
+
+// `inner` with its ops timed, nothing timed so far.
+static inline Ops ops_timed(const Ops *inner) {
+    Ops ops = *inner;
+    memset(&timing, 0, sizeof(timing));
+    timing.inner = inner;
+    timing.blank.factor = 1;
+    timing.blank.stored = dtype_size(inner->stored), timing.blank.summed = dtype_size(inner->summed);
+    ops.copy_in = timed_copy_in, ops.copy_out = timed_copy_out, ops.copy = timed_copy, ops.zero = timed_zero;
+    ops.store = timed_store, ops.load = timed_load, ops.await_transfer = timed_await_transfer;
+    ops.embedding_forward = timed_embedding_forward, ops.embedding_backward = timed_embedding_backward;
+    ops.scatter_rows = timed_scatter_rows;
+    ops.rmsnorm_forward = timed_rmsnorm_forward, ops.rmsnorm_backward = timed_rmsnorm_backward;
+    ops.layernorm_forward = timed_layernorm_forward, ops.layernorm_backward = timed_layernorm_backward;
+    ops.linear_forward = timed_linear_forward, ops.linear_backward_input = timed_linear_backward_input;
+    ops.linear_backward_weight = timed_linear_backward_weight;
+    ops.adapter_forward = timed_adapter_forward, ops.adapter_backward = timed_adapter_backward;
+    ops.scale = timed_scale, ops.dropout = timed_dropout;
+    ops.rope_forward = timed_rope_forward, ops.rope_backward = timed_rope_backward;
+    ops.attention_forward = timed_attention_forward, ops.attention_backward = timed_attention_backward;
+    ops.attention_forward_part = timed_attention_forward_part;
+    ops.attention_backward_part = timed_attention_backward_part;
+    ops.swiglu_forward = timed_swiglu_forward, ops.swiglu_backward = timed_swiglu_backward;
+    ops.geglu_forward = timed_geglu_forward, ops.geglu_backward = timed_geglu_backward;
+    ops.gelu_forward = timed_gelu_forward, ops.gelu_backward = timed_gelu_backward;
+    ops.logprob = timed_logprob, ops.round_sums = timed_round_sums, ops.gradient_add = timed_gradient_add;
+    ops.reduce_scatter = timed_reduce_scatter, ops.all_gather = timed_all_gather;
+    ops.exchange = timed_exchange, ops.await = timed_await;
+    return ops;
+}
+
+#endif

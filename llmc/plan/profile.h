@@ -1,0 +1,133 @@
+/*
+Where the time of a pass goes: what ops_timed.h has measured, as a table and as JSON, an op a row, the longest first. A
+row's floor is the time in which a machine's rates (machine.h) would do what is counted of it. Where nothing is counted
+(copies, zeroing, sums of gradients) there are no rates and no floor. The last row is the rest of the pass: the host,
+the counting itself, and waiting for other ranks.
+*/
+#ifndef LLMC_PROFILE_H
+#define LLMC_PROFILE_H
+#include "ops_timed.h"
+#include "llmc/cli/report.h"
+#include "llmc/stream/stream.h"
+
+static inline int timed_compare(const void *a, const void *b) {
+    const double x = ((const TimedRow *)a)->seconds, y = ((const TimedRow *)b)->seconds;
+    return (x < y) - (x > y);
+}
+
+static inline void timing_sort(void) { qsort(timing.row, timing.count, sizeof(TimedRow), timed_compare); }
+
+static inline double row_flops(const TimedRow *row) {
+    return row->work.products + row->work.attention_forward + row->work.attention_backward;
+}
+static inline double row_bytes(const TimedRow *row) { return row->work.operands + row->work.moved; }
+
+// What a product's weight is of, by its shape; where several have it, which then share a row, all of them.
+static inline const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
+    const Shapes d = shapes_of(s->model);
+    const size_t out = row->rows, in = row->cols, rank = s->memory.lora ? s->memory.lora->rank : 0;
+    const int attention = (in == d.C && (out == d.Q || out == d.KV)) || (in == d.Q && out == d.C);
+    const int mlp = (in == d.C && out == d.H) || (in == d.FF && out == d.C);
+    const int adapters = rank && (in == rank || out == rank);
+    snprintf(text, 48, "%s%s%s%s", attention ? "+attention" : "", mlp ? "+MLP" : "",
+             in == d.C && out == d.V ? "+head" : "", adapters ? "+adapters" : "");
+    return *text ? text + 1 : text;
+}
+
+// Seconds of this machine; NAN where nothing is counted or no machine is given
+static inline double row_floor(const TimedRow *row, const Machine *machine) {
+    return machine && row_flops(row) + row_bytes(row) > 0 ? work_seconds(machine, row->work) : NAN;
+}
+
+// The rest of a pass of so many seconds.
+static inline double seconds_not_in_ops(double pass) {
+    size_t i;
+    for (i = 0; i < timing.count; i++) pass -= timing.row[i].seconds;
+    return pass;
+}
+
+static inline double seconds_of_floors(const Machine *machine) {
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].work);
+    return sum;
+}
+
+// ---- for people -----------------------------------------------------------------------------------------------------
+// A number of four digits, or a dash where there is none.
+static inline void print_cell(FILE *out, double value, double unit) {
+    if (value > 0)
+        fprintf(out, " %9.4g", value / unit);
+    else
+        fprintf(out, " %9s", "-");
+}
+
+static inline void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const Machine *machine, double pass) {
+    const double floor_seconds = row_floor(row, machine);
+    char name[128], part[48];
+    int used = snprintf(name, sizeof(name), "%s", row->op);
+    if (row->rows)
+        snprintf(name + used, sizeof(name) - (size_t)used, " [%zu,%zu] %s", row->rows, row->cols,
+                 row_part(row, s, part));
+    else if (row->cols)
+        snprintf(name + used, sizeof(name) - (size_t)used, " [%zu]", row->cols);
+    fprintf(out, "  %-48s %8zu %9.4g %7.2f %%", name, row->calls, row->seconds, 100 * row->seconds / pass);
+    print_cell(out, row_flops(row) / row->seconds, 1e12);
+    print_cell(out, row_bytes(row) / row->seconds, 1e9);
+    if (machine) {
+        print_cell(out, floor_seconds, 1);
+        print_cell(out, floor_seconds / row->seconds, 0.01);
+    }
+    fputc('\n', out);
+}
+
+// pass, median: seconds of the pass on timed ops, and of the others
+static inline void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
+    const double rest = seconds_not_in_ops(pass);
+    size_t i;
+    fprintf(out, "profile  of one more pass, each op waited for: %.4g s, %.3g times the median of the others\n", pass,
+            pass / median);
+    if (machine)
+        fprintf(out, "floor    at the rates of an %s in bf16: %.4g s in all, %.1f %% of the median\n", machine->gpu,
+                seconds_of_floors(machine), 100 * seconds_of_floors(machine) / median);
+    fprintf(out, "  %-48s %8s %9s %9s %9s %9s%s\n", "op", "calls", "seconds", "of pass", "TFLOP/s", "GB/s",
+            machine ? "     floor   floor %" : "");
+    for (i = 0; i < timing.count; i++) print_row(out, &timing.row[i], s, machine, pass);
+    fprintf(out, "  %-48s %8s %9.4g %7.2f %%\n", "not in ops (host)", "", rest, 100 * rest / pass);
+}
+
+// ---- as JSON --------------------------------------------------------------------------------------------------------
+static inline void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, const Machine *machine) {
+    char part[48];
+    json_object(json, NULL);
+    json_text(json, "op", row->op);
+    if (row->rows) json_text(json, "part", row_part(row, s, part));
+    if (row->cols) {
+        json_array(json, "shape");
+        if (row->rows) json_size(json, NULL, row->rows);
+        json_size(json, NULL, row->cols);
+        json_array_end(json);
+    }
+    json_size(json, "calls", row->calls);
+    json_number(json, "seconds", row->seconds);
+    json_number(json, "flops", row_flops(row));
+    json_number(json, "bytes", row_bytes(row));
+    if (machine) json_number(json, "floor_seconds", row_floor(row, machine));
+    json_object_end(json);
+}
+
+// Into an open object.
+static inline void profile_json(JsonOut *json, const StreamBP *s, const Machine *machine, double pass) {
+    TimedRow rest;
+    size_t i;
+    memset(&rest, 0, sizeof(rest));
+    rest.op = "host", rest.seconds = seconds_not_in_ops(pass);
+    if (machine) json_text(json, "machine", machine->name);
+    json_number(json, "profile_seconds", pass);
+    json_array(json, "profile");
+    for (i = 0; i < timing.count; i++) row_json(json, &timing.row[i], s, machine);
+    row_json(json, &rest, s, machine);
+    json_array_end(json);
+}
+
+#endif

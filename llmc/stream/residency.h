@@ -1,0 +1,439 @@
+/*
+Where weights, gradients and layer inputs live. streambp.h brackets its work with a few calls and never asks where things
+are: weights_acquire/release and grads_acquire/release around a group (a layer, the embedding or the head), layers_begin
+and layers_end around a walk over the layers, with weights_prefetch in between, grads_begin and grads_end around a pass, input_save and input_load around a
+chunk of a layer's input.
+
+With LoRA the model's weights are frozen: no gradient of theirs exists anywhere, and what is trained, has gradients and
+an optimizer is the table of adapters (lora.h). They live beside the weights and come and go with their layer.
+
+Gradient precision: within a group dW is summed in Summed. Where stored gradients have that type, and all of them are
+held, the stored gradient itself is handed out; otherwise one group-sized buffer is, and grads_release adds it once to
+the stored gradient.
+
+Many processes (world.h): a group's gradient is added up over all ranks when it is released, once, whatever the number of
+chunks. In place that waits for the step's last stream; from a buffer it happens for every stream, and the rank adds its
+portion to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, and stages 1 and 2 differ in what
+is stored only: all stages give the same bits. In stage 3 a layer's weights are gathered before they are used, once per
+walk. Of what is needed for one layer at a time there are two buffers then, so that the ranks' work on one layer's goes on
+beside the computation of another's.
+*/
+#ifndef LLMC_RESIDENCY_H
+#define LLMC_RESIDENCY_H
+#include "llmc/ops/arena.h"
+#include "llmc/model/lora.h"
+#include "llmc/ops/ops.h"
+#include "llmc/model/sharding.h"
+
+// A layer's weights come together here, or its gradient is added up over the ranks.
+typedef struct {
+    char *weights, *adapters; // [elements of a layer] of model->dtype, of either table
+    Summed *sums;             // [elements of a layer of what is trained]
+    size_t layer;             // whose they are, where `busy`
+    int busy;                 // until somebody awaits
+    int64_t ticket;           // this
+} LayerBuffer;
+
+typedef struct {
+    const Model *model;
+    const Ops *ops;
+    Arena *arena;
+    char *weights;       // of model->dtype: all, or this rank's portions (sharding.h)
+    const Lora *lora;    // NULL: the model itself is trained
+    char *adapters;      // the same of lora->table
+    int without;         // adapters are left out for now: the model as it was before
+    char *gradients;     // of what is trained, in gradient_type; all or portions; NULL in a run without backward
+    DType gradient_type; // model->dtype, or the type of sums
+    char *inputs;        // [L+1, N, C] layer inputs x_0..x_L, or [N, C] where a forward alone runs in place
+    size_t input_stride; // N*C elements, or 0 in place
+    size_t input_begin;  // the first token that `inputs` holds: 0, but generation holds one chunk at a time
+    size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for them
+
+    World world;          // whose processes share in all this
+    int reduce;           // the stream at hand is the step's last: sums in place are then added up over all ranks
+    Traffic sent;         // so far, by this rank
+    int plan;             // a walk that visits one layer of each kind (stream.h)
+    double layers_repeat; // how many layers the one being visited stands for; 1 in a run
+    int step;             // of the walk over layers: 1 first to last, -1 last to first
+    LayerBuffer gathered[2], summed[2]; // of layers with even and odd numbers
+    Summed *embedding_sums;             // [elements of the group] of a tied head first, then of the embedding, too
+    int64_t last_ticket;                // of sums in place; 0: none
+} Residency;
+
+// What AdamW keeps, all or portions; nothing but the optimizer and checkpoints touch it.
+typedef struct {
+    void *m, *v;   // of moment_type
+    float *master; // or NULL
+} OptimizerState;
+
+static inline void *at(void *base, size_t element, size_t size) { return (char *)base + element * size; }
+
+// The table of what is trained, and where that is.
+static inline const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
+static inline char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
+
+// Elements of the norm alone: the matrix of the head follows, in Summed, where dW is handed out.
+static inline size_t head_norm_elements(const Model *model) {
+    size_t C = model->config.hidden_size;
+    return model->model_offset[FINAL_NORM_BIAS] == ABSENT ? C : 2 * C;
+}
+
+static inline int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD] == ABSENT; }
+
+static inline int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
+
+// ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). Of a group of one nothing is asked -------
+static inline void count_sent(Residency *r, TrafficKind kind, double bytes, size_t hops) {
+    r->sent.bytes[kind] += r->layers_repeat * bytes;
+    r->sent.calls[kind] += r->layers_repeat;
+    r->sent.hops[kind] += r->layers_repeat * (double)hops;
+}
+
+static inline double bytes_sent(const Residency *r, RankGroup group, size_t count, size_t size) {
+    const double ranks = (double)ranks_in(r->world, group);
+    return (double)count * (double)size * (ranks - 1) / ranks;
+}
+
+static inline int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
+    if (ranks_in(r->world, group) == 1) return 0;
+    count_sent(r, kind, bytes_sent(r, group, count, dtype_size(dtype_of_sums(r->model->dtype))),
+               ranks_in(r->world, group) - 1);
+    return r->ops->reduce_scatter(group, x, count, unit);
+}
+
+static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
+                                   size_t size) {
+    if (ranks_in(r->world, group) == 1) return 0;
+    count_sent(r, kind, bytes_sent(r, group, count, size), ranks_in(r->world, group) - 1);
+    return r->ops->all_gather(group, x, count, unit, size);
+}
+
+// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's parcels alone, and others may send
+// more or less.
+static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Parcel *parcels, size_t n,
+                                     double mean) {
+    double bytes = 0;
+    size_t i;
+    if (ranks_in(r->world, group) == 1) return 0;
+    for (i = 0; i < n; i++) bytes += (double)parcels[i].out_bytes;
+    if (r->plan) bytes = mean;
+    count_sent(r, kind, bytes, 1);
+    return r->ops->exchange(group, parcels, n);
+}
+
+static inline int alone(const Residency *r) { return world_ranks(r->world) == 1; }
+static inline Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, DEALT_WEIGHTS); }
+static inline Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, DEALT_GRADIENTS); }
+
+static inline Portion own_portion(const Residency *r, const Model *table, size_t group) {
+    return share_of(group_elements(table, group), SHARE_UNIT, world_ranks(r->world), r->world.rank);
+}
+
+// ---- weights --------------------------------------------------------------------------------------------------------
+typedef struct {
+    char *weights;  // of the group, from its first element
+    char *adapters; // of a layer, from its first element; NULL: none, or left out for now
+    char *matrix;   // of the head: [V,C], the embedding where they are tied; else NULL
+} GroupWeights;
+
+// out = all elements of a group, from the portions of every rank.
+static inline int64_t gather_group(Residency *r, const Model *table, char *portions, size_t group, char *out) {
+    const size_t size = dtype_size(table->dtype);
+    const Portion own = own_portion(r, table, group);
+    const char *held = (const char *)at(portions, sharding_begin(table, weights_sharding(r), group), size);
+    if (own.count) r->ops->copy(at(out, own.begin, size), held, own.count * size);
+    return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARE_UNIT, size);
+}
+
+static inline void gather_layer(Residency *r, size_t layer) {
+    LayerBuffer *b = &r->gathered[layer % 2];
+    if (b->busy && b->layer == layer) return; // the visit before has asked for it
+    b->layer = layer, b->busy = 1;
+    b->ticket = gather_group(r, r->model, r->weights, layer, b->weights);
+    if (r->lora && !r->without) b->ticket = gather_group(r, &r->lora->table, r->adapters, layer, b->adapters);
+}
+
+static inline GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
+    LayerBuffer *b = &r->gathered[layer % 2];
+    GroupWeights w = {b->weights, r->lora && !r->without ? b->adapters : NULL, NULL};
+    gather_layer(r, layer);
+    r->ops->await(b->ticket);
+    b->busy = 0;
+    return w;
+}
+
+// The embedding or the head, whole for as long as it is used.
+static inline GroupWeights acquire_gathered_table(Residency *r, size_t group) {
+    const Model *model = r->model;
+    const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
+    const int tied = group == GROUP_HEAD && head_is_tied(model);
+    GroupWeights w = {NULL, NULL, NULL};
+    int64_t ticket;
+    r->weights_mark = arena_mark(r->arena);
+    w.weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
+                                   group == GROUP_HEAD ? "the head's gathered weights" : "the gathered embedding",
+                                   elements, size);
+    ticket = gather_group(r, model, r->weights, group, w.weights);
+    if (tied) {
+        w.matrix = (char *)arena_push(r->arena, SHARE_WEIGHTS, "the gathered embedding",
+                                      group_elements(model, GROUP_EMBEDDING), size);
+        ticket = gather_group(r, model, r->weights, GROUP_EMBEDDING, w.matrix);
+    } else if (group == GROUP_HEAD) {
+        w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
+    }
+    r->ops->await(ticket);
+    return w;
+}
+
+static inline GroupWeights weights_acquire(Residency *r, size_t group) {
+    const size_t size = dtype_size(r->model->dtype);
+    GroupWeights w = {NULL, NULL, NULL};
+    if (weights_sharding(r).ranks > 1)
+        return is_layer(group) ? acquire_gathered_layer(r, group) : acquire_gathered_table(r, group);
+    w.weights = (char *)at(r->weights, group_begin(r->model, group), size);
+    if (group == GROUP_HEAD) w.matrix = (char *)at(r->weights, model_head_offset(r->model), size);
+    if (r->lora && !r->without && is_layer(group))
+        w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), size);
+    return w;
+}
+
+// Within a walk, while `layer` is worked on: the next one is asked for. What this layer has to wait for itself is better
+// asked for before. A plan's next visit is of any layer: there each asks for its own.
+static inline void weights_prefetch(Residency *r, size_t layer) {
+    const size_t next = r->step > 0 ? layer + 1 : layer - 1; // before layer 0 it is no number of a layer
+    if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
+}
+
+static inline void weights_release(Residency *r, size_t group) {
+    if (weights_sharding(r).ranks > 1 && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
+}
+
+// After the optimizer's step: where every rank has stepped its portion of weights that all hold, these come to all.
+static inline void weights_updated(Residency *r) {
+    const Model *table = trained_table(r);
+    const size_t size = dtype_size(table->dtype), L = table->config.num_hidden_layers;
+    int64_t ticket = 0;
+    size_t i;
+    if (alone(r) || r->world.zero < DEALT_OPTIMIZER || r->world.zero >= DEALT_WEIGHTS) return;
+    for (i = 0; i < L + 2; i++) {
+        const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD, count = group_elements(table, group);
+        if (count)
+            ticket = ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL,
+                                  at(trained_weights(r), group_begin(table, group), size), count, SHARE_UNIT, size);
+    }
+    r->ops->await(ticket);
+}
+
+// ---- gradients ------------------------------------------------------------------------------------------------------
+static inline int grads_are_sums(const Residency *r) { return r->gradient_type == dtype_of_sums(r->model->dtype); }
+
+// Whether dW is summed in the stored gradient itself.
+static inline int sums_in_place(const Residency *r) { return grads_are_sums(r) && gradients_sharding(r).ranks == 1; }
+
+static inline Summed *sums_at(void *base, size_t element, const Residency *r) {
+    return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
+}
+
+// Before a step's first stream.
+static inline void grads_zero(Residency *r) {
+    r->ops->zero(r->gradients,
+                 sharding_elements(trained_table(r), gradients_sharding(r)) * dtype_size(r->gradient_type));
+}
+
+static inline Summed *push_sums(Residency *r, const char *name, size_t count) {
+    const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
+    Summed *sums = (Summed *)arena_push(r->arena, SHARE_GRADIENTS, name, count, size);
+    r->ops->zero(sums, count * size);
+    return sums;
+}
+
+// In stage 0 all ranks want the whole gradient, once it is that of the step.
+static inline void gather_gradient(Residency *r, size_t group) {
+    const Model *table = trained_table(r);
+    const size_t size = dtype_size(r->gradient_type);
+    if (r->reduce && r->world.zero < DEALT_OPTIMIZER)
+        r->last_ticket =
+            ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, at(r->gradients, group_begin(table, group), size),
+                         group_elements(table, group), SHARE_UNIT, size);
+}
+
+// A group's sums in place, over all ranks; awaited at the end of the pass.
+static inline void reduce_in_place(Residency *r, size_t group) {
+    const Model *table = trained_table(r);
+    if (!r->reduce) return;
+    r->last_ticket = ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums_at(r->gradients, group_begin(table, group), r),
+                               group_elements(table, group), SHARE_UNIT);
+    gather_gradient(r, group);
+}
+
+// From a buffer: asks for the sums of a group over all ranks ...
+static inline int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
+    return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARE_UNIT);
+}
+
+// ... and, once they are there, adds this rank's portion to the stored gradient.
+static inline void add_portion(Residency *r, size_t group, Summed *sums) {
+    const Model *table = trained_table(r);
+    const Sharding held = gradients_sharding(r);
+    const Portion own = own_portion(r, table, group);
+    const size_t place = sharding_begin(table, held, group) + (held.ranks > 1 ? 0 : own.begin);
+    if (own.count)
+        r->ops->gradient_add(at(r->gradients, place, dtype_size(r->gradient_type)), r->gradient_type,
+                             sums_at(sums, own.begin, r), own.count);
+    gather_gradient(r, group);
+}
+
+static inline void settle_layer(Residency *r, LayerBuffer *b) {
+    if (!b->busy) return;
+    b->busy = 0;
+    r->ops->await(b->ticket);
+    add_portion(r, b->layer, b->sums);
+}
+
+typedef struct {
+    Summed *layer;       // a layer's dW in the order of its tensors, or with LoRA of its adapters; NULL of the others
+    Summed *norm, *head; // of the head: the final norm's (weight, bias), and the matrix
+    void *tables;        // of the embedding group: its op adds to them directly,
+    DType tables_type;   // in this type
+} GroupSums;
+
+static inline Summed *layer_sums(Residency *r, size_t layer) {
+    const Model *table = trained_table(r);
+    LayerBuffer *b = &r->summed[alone(r) ? 0 : layer % 2];
+    if (sums_in_place(r)) return sums_at(r->gradients, group_begin(table, layer), r);
+    settle_layer(r, b);
+    r->ops->zero(b->sums, table->layer_elements * dtype_size(dtype_of_sums(table->dtype)));
+    return b->sums;
+}
+
+static inline void head_sums(Residency *r, GroupSums *sums) {
+    const Model *model = r->model;
+    const size_t norm = head_norm_elements(model);
+    if (sums_in_place(r)) {
+        sums->norm = sums_at(r->gradients, group_begin(model, GROUP_HEAD), r);
+        sums->head = sums_at(r->gradients, model_head_offset(model), r);
+    } else if (r->embedding_sums) {
+        sums->norm = push_sums(r, "sums of the final norm's gradient", norm);
+        sums->head = r->embedding_sums;
+    } else {
+        sums->norm = push_sums(r, "sums of the head's gradient", norm + model_head_elements(model));
+        sums->head = sums_at(sums->norm, norm, r);
+    }
+}
+
+static inline void embedding_sums(Residency *r, GroupSums *sums) {
+    const int stored = alone(r) || sums_in_place(r);
+    sums->tables_type = stored ? r->gradient_type : dtype_of_sums(r->model->dtype);
+    if (stored)
+        sums->tables = r->gradients;
+    else if (r->embedding_sums)
+        sums->tables = r->embedding_sums;
+    else
+        sums->tables = push_sums(r, "sums of the embedding's gradient", group_elements(r->model, GROUP_EMBEDDING));
+}
+
+static inline GroupSums grads_acquire(Residency *r, size_t group) {
+    GroupSums sums = {NULL, NULL, NULL, NULL, DTYPE_FP32};
+    r->sums_mark = arena_mark(r->arena);
+    if (is_layer(group))
+        sums.layer = layer_sums(r, group);
+    else if (!r->lora && group == GROUP_HEAD)
+        head_sums(r, &sums);
+    else if (!r->lora)
+        embedding_sums(r, &sums);
+    return sums;
+}
+
+// A process alone adds its sums to the stored gradient.
+static inline void add_sums(Residency *r, size_t group, GroupSums sums) {
+    const Model *table = trained_table(r);
+    const size_t size = dtype_size(r->gradient_type), begin = group_begin(table, group);
+    if (is_layer(group)) {
+        r->ops->gradient_add(at(r->gradients, begin, size), r->gradient_type, sums.layer, table->layer_elements);
+    } else if (group == GROUP_HEAD) {
+        r->ops->gradient_add(at(r->gradients, begin, size), r->gradient_type, sums.norm, head_norm_elements(table));
+        r->ops->gradient_add(at(r->gradients, model_head_offset(table), size), r->gradient_type, sums.head,
+                             model_head_elements(table));
+    }
+}
+
+static inline void grads_release(Residency *r, size_t group, GroupSums sums) {
+    if (r->lora && !is_layer(group)) return;
+    if (alone(r)) {
+        if (!sums_in_place(r)) add_sums(r, group, sums);
+    } else if (sums_in_place(r)) {
+        reduce_in_place(r, group);
+    } else if (is_layer(group)) {
+        LayerBuffer *b = &r->summed[group % 2];
+        b->layer = group, b->busy = 1;
+        b->ticket = reduce_sums(r, group, b->sums);
+        if (r->plan) settle_layer(r, b); // counted for as many layers as it stands for
+    } else {
+        Summed *all = group == GROUP_HEAD ? sums.norm : (Summed *)sums.tables;
+        r->ops->await(reduce_sums(r, group, all));
+        add_portion(r, group, all);
+    }
+    arena_pop(r->arena, r->sums_mark);
+}
+
+// Around a stream's forward and backward. Beside other processes a tied matrix has one sum, from the head to the
+// embedding, so that it is sent once.
+static inline void grads_begin(Residency *r) {
+    const int wanted = !alone(r) && !r->lora && !sums_in_place(r) && head_is_tied(r->model);
+    r->embedding_sums =
+        wanted ? push_sums(r, "sums of the tied embedding's gradient", group_elements(r->model, GROUP_EMBEDDING))
+               : NULL;
+    r->last_ticket = 0;
+}
+
+static inline void grads_end(Residency *r) {
+    if (r->last_ticket) r->ops->await(r->last_ticket);
+}
+
+// ---- a walk over layers ---------------------------------------------------------------------------------------------
+static inline void push_gathered(Residency *r, LayerBuffer *b, int first) {
+    const size_t size = dtype_size(r->model->dtype);
+    b->busy = 0;
+    b->weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
+                                    first ? "one layer's gathered weights" : "the next layer's gathered weights",
+                                    r->model->layer_elements, size);
+    if (r->lora)
+        b->adapters = (char *)arena_push(r->arena, SHARE_WEIGHTS,
+                                         first ? "one layer's gathered adapters" : "the next layer's gathered adapters",
+                                         r->lora->table.layer_elements, size);
+}
+
+// step 1: first to last; -1: last to first, with gradients. Pushes what one layer, or two by turns, need of these.
+static inline void layers_begin(Residency *r, int step) {
+    const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
+    const size_t two = min_size(2, r->model->config.num_hidden_layers);
+    size_t i;
+    r->step = step;
+    r->layers_mark = arena_mark(r->arena);
+    for (i = 0; i < two && weights_sharding(r).ranks > 1; i++) push_gathered(r, &r->gathered[i], i == 0);
+    for (i = 0; i < (alone(r) ? 1 : two) && step < 0 && !sums_in_place(r); i++) {
+        r->summed[i].busy = 0;
+        r->summed[i].sums = (Summed *)arena_push(
+            r->arena, SHARE_GRADIENTS, i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
+            trained_table(r)->layer_elements, size);
+    }
+}
+
+static inline void layers_end(Residency *r) {
+    size_t i;
+    for (i = 0; i < 2 && r->step < 0; i++) settle_layer(r, &r->summed[i]);
+    r->layers_repeat = 1;
+    arena_pop(r->arena, r->layers_mark);
+}
+
+// ---- layer inputs ---------------------------------------------------------------------------------------------------
+// Where x_l of tokens from `begin` on is to be written, and where it can be read.
+static inline Stored *input_save(Residency *r, size_t layer, size_t begin) {
+    size_t row = begin - r->input_begin;
+    return (Stored *)at(r->inputs, layer * r->input_stride + row * r->model->config.hidden_size,
+                        dtype_size(r->model->dtype));
+}
+
+static inline Stored *input_load(Residency *r, size_t layer, size_t begin) { return input_save(r, layer, begin); }
+
+#endif

@@ -1,0 +1,97 @@
+/*
+Between the host and the stream at hand: tokens and the weights of targets go to the device, log-probabilities and
+entropies come back. Where several ranks share a stream each moves those of its own tokens; what an objective looks at
+is of the whole stream, so the host of each rank gets the others', too.
+*/
+#ifndef LLMC_STREAM_HOST_H
+#define LLMC_STREAM_HOST_H
+#include "llmc/ranks/dist.h"
+#include "stream.h"
+
+// Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
+static inline void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
+    size_t half;
+    for (half = 0; half < 2; half++)
+        if (s->own[half].count)
+            s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
+                            s->own[half].count * size);
+}
+
+static inline void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
+    size_t half;
+    for (half = 0; half < 2; half++)
+        if (s->own[half].count)
+            s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
+                             s->own[half].count * size);
+}
+
+// Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
+static inline void host_gather(StreamBP *s, void *host) {
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
+    const size_t most = stream_most(s->N, S);
+    char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
+    size_t rank, half;
+    if (S == 1) return;
+    for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
+        memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
+    dist_gather(RANKS_OF_STREAM, own, most * size, all);
+    for (rank = 0; rank < S; rank++) {
+        for (half = 0, packed = all + rank * most * size; half < 2; half++) {
+            const Portion part = stream_part(s->N, S, rank, half);
+            memcpy(at(host, part.begin, size), packed, part.count * size);
+            packed += part.count * size;
+        }
+    }
+}
+
+// host[N] = what the device has of every token of the stream, whoever owns it
+static inline void host_collect(StreamBP *s, void *host, Summed *device) {
+    if (s->dry) return;
+    own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
+    host_gather(s, host);
+}
+
+// Weights of all targets; where they wait for log-probabilities, these are in host_sums.
+static inline void stream_weights(StreamBP *s) {
+    const DType type = dtype_of_sums(s->model->dtype);
+    const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
+    if (s->dry) return;
+    objective_weights(&s->objective, s->batch, s->Z, 0, s->N, at_once ? NULL : s->host_sums, s->host_sums, type);
+    own_copy_in(s, s->token_weight, s->host_sums, dtype_size(type));
+}
+
+// Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
+static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
+    size_t n;
+    s->batch = batch, s->Z = Z;
+    stream_deal(s, world_sp(s->memory.world));
+    n = s->own_tokens;
+    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
+    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
+    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
+    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
+    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
+    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
+    if (s->dry) return;
+    if (batch->N > s->host_tokens || batch->documents > s->host_documents)
+        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
+            batch->documents, s->host_tokens, s->host_documents);
+    own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
+    own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
+    own_copy_in(s, s->position, batch->position, sizeof(int32_t));
+    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) stream_weights(s);
+}
+
+// Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
+static inline void stream_end(StreamBP *s) {
+    host_collect(s, s->host_sums, s->logp);
+    if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
+}
+
+static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
+    if (s->dry) return 0;
+    return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
+                          dtype_of_sums(s->model->dtype), metrics);
+}
+
+#endif

@@ -1,0 +1,406 @@
+/*
+The tokenizer file of data/tokenizer_file.py, whose first comment is its format: reading it, and holding every count, offset and
+id in it against its bounds, so that no file, however damaged, can lead encoding or decoding astray. The whole file is kept in
+memory and pointed into; what is looked up by content (spellings, merges, classes of characters) gets an index of its own. A file
+that fails ends the program with one line. Little-endian, as every file here.
+*/
+#ifndef LLMC_TOKENIZER_FILE_H
+#define LLMC_TOKENIZER_FILE_H
+#include "llmc/base/crc32.h"
+#include "llmc/base/file.h"
+
+#define TOKENIZER_MAGIC   "SBPTOKEN"
+#define TOKENIZER_VERSION 1u
+#define TOKENIZER_HEADER  64                  // bytes before the table of sections
+#define TOKENIZER_MAX     ((uint64_t)1 << 31) // bytes: offsets into it are 32 bits
+#define NO_TOKEN          UINT32_MAX
+#define CHARACTERS        0x110000u // code points
+
+// Bits of the header's flags, in the order of FLAGS.
+enum {
+    TOKENIZER_ENCODES = 1 << 0,
+    TOKENIZER_BYTE_LEVEL = 1 << 1,     // words are bytes; else characters
+    TOKENIZER_IGNORE_MERGES = 1 << 2,  // a word that is in the vocabulary is that token, whatever its merges
+    TOKENIZER_BYTE_FALLBACK = 1 << 3,  // a character that is not in the vocabulary is its bytes, "<0x41>"
+    TOKENIZER_FUSE_UNKNOWN = 1 << 4,   // unknown characters in a row are one token
+    TOKENIZER_COMPOSE = 1 << 5,        // Unicode's NFC comes first
+    TOKENIZER_REPLACE_SPACES = 1 << 6, // " " becomes U+2581
+    TOKENIZER_PREPEND = 1 << 7,        // U+2581 before each stretch of text
+    TOKENIZER_PREFIX_SPACE = 1 << 8,   // " " before each stretch that has none
+    TOKENIZER_SPLIT_WORDS = 1 << 9,    // a word begins at each U+2581
+    TOKENIZER_STRIP_FIRST = 1 << 10,   // a decoded text loses its first space
+    TOKENIZER_TRIM_USER = 1 << 11,     // the chat template trims what a user writes
+    TOKENIZER_TRIM_SYSTEM = 1 << 12,
+    TOKENIZER_CHAT = 1 << 13,
+    TOKENIZER_CHAT_SYSTEM = 1 << 14,
+    TOKENIZER_CHAT_NEXT = 1 << 15,
+    TOKENIZER_FLAGS = (1 << 16) - 1
+};
+
+// How text is cut into words, in the order of WORDS.
+typedef enum {
+    WORDS_WHOLE,
+    WORDS_GPT2,
+    WORDS_LLAMA3,
+    WORDS_QWEN2,
+    WORDS_QWEN2_MARKS,
+    WORDS_METASPACE_ALWAYS,
+    WORDS_METASPACE_FIRST,
+    WORDS_METASPACE_NEVER,
+    WORDS_KINDS
+} WordsKind;
+
+typedef enum {
+    SECTION_TEXT_OFFSETS,
+    SECTION_TEXT,
+    SECTION_SPELLING_OFFSETS,
+    SECTION_SPELLING,
+    SECTION_ID_FLAGS,
+    SECTION_MERGES,
+    SECTION_ADDED,
+    SECTION_ADDED_TEXT,
+    SECTION_END_IDS,
+    SECTION_PREFIX_IDS,
+    SECTION_SUFFIX_IDS,
+    SECTION_CLASSES,
+    SECTION_DECOMPOSITIONS,
+    SECTION_COMBINING,
+    SECTION_PAIRS,
+    SECTION_REASON,
+    SECTION_CHAT_REASON,
+    SECTION_FIRST_BEFORE,
+    SECTION_FIRST_AFTER,
+    SECTION_SYSTEM_BEFORE,
+    SECTION_SYSTEM_BETWEEN,
+    SECTION_SYSTEM_AFTER,
+    SECTION_NEXT_BEFORE,
+    SECTION_NEXT_AFTER,
+    SECTION_NAME,
+    TOKENIZER_SECTIONS
+} TokenizerSection;
+
+enum { ID_EXISTS = 1, ID_SPECIAL = 2, ID_IN_VOCABULARY = 4 };
+enum { ADDED_LEFT = 1, ADDED_RIGHT = 2, ADDED_NORMALIZED = 4, ADDED_SPECIAL = 8 };
+enum { CLASS_LETTER = 1, CLASS_MARK = 2, CLASS_NUMBER = 4, CLASS_SPACE = 8 };
+
+typedef struct {
+    uint32_t left, right, result;
+} MergeRule;
+
+typedef struct {
+    uint32_t id, flags, offset, bytes; // what is looked for: added_text[offset...]
+} AddedToken;
+
+typedef struct {
+    uint32_t point, count, parts[4];
+} Decomposition;
+
+typedef struct {
+    uint32_t first, second, composite;
+} CompositionPair;
+
+// Memory that encoding grows as it needs it, and keeps.
+typedef struct {
+    unsigned char *at;
+    size_t count, capacity; // bytes
+} Scratch;
+
+typedef struct {
+    char *path;
+    unsigned char *file; // [bytes]; everything below that is const points into it
+    uint64_t bytes, fingerprint;
+    uint32_t flags, ids, vocabulary_ids, unknown;
+    WordsKind words;
+    const unsigned char *section[TOKENIZER_SECTIONS];
+    size_t section_bytes[TOKENIZER_SECTIONS];
+    const uint32_t *text_offsets, *spelling_offsets;   // [ids + 1]
+    const unsigned char *text, *spelling, *id_flags;   // id_flags[ids]
+    const MergeRule *merges;                           // [merge_count], first rank first
+    const AddedToken *added;                           // [added_count], the first added_raw are looked for in raw text
+    const Decomposition *decompositions;               // by point
+    const uint32_t *combining;                         // (point, class), by point
+    const CompositionPair *pairs;                      // by first, second
+    const uint32_t *end_ids, *prefix_ids, *suffix_ids; // [..._count]
+    size_t merge_count, added_count, added_raw, decomposition_count, combining_count, pair_count;
+    size_t end_count, prefix_count, suffix_count;
+    uint32_t *spelling_slots, *merge_slots; // index + 1 of what lies there; 0: nothing
+    size_t spelling_mask, merge_mask;
+    unsigned char *class_of;       // [CHARACTERS], NULL where none is needed
+    uint32_t byte_id[256];         // of a byte-level word, or of "<0x41>"; NO_TOKEN
+    Scratch normal, words_text;    // a stretch of text, normalized; and as its words are cut
+    Scratch points, symbols, heap; // of composition and of merging
+} Tokenizer;
+
+// ---- small things ----------------------------------------------------------------------------------------------------------------
+static inline void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
+    if (bytes > scratch->capacity) {
+        size_t capacity = max_size(bytes + bytes / 2, 4096);
+        unsigned char *grown = (unsigned char *)checked_malloc(capacity, "text to be encoded");
+        if (scratch->count) memcpy(grown, scratch->at, scratch->count);
+        free(scratch->at);
+        scratch->at = grown, scratch->capacity = capacity;
+    }
+    return scratch->at;
+}
+
+static inline uint64_t hash_bytes(const unsigned char *data, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    while (bytes--) hash = (hash ^ *data++) * 0x100000001b3u;
+    return hash ^ (hash >> 29);
+}
+
+static inline uint64_t hash_pair(uint32_t left, uint32_t right) {
+    uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
+    return hash ^ (hash >> 32);
+}
+
+static inline const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, size_t *bytes) {
+    *bytes = t->spelling_offsets[id + 1] - t->spelling_offsets[id];
+    return t->spelling + t->spelling_offsets[id];
+}
+
+// The id that the model's vocabulary has for a word, or NO_TOKEN.
+static inline uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
+    size_t slot = (size_t)hash_bytes(word, bytes) & t->spelling_mask, length;
+    for (; t->spelling_slots[slot]; slot = (slot + 1) & t->spelling_mask) {
+        uint32_t id = t->spelling_slots[slot] - 1;
+        const unsigned char *spelling = tokenizer_spelling(t, id, &length);
+        if (length == bytes && !memcmp(spelling, word, bytes)) return id;
+    }
+    return NO_TOKEN;
+}
+
+// The rank of a merge, or NO_TOKEN.
+static inline uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
+    size_t slot = (size_t)hash_pair(left, right) & t->merge_mask;
+    for (; t->merge_slots[slot]; slot = (slot + 1) & t->merge_mask) {
+        const MergeRule *merge = &t->merges[t->merge_slots[slot] - 1];
+        if (merge->left == left && merge->right == right) return t->merge_slots[slot] - 1;
+    }
+    return NO_TOKEN;
+}
+
+// ---- checks ------------------------------------------------------------------------------------------------------------------------
+__attribute__((noreturn)) static inline void tokenizer_damaged(const Tokenizer *t, const char *what) {
+    die("%s: this tokenizer file is damaged: %s; write it again with data/tokenizer_file.py", t->path, what);
+}
+
+static inline void tokenizer_check_header(Tokenizer *t) {
+    uint32_t word[16];
+    uint64_t bytes;
+    if (t->bytes < TOKENIZER_HEADER + 16 * TOKENIZER_SECTIONS || memcmp(t->file, TOKENIZER_MAGIC, 8) != 0)
+        die("%s: is not a tokenizer file; data/tokenizer_file.py writes one from a Hugging Face tokenizer", t->path);
+    memcpy(word, t->file, sizeof(word));
+    memcpy(&bytes, t->file + 16, 8);
+    memcpy(&t->fingerprint, t->file + 24, 8);
+    if (word[2] != TOKENIZER_VERSION)
+        die("%s: is a tokenizer file of version %u, this program reads version %u; write it again with this version's "
+            "data/tokenizer_file.py",
+            t->path, word[2], TOKENIZER_VERSION);
+    if (bytes > t->bytes)
+        die("%s: is truncated: %llu of %llu bytes are there; copy it again", t->path, (unsigned long long)t->bytes,
+            (unsigned long long)bytes);
+    if (bytes != t->bytes) tokenizer_damaged(t, "bytes follow its end");
+    crc32_prepare();
+    if (crc32_of(0, t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
+    t->flags = word[8], t->ids = word[9], t->vocabulary_ids = word[10], t->unknown = word[12];
+    if (t->flags & ~(uint32_t)TOKENIZER_FLAGS) tokenizer_damaged(t, "unknown flags");
+    if (!t->ids || t->ids > INT32_MAX || t->vocabulary_ids > t->ids) tokenizer_damaged(t, "its number of ids");
+    if (word[11] >= WORDS_KINDS) tokenizer_damaged(t, "an unknown way to cut words");
+    t->words = (WordsKind)word[11];
+    if (t->unknown != NO_TOKEN && t->unknown >= t->ids) tokenizer_damaged(t, "the id of unknown characters");
+    if (word[13] != TOKENIZER_SECTIONS) tokenizer_damaged(t, "its number of sections");
+}
+
+static inline void tokenizer_check_sections(Tokenizer *t) {
+    uint64_t place[2];
+    size_t i;
+    for (i = 0; i < TOKENIZER_SECTIONS; i++) {
+        memcpy(place, t->file + TOKENIZER_HEADER + 16 * i, sizeof(place));
+        if (place[0] > t->bytes || place[1] > t->bytes - place[0] || place[0] % 8)
+            tokenizer_damaged(t, "a section lies outside of it");
+        t->section[i] = t->file + place[0], t->section_bytes[i] = (size_t)place[1];
+    }
+}
+
+// A section of entries of `size` bytes: how many there are.
+static inline const void *tokenizer_entries(const Tokenizer *t, TokenizerSection section, size_t size, size_t *count) {
+    if (t->section_bytes[section] % size) tokenizer_damaged(t, "a section has a part of an entry");
+    *count = t->section_bytes[section] / size;
+    return t->section[section];
+}
+
+// offsets[ids + 1] into a run of bytes.
+static inline const uint32_t *tokenizer_check_table(const Tokenizer *t, TokenizerSection offsets_section,
+                                                    TokenizerSection bytes_section) {
+    size_t count, i;
+    const uint32_t *offsets = (const uint32_t *)tokenizer_entries(t, offsets_section, sizeof(uint32_t), &count);
+    if (count != (size_t)t->ids + 1 || offsets[0] != 0 || offsets[t->ids] != t->section_bytes[bytes_section])
+        tokenizer_damaged(t, "a table of texts has the wrong size");
+    for (i = 0; i < t->ids; i++)
+        if (offsets[i] > offsets[i + 1]) tokenizer_damaged(t, "a table of texts goes backwards");
+    return offsets;
+}
+
+static inline const uint32_t *tokenizer_check_ids(const Tokenizer *t, TokenizerSection section, size_t *count) {
+    const uint32_t *ids = (const uint32_t *)tokenizer_entries(t, section, sizeof(uint32_t), count);
+    size_t i;
+    for (i = 0; i < *count; i++)
+        if (ids[i] >= t->ids) tokenizer_damaged(t, "a list of ids goes beyond them");
+    return ids;
+}
+
+static inline void tokenizer_check_added(Tokenizer *t) {
+    size_t i;
+    t->added = (const AddedToken *)tokenizer_entries(t, SECTION_ADDED, sizeof(AddedToken), &t->added_count);
+    for (i = 0; i < t->added_count; i++) {
+        const AddedToken *token = &t->added[i], *before = i ? token - 1 : NULL;
+        const unsigned char *text = t->section[SECTION_ADDED_TEXT];
+        int normalized = (token->flags & ADDED_NORMALIZED) != 0, order;
+        if (token->id >= t->ids || !token->bytes || token->offset > t->section_bytes[SECTION_ADDED_TEXT] ||
+            token->bytes > t->section_bytes[SECTION_ADDED_TEXT] - token->offset)
+            tokenizer_damaged(t, "an added token lies outside of it");
+        if (!normalized) t->added_raw = i + 1;
+        if (!before || normalized != ((before->flags & ADDED_NORMALIZED) != 0)) {
+            if (before && !normalized) tokenizer_damaged(t, "its added tokens are out of order");
+            continue;
+        }
+        order = memcmp(text + before->offset, text + token->offset, min_size(before->bytes, token->bytes));
+        if (order > 0 || (order == 0 && before->bytes >= token->bytes))
+            tokenizer_damaged(t, "its added tokens are out of order");
+    }
+}
+
+static inline int is_character(uint32_t point) { return point < CHARACTERS && (point < 0xd800 || point > 0xdfff); }
+
+static inline void tokenizer_check_composition(Tokenizer *t) {
+    size_t i, j;
+    t->decompositions = (const Decomposition *)tokenizer_entries(t, SECTION_DECOMPOSITIONS, sizeof(Decomposition),
+                                                                 &t->decomposition_count);
+    t->combining = (const uint32_t *)tokenizer_entries(t, SECTION_COMBINING, 8, &t->combining_count);
+    t->pairs = (const CompositionPair *)tokenizer_entries(t, SECTION_PAIRS, sizeof(CompositionPair), &t->pair_count);
+    for (i = 0; i < t->decomposition_count; i++) {
+        const Decomposition *d = &t->decompositions[i];
+        if (d->count < 1 || d->count > 4 || (i && d[-1].point >= d->point)) tokenizer_damaged(t, "a decomposition");
+        for (j = 0; j < d->count; j++)
+            if (!is_character(d->parts[j])) tokenizer_damaged(t, "a decomposition");
+    }
+    for (i = 0; i < t->combining_count; i++)
+        if (t->combining[2 * i + 1] > 255 || (i && t->combining[2 * i - 2] >= t->combining[2 * i]))
+            tokenizer_damaged(t, "a combining class");
+    for (i = 0; i < t->pair_count; i++) {
+        const CompositionPair *p = &t->pairs[i];
+        if (!is_character(p->composite)) tokenizer_damaged(t, "a composed character");
+        if (i && (p[-1].first > p->first || (p[-1].first == p->first && p[-1].second >= p->second)))
+            tokenizer_damaged(t, "its composed characters are out of order");
+    }
+}
+
+// ---- indices -----------------------------------------------------------------------------------------------------------------------
+static inline uint32_t *tokenizer_slots(size_t entries, size_t *mask) {
+    size_t slots = 16;
+    while (slots < 2 * entries) slots *= 2;
+    *mask = slots - 1;
+    return (uint32_t *)checked_calloc(slots, sizeof(uint32_t), "the index of a tokenizer");
+}
+
+static inline void tokenizer_index_merges(Tokenizer *t) {
+    size_t i, slot;
+    t->merges = (const MergeRule *)tokenizer_entries(t, SECTION_MERGES, sizeof(MergeRule), &t->merge_count);
+    if (t->merge_count > INT32_MAX) tokenizer_damaged(t, "its number of merges");
+    t->merge_slots = tokenizer_slots(t->merge_count, &t->merge_mask);
+    for (i = 0; i < t->merge_count; i++) {
+        const MergeRule *merge = &t->merges[i];
+        if (merge->left >= t->ids || merge->right >= t->ids || merge->result >= t->ids)
+            tokenizer_damaged(t, "a merge of ids it does not have");
+        if (tokenizer_rank(t, merge->left, merge->right) != NO_TOKEN)
+            tokenizer_damaged(t, "a merge stands there twice");
+        slot = (size_t)hash_pair(merge->left, merge->right) & t->merge_mask;
+        while (t->merge_slots[slot]) slot = (slot + 1) & t->merge_mask;
+        t->merge_slots[slot] = (uint32_t)i + 1;
+    }
+}
+
+static inline void tokenizer_index_spellings(Tokenizer *t) {
+    size_t bytes, slot, byte;
+    char name[8];
+    uint32_t id;
+    t->spelling_slots = tokenizer_slots(t->ids, &t->spelling_mask);
+    for (id = 0; id < t->ids; id++) {
+        const unsigned char *spelling = tokenizer_spelling(t, id, &bytes);
+        if (!(t->id_flags[id] & ID_IN_VOCABULARY)) continue;
+        if (tokenizer_find(t, spelling, bytes) != NO_TOKEN) tokenizer_damaged(t, "two ids are spelled the same");
+        slot = (size_t)hash_bytes(spelling, bytes) & t->spelling_mask;
+        while (t->spelling_slots[slot]) slot = (slot + 1) & t->spelling_mask;
+        t->spelling_slots[slot] = id + 1;
+    }
+    for (byte = 0; byte < 256; byte++) {
+        unsigned char one = (unsigned char)byte;
+        snprintf(name, sizeof(name), "<0x%02X>", (unsigned)byte);
+        t->byte_id[byte] = t->flags & TOKENIZER_BYTE_LEVEL ? tokenizer_find(t, &one, 1)
+                                                           : tokenizer_find(t, (const unsigned char *)name, 6);
+        if (t->flags & TOKENIZER_BYTE_FALLBACK && t->byte_id[byte] == NO_TOKEN)
+            tokenizer_damaged(t, "a byte's token is missing");
+    }
+}
+
+static inline void tokenizer_index_classes(Tokenizer *t) {
+    size_t count, i;
+    const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
+    int by_class = t->words >= WORDS_GPT2 && t->words <= WORDS_QWEN2_MARKS;
+    for (i = 0; i < t->added_count; i++) by_class |= (t->added[i].flags & (ADDED_LEFT | ADDED_RIGHT)) != 0;
+    if (!by_class) return;
+    if (!count) tokenizer_damaged(t, "its classes of characters are missing");
+    t->class_of = (unsigned char *)checked_calloc(CHARACTERS, 1, "the classes of characters");
+    for (i = 0; i < count; i++) {
+        const uint32_t *range = ranges + 3 * i;
+        if (range[0] > range[1] || range[1] >= CHARACTERS || range[2] > 15)
+            tokenizer_damaged(t, "a class of characters");
+        memset(t->class_of + range[0], (int)range[2], range[1] - range[0] + 1);
+    }
+}
+
+// ---- open, close ---------------------------------------------------------------------------------------------------------------------
+static inline Tokenizer *tokenizer_open(const char *path) {
+    Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
+    InputFile file = input_open(path);
+    size_t count;
+    if (file.bytes > TOKENIZER_MAX)
+        die("%s: has %llu bytes, more than a tokenizer file may have", path, (unsigned long long)file.bytes);
+    t->path = checked_strdup(path);
+    t->bytes = file.bytes;
+    t->file = (unsigned char *)checked_malloc((size_t)file.bytes, "a tokenizer file");
+    input_read(&file, 0, t->file, (size_t)file.bytes);
+    input_close(&file);
+    tokenizer_check_header(t);
+    tokenizer_check_sections(t);
+    t->text_offsets = tokenizer_check_table(t, SECTION_TEXT_OFFSETS, SECTION_TEXT);
+    t->text = t->section[SECTION_TEXT];
+    t->spelling_offsets = t->text_offsets, t->spelling = t->text;
+    if (t->section_bytes[SECTION_SPELLING_OFFSETS]) {
+        t->spelling_offsets = tokenizer_check_table(t, SECTION_SPELLING_OFFSETS, SECTION_SPELLING);
+        t->spelling = t->section[SECTION_SPELLING];
+    }
+    t->id_flags = (const unsigned char *)tokenizer_entries(t, SECTION_ID_FLAGS, 1, &count);
+    if (count != t->ids) tokenizer_damaged(t, "flags of ids it does not have");
+    t->end_ids = tokenizer_check_ids(t, SECTION_END_IDS, &t->end_count);
+    t->prefix_ids = tokenizer_check_ids(t, SECTION_PREFIX_IDS, &t->prefix_count);
+    t->suffix_ids = tokenizer_check_ids(t, SECTION_SUFFIX_IDS, &t->suffix_count);
+    tokenizer_check_added(t);
+    tokenizer_check_composition(t);
+    tokenizer_index_merges(t);
+    tokenizer_index_spellings(t);
+    tokenizer_index_classes(t);
+    return t;
+}
+
+static inline void tokenizer_close(Tokenizer *t) {
+    if (!t) return;
+    free(t->normal.at), free(t->words_text.at);
+    free(t->points.at), free(t->symbols.at), free(t->heap.at);
+    free(t->spelling_slots), free(t->merge_slots), free(t->class_of);
+    free(t->file), free(t->path);
+    free(t);
+}
+
+#endif

@@ -1,0 +1,95 @@
+/*
+The optimizer over the parameter table: the norm of the whole gradient, and one AdamW step of every parameter. The arithmetic
+is ops->adamw's; here is decided who decays (matrices; norms and biases do not) and who gets which random bits.
+
+Where something is held in bf16 it is rounded stochastically. Every element has bits of its own at every step, a function of
+(seed, step, place in the table) alone: so a resumed run repeats them, and a step does not depend on which parameters, or
+which parts of one, happen to lie, or to be stepped, side by side. That is why neighbours are not stepped together.
+*/
+#ifndef LLMC_ADAMW_H
+#define LLMC_ADAMW_H
+#include "llmc/base/random.h"
+#include "llmc/stream/residency.h"
+#include "llmc/files/weight_source.h"
+
+#define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
+
+// ---- the gradient as a whole ----------------------------------------------------------------------------------------------
+// Its L2 norm, summed in double in the order of the table, and then of the ranks: each looks at its portions, whatever the
+// stage. *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares do not fit a
+// double), or NULL; all ranks learn the same.
+static inline double gradient_norm(const Model *model, World world, const Ops *ops, const void *gradients, DType type,
+                                   const Parameter **bad) {
+    const size_t ranks = world_ranks(world);
+    size_t first_bad = model->parameter_count, i, whose;
+    double sum = 0;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const Held own = held_of(model, sharding_of(world, DEALT_ALWAYS), p);
+        double squares = 0;
+        if (own.count) {
+            size_t place = place_of(model, sharding_of(world, DEALT_GRADIENTS), p, own.first);
+            squares = ops->sum_of_squares((const char *)gradients + place * dtype_size(type), type, own.count);
+        }
+        if (!isfinite(squares) && first_bad > i) first_bad = i;
+        sum += squares;
+    }
+    if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
+    if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // then it is not finite on any rank
+    *bad = first_bad < model->parameter_count ? &model->parameters[first_bad] : NULL;
+    return sqrt(sum);
+}
+
+// What the gradient is multiplied by, so that its norm is at most `limit` (0: no limit).
+static inline double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
+
+// ---- the optimizer: every rank steps what it holds of the optimizer's state -------------------------------------------------
+// master = weights, through the host a slab at a time.
+static inline void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights,
+                                         float *master) {
+    size_t i, done, n, size = dtype_size(model->dtype);
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const Held own = held_of(model, sharding_of(world, DEALT_OPTIMIZER), p);
+        const size_t from = place_of(model, sharding_of(world, DEALT_WEIGHTS), p, own.first);
+        for (done = 0; done < own.count; done += n) {
+            n = min_size(own.count - done, SLAB_ELEMENTS);
+            ops->copy_out(staged_raw.bytes, (const char *)weights + (from + done) * size, n * size);
+            elements_convert(staged_reformed.bytes, DTYPE_FP32, staged_raw.bytes, model->dtype, n);
+            ops->copy_in(master + own.place + done, staged_reformed.bytes, n * sizeof(float));
+        }
+    }
+}
+
+// Before the first step, once the weights are there.
+static inline void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
+                                  const OptimizerState *state, DType moment_type) {
+    const size_t elements = sharding_elements(model, sharding_of(world, DEALT_OPTIMIZER));
+    ops->zero(state->m, elements * dtype_size(moment_type));
+    ops->zero(state->v, elements * dtype_size(moment_type));
+    if (state->master) optimizer_fill_master(model, world, ops, weights, state->master);
+}
+
+// `step` is the same for all: its weight_decay is that of matrices, its seed that of the run. Afterwards weights_updated
+// (residency.h) is due.
+static inline void optimizer_step(const Model *model, World world, const Ops *ops, void *weights, const void *gradients,
+                                  DType gradient_type, const OptimizerState *state, DType moment_type,
+                                  const AdamW *step) {
+    size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type), i;
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const Held own = held_of(model, sharding_of(world, DEALT_OPTIMIZER), p);
+        size_t weight, slope;
+        AdamW s = *step;
+        if (!own.count) continue;
+        weight = place_of(model, sharding_of(world, DEALT_WEIGHTS), p, own.first);
+        slope = place_of(model, sharding_of(world, DEALT_GRADIENTS), p, own.first);
+        if (!parameter_decays(p)) s.weight_decay = 0;
+        s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step), s.first = own.first;
+        ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.place : NULL,
+                   (const char *)gradients + slope * gradient, gradient_type, (char *)state->m + own.place * moment,
+                   (char *)state->v + own.place * moment, moment_type, own.count, &s);
+    }
+}
+
+#endif

@@ -1,0 +1,235 @@
+/*
+What a run says: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
+
+log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...} of a step, "val_loss" of a
+validation, "sample", and "options" of each part of the run, with the first step of that part. Lines are appended and flushed
+one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a crash may have left:
+the file reads as if there had been no interruption, and holds the options of those parts of which a step remains.
+*/
+#ifndef LLMC_LOG_H
+#define LLMC_LOG_H
+#include "llmc/files/checkpoint_folder.h"
+#include "llmc/base/json_out.h"
+#include "llmc/cli/options_out.h"
+#include "llmc/base/progress.h"
+#include "llmc/cli/report.h"
+
+// Of all ranks together; seconds are those of rank 0, which waits for the others like any.
+typedef struct {
+    size_t step;
+    double loss, grad_norm, learning_rate;
+    double tokens, seconds; // of this step
+    double flops;           // executed in this step
+    double peak_flops;      // per second, of the machine's matrix product; 0: not known
+    double memory_bytes;    // of this rank
+    double sent_bytes;      // by each rank
+    size_t ranks;
+    double data_seconds;                    // of these seconds, waiting for data
+    double rollout_seconds, reward_seconds; // of these seconds, writing completions, and waiting for their rewards
+    size_t streams;                         // micro-batches
+    Metrics metrics;                        // of the objective
+} StepReport;
+
+typedef struct {
+    double loss; // of the objective; of sft mean nats over the counted targets
+    Counts counts;
+    Metrics metrics;
+} Evaluation;
+
+typedef struct {
+    FILE *text;    // step lines; NULL: none
+    FILE *records; // log.jsonl; NULL: no --out
+    char path[PATH_MAX];
+    size_t steps;
+    Progress progress;
+} RunLog;
+
+// ---- log.jsonl -----------------------------------------------------------------------------------------------------------
+// The step of a complete record, or SIZE_MAX.
+static inline size_t record_step(const char *line, size_t length) {
+    static const char opening[] = "{\"step\": ";
+    size_t step = 0, at = sizeof(opening) - 1;
+    if (length < at + 3 || memcmp(line, opening, at) != 0 || line[length - 2] != '}' || line[length - 1] != '\n')
+        return SIZE_MAX;
+    if (line[at] < '0' || line[at] > '9') return SIZE_MAX;
+    for (; at < length && line[at] >= '0' && line[at] <= '9'; at++) step = 10 * step + (size_t)(line[at] - '0');
+    return step;
+}
+
+// Cuts the file off after its last record of a step up to `step`; nothing remains where there is no step to go back to.
+static inline void records_truncate(const char *path, size_t step) {
+    FILE *file = fopen(path, "r+");
+    char *line = NULL;
+    size_t capacity = 0, keep = 0;
+    ssize_t length;
+    if (!file && errno == ENOENT) return;
+    if (!file) die("cannot open %s: %s", path, strerror(errno));
+    while (step > 0 && (length = getline(&line, &capacity, file)) > 0) {
+        size_t found = record_step(line, (size_t)length);
+        if (found == SIZE_MAX || found > step) break;
+        keep += (size_t)length;
+    }
+    if (ftruncate(fileno(file), (off_t)keep)) die("cannot shorten %s to step %zu: %s", path, step, strerror(errno));
+    free(line);
+    fclose(file);
+}
+
+// Of a new run the file must be empty or absent: checkpoint_open has seen to that.
+static inline void records_open(RunLog *log, const char *folder, int resume, size_t step) {
+    make_folder(folder);
+    path_join(log->path, folder, RECORDS_NAME);
+    if (resume) records_truncate(log->path, step);
+    log->records = fopen(log->path, "a");
+    if (!log->records) die("cannot write %s: %s; choose another --out", log->path, strerror(errno));
+}
+
+// ---- opening -------------------------------------------------------------------------------------------------------------
+// text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done before:
+// 0, or the step that is resumed from.
+static inline RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
+    RunLog log;
+    memset(&log, 0, sizeof(log));
+    log.text = text;
+    log.steps = steps;
+    if (folder) records_open(&log, folder, resume, step);
+    log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
+    return log;
+}
+
+static inline void runlog_close(RunLog *log) {
+    progress_end(&log->progress);
+    if (log->records && fclose(log->records)) die("cannot write %s: %s", log->path, strerror(errno));
+    log->records = NULL;
+}
+
+// A record is filled between these two. Only where log->records is open.
+static inline JsonOut runlog_record(RunLog *log, size_t step) {
+    JsonOut json = json_open(log->records);
+    json_object(&json, NULL);
+    json_size(&json, "step", step);
+    return json;
+}
+
+static inline void runlog_record_end(RunLog *log, JsonOut *json) {
+    int error;
+    json_object_end(json);
+    error = json_close(json);
+    if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
+}
+
+// How this run, or this part of a resumed one, was called; `step` is the last one done before. The record is of the step after:
+// if that is never saved, another part begins there.
+static inline void runlog_options(RunLog *log, size_t step, const Options *options) {
+    JsonOut json;
+    if (!log->records || step >= log->steps) return; // this part has no steps
+    json = runlog_record(log, step + 1);
+    json_text(&json, "version", STREAMBP_VERSION);
+    options_json(&json, "options", options);
+    runlog_record_end(log, &json);
+}
+
+// ---- what is said ----------------------------------------------------------------------------------------------------------
+// "123.4 GFLOP/s", five digits at most
+static inline const char *human_rate(double per_second, char text[32]) {
+    static const char *const units[] = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
+    int unit = 0;
+    per_second /= 1e6;
+    while (per_second >= 1e4 && unit < 3) per_second /= 1e3, unit++;
+    snprintf(text, 32, "%6.1f %s", per_second, units[unit]);
+    return text;
+}
+
+static inline int digits_of(size_t number) {
+    int digits = 1;
+    while (number >= 10) number /= 10, digits++;
+    return digits;
+}
+
+// Of a step without what completions and their rewards took.
+static inline double training_seconds(const StepReport *r) {
+    return r->seconds - r->rollout_seconds - r->reward_seconds;
+}
+
+static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
+    double seconds = training_seconds(r), rate = seconds > 0 ? r->flops / seconds : 0;
+    double speed = seconds > 0 ? r->tokens / seconds : 0;
+    char rate_text[32];
+    fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
+            steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed,
+            human_rate(rate, rate_text));
+    if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
+    fprintf(out, " | %s", human_bytes(r->memory_bytes));
+    if (r->ranks > 1) fprintf(out, " | %.1f MB sent", 1e-6 * r->sent_bytes);
+    metrics_print(out, &r->metrics, " | ");
+    if (r->seconds > 0 && r->rollout_seconds > 0)
+        fprintf(out, " | %.0f %% writing, %.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
+                100 * r->reward_seconds / r->seconds);
+    if (r->seconds > 0 && r->data_seconds > 0.01 * r->seconds)
+        fprintf(out, " | %.0f %% waiting for data", 100 * r->data_seconds / r->seconds);
+    fputc('\n', out);
+}
+
+static inline void runlog_step(RunLog *log, const StepReport *r) {
+    double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : NAN;
+    if (log->text) {
+        progress_clear(&log->progress);
+        step_line(log->text, r, log->steps);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, r->step);
+        json_number(&json, "loss", r->loss);
+        json_number(&json, "grad_norm", r->grad_norm);
+        json_number(&json, "lr", r->learning_rate);
+        json_number(&json, "tokens", r->tokens);
+        json_number(&json, "seconds", r->seconds);
+        json_number(&json, "data_seconds", r->data_seconds);
+        if (r->rollout_seconds > 0) {
+            json_number(&json, "rollout_seconds", r->rollout_seconds);
+            json_number(&json, "reward_seconds", r->reward_seconds);
+        }
+        json_number(&json, "tokens_per_second", r->tokens * per_second);
+        json_number(&json, "flops_per_second", r->flops * per_second);
+        json_number(&json, "peak_share", r->peak_flops > 0 ? r->flops * per_second / r->peak_flops : NAN);
+        json_number(&json, "memory_bytes", r->memory_bytes);
+        if (r->ranks > 1) json_number(&json, "sent_bytes", r->sent_bytes);
+        metrics_json(&json, &r->metrics, "");
+        runlog_record_end(log, &json);
+    }
+    progress_update(&log->progress, (double)r->step);
+}
+
+static inline void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
+    if (log->text) {
+        progress_clear(&log->progress);
+        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f", digits_of(log->steps), step, log->steps,
+                found->loss);
+        metrics_print(log->text, &found->metrics, " | ");
+        fprintf(log->text, " over %.0f tokens\n", found->counts.tokens);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, step);
+        json_number(&json, "val_loss", found->loss);
+        json_number(&json, "val_tokens", found->counts.tokens);
+        metrics_json(&json, &found->metrics, "val_");
+        runlog_record_end(log, &json);
+    }
+}
+
+static inline void runlog_sample(RunLog *log, size_t step, const char *sample, size_t bytes) {
+    if (log->text) {
+        progress_clear(&log->progress);
+        fprintf(log->text, "step %*zu/%zu | sample:\n", digits_of(log->steps), step, log->steps);
+        fwrite(sample, 1, bytes, log->text);
+        fputc('\n', log->text);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, step);
+        json_bytes(&json, "sample", sample, bytes);
+        runlog_record_end(log, &json);
+    }
+}
+
+#endif

@@ -1,0 +1,256 @@
+/*
+Log-probabilities of data under the model at hand: the keys that they are known by, the walk through the data that
+computes them (the verb `logprobs`), and the reference of a training run, which is the model as it was before the
+first step: computed then, once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), where later
+runs of the same model and data find it. Where that folder cannot be written to, it is kept in --out.
+
+A resumed run has another model at hand. Its state remembers the key of the one that was the reference ("reference"
+among the settings of state.json), and by that key the file is found.
+*/
+#ifndef LLMC_REFERENCE_H
+#define LLMC_REFERENCE_H
+#include "llmc/data/logprobs.h"
+#include "llmc/base/progress.h"
+#include "llmc/cli/run.h"
+#include "run_state.h"
+#include "llmc/files/table_parts.h"
+#include "world_sums.h"
+
+// ---- keys ---------------------------------------------------------------------------------------------------------
+// Of a configuration and all weights, as they are in device memory: any op set, number of threads and of ranks give the
+// same. Never 0. adapter: 0, or a key of what is added to the weights. Collective.
+static inline uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights,
+                                 uint64_t adapter) {
+    char config[4096];
+    uint64_t key;
+    config_to_text(&model->config, config, sizeof(config));
+    key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
+    key = table_checksum(key, model, memory, ops, weights, model->dtype, "key of the model");
+    if (adapter) key = random_mix(key ^ adapter);
+    return key ? key : 1;
+}
+
+// Of a run's model without adapters.
+static inline uint64_t run_base_key(const Run *run) {
+    const Residency *memory = &run->stream.memory;
+    return model_key(&run->model, sharding_of(memory->world, DEALT_WEIGHTS), ops_device, memory->weights, 0);
+}
+
+// With the adapters that it has.
+static inline uint64_t run_model_key(const Run *run) {
+    const Residency *memory = &run->stream.memory;
+    const Sharding held = sharding_of(memory->world, DEALT_WEIGHTS);
+    uint64_t adapter;
+    if (!run->lora.rank) return run_base_key(run);
+    adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
+                             ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
+    return model_key(&run->model, held, ops_device, memory->weights, adapter);
+}
+
+// What a file of log-probabilities of this data under that model says of itself.
+static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
+    const Documents *d = &data->documents;
+    const Options *o = run->options;
+    LogprobHeader h;
+    memset(&h, 0, sizeof(h));
+    h.documents = d->documents;
+    h.tokens = d->shard[d->shards - 1].tokens_before + d->shard[d->shards - 1].header.tokens;
+    h.model_key = key, h.data_key = documents_content_key(d);
+    if (d->long_documents) {
+        h.seq_len = d->settings.T;
+        h.cut = d->settings.long_documents == LONG_SPLIT ? DOCUMENTS_SPLIT : DOCUMENTS_TRUNCATED;
+    }
+    h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature;
+    logprobs_name(h.model, o->model ? o->model : o->init ? "--init" : "the model of a resumed run");
+    if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init); // here the beginning says more than the end
+    return h;
+}
+
+// ---- the walk -----------------------------------------------------------------------------------------------------
+typedef struct {
+    double sum, counted; // of the log-probabilities
+} LogprobSum;
+
+// Of document i of a stream that has gone through the model: logp[N] of `type`.
+static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
+                                           const void *logp, DType type, LogprobSum *sum) {
+    const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
+    float value[LOGPROBS_AT_ONCE];
+    size_t first, n, k;
+    for (first = begin; first < end; first += n) {
+        const size_t token = batch->origin[i] + 1 + first - begin; // that the first of these positions predicts
+        n = min_size(end - first, LOGPROBS_AT_ONCE);
+        for (k = 0; k < n; k++) {
+            const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
+            value[k] = (float)found;
+            sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
+            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
+                DocumentAt document = documents_find_token(d, token + k);
+                die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
+                    document.shard->header.path, (unsigned long long)document.number,
+                    (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
+            }
+        }
+        logprobs_write(w, token, n, value);
+    }
+}
+
+// The file at `path` for all ranks, where rank 0 has created it; each writes what it computes.
+static inline void logprobs_share(LogprobWriter *w, const char *path) {
+    char temporary[PATH_MAX] = "";
+    if (dist_rank() == 0) memcpy(temporary, w->output.temporary, sizeof(temporary));
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    dist_broadcast(RANKS_ALL, &w->header, sizeof(w->header), 0);
+    if (dist_rank() != 0) output_join(&w->output, path, temporary);
+}
+
+static inline void logprobs_finish(LogprobWriter *w, uint64_t counted) {
+    if (dist_rank() != 0) output_leave(&w->output);
+    dist_barrier();
+    if (dist_rank() == 0) logprobs_commit(w, counted);
+    dist_barrier();
+}
+
+// All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
+// batch: of dataloader_batch, or as large. The loader is somewhere else afterwards.
+static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
+                                          Deal deal) {
+    const DType type = dtype_of_sums(stream->model->dtype);
+    const World world = stream->memory.world;
+    Documents *d = &data->documents;
+    Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
+    LogprobSum sum = {0, 0};
+    double positions = 0, sums[2];
+    size_t streams = dataloader_batches(data), done, i;
+    for (done = 0; done < streams; done += deal.stride) {
+        const int any = done + deal.first < streams;
+        Batch part;
+        dataloader_seek(data, any ? done + deal.first : 0);
+        dataloader_next(data, batch);
+        part = any ? batch_part(batch, deal.parts, deal.part) : batch_empty(batch);
+        forward_logprobs(stream, &part, 1);
+        for (i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
+            logprobs_write_document(writer, d, &part, i, stream->host_sums, type, &sum);
+        progress_update(&progress, positions += (double)(deal.stride * deal.parts) * batch_tokens(&part));
+    }
+    sums[0] = sum.sum, sums[1] = sum.counted;
+    sum_over_streams(world, sums, 2);
+    sum.sum = sums[0], sum.counted = sums[1];
+    logprobs_finish(writer, (uint64_t)sum.counted);
+    progress_end(&progress);
+    return sum;
+}
+
+// ---- the reference of a training run ------------------------------------------------------------------------------
+// The key by which the state of a checkpoint (its folder) knows the reference. 0: it had none, which comparing the
+// settings will tell.
+static inline uint64_t reference_key_of(const char *checkpoint) {
+    char path[PATH_MAX], *text, *end;
+    size_t length;
+    const cJSON *settings;
+    const char *word;
+    uint64_t key = 0;
+    cJSON *root;
+    path_join(path, checkpoint, "state.json");
+    text = input_read_text(path, RUN_STATE_LIMIT, &length);
+    root = json_parse_object(text, length, path);
+    settings = run_state_get(root, "settings", path);
+    if (json_get(settings, "reference")) {
+        word = run_state_string(settings, "reference", path);
+        key = strtoull(word, &end, 16);
+        if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
+    }
+    cJSON_Delete(root);
+    free(text);
+    return key;
+}
+
+// Of everything that the values depend on.
+static inline uint64_t reference_file_key(const LogprobHeader *h) {
+    uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
+    memcpy(&temperature, &h->temperature, sizeof(temperature));
+    return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
+}
+
+// Where it may be: beside the first shard, in --out (or empty).
+static inline void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
+                                    char path[2][PATH_MAX]) {
+    const char *shard = data->documents.shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
+    char name[64], folder[PATH_MAX];
+    snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - shard) : 1, slash ? shard : ".");
+    path_join(path[0], *folder ? folder : "/", name);
+    *path[1] = 0;
+    if (out) path_join(path[1], out, name);
+}
+
+static inline int folder_is_writable(const char *path) {
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
+    return access(*folder ? folder : "/", W_OK | X_OK) == 0;
+}
+
+// The first of these places that will do, as rank 0 sees it; -1: none. A moment later another rank may see another one.
+static inline int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
+    int i, place = -1, error;
+    for (i = 0; i < 2 && place < 0; i++)
+        if (*path[i] && will_do(path[i])) place = i;
+    error = errno;
+    dist_broadcast(RANKS_ALL, &place, sizeof(place), 0);
+    errno = error;
+    return place;
+}
+
+static inline void reference_compute(Run *run, DataLoader *data, Batch *batch, const LogprobHeader *wanted,
+                                     const char *path) {
+    LogprobWriter writer;
+    if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path);
+    fflush(run->text);
+    if (dist_rank() == 0) logprobs_create(&writer, path, wanted);
+    logprobs_share(&writer, path);
+    run->stream.memory.without = 1; // adapters are what is trained
+    logprobs_compute(&writer, &run->stream, data, batch, deal_evaluation(run->settings.world, run->deal.parts));
+    run->stream.memory.without = 0;
+}
+
+// The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,
+// computed. Before the first step; batch as above, the loader is to be put in its place afterwards. key: of the
+// reference, by model_key or, in a resumed run, by reference_key_of.
+static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
+                                     int at_hand) {
+    char path[2][PATH_MAX];
+    LogprobHeader wanted;
+    int place;
+    wanted = logprobs_header(run, data, key);
+    reference_places(run, data, &wanted, path);
+    place = reference_place(path, path_exists);
+    if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
+    if (place < 0) {
+        if (!at_hand)
+            die("%s: is gone, the reference's log-probabilities that this run began with, and the model is another by "
+                "now; put it back, or compute them again with the first model (train logprobs) and give "
+                "--reference-logprobs",
+                path[0]);
+        place = reference_place(path, folder_is_writable);
+        if (place < 0)
+            die("%s: the reference's log-probabilities cannot be kept there: %s; give --out, a folder for them, or "
+                "compute them with train logprobs and give --reference-logprobs",
+                path[0], strerror(errno));
+        reference_compute(run, data, batch, &wanted, path[place]);
+    }
+    logprobs_open(file, path[place]);
+    logprobs_check(file, &wanted, data->documents.shard[0].header.path);
+}
+
+// Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
+static inline void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
+    const LogprobFile *reference = data->documents.settings.reference, *old = data->documents.settings.old;
+    LogprobHeader wanted;
+    if (!data->of_documents) return;
+    wanted = logprobs_header(run, data, reference_key);
+    if (reference) logprobs_check(reference, &wanted, data->documents.shard[0].header.path);
+    wanted.model_key = old_key;
+    if (old) logprobs_check(old, &wanted, data->documents.shard[0].header.path);
+}
+
+#endif

@@ -1,0 +1,383 @@
+/*
+The user's reward command: /bin/sh -c COMMAND, started once, asked once a step. Lines go to its standard input, a JSON
+object each; on its standard output it answers each with a line, in order: a JSON number, or an object with a number
+"reward". Its standard error is ours.
+
+    reward_open      starts it
+    reward_ask       a batch of lines, their answers; or what is wrong: RewardStatus, and a line for people in `message`
+    reward_restart   after a failure: whatever is left of the command ends, a new one begins
+    reward_close
+
+Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
+other. Nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
+waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Of several ranks each
+has a command, which may start ranks of its own: it does not know of ours (reward_environment). Nothing of ours is
+allocated after reward_open.
+*/
+#ifndef LLMC_REWARD_H
+#define LLMC_REWARD_H
+#include "llmc/base/utils.h"
+#include <cjson/cJSON.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define REWARD_ANSWER 4096 // bytes of an answer, its newline included
+#define REWARD_BUFFER ((size_t)1 << 16)
+#define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
+#define REWARD_LINGER 0.01 // seconds behind the last answer in which one too many is noticed; later ones the next time
+
+typedef enum {
+    REWARD_OK,
+    REWARD_DIED,       // the command ended, or closed its output
+    REWARD_CLOSED,     // it closed its input
+    REWARD_HUNG,       // it took longer than the timeout
+    REWARD_GARBAGE,    // an answer is no number
+    REWARD_NOT_FINITE, // or none to learn from
+    REWARD_TOO_MANY    // more answers than lines: which belongs to which is not known
+} RewardStatus;
+
+// Makes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: that was
+// all.
+typedef size_t (*RewardLines)(void *context, char *out, size_t room);
+
+typedef struct {
+    const char *command;
+    double timeout;        // seconds for a batch
+    pid_t process, guard;  // 0: none; process leads the group
+    int to, from, guarded; // its input, its output, what the guard waits for the end of; -1: none
+    char **environment;    // what the command finds there, NULL behind the last
+    char *out;             // [room] lines on their way
+    size_t room, out_begin, out_end;
+    char answer[REWARD_ANSWER]; // the beginning of one that is not there as a whole yet
+    size_t answer_bytes;
+    // of the batch that was asked last
+    size_t lines, sent, answered; // how many; newlines written; the first `answered` rewards are known
+    int closed;                   // it has closed its input
+    double deadline;
+    char message[512]; // what is wrong
+} Reward;
+
+// ---- the command and its guard --------------------------------------------------------------------------------------
+// Our environment without what the launcher of ranks (Open MPI, MPICH, Slurm) has told this one: an MPI program would take
+// itself for that rank. The job's nodes, and settings that nested launches need, stay. The strings are the environment's.
+static inline char **reward_environment(void) {
+    static const char *const launcher[] = {
+        "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
+        "MV2_COMM_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID=", "SLURM_GTIDS", "SLURM_TASK_PID"};
+    static const char kept[] = "OMPI_ALLOW_RUN_AS_ROOT";
+    size_t count = 0, used = 0, i, k;
+    char **environment;
+    while (environ[count]) count++;
+    environment = (char **)checked_calloc(count + 1, sizeof(char *), "the environment of the reward command");
+    for (i = 0; i < count; i++) {
+        int left_out = 0;
+        for (k = 0; k < sizeof(launcher) / sizeof(launcher[0]); k++)
+            left_out |= !strncmp(environ[i], launcher[k], strlen(launcher[k]));
+        if (!left_out || !strncmp(environ[i], kept, strlen(kept))) environment[used++] = environ[i];
+    }
+    return environment;
+}
+
+static inline void reward_pipe(int ends[2]) {
+    if (pipe2(ends, O_CLOEXEC))
+        die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
+}
+
+// sh -c script argument, as the leader of a new process group. in, out: its standard input and output; -1: ours. A
+// spawned process shares no memory with us: a fork would hold on to every page that training then changes.
+static inline pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
+    char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attributes;
+    sigset_t defaults, blocked;
+    pid_t process;
+    int error;
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    sigaddset(&defaults, SIGXFSZ);
+    if (deaf)
+        sigfillset(&blocked);
+    else
+        sigemptyset(&blocked);
+    posix_spawn_file_actions_init(&files);
+    if (in >= 0) posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
+    if (out >= 0) posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setsigmask(&attributes, &blocked);
+    error = posix_spawn(&process, "/bin/sh", &files, &attributes, argv, r->environment);
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&files);
+    if (error) die("the reward command cannot be started: /bin/sh: %s", strerror(error));
+    return process;
+}
+
+static inline void reward_start(Reward *r) {
+    int input[2], output[2], guarded[2];
+    char group[32];
+    reward_pipe(input), reward_pipe(output), reward_pipe(guarded);
+    r->process = reward_spawn(r, r->command, NULL, input[0], output[1], 0);
+    snprintf(group, sizeof(group), "-%ld", (long)r->process);
+    r->guard = reward_spawn(r, "read line; kill -9 \"$0\" 2>/dev/null", group, guarded[0], -1, 1);
+    close(input[0]), close(output[1]), close(guarded[0]);
+    r->to = input[1], r->from = output[0], r->guarded = guarded[1];
+    fcntl(r->to, F_SETFL, O_NONBLOCK), fcntl(r->from, F_SETFL, O_NONBLOCK);
+    r->answer_bytes = 0;
+}
+
+static inline void reward_reap(pid_t process) {
+    while (waitpid(process, NULL, 0) < 0 && errno == EINTR) continue;
+}
+
+// Ends the command with all it has started. It is not reaped before, so that its number cannot be another's by then.
+static inline void reward_stop(Reward *r) {
+    if (!r->process) return;
+    kill(-r->process, SIGKILL);
+    reward_reap(r->process);
+    kill(r->guard, SIGKILL);
+    reward_reap(r->guard);
+    if (r->to >= 0) close(r->to);
+    close(r->from), close(r->guarded);
+    r->process = r->guard = 0;
+    r->to = r->from = r->guarded = -1;
+}
+
+// room: 0, or the most bytes that `lines` of reward_ask wants to make at once
+static inline void reward_open(Reward *r, const char *command, double timeout, size_t room) {
+    memset(r, 0, sizeof(*r));
+    r->command = command, r->timeout = timeout;
+    r->room = max_size(room, REWARD_BUFFER);
+    r->out = (char *)checked_malloc(r->room, "lines for the reward command");
+    r->environment = reward_environment();
+    reward_start(r);
+}
+
+static inline void reward_restart(Reward *r) {
+    reward_stop(r);
+    reward_start(r);
+}
+
+// Whether the command has ended within `seconds`; it is left to be reaped.
+static inline int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
+    const struct timespec pause = {0, 1000000};
+    double until = seconds_now() + seconds;
+    do {
+        how->si_pid = 0;
+        if (waitid(P_PID, (id_t)r->process, how, WEXITED | WNOHANG | WNOWAIT) == 0 && how->si_pid) return 1;
+        nanosleep(&pause, NULL);
+    } while (seconds_now() < until);
+    return 0;
+}
+
+// The end of its input tells the command to end; it has a second for that.
+static inline void reward_close(Reward *r) {
+    siginfo_t how;
+    if (r->process && r->to >= 0) {
+        close(r->to);
+        r->to = -1;
+        reward_ended(r, 1, &how);
+    }
+    reward_stop(r);
+    free(r->out), free(r->environment);
+    memset(r, 0, sizeof(*r));
+}
+
+// ---- verdicts -------------------------------------------------------------------------------------------------------
+__attribute__((format(printf, 3, 4))) static inline RewardStatus reward_verdict(Reward *r, RewardStatus status,
+                                                                                const char *format, ...) {
+    size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command ");
+    va_list args;
+    va_start(args, format);
+    vsnprintf(r->message + used, sizeof(r->message) - used, format, args);
+    va_end(args);
+    return status;
+}
+
+// An answer for a message: shortened, on one line.
+static inline const char *reward_quote(const char *text, size_t bytes, char quote[80]) {
+    size_t i, most = min_size(bytes, 60);
+    for (i = 0; i < most; i++) {
+        unsigned char c = (unsigned char)text[i];
+        quote[i] = c < 0x20 || c >= 0x7f ? '?' : (char)c;
+    }
+    strcpy(quote + most, bytes > most ? "..." : "");
+    return quote;
+}
+
+static inline RewardStatus reward_died(Reward *r) {
+    siginfo_t how;
+    if (!reward_ended(r, fmin(1, r->deadline - seconds_now()), &how))
+        return reward_verdict(r, REWARD_DIED, "closed its output after %zu of %zu answers", r->answered, r->lines);
+    if (how.si_code == CLD_EXITED)
+        return reward_verdict(r, REWARD_DIED, "ended after %zu of %zu answers, with exit code %d%s", r->answered,
+                              r->lines, how.si_status, how.si_status == 127 ? " (there is no such command)" : "");
+    return reward_verdict(r, REWARD_DIED, "was ended by signal %d (%s) after %zu of %zu answers", how.si_status,
+                          strsignal(how.si_status), r->answered, r->lines);
+}
+
+static inline RewardStatus reward_late(Reward *r) {
+    if (r->closed)
+        return reward_verdict(r, REWARD_CLOSED, "closed its input after %zu of %zu answers", r->answered, r->lines);
+    return reward_verdict(r, REWARD_HUNG, "gave %zu of %zu answers within %g seconds; --reward-timeout allows more",
+                          r->answered, r->lines, r->timeout);
+}
+
+// ---- answers --------------------------------------------------------------------------------------------------------
+// text is zero-terminated. Not a number: 0. Python's NaN and Infinity are numbers here, and refused as such.
+static inline int reward_number(const char *text, double *value) {
+    static const char *const names[] = {"NaN", "Infinity", "nan", "inf"};
+    const char *name = text + (*text == '-');
+    char *end;
+    size_t i;
+    *value = NAN;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(name, names[i])) return 1;
+    if (!*text || strspn(text, "+-.0123456789eE") != strlen(text) || *text == '+') return 0;
+    *value = strtod(text, &end);
+    return *end == 0;
+}
+
+// Of an object: the number of its key "reward", which is there once.
+static inline int reward_of_object(const char *text, double *value) {
+    cJSON *object = cJSON_ParseWithOpts(text, NULL, 1);
+    const cJSON *item, *found = NULL;
+    size_t count = 0;
+    int good;
+    cJSON_ArrayForEach(item, object) {
+        if (item->string && !strcmp(item->string, "reward")) found = item, count++;
+    }
+    good = count == 1 && cJSON_IsNumber(found);
+    if (good) *value = found->valuedouble;
+    cJSON_Delete(object);
+    return good;
+}
+
+// One answer, text[bytes] without its newline; text[bytes] may be written.
+static inline RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *reward) {
+    char quote[80];
+    double value;
+    if (r->answered == r->sent) {
+        r->answered = 0;
+        return reward_verdict(r, REWARD_TOO_MANY, "gave more answers than it had lines: after %zu of them also '%s'",
+                              r->sent, reward_quote(text, bytes, quote));
+    }
+    reward_quote(text, bytes, quote);
+    while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
+    while (bytes && strchr(" \t", *text)) text++, bytes--;
+    text[bytes] = 0;
+    if (strlen(text) != bytes || !(*text == '{' ? reward_of_object(text, &value) : reward_number(text, &value)))
+        return reward_verdict(r, REWARD_GARBAGE,
+                              "answered '%s' to line %zu of %zu; a number, or {\"reward\": number}, "
+                              "is wanted",
+                              quote, r->answered + 1, r->lines);
+    if (!isfinite(value) || fabs(value) > 3e38)
+        return reward_verdict(r, REWARD_NOT_FINITE, "answered '%s' to line %zu of %zu; a finite number is wanted",
+                              quote, r->answered + 1, r->lines);
+    reward[r->answered++] = (float)value;
+    return REWARD_OK;
+}
+
+// What has come. All answers are looked at, also those behind the last that is wanted.
+static inline RewardStatus reward_read(Reward *r, float *reward) {
+    ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
+    char *begin = r->answer, *end, *newline;
+    char quote[80];
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return REWARD_OK;
+    if (got <= 0) return reward_died(r);
+    r->answer_bytes += (size_t)got;
+    end = r->answer + r->answer_bytes;
+    while ((newline = (char *)memchr(begin, '\n', (size_t)(end - begin)))) {
+        RewardStatus status = reward_take(r, begin, (size_t)(newline - begin), reward);
+        if (status) return status;
+        begin = newline + 1;
+    }
+    r->answer_bytes = (size_t)(end - begin);
+    memmove(r->answer, begin, r->answer_bytes);
+    if (r->answer_bytes < sizeof(r->answer)) return REWARD_OK;
+    return reward_verdict(r, REWARD_GARBAGE, "answered line %zu of %zu with more than %d bytes: '%s'", r->answered + 1,
+                          r->lines, REWARD_ANSWER, reward_quote(r->answer, r->answer_bytes, quote));
+}
+
+// ---- asking ---------------------------------------------------------------------------------------------------------
+// write without the signal that ends a program whose reader has gone: blocked, and taken from what is pending if it was
+// not before.
+static inline ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
+    const struct timespec at_once = {0, 0};
+    sigset_t pipe_signal, before, pending;
+    ssize_t put;
+    int error;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+    put = write(fd, text, bytes);
+    error = errno;
+    if (put < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
+        while (sigtimedwait(&pipe_signal, NULL, &at_once) < 0 && errno == EINTR) continue;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return put;
+}
+
+// It has closed its input: what it was not sent it will not answer.
+static inline void reward_input_closed(Reward *r) {
+    r->closed = 1;
+    if (r->sent < r->lines) r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
+}
+
+static inline void reward_write(Reward *r) {
+    ssize_t put = reward_write_quietly(r->to, r->out + r->out_begin, r->out_end - r->out_begin);
+    size_t i;
+    if (put < 0 && errno != EAGAIN && errno != EINTR) reward_input_closed(r);
+    for (i = 0; put > 0 && i < (size_t)put; i++) r->sent += r->out[r->out_begin + i] == '\n';
+    if (put > 0) r->out_begin += (size_t)put;
+}
+
+// Waits until there is something to read or there is room to write, and does it.
+static inline RewardStatus reward_exchange(Reward *r, double seconds, float *reward) {
+    const int writing = r->out_begin < r->out_end && !r->closed;
+    struct pollfd ends[2] = {{r->from, POLLIN, 0}, {r->closed ? -1 : r->to, (short)(writing ? POLLOUT : 0), 0}};
+    RewardStatus status = REWARD_OK;
+    if (poll(ends, 2, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) <= 0) return REWARD_OK;
+    if (ends[0].revents) status = reward_read(r, reward); // before more is sent: an answer cannot be to that
+    if (!status && writing && ends[1].revents)
+        reward_write(r);
+    else if (!status && ends[1].revents & POLLERR)
+        reward_input_closed(r);
+    return status;
+}
+
+// The rewards of n lines. Anything but REWARD_OK: the command is in no state to be asked again; of the rewards the
+// first r->answered are good.
+static inline RewardStatus reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
+    RewardStatus status = REWARD_OK;
+    int more = 1;
+    double now = seconds_now();
+    r->deadline = now + r->timeout;
+    r->lines = n, r->sent = r->answered = 0, r->closed = 0;
+    r->out_begin = r->out_end = 0;
+    while (r->answered < n || more || r->out_begin < r->out_end) {
+        if (more && r->out_begin == r->out_end) {
+            r->out_begin = 0, r->out_end = lines(context, r->out, r->room);
+            more = r->out_end > 0;
+        }
+        now = seconds_now();
+        if (now >= r->deadline) return reward_late(r);
+        status = reward_exchange(r, r->deadline - now, reward);
+        if (status) return status;
+    }
+    r->deadline = seconds_now() + REWARD_LINGER;
+    while (!status && (now = seconds_now()) < r->deadline) {
+        status = reward_exchange(r, r->deadline - now, reward);
+        if (status == REWARD_DIED) return REWARD_OK; // with all answered; the next time it matters
+    }
+    return status;
+}
+
+#endif

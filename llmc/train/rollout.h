@@ -1,0 +1,517 @@
+/*
+Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
+model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's
+group, and streams of whole groups to train on.
+
+    rollout_bound      the largest stream there will be, and rollout_capacity the longest text: for the plan, before
+    rollout_allocate   all memory; the command starts
+    rollout_step       step number s, from 1: how many streams it is, 0 where there is nothing to train on; what all of
+                       them count is in `counts`, what people watch in `metrics`
+    rollout_batch      one of these
+    rollout_free
+
+A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order
+every epoch. A completion does not depend on how many are written side by side, but for rounding.
+
+Of several replicas each writes completions of its share of the step's prompts, which do not depend on how many
+replicas there are; asks a reward command of its own; and trains on streams of its own, as many as any other has: where
+there are no more groups a stream is empty (batch.h).
+
+The command is given a line for each completion,
+
+    {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
+     "ended": true}
+
+texts as people see them (special tokens are not shown), and always valid JSON; `reference` is what the data has behind
+the prompt, `prompt_number` the prompt's place in the data, `ended` whether the model ended the completion. Where tokens
+have no text there are prompt_ids, completion_ids and reference_ids instead.
+*/
+#ifndef LLMC_ROLLOUT_H
+#define LLMC_ROLLOUT_H
+#include "llmc/base/json_out.h"
+#include "llmc/generate/prompt.h"
+#include "llmc/data/prompts.h"
+#include "reward.h"
+#include "llmc/generate/sampler_batch.h"
+#include "world_sums.h"
+
+#define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
+#define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
+#define ROLLOUT_AROUND        128                 // bytes, at most, that stand around a field of a line
+#define ROLLOUT_FAILURES      10                  // steps in a row without any reward that a run goes on after
+
+typedef struct {
+    size_t prompts, group_size; // P, G: of this replica
+    size_t most_prompts;        // of any replica
+    size_t step_prompts, first; // of all replicas, and how many of them come before this one's
+    World world;
+    size_t max_new_tokens;     // of a completion
+    size_t slots;              // completions written side by side
+    size_t stream_tokens;      // positions of a stream, at most; a group's at least, and so 0 is one group
+    SamplingSettings sampling; // its seed is the run's
+    int scale_rewards;         // advantages are divided by the standard deviation of their group's rewards
+    int stop;                  // where the reward command fails the run ends; else its groups are left out
+    int reference, old;        // streams have room for these log-probabilities
+    const char *reward_command;
+    double reward_timeout;
+    const Prompt *text;      // how tokens are text
+    const uint32_t *end_ids; // [end_count] what ends a completion
+    size_t end_count;
+} RolloutSettings;
+
+// Where the lines for the reward command have come to.
+typedef struct {
+    size_t completion, field, token; // token: of the field; SIZE_MAX: its beginning
+    TextOut text;                    // of the field
+} RolloutLine;
+
+typedef struct {
+    RolloutSettings settings;
+    Documents *data; // opened with DATA_PROMPTS
+    SamplerBatch sampler;
+    Reward command;
+    Prompt decoder;
+    uint32_t *order; // [prompts of the data] of epoch `epoch`
+    uint64_t epoch;  // UINT64_MAX: none
+    // the step's prompts, with their reference answers, and completions
+    size_t room;                    // tokens of a document of the data
+    int32_t *documents;             // [P,room]
+    size_t *prompt_tokens, *tokens; // [P] of the prompt, of it and its reference
+    size_t *number;                 // [P] place in the data
+    int32_t *ids;                   // [P*G,max_new_tokens]
+    Completion *completion;         // [P*G]
+    float *reward;                  // [P*G]
+    double *advantage;              // [P*G]
+    RolloutLine line;
+    size_t piece;  // the most bytes of a line that are made at once
+    char *scratch; // a token as text, before it is escaped
+    // streams
+    Packing packing;      // of groups
+    size_t *group_stream; // [P] SIZE_MAX: left out
+    Batch all;            // what the streams are parts of; document_start has one more for each stream
+    Batch *stream;        // [P]
+    size_t streams;       // of every replica
+    Counts counts;        // of the step, of all replicas
+    Metrics metrics;      // of the step, beside those of the objective
+    double sampling_seconds, reward_seconds; // of the step
+    size_t failures;                         // steps in a row
+} Rollout;
+
+// ---- sizes ----------------------------------------------------------------------------------------------------------
+// Tokens of the key/value cache for the longest text, and positions of it in a stream: its last token is only a target.
+static inline size_t rollout_capacity(const RolloutSettings *settings, const Documents *data) {
+    return prompts_longest(data) + settings->max_new_tokens - 1;
+}
+
+static inline StreamBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
+    size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
+    StreamBound bound;
+    if (longest > PLACES / (P * G))
+        die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
+            longest);
+    bound.longest = longest;
+    bound.N = settings->stream_tokens ? settings->stream_tokens : G * longest;
+    if (bound.N < G * longest)
+        die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
+            "and lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
+            "--group-size",
+            G, G * longest, prompts_longest(data), settings->max_new_tokens, bound.N);
+    bound.N = min_size(bound.N, P * G * longest);
+    bound.documents = min_size(P, bound.N / G) * G; // a document has a position at least
+    return bound;
+}
+
+static inline void rollout_allocate_text(Rollout *r) {
+    size_t token;
+    r->decoder = *r->settings.text;
+    r->decoder.text = NULL; // a prompt's text is begun anew
+    token = prompt_token_bytes(&r->decoder) + 8;
+    r->scratch = (char *)checked_malloc(token, "the text of a token");
+    r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
+}
+
+static inline void rollout_allocate_step(Rollout *r) {
+    const RolloutSettings *s = &r->settings;
+    size_t P = s->prompts, texts = P * s->group_size, i;
+    r->order = (uint32_t *)checked_calloc(prompts_count(r->data), sizeof(uint32_t), "the order of the prompts");
+    r->epoch = UINT64_MAX;
+    r->room = prompts_longest_document(r->data);
+    r->documents = (int32_t *)checked_calloc(P * r->room, sizeof(int32_t), "the prompts of a step");
+    r->prompt_tokens = (size_t *)checked_calloc(P, sizeof(size_t), "the prompts of a step");
+    r->tokens = (size_t *)checked_calloc(P, sizeof(size_t), "the prompts of a step");
+    r->number = (size_t *)checked_calloc(P, sizeof(size_t), "the prompts of a step");
+    r->ids = (int32_t *)checked_calloc(texts * s->max_new_tokens, sizeof(int32_t), "the completions of a step");
+    r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), "the completions of a step");
+    r->reward = (float *)checked_calloc(texts, sizeof(float), "the rewards of a step");
+    r->advantage = (double *)checked_calloc(texts, sizeof(double), "the advantages of a step");
+    for (i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * s->max_new_tokens;
+}
+
+static inline void rollout_allocate_streams(Rollout *r) {
+    const RolloutSettings *s = &r->settings;
+    size_t P = s->prompts, texts = P * s->group_size, streams = s->most_prompts;
+    Packing *packing = &r->packing;
+    for (packing->leaves = 1; packing->leaves < P;) packing->leaves *= 2;
+    packing->capacity = s->stream_tokens;
+    packing->item = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
+    packing->spare = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
+    packing->bin = (uint32_t *)checked_calloc(P, sizeof(uint32_t), "packing");
+    packing->room = (uint32_t *)checked_calloc(2 * packing->leaves, sizeof(uint32_t), "packing");
+    r->group_stream = (size_t *)checked_calloc(P, sizeof(size_t), "the groups of a step");
+    r->stream = (Batch *)checked_calloc(streams, sizeof(Batch), "the streams of a step");
+    r->all = batch_allocate(texts * rollout_capacity(s, r->data) + streams, texts + streams);
+    batch_allocate_answers(&r->all, s->reference, s->old);
+    free(r->all.document_start);
+    r->all.document_start = (size_t *)checked_calloc(texts + 2 * streams, sizeof(size_t), "the documents of a step");
+}
+
+// data, and what settings point to, must outlive it.
+static inline void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, Documents *data) {
+    memset(r, 0, sizeof(*r));
+    r->settings = *settings, r->data = data;
+    r->settings.stream_tokens = rollout_bound(settings, data).N;
+    sampler_batch_allocate(&r->sampler, model, settings->slots, rollout_capacity(settings, data));
+    rollout_allocate_text(r);
+    rollout_allocate_step(r);
+    rollout_allocate_streams(r);
+    reward_open(&r->command, settings->reward_command, settings->reward_timeout, r->piece);
+}
+
+static inline void rollout_free(Rollout *r) {
+    reward_close(&r->command);
+    sampler_batch_free(&r->sampler);
+    free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
+    free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch);
+    packing_free(&r->packing);
+    free(r->group_stream), free(r->stream);
+    batch_free(&r->all);
+    memset(r, 0, sizeof(*r));
+}
+
+// ---- prompts and completions ----------------------------------------------------------------------------------------
+// The step's prompts, and a completion of each member of their groups that is to be written. Prompt number k of the run
+// is number k % count in the order of epoch k / count.
+static inline void rollout_prompts(Rollout *r, size_t step) {
+    const RolloutSettings *s = &r->settings;
+    size_t count = prompts_count(r->data), p, g;
+    for (p = 0; p < s->prompts; p++) {
+        uint64_t k = (uint64_t)(step - 1) * s->step_prompts + s->first + p, epoch = k / count;
+        int32_t *document = r->documents + p * r->room;
+        if (epoch != r->epoch)
+            random_permutation(r->order, count, s->sampling.seed,
+                               packing_random_stream(RANDOM_STREAM_ROLLOUT, r->epoch = epoch));
+        r->number[p] = r->order[k % count];
+        prompts_read(r->data, r->number[p], document, r->room, &r->prompt_tokens[p], &r->tokens[p]);
+        for (g = 0; g < s->group_size; g++) {
+            Completion *text = &r->completion[p * s->group_size + g];
+            text->prompt = document, text->prompt_tokens = r->prompt_tokens[p];
+            text->room = s->max_new_tokens;
+            text->seed = random_bits(s->sampling.seed, RANDOM_STREAM_TEXTS, k * s->group_size + g);
+        }
+    }
+}
+
+// ---- lines for the reward command: made a piece at a time -----------------------------------------------------------
+static inline int rollout_has_text(const Rollout *r) { return r->decoder.tokenizer || r->decoder.bytes; }
+
+// What a field shows: ids[count]; NULL: nothing, which is null.
+static inline const int32_t *rollout_field(const Rollout *r, const RolloutLine *line, size_t *count) {
+    const Completion *text = &r->completion[line->completion];
+    size_t p = line->completion / r->settings.group_size;
+    if (line->field == 1 || line->field == 3) return *count = text->tokens, text->ids;
+    *count = line->field == 0 ? text->prompt_tokens : r->tokens[p] - text->prompt_tokens;
+    return line->field == 0 ? text->prompt : *count ? text->prompt + text->prompt_tokens : NULL;
+}
+
+// New text of the field, from its byte `begin` on, as it stands in a JSON string.
+static inline size_t rollout_escape(const TextOut *text, size_t begin, char *out) {
+    size_t bytes = 0, taken;
+    for (; begin < text->bytes; begin += taken)
+        bytes += json_escape(text->memory + begin, text->bytes - begin, out + bytes, &taken);
+    return bytes;
+}
+
+static inline size_t rollout_field_begin(RolloutLine *line, int as_ids, const int32_t *ids, char *scratch, char *out) {
+    static const char *const names[2][4] = {
+        {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
+        {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", ""}};
+    line->token = 0;
+    line->text = text_out_to(NULL, scratch);
+    line->text.bytes = line->field != 0; // only what begins a text may lose its first space
+    return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field],
+                            !ids     ? "null"
+                            : as_ids ? "["
+                                     : "\"");
+}
+
+// The next token of a field, or its end.
+static inline size_t rollout_field_go_on(Rollout *r, int as_ids, const int32_t *ids, size_t count, char *out) {
+    RolloutLine *line = &r->line;
+    size_t begin = line->text.bytes, bytes;
+    if (line->token < count && as_ids) {
+        bytes = (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", line->token ? ", " : "", ids[line->token]);
+        line->token++;
+        return bytes;
+    }
+    if (line->token < count) // the scratch holds one token; byte 0 stands for all that came before
+        prompt_token_out(&r->decoder, &line->text, ids[line->token], line->token);
+    else
+        text_out_end(&line->text);
+    bytes = rollout_escape(&line->text, begin, out);
+    line->text.bytes = line->text.bytes > 0;
+    if (line->token++ < count) return bytes;
+    if (ids) out[bytes++] = as_ids ? ']' : '"';
+    line->field++, line->token = SIZE_MAX;
+    return bytes;
+}
+
+static inline size_t rollout_line_end(Rollout *r, char *out) {
+    RolloutLine *line = &r->line;
+    size_t p = line->completion / r->settings.group_size;
+    int ended = r->completion[line->completion].ended;
+    line->completion++, line->field = 0, line->token = SIZE_MAX;
+    return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s}\n", r->number[p],
+                            ended ? "true" : "false");
+}
+
+static inline void rollout_lines_begin(Rollout *r) {
+    memset(&r->line, 0, sizeof(r->line));
+    r->line.token = SIZE_MAX;
+}
+
+// RewardLines of reward.h
+static inline size_t rollout_lines(void *context, char *out, size_t room) {
+    Rollout *r = (Rollout *)context;
+    RolloutLine *line = &r->line;
+    size_t bytes = 0, count;
+    while (line->completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room) {
+        int with_text = rollout_has_text(r), as_ids = !with_text || line->field == 3;
+        const int32_t *ids;
+        if (line->field == (with_text ? 4 : 3)) {
+            bytes += rollout_line_end(r, out + bytes);
+            continue;
+        }
+        ids = rollout_field(r, line, &count);
+        bytes += line->token == SIZE_MAX ? rollout_field_begin(line, as_ids, ids, r->scratch, out + bytes)
+                                         : rollout_field_go_on(r, as_ids, ids, count, out + bytes);
+    }
+    return bytes;
+}
+
+// ---- rewards --------------------------------------------------------------------------------------------------------
+// Some replica's command has failed, and was started again: rank 0 tells people. left_out: groups, of this replica.
+static inline void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
+    double sums[2] = {(double)failed, (double)left_out};
+    char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
+    size_t first;
+    dist_sum(RANKS_ALL, sums, 2);
+    if (sums[0] == 0) return;
+    dist_smallest(failed ? 0 : 1, &first);
+    memcpy(message, r->command.message, sizeof(message));
+    dist_broadcast(RANKS_ALL, message, sizeof(message), first);
+    if (dist_ranks() > 1) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
+    if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
+    note("step %zu: %s%s%s; it is started again, and %.0f of %zu groups are left out", step, whose, message, others,
+         sums[1], r->settings.step_prompts);
+}
+
+// How many of the step's completions, from the first on, have their rewards: all, unless the command fails.
+static inline size_t rollout_rewards(Rollout *r, size_t step) {
+    const RolloutSettings *s = &r->settings;
+    size_t texts = s->prompts * s->group_size, known;
+    rollout_lines_begin(r);
+    if (reward_ask(&r->command, rollout_lines, r, texts, r->reward) == REWARD_OK) {
+        r->failures = 0;
+        rollout_note_failures(r, step, 0, 0);
+        return texts;
+    }
+    known = r->command.answered;
+    r->failures = known < s->group_size ? r->failures + 1 : 0;
+    if (s->stop)
+        die("step %zu: %s (--reward-failure skip goes on without the groups whose rewards fail)", step,
+            r->command.message);
+    if (r->failures == ROLLOUT_FAILURES)
+        die("step %zu: %s; there was no reward in %d steps", step, r->command.message, ROLLOUT_FAILURES);
+    rollout_note_failures(r, step, 1, s->prompts - known / s->group_size);
+    reward_restart(&r->command);
+    return known;
+}
+
+// Of a group whose rewards are known.
+static inline void rollout_group_metrics(Rollout *r, size_t p) {
+    size_t G = r->settings.group_size, g, spread = 0, ended = 0;
+    const float *reward = r->reward + p * G;
+    double mean = 0, squares = 0;
+    for (g = 0; g < G; g++) {
+        mean += (double)reward[g] / (double)G;
+        spread += reward[g] != reward[0];
+        ended += r->completion[p * G + g].ended != 0;
+    }
+    for (g = 0; g < G; g++) squares += ((double)reward[g] - mean) * ((double)reward[g] - mean);
+    metric_add(&r->metrics, "reward_std", spread ? sqrt(squares / (double)(G - 1)) : 0, 1);
+    metric_add(&r->metrics, "zero_spread", !spread, 1);
+    metric_add(&r->metrics, "ended", (double)ended, (double)G);
+}
+
+// ---- streams --------------------------------------------------------------------------------------------------------
+// Groups into streams, as few as first-fit decreasing finds.
+static inline void rollout_pack(Rollout *r, size_t known) {
+    const RolloutSettings *s = &r->settings;
+    size_t G = s->group_size, count = 0, p, g;
+    for (p = 0; p < s->prompts; p++) {
+        size_t positions = 0;
+        r->group_stream[p] = SIZE_MAX;
+        if ((p + 1) * G > known) continue;
+        for (g = 0; g < G; g++)
+            positions += r->completion[p * G + g].prompt_tokens + r->completion[p * G + g].tokens - 1;
+        group_advantages(r->reward + p * G, G, s->scale_rewards, r->advantage + p * G);
+        rollout_group_metrics(r, p);
+        r->packing.item[count].positions = (uint32_t)positions, r->packing.item[count++].unit = (uint32_t)p;
+    }
+    packing_sort(r->packing.item, r->packing.spare, count);
+    r->streams = count ? packing_first_fit(&r->packing, count) : 0;
+    r->streams = (size_t)most_of_ranks(s->world, (double)r->streams);
+    for (p = 0; p < count; p++) r->group_stream[r->packing.item[p].unit] = r->packing.bin[p];
+    metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
+}
+
+// Document d of a stream, from position b->N on: reads all but its last token, and predicts its completion.
+static inline void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward,
+                                        double advantage) {
+    size_t n = text->prompt_tokens + text->tokens - 1, t;
+    for (t = 0; t < n; t++, b->N++) {
+        int answers = t + 1 >= text->prompt_tokens;
+        b->tokens[b->N] = t < text->prompt_tokens ? text->prompt[t] : text->ids[t - text->prompt_tokens];
+        b->targets[b->N] = answers ? text->ids[t + 1 - text->prompt_tokens] : -1;
+        b->loss_weight[b->N] = 1;
+        b->position[b->N] = (int32_t)t;
+        b->advantage[b->N] = (float)advantage;
+    }
+    b->group[b->documents] = group, b->reward[b->documents] = reward;
+    b->document_start[++b->documents] = b->N;
+}
+
+// A stream that begins behind so many positions and documents of those before it, still empty.
+static inline Batch rollout_stream(const Rollout *r, size_t number, size_t positions, size_t documents) {
+    Batch b = r->all;
+    b.N = b.documents = 0;
+    b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
+    b.advantage += positions;
+    if (b.reference) b.reference += positions;
+    if (b.old) b.old += positions;
+    b.group += documents, b.counted += documents, b.reward += documents;
+    b.document_start += documents + number;
+    b.document_start[0] = 0;
+    return b;
+}
+
+// Where other replicas have more streams.
+static inline Batch rollout_empty(const Rollout *r, Batch *b) {
+    b->tokens[0] = r->documents[0]; // any that there is
+    return batch_empty(b);
+}
+
+static inline void rollout_fill(Rollout *r) {
+    const RolloutSettings *s = &r->settings;
+    size_t G = s->group_size, positions = 0, documents = 0, i, p, g;
+    memset(&r->counts, 0, sizeof(r->counts));
+    for (i = 0; i < r->streams; i++) {
+        Batch *b = &r->stream[i];
+        size_t groups = 0;
+        *b = rollout_stream(r, i, positions, documents);
+        for (p = 0; p < s->prompts; p++) {
+            if (r->group_stream[p] != i) continue;
+            for (g = 0; g < G; g++)
+                rollout_add_document(b, &r->completion[p * G + g], groups, r->reward[p * G + g],
+                                     r->advantage[p * G + g]);
+            groups++;
+        }
+        if (!groups) *b = rollout_empty(r, b);
+        positions += b->N, documents += b->documents;
+        r->counts = counts_add(r->counts, batch_count(b));
+    }
+    r->counts = counts_over_streams(s->world, r->counts);
+}
+
+// ---- a step ---------------------------------------------------------------------------------------------------------
+// Streams to train on. Not while another is on its way through forward_backward or forward_only.
+static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
+    const RolloutSettings *s = &r->settings;
+    double begin = seconds_now(), written, rewarded;
+    size_t known;
+    memset(&r->metrics, 0, sizeof(r->metrics));
+    rollout_prompts(r, step);
+    sampler_batch(&r->sampler, stream, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
+                  s->end_count);
+    written = seconds_now();
+    known = rollout_rewards(r, step);
+    rewarded = seconds_now();
+    rollout_pack(r, known);
+    rollout_fill(r);
+    r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
+    return r->streams;
+}
+
+static inline Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
+
+// ---- from the command line ------------------------------------------------------------------------------------------
+#define ROLLOUT_SLOTS 64 // texts written side by side, where nothing else is asked for
+
+// What ends a completion: the tokenizer's end tokens and those of --stop-ids. end_ids: [the two's number] or NULL;
+// returns how many.
+static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
+    const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
+    size_t i;
+    for (i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
+    for (i = 0; end_ids && i < o->stop_ids.count; i++) end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
+    return own + o->stop_ids.count;
+}
+
+// The step's prompts over the replicas, one more or less for each.
+static inline void rollout_deal(RolloutSettings *s, World w, size_t prompts) {
+    const size_t D = world_replicas(w), d = world_replica(w);
+    if (prompts < D)
+        die_usage("--batch %zu prompts cannot be dealt over %zu replicas; take --batch %zu or more", prompts, D, D);
+    s->world = w;
+    s->step_prompts = prompts, s->most_prompts = (prompts + D - 1) / D;
+    s->first = prompts * d / D, s->prompts = prompts * (d + 1) / D - s->first;
+}
+
+// text: the tokenizer of the run; end_ids: filled by rollout_ends. All of it must outlive the rollouts.
+static inline RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
+    const Options *o = run->options;
+    const size_t V = run->model.config.vocab_size;
+    RolloutSettings s;
+    size_t i;
+    for (i = 0; i < o->stop_ids.count; i++)
+        if ((size_t)o->stop_ids.id[i] >= V)
+            die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
+    memset(&s, 0, sizeof(s));
+    rollout_deal(&s, run->settings.world, o->batch);
+    s.group_size = o->group_size;
+    s.max_new_tokens = o->max_new_tokens;
+    s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.most_prompts * s.group_size);
+    s.stream_tokens = s.group_size * o->seq_len;
+    s.sampling.temperature = o->temperature, s.sampling.top_k = o->top_k, s.sampling.top_p = o->top_p;
+    s.sampling.seed = o->seed;
+    s.scale_rewards = run_scales_rewards(o);
+    s.stop = !o->reward_failure || !strcmp(o->reward_failure, "stop");
+    s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
+    s.reward_command = o->reward_command, s.reward_timeout = o->reward_timeout;
+    s.text = text, s.end_ids = end_ids, s.end_count = rollout_ends(o, text, NULL);
+    return s;
+}
+
+// What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
+// written.
+static inline StreamBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
+                                       size_t seq_len) {
+    settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
+    if (settings->rollout_tokens > seq_len)
+        die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "
+                  "%zu; raise it, or shorten them",
+                  prompts_longest(data), rollout->max_new_tokens, settings->rollout_tokens, seq_len);
+    return rollout_bound(rollout, data);
+}
+
+#endif

@@ -1,0 +1,61 @@
+/*
+The learning rate of each step. Steps are counted from 1 to `steps`. Warm-up is linear and reaches the peak exactly at step
+`warmup`; a decay starts there and reaches peak * final_fraction exactly at step `steps`:
+
+    cosine    half a cosine                       (1 + cos(pi p)) / 2
+    linear    a straight line                     1 - p
+    wsd       warm-up, stable, decay: the peak is held until the last decay_fraction of the steps, then 1 - sqrt(p)
+              (Haegele et al. 2024, arXiv:2405.18392, found this shape better than a line)
+    constant  no decay
+
+where p runs from 0 to 1 over the decay. Without warm-up step 1 is at the peak; a run no longer than its warm-up never decays.
+*/
+#ifndef LLMC_SCHEDULE_H
+#define LLMC_SCHEDULE_H
+#include "llmc/base/utils.h"
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
+
+static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
+
+typedef struct {
+    ScheduleKind kind;
+    double peak;           // --lr
+    double final_fraction; // --final-lr-fraction: the last step's learning rate over the peak
+    double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
+    size_t warmup, steps;
+} Schedule;
+
+static inline ScheduleKind schedule_find(const char *name) {
+    int i;
+    for (i = 0; i < SCHEDULES; i++)
+        if (!strcmp(schedule_names[i], name)) return (ScheduleKind)i;
+    die_usage("unknown schedule '%s'; known are cosine, linear, constant and wsd", name);
+}
+
+// The last step at the peak.
+static inline size_t schedule_decay_begin(const Schedule *schedule) {
+    size_t begin = max_size(schedule->warmup, 1), decay;
+    if (schedule->kind == SCHEDULE_CONSTANT) return max_size(begin, schedule->steps);
+    if (schedule->kind != SCHEDULE_WSD) return begin;
+    decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
+    return max_size(begin, schedule->steps - min_size(decay, schedule->steps));
+}
+
+static inline double schedule_learning_rate(const Schedule *schedule, size_t step) {
+    size_t begin = schedule_decay_begin(schedule);
+    double p, shape; // shape falls from 1 to 0
+    if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);
+    if (step <= begin || begin >= schedule->steps) return schedule->peak;
+    if (step >= schedule->steps) return schedule->peak * schedule->final_fraction;
+    p = (double)(step - begin) / (double)(schedule->steps - begin);
+    if (schedule->kind == SCHEDULE_COSINE)
+        shape = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
+    else if (schedule->kind == SCHEDULE_LINEAR)
+        shape = 1.0 - p;
+    else
+        shape = 1.0 - sqrt(p);
+    return schedule->peak * (shape + schedule->final_fraction * (1.0 - shape));
+}
+
+#endif

@@ -1,0 +1,110 @@
+/*
+What the ranks of a run found, as one: losses, counts and metrics added up in the order of ranks, so that every rank has
+the same bits. The ranks of a stream all know its loss and its tokens: these count once.
+*/
+#ifndef LLMC_WORLD_SUMS_H
+#define LLMC_WORLD_SUMS_H
+#include "llmc/ranks/dist.h"
+#include "llmc/data/objective.h"
+
+// What a rank adds to a sum over streams.
+static inline double once_per_stream(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
+
+// Of all streams, where `values` are this one's.
+static inline void sum_over_streams(World w, double *values, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i++) values[i] = once_per_stream(w, values[i]);
+    dist_sum(RANKS_ALL, values, count);
+}
+
+static inline Counts counts_over_streams(World w, Counts counts) {
+    double sums[3] = {counts.tokens, counts.documents, counts.groups};
+    sum_over_streams(w, sums, 3);
+    counts.tokens = sums[0], counts.documents = sums[1], counts.groups = sums[2];
+    return counts;
+}
+
+// What every rank says, one behind the other: [ranks][bytes]. Made by the first step, and kept.
+static inline void *said_by_all(World w, const void *own, size_t bytes) {
+    static void *all;
+    static size_t room;
+    if (world_ranks(w) * bytes > room) {
+        free(all);
+        all = checked_malloc(room = world_ranks(w) * bytes, "what ranks tell each other");
+    }
+    dist_gather(RANKS_ALL, own, bytes, all);
+    return all;
+}
+
+static inline double most_of_ranks(World w, double value) {
+    const double *all;
+    double most;
+    size_t r;
+    if (world_ranks(w) == 1) return value;
+    all = (const double *)said_by_all(w, &value, sizeof(value));
+    most = all[0];
+    for (r = 1; r < world_ranks(w); r++) most = fmax(most, all[r]);
+    return most;
+}
+
+// ---- metrics --------------------------------------------------------------------------------------------------------
+#define METRIC_NAME 32
+
+typedef struct {
+    char name[METRIC_NAME]; // empty: none
+    double sum, count;
+} MetricRecord;
+
+// A rank may hear of a metric that none of its own streams had.
+static inline const char *metric_name_kept(const char *name) {
+    static char kept[2 * METRICS_MOST][METRIC_NAME];
+    size_t i;
+    for (i = 0; i < 2 * METRICS_MOST && *kept[i] && strcmp(kept[i], name) != 0; i++) continue;
+    if (i == 2 * METRICS_MOST) die("internal: more than %d names of metrics", 2 * METRICS_MOST);
+    if (!*kept[i]) snprintf(kept[i], METRIC_NAME, "%s", name);
+    return kept[i];
+}
+
+static inline void metrics_over_streams(World w, Metrics *metrics) {
+    MetricRecord own[METRICS_MOST];
+    const MetricRecord *all;
+    size_t i;
+    if (world_ranks(w) == 1) return;
+    memset(own, 0, sizeof(own));
+    for (i = 0; i < metrics->count; i++) {
+        snprintf(own[i].name, METRIC_NAME, "%s", metrics->metric[i].name);
+        own[i].sum = once_per_stream(w, metrics->metric[i].sum);
+        own[i].count = once_per_stream(w, metrics->metric[i].count);
+    }
+    all = (const MetricRecord *)said_by_all(w, own, sizeof(own));
+    metrics->count = 0;
+    for (i = 0; i < world_ranks(w) * METRICS_MOST; i++)
+        if (*all[i].name) metric_add(metrics, metric_name_kept(all[i].name), all[i].sum, all[i].count);
+}
+
+// ---- what was sent --------------------------------------------------------------------------------------------------
+// By each rank, on average, of what was sent since `before`.
+static inline Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
+    Traffic sent;
+    int kind;
+    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
+        sent.bytes[kind] = now->bytes[kind] - before->bytes[kind];
+        sent.calls[kind] = now->calls[kind] - before->calls[kind];
+    }
+    dist_sum(RANKS_ALL, sent.bytes, TRAFFIC_KINDS);
+    dist_sum(RANKS_ALL, sent.calls, TRAFFIC_KINDS);
+    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
+        sent.bytes[kind] /= divisor * (double)world_ranks(w);
+        sent.calls[kind] /= divisor * (double)world_ranks(w);
+    }
+    return sent;
+}
+
+static inline double traffic_bytes(const Traffic *sent) {
+    double bytes = 0;
+    int kind;
+    for (kind = 0; kind < TRAFFIC_KINDS; kind++) bytes += sent->bytes[kind];
+    return bytes;
+}
+
+#endif

@@ -1,0 +1,233 @@
+/*
+The verb `bp`: one forward and backward pass, measured. With --data its first micro-batches, else random ids; --grads-out writes what it
+computed for anybody to hold against another program.
+*/
+#ifndef LLMC_VERB_BP_H
+#define LLMC_VERB_BP_H
+#include "llmc/train/adamw.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/base/json_out.h"
+#include "llmc/plan/profile.h"
+#include "llmc/train/reference.h"
+#include "llmc/train/world_sums.h"
+
+// Of all ranks together; seconds and peak of the slowest and the largest.
+typedef struct {
+    double loss, grad_norm;
+    double *seconds_each; // [repeats] in their order
+    double seconds;       // their median
+    double profiled;      // seconds of the pass on timed ops
+    double tokens, flops, model_flops;
+    Metrics metrics;
+    size_t peak_bytes;
+    Traffic sent; // by each rank
+} PassResult;
+
+// Whose rates a profile is held against; NULL: none.
+static inline const Machine *bp_machine(const Options *o) {
+    return option_given(o, "machine") ? machine_find(o->machine) : NULL;
+}
+
+static inline int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
+static inline void bp_answers(const Run *run, Batch *batch) {
+    size_t d, t;
+    for (d = 0; d < batch->documents; d++) {
+        batch->group[d] = d / unit_documents(run->options);
+        batch->reward[d] = d % 2 ? 0 : 1;
+        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) batch->advantage[t] = d % 2 ? -1 : 1;
+    }
+}
+
+// This rank's i-th micro-batch of the pass, or its part: from --data, or random ids. In the memory of `whole`.
+static inline Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
+    const Options *o = run->options;
+    const size_t documents = o->batch * unit_documents(o), number = deal_number(run->deal, i);
+    if (o->data.count)
+        dataloader_seek(loader, number), dataloader_next(loader, whole);
+    else
+        batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed);
+    if (!o->data.count && whole->group) bp_answers(run, whole);
+    return batch_part(whole, run->deal.parts, run->deal.part);
+}
+
+// What the pass works on; returns what its losses are divided by.
+static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
+    const World world = run->settings.world;
+    Counts counts = {0, 0, 0};
+    double once[2] = {0, 0};
+    size_t i;
+    for (i = 0; i < deal_own(run->deal); i++) {
+        Batch batch = bp_batch(run, loader, i, whole);
+        counts = counts_add(counts, batch_count(&batch));
+        result->flops += flops_of(&run->flop_count, &batch, 1);
+        if (run->settings.reference) result->flops += flops_of_reference(&run->flop_count, &batch);
+        once[0] += batch_tokens(&batch);
+        if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
+    }
+    sum_over_streams(world, once, 2);
+    dist_sum(RANKS_ALL, &result->flops, 1);
+    result->tokens = once[0], result->model_flops = once[1];
+    return objective_normaliser(&run->settings.objective, counts_over_streams(world, counts));
+}
+
+// Loss and gradient of one pass, on gradients that are zero; returns its seconds on this rank.
+static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
+    const size_t own = deal_own(run->deal);
+    double seconds = 0;
+    size_t i;
+    result->loss = 0, result->metrics.count = 0;
+    for (i = 0; i < own; i++) {
+        Batch batch = bp_batch(run, loader, i, whole);
+        double begin = seconds_now();
+        run_reference(run, &batch);
+        run->stream.memory.reduce = i + 1 == own;
+        result->loss += forward_backward(&run->stream, &batch, Z, &result->metrics);
+        ops_device->finish();
+        seconds += seconds_now() - begin;
+    }
+    return seconds;
+}
+
+static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
+    const World world = run->settings.world;
+    const size_t repeats = run->options->repeat;
+    double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
+    const Traffic before = run->stream.memory.sent;
+    PassResult result;
+    const Parameter *bad = NULL;
+    size_t repeat;
+    memset(&result, 0, sizeof(result));
+    result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
+    Z = bp_count(run, loader, whole, &result);
+    for (repeat = 0; repeat < repeats; repeat++) {
+        grads_zero(&run->stream.memory);
+        ops_device->finish();
+        result.seconds_each[repeat] = bp_pass(run, loader, whole, Z, &result);
+        allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
+    }
+    allocation_guard = 0;
+    result.sent = sent_since(world, &before, &run->stream.memory.sent, (double)repeats);
+    for (repeat = 0; repeat < repeats; repeat++)
+        sorted[repeat] = result.seconds_each[repeat] = most_of_ranks(world, result.seconds_each[repeat]);
+    qsort(sorted, repeats, sizeof(double), compare_doubles);
+    result.seconds = sorted[repeats / 2];
+    free(sorted);
+    sum_over_streams(world, &result.loss, 1);
+    metrics_over_streams(world, &result.metrics);
+    if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
+    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->stream.memory.gradients,
+                                     run->settings.gradient_type, &bad);
+    if (bad) die("the gradient of %s is not finite", bad->name);
+    result.peak_bytes = (size_t)most_of_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
+    return result;
+}
+
+// One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
+static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
+    const Machine *machine = bp_machine(run->options);
+    Ops timed = ops_timed(ops_device);
+    PassResult again;
+    double Z, seconds;
+    memset(&again, 0, sizeof(again));
+    Z = bp_count(run, loader, whole, &again);
+    grads_zero(&run->stream.memory);
+    ops_device->finish();
+    run->stream.ops = run->stream.memory.ops = &timed;
+    allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
+    dry_ridge = machine ? machine_ridge(machine) : 0;
+    seconds = bp_pass(run, loader, whole, Z, &again);
+    dry_ridge = 0;
+    allocation_guard = 0;
+    run->stream.ops = run->stream.memory.ops = ops_device;
+    timing_sort();
+    return seconds;
+}
+
+// The data that a pass reads, all of it once at most.
+static inline DataLoader bp_open_data(Run *run) {
+    const Options *o = run->options;
+    DataLoader loader = run_open_data(run, &o->data, SHUFFLE_OFF);
+    if (o->grad_accum > dataloader_batches(&loader))
+        die("--grad-accum %zu: the data has %zu micro-batches, and a pass reads none twice; give more data or "
+            "accumulate fewer",
+            o->grad_accum, dataloader_batches(&loader));
+    return loader;
+}
+
+static inline void bp_report(const Run *run, const PassResult *result) {
+    fprintf(run->text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result->loss,
+            result->grad_norm, result->seconds, result->tokens / result->seconds,
+            human_bytes((double)result->peak_bytes));
+    if (world_ranks(run->settings.world) > 1)
+        fprintf(run->text, "   %s sent by each rank", human_bytes(traffic_bytes(&result->sent)));
+    metrics_print(run->text, &result->metrics, "   ");
+    fputc('\n', run->text);
+}
+
+static inline void bp_json(const Run *run, const PassResult *result) {
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    json_number(&json, "loss", result->loss);
+    metrics_json(&json, &result->metrics, "");
+    json_size(&json, "tokens", (size_t)result->tokens);
+    json_number(&json, "seconds", result->seconds);
+    json_numbers(&json, "seconds_each", result->seconds_each, run->options->repeat);
+    json_number(&json, "grad_norm", result->grad_norm);
+    json_size(&json, "plan_bytes", run->plan.total_bytes);
+    json_size(&json, "host_bytes", run->plan.host_bytes);
+    json_size(&json, "peak_bytes", result->peak_bytes);
+    report_work_json(&json, run, result->flops, result->model_flops);
+    report_world_json(&json, run->settings.world, &result->sent);
+    if (run->options->profile) profile_json(&json, &run->stream, bp_machine(run->options), result->profiled);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
+static inline int verb_bp(const Options *options) {
+    const size_t documents = options->batch * unit_documents(options);
+    Run run;
+    DataLoader loader;
+    Batch batch;
+    PassResult result;
+    StreamBound bound;
+    run_open_model(&run, options, NULL);
+    check_positions(&run, options->seq_len, "--seq-len");
+    run_settle(&run);
+    memset(&loader, 0, sizeof(loader));
+    if (options->data.count) loader = bp_open_data(&run);
+    bound = run_bound(&run, options->data.count ? &loader : NULL);
+    if (options->grads_out) {
+        const Model *table = run.lora.rank ? &run.lora.table : &run.model;
+        gradients_check_globs(options->grads_of, table);
+        gradients_check_place(options->grads_out, options->grads_of, run.settings.world, table);
+    }
+    run_allocate(&run, bound);
+    reference_check(&run, &loader, 0, 0);
+    batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
+    if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
+        batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
+    run_load_weights(&run);
+    report_header(&run);
+    report_data(&run, &loader, bound);
+    result = bp_measure(&run, &loader, &batch);
+    if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
+    if (options->grads_out)
+        gradients_write(options->grads_out, options->grads_of, run_trained(&run), run.settings.world, ops_device,
+                        run.stream.memory.gradients, run.settings.gradient_type);
+    if (!options->quiet || !options->json) bp_report(&run, &result);
+    if (options->profile && (!options->quiet || !options->json))
+        profile_report(run.text, &run.stream, bp_machine(options), result.profiled, result.seconds);
+    if (options->json) bp_json(&run, &result);
+    if (options->data.count) dataloader_close(&loader);
+    free(result.seconds_each);
+    batch_free(&batch);
+    run_close(&run);
+    return 0;
+}
+
+#endif

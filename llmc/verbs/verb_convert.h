@@ -1,0 +1,125 @@
+/*
+The verbs `convert`, from one format of weights to another, and `info`, what a model is.
+*/
+#ifndef LLMC_VERB_CONVERT_H
+#define LLMC_VERB_CONVERT_H
+#include "llmc/files/hf_write.h"
+#include "llmc/base/json_out.h"
+#include "llmc/files/llmc_gpt2_write.h"
+#include "llmc/files/merge.h"
+#include "llmc/cli/run.h"
+#include "llmc/files/weights.h"
+
+// Whether to write a Hugging Face folder, and not one file. What has no meaning then is refused.
+static inline int convert_to_folder(const Options *options) {
+    static const char *const only[] = {"like", "max-shard-size"};
+    int folder = strcmp(options->to, "auto") != 0 ? !strcmp(options->to, "hf") : !text_ends_with(options->out, ".bin");
+    size_t i;
+    for (i = 0; i < 2; i++)
+        if (!folder && option_given(options, only[i]))
+            die_usage(
+                "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
+                only[i], options->out);
+    if (folder && !strcmp(options->to, "auto") && text_ends_with(options->out, ".safetensors"))
+        die_usage("--out %s: a .safetensors file alone is no model; give a name for its folder", options->out);
+    return folder;
+}
+
+// dtype: NULL: keep what the source has. Returns the number of files of weights.
+static inline size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
+    const Options *options = run->options;
+    HfWrite write;
+    if (!strcmp(options->to, "llmc")) {
+        llmc_gpt2_write(source, options->out, dtype ? *dtype : source->dtype);
+        return 1;
+    }
+    if (!convert_to_folder(options)) {
+        weights_convert(source, options->out, dtype ? *dtype : source->dtype);
+        return 1;
+    }
+    write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
+    hf_write(&write, options->out);
+    hf_write_free(&write);
+    return write.shards;
+}
+
+// Adapters are added to a model or not there at all; then its type must be one that is written.
+static inline void convert_check_merge(const Options *options) {
+    if (options->adapter && !options->merge)
+        die_usage(
+            "--adapter %s: give --merge to have the adapters added to the weights; to keep them apart, their folder is "
+            "copied as it is",
+            options->adapter);
+    if (options->merge && !options->adapter) die_usage("--merge: give --adapter with the adapters to add");
+}
+
+static inline void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
+    if (dtype == DTYPE_FP16)
+        die("%s: merged weights are not written in fp16; choose --dtype fp32 or bf16", run->source->path);
+    if (run->adapter_base.weights) {
+        const BaseKey found = base_key_of_source(run->source);
+        adapter_check_base(run->adapter->path, &run->adapter_base, &found, run->options->model);
+    }
+    merge_begin(merge, run->source, run->adapter, &run->lora);
+}
+
+static inline int verb_convert(const Options *options) {
+    Run run;
+    Merge merge;
+    DType dtype;
+    size_t files;
+    int folder = convert_to_folder(options);
+    convert_check_merge(options);
+    run_open_model(&run, options, NULL);
+    if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
+    dtype = option_given(options, "dtype") ? run.model.dtype : run.source->dtype;
+    if (options->merge) convert_begin_merge(&run, &merge, dtype);
+    files = convert_write(&run, run.source, option_given(options, "dtype") ? &dtype : NULL);
+    if (!options->quiet) {
+        fprintf(run.text, "%s: %s parameters in %s", options->out, human_count((double)run.model.elements),
+                dtype_name(dtype));
+        if (folder) fprintf(run.text, ", %zu file%s", files, files > 1 ? "s" : "");
+        fputc('\n', run.text);
+    }
+    if (options->json) {
+        JsonOut json = json_open(stdout);
+        json_object(&json, NULL);
+        json_text(&json, "out", options->out);
+        json_text(&json, "format", folder ? "hf" : !strcmp(options->to, "llmc") ? "llmc" : "flat");
+        json_size(&json, "parameters", run.model.elements);
+        json_text(&json, "dtype", dtype_name(dtype));
+        json_size(&json, "files", files);
+        json_object_end(&json);
+        json_finish(&json);
+    }
+    if (options->merge) merge_end(&merge);
+    run_close(&run);
+    return 0;
+}
+
+static inline int verb_info(const Options *options) {
+    Run run;
+    char text[4096];
+    size_t i;
+    run_open_model(&run, options, NULL);
+    config_to_text(&run.model.config, text, sizeof(text));
+    report_model(run.text, &run.model);
+    if (!options->quiet) {
+        fprintf(run.text, "config   %s\n", text);
+        for (i = 0; i < run.model.parameter_count; i++) {
+            const Parameter *p = &run.model.parameters[i];
+            char shape[48];
+            snprintf(shape, sizeof(shape), p->cols ? "[%zu, %zu]" : "[%zu]", p->rows, p->cols);
+            fprintf(run.text, "  %-18s %s\n", shape, p->name);
+        }
+    }
+    if (options->json) {
+        JsonOut json = json_open(stdout);
+        report_model_json(&json, &run.model, run.source ? run.source->dtype : run.model.dtype);
+        json_finish(&json);
+    }
+    run_close(&run);
+    return 0;
+}
+
+#endif

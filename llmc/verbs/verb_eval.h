@@ -1,0 +1,117 @@
+/*
+The verb `eval`, and the evaluation that training runs between its steps: the loss of a model on data.
+*/
+#ifndef LLMC_VERB_EVAL_H
+#define LLMC_VERB_EVAL_H
+#include "llmc/train/curve.h"
+#include "llmc/base/json_out.h"
+#include "llmc/train/log.h"
+#include "llmc/data/prefetch.h"
+#include "llmc/base/progress.h"
+#include "llmc/train/reference.h"
+#include "llmc/train/world_sums.h"
+
+// The first `steps` micro-batches, dealt over the ranks; what all of them found. curve: NULL, or what their
+// log-probabilities are added to
+static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
+    const World world = run->settings.world;
+    StreamBP *stream = &run->stream;
+    Progress progress = progress_begin(speaks() ? stderr : NULL, "evaluating", 0, (double)steps);
+    Evaluation found;
+    size_t done, step = data->deal.stride;
+    memset(&found, 0, sizeof(found));
+    prefetch_start(data, 0);
+    for (done = 0; done < steps; done += step) {
+        MicroBatch *micro = prefetch_take(data);
+        Batch batch = done + micro->number % step < steps ? micro->batch : batch_empty(&micro->whole);
+        run_reference(run, &batch);
+        found.loss += forward_only(stream, &batch, 1, &found.metrics); // Z = 1: the sum of the losses
+        if (curve) curve_add(curve, &batch, stream->host_sums, dtype_of_sums(stream->model->dtype));
+        found.counts = counts_add(found.counts, batch_count(&batch));
+        progress_update(&progress, (double)min_size(done + step, steps));
+    }
+    prefetch_stop(data);
+    progress_end(&progress);
+    sum_over_streams(world, &found.loss, 1);
+    found.counts = counts_over_streams(world, found.counts);
+    metrics_over_streams(world, &found.metrics);
+    if (curve) sum_over_streams(world, curve->sum, curve->buckets);
+    if (curve) sum_over_streams(world, curve->tokens, curve->buckets);
+    found.loss /= objective_normaliser(&stream->objective, found.counts);
+    return found;
+}
+
+// The parts that micro-batches of B documents, pairs or groups are dealt in, where nothing else decides.
+static inline Deal eval_deal(const Run *run) {
+    const World world = run->settings.world;
+    return deal_evaluation(world, greatest_common_divisor(run->options->batch, world_replicas(world)));
+}
+
+static inline void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {
+    fprintf(run->text, "loss %.6f", found->loss);
+    if (run->settings.objective.kind == OBJECTIVE_SFT) fprintf(run->text, "   perplexity %.4f", exp(found->loss));
+    metrics_print(run->text, &found->metrics, "   ");
+    fprintf(run->text, "   %.0f tokens\n", found->counts.tokens);
+    if (curve) curve_report(run->text, curve);
+}
+
+static inline void eval_json(const Run *run, const Evaluation *found, const Curve *curve, double seconds,
+                             const Traffic *sent) {
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    json_number(&json, "loss", found->loss);
+    if (run->settings.objective.kind == OBJECTIVE_SFT) json_number(&json, "perplexity", exp(found->loss));
+    metrics_json(&json, &found->metrics, "");
+    json_number(&json, "tokens", found->counts.tokens);
+    json_number(&json, "seconds", seconds);
+    report_world_json(&json, run->settings.world, sent);
+    if (curve) curve_json(&json, curve);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
+static inline int verb_eval(const Options *options) {
+    Run run;
+    DataLoader loader;
+    Prefetch data;
+    Curve curve;
+    int with_curve = options->curve || options->curve_tokens;
+    Evaluation found;
+    StreamBound bound;
+    Traffic sent;
+    double begin;
+    size_t steps;
+    run_open_model(&run, options, NULL);
+    check_positions(&run, options->seq_len, "--seq-len");
+    run.settings = settings_from_options(&run);
+    run.deal = eval_deal(&run);
+    loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
+    bound = run_bound(&run, &loader);
+    steps = dataloader_batches(&loader);
+    if (options->val_steps) steps = min_size(steps, options->val_steps);
+    if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
+        options_refuse(options->verb,
+                       "--objective %s needs --reference-logprobs, those of the model that training began with",
+                       options->objective);
+    reference_check(&run, &loader, 0, 0);
+    run_allocate(&run, bound);
+    prefetch_allocate(&data, &loader, run.deal);
+    curve = curve_allocate(options->curve_tokens, bound.longest);
+    run_load_weights(&run);
+    report_header(&run);
+    report_data(&run, &loader, bound);
+    begin = seconds_now();
+    found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
+    if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
+    memset(&sent, 0, sizeof(sent));
+    sent = sent_since(run.settings.world, &sent, &run.stream.memory.sent, 1);
+    if (!options->quiet || !options->json) eval_report(&run, &found, with_curve ? &curve : NULL);
+    if (options->json) eval_json(&run, &found, with_curve ? &curve : NULL, seconds_now() - begin, &sent);
+    curve_free(&curve);
+    prefetch_free(&data);
+    dataloader_close(&loader);
+    run_close(&run);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,163 @@
+/*
+The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; and, of
+several processes, what a rank sends and how long a step is estimated to take on a given kind of machine.
+*/
+#ifndef LLMC_VERB_PLAN_H
+#define LLMC_VERB_PLAN_H
+#include "llmc/plan/estimate.h"
+#include "llmc/base/json_out.h"
+#include "llmc/generate/prompt.h"
+#include "llmc/train/rollout.h"
+#include "llmc/cli/run.h"
+
+static inline StreamBound plan_rollout(Run *run, const DataLoader *data) {
+    RolloutSettings settings;
+    Prompt text;
+    memset(&text, 0, sizeof(text));
+    settings = rollout_from_options(run, &text, NULL);
+    return rollout_plan(&settings, &data->documents, &run->settings, run->options->seq_len);
+}
+
+// ---- several processes ----------------------------------------------------------------------------------------------
+// Why there is no estimate of a step; NULL where there is one.
+static inline const char *estimate_missing(const Run *run) {
+    if (run->model.dtype != DTYPE_BF16) return "machines are known by their rates in bf16; plan with --dtype bf16";
+    return run->options->rollout ? "it depends on how long texts become" : NULL;
+}
+
+static inline void report_estimate(const Run *run, const Machine *machine, const Estimate *e) {
+    const size_t ranks = world_ranks(run->settings.world);
+    const char *missing = estimate_missing(run);
+    FILE *out = run->text;
+    int kind;
+    if (run->options->quiet) return;
+    if (ranks > 1) {
+        fputs("sent     by a rank in a step: ", out);
+        for (kind = 0; kind < TRAFFIC_KINDS; kind++)
+            fprintf(out, "%s%s %s", kind ? ", " : "", traffic_names[kind], human_bytes(e->sent.bytes[kind]));
+        fputc('\n', out);
+    }
+    if (missing) {
+        fprintf(out, "step     no estimate: %s\n", missing);
+        return;
+    }
+    machine_print(out, machine);
+    fprintf(out, "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.1f %% MFU (causal, recomputation not counted)",
+            ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu);
+    if (e->communication > 1e-9 * e->seconds)
+        fprintf(out, "; data only moves for %.1f %% of it", 100 * e->communication / e->seconds);
+    fprintf(
+        out,
+        "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s\n",
+        e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory);
+    if ((double)run->plan.total_bytes > machine_value(machine, MEMORY_BYTES))
+        fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
+                human_bytes(machine_value(machine, MEMORY_BYTES)), machine->gpu);
+}
+
+// Into an open object; null where there is no estimate.
+static inline void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
+    const double known = estimate_missing(run) ? NAN : 1;
+    report_world_json(json, run->settings.world, &e->sent);
+    json_text(json, "machine", machine->name);
+    json_number(json, "estimated_seconds", known * e->seconds);
+    json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
+    json_number(json, "estimated_mfu", known * e->mfu);
+    json_number(json, "communication_share", known * e->communication / e->seconds);
+    json_object(json, "estimated_work");
+    json_number(json, "products", known * e->work.products);
+    json_number(json, "attention_forward", known * e->work.attention_forward);
+    json_number(json, "attention_backward", known * e->work.attention_backward);
+    json_number(json, "memory", known * e->work.memory);
+    json_object_end(json);
+}
+
+// ---- the verb -------------------------------------------------------------------------------------------------------
+typedef struct {
+    StreamBound whole; // the largest micro-batch
+    StreamBound part;  // and of micro-batches, what a rank takes
+} PlanBound;
+
+static inline PlanBound plan_bound(Run *run, DataLoader *data) {
+    const Options *o = run->options;
+    PlanBound bound;
+    if (o->data.count) *data = run_open_data(run, &o->data, run_shuffle(o));
+    bound.whole = o->data.count ? dataloader_bound(data) : regular_bound(o->batch * unit_documents(o), o->seq_len);
+    bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, o->data.count ? data : NULL);
+    if (o->val_data.count && strcmp(o->plan_for, "bp") != 0) {
+        DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
+        if (o->data.count) dataloader_check_pair(data, &validation);
+        bound.part = larger_bound(bound.part, run_bound(run, &validation));
+        dataloader_close(&validation);
+    }
+    return bound;
+}
+
+// A step of all ranks.
+static inline StepShape plan_step(const Run *run, StreamBound whole) {
+    const double batches = (double)run->deal.batches;
+    Batch shape = batch_shape(whole);
+    StepShape step;
+    step.streams = deal_own(run->deal);
+    step.tokens = batches * (double)shape.N;
+    step.model_flops = batches * model_flops(&run->model, run->settings.lora, &shape, 1);
+    free(shape.document_start);
+    return step;
+}
+
+// machine: NULL where no time is estimated
+static inline void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
+                             const Estimate *estimate) {
+    const double streams = (double)(step.streams * world_ranks(run->settings.world));
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    report_plan_json(&json, &run->plan.arena);
+    json_size(&json, "host_bytes", run->plan.host_bytes);
+    if (run->options->memory_limit) json_size(&json, "max_seq_len", longest);
+    report_work_json(&json, run, streams * run->plan.flops, step.model_flops);
+    if (machine) report_estimate_json(&json, run, machine, estimate);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
+static inline int verb_plan(const Options *options) {
+    const size_t limit = options->memory_limit;
+    const Machine *machine =
+        options->ranks > 1 || option_given(options, "machine") ? machine_find(options->machine) : NULL;
+    Run run;
+    PlanBound bound;
+    StepShape step;
+    Estimate estimate;
+    Batch shape;
+    DataLoader data;
+    size_t longest = 0;
+    memset(&data, 0, sizeof(data)), memset(&estimate, 0, sizeof(estimate));
+    run_open_model(&run, options, NULL);
+    check_positions(&run, options->seq_len, "--seq-len");
+    run_settle(&run);
+    if (options->sample_every) {
+        Prompt prompt = prompt_from_options(&run);
+        run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+        prompt_free(&prompt);
+    }
+    bound = plan_bound(&run, &data);
+    step = plan_step(&run, bound.whole);
+    shape = batch_shape(bound.part);
+    run.plan = plan_make(&run.settings, &shape);
+    run_choose(&run, &shape, limit);
+    if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);
+    if (machine) estimate = estimate_step(machine, &run.settings, &shape, step);
+    report_header(&run);
+    report_data(&run, &data, bound.part);
+    if (limit && !options->quiet)
+        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest, human_bytes((double)limit),
+                run.plan.total_bytes > limit ? "; the planned one does not" : "");
+    if (machine) report_estimate(&run, machine, &estimate);
+    if (options->json) plan_json(&run, step, longest, machine, &estimate);
+    free(shape.document_start);
+    if (options->data.count) dataloader_close(&data);
+    run_close(&run);
+    return 0;
+}
+
+#endif

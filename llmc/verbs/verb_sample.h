@@ -1,0 +1,112 @@
+/*
+The verb `sample`: text from a model, with a key/value cache (sampler.h); one answer, or a chat whose turns are lines of standard
+input and whose cache goes on from turn to turn.
+*/
+#ifndef LLMC_VERB_SAMPLE_H
+#define LLMC_VERB_SAMPLE_H
+#include "llmc/base/json_out.h"
+#include "llmc/generate/prompt.h"
+
+#define CHAT_TOKENS ((size_t)8192) // of a chat from standard input, at most, unless --max-context says more
+
+static inline void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t count) {
+    size_t i;
+    json_array(json, key);
+    for (i = 0; i < count; i++) json_size(json, NULL, (size_t)ids[i]);
+    json_array_end(json);
+}
+
+static inline void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
+    JsonOut json = json_open(stdout);
+    char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
+    json_object(&json, NULL);
+    json_ids(&json, "prompt_ids", prompt->id, prompt->count);
+    json_ids(&json, "ids", ids, count);
+    if (prompt->bytes || prompt->tokenizer) json_bytes(&json, "text", text, prompt_text(prompt, ids, count, text));
+    json_text(&json, "stop", prompt_is_end(prompt, ids[count - 1]) ? "eos" : "length");
+    json_object_end(&json);
+    json_finish(&json);
+    free(text);
+}
+
+// A line of standard input without its end; NULL at the end of input.
+static inline char *chat_line(char **line, size_t *capacity, size_t *bytes) {
+    ssize_t got;
+    if (isatty(STDIN_FILENO)) fputs("> ", stderr);
+    got = getline(line, capacity, stdin);
+    if (got < 0) return NULL;
+    while (got && ((*line)[got - 1] == '\n' || (*line)[got - 1] == '\r')) got--;
+    *bytes = (size_t)got;
+    return *line;
+}
+
+// Each line is a turn; the model answers until it ends its turn, or for --max-new-tokens. Ends where the cache is full.
+static inline void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
+    const Options *o = run->options;
+    SamplingSettings settings = sampling_from_options(o);
+    TokenIds turn = {NULL, 0, 0};
+    char *line = NULL;
+    size_t capacity = 0, bytes, room, drawn, turns = 0;
+    sampler_begin(sampler, &run->stream);
+    while (chat_line(&line, &capacity, &bytes)) {
+        TextOut out = text_out_to(stdout, NULL);
+        if (!bytes) continue;
+        turn.count = 0;
+        chat_turn(prompt->tokenizer, o->system, line, bytes, turns++ == 0, &turn);
+        prompt_check_ids(turn.id, turn.count, run->model.config.vocab_size);
+        room = sampler->capacity - sampler->cache.used[0];
+        room -= room && sampler->drawn >= 0; // that one is still to be fed
+        if (!room || turn.count > room) {
+            note("the chat has reached its %zu tokens; --max-context plans for more", sampler->capacity);
+            break;
+        }
+        sampler_feed(sampler, turn.id, turn.count);
+        drawn = generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - turn.count + 1), &out);
+        if (prompt_is_end(prompt, ids[drawn - 1])) sampler_forget(sampler); // the next turn's text begins with it
+        text_out_end(&out);
+        fputc('\n', stdout);
+        fflush(stdout);
+    }
+    sampler_end(sampler);
+    free(line);
+    free(turn.id);
+}
+
+static inline size_t chat_capacity(const Run *run) {
+    size_t wanted = run->options->max_context, positions = run->model.config.max_position_embeddings;
+    return wanted ? wanted : min_size(CHAT_TOKENS, positions);
+}
+
+static inline int verb_sample(const Options *options) {
+    Run run;
+    Prompt prompt;
+    Sampler sampler;
+    SamplingSettings sampling = sampling_from_options(options);
+    int chat = prompt_is_interactive(options);
+    int32_t *ids;
+    size_t drawn;
+    run_open_model(&run, options, NULL);
+    prompt = prompt_from_options(&run);
+    run.settings = settings_from_options(&run);
+    run.settings.cache_tokens = chat ? chat_capacity(&run) : prompt_cache_tokens(&prompt, options);
+    check_positions(&run, run.settings.cache_tokens,
+                    chat ? "--max-context" : "the prompt and --max-new-tokens together,");
+    run_allocate(&run, regular_bound(0, 0));
+    sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
+    run_load_weights(&run);
+    ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
+    if (chat) {
+        sample_chat(&run, &sampler, &prompt, ids);
+    } else {
+        drawn = generate(&sampler, &run.stream, &prompt, &sampling, ids, options->max_new_tokens,
+                         options->json ? NULL : stdout);
+        if (options->json) sample_json(&prompt, ids, drawn);
+    }
+    sampler_free(&sampler);
+    free(ids);
+    prompt_free(&prompt);
+    run_close(&run);
+    return 0;
+}
+
+#endif

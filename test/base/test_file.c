@@ -1,0 +1,341 @@
+/*
+Files that are complete or absent: what may be replaced, two that write to one place, signals in the middle, what is synced so
+that it survives a power failure; and a standard output that is full. What is read is in the tests of the formats.
+*/
+#include "child.h"
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+
+// Every fsync of the code under test goes through here: the path of what is synced is noted, a line each.
+static char synced[8192];
+static int noting_fsync(int fd) {
+    char link[64], path[1024];
+    ssize_t length;
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    length = readlink(link, path, sizeof(path) - 1);
+    if (length > 0) snprintf(synced + strlen(synced), sizeof(synced) - strlen(synced), "%.*s\n", (int)length, path);
+    return fsync(fd);
+}
+#define fsync noting_fsync
+#include "llmc/files/checkpoint_folder.h"
+#undef fsync
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+static void write_output(const char *path, const char *text) {
+    OutputFile file;
+    output_open(&file, path, strlen(text));
+    output_write(&file, 0, text, strlen(text));
+    output_commit(&file);
+}
+
+static void write_body(const void *path) { write_output((const char *)path, "new"); }
+
+static void expect_text(const char *path, const char *text) { assert_string_equal(read_whole(path, NULL), text); }
+
+// A new folder of the scratch folder.
+static const char *fresh(const char *name) {
+    char command[600];
+    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", scratch_path(name), scratch_path(name));
+    assert_int_equal(system(command), 0);
+    return scratch_path(name);
+}
+
+static size_t count_files(const char *folder) {
+    DIR *directory = opendir(folder);
+    const struct dirent *entry;
+    size_t count = 0;
+    assert_non_null(directory);
+    while ((entry = readdir(directory))) count += entry->d_name[0] != '.';
+    closedir(directory);
+    return count;
+}
+
+// ---- what is there already ---------------------------------------------------------------------------------------------------
+TEST(only_regular_files_are_replaced) {
+    const char *pipe = scratch_path("kinds/pipe"), *device = scratch_path("kinds/device"), *link;
+    struct sockaddr_un address;
+    struct stat status;
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    fresh("kinds");
+    write_file(scratch_path("kinds/old"), "a longer text than the new one", 30);
+    write_output(scratch_path("kinds/old"), "new");
+    expect_text(scratch_path("kinds/old"), "new");
+    expect_refused(write_body, scratch_path("kinds"), 1, "kinds: is a directory, a file was to be written there");
+
+    assert_int_equal(mkfifo(pipe, 0666), 0);
+    expect_refused(write_body, pipe, 1, "kinds/pipe: is no regular file but a device, a pipe or a socket");
+    assert_true(lstat(pipe, &status) == 0 && S_ISFIFO(status.st_mode));
+    link = scratch_path("kinds/link-to-pipe");
+    assert_int_equal(symlink(pipe, link), 0);
+    expect_refused(write_body, link, 1, "kinds/link-to-pipe: is no regular file");
+
+    memset(&address, 0, sizeof(address));
+    address.sun_family = AF_UNIX;
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", scratch_path("kinds/socket"));
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    expect_refused(write_body, address.sun_path, 1, "kinds/socket: is no regular file");
+    close(fd);
+
+    if (mknod(device, S_IFCHR | 0666, makedev(1, 3)) == 0) { // what /dev/null is; only root may make one
+        expect_refused(write_body, device, 1, "kinds/device: is no regular file");
+        assert_true(lstat(device, &status) == 0 && S_ISCHR(status.st_mode));
+    }
+}
+
+TEST(links_are_followed) {
+    const char *target = scratch_path("links/far/target"), *link = scratch_path("links/link");
+    struct stat status;
+    fresh("links"), fresh("links/far");
+    write_file(target, "old", 3);
+    assert_int_equal(symlink("far/target", link), 0);
+    assert_int_equal(symlink("link", scratch_path("links/twice")), 0);
+    write_output(scratch_path("links/twice"), "new");
+    assert_true(lstat(link, &status) == 0 && S_ISLNK(status.st_mode));
+    assert_true(lstat(scratch_path("links/twice"), &status) == 0 && S_ISLNK(status.st_mode));
+    expect_text(target, "new");
+    assert_int_equal(count_files(scratch_path("links/far")), 1);
+    assert_int_equal(unlink(target), 0);
+    expect_refused(write_body, link, 1, "links/link: is a symbolic link that leads nowhere: No such file");
+    assert_int_equal(symlink("circle", scratch_path("links/circle")), 0);
+    expect_refused(write_body, scratch_path("links/circle"), 1,
+                   "is a symbolic link that leads nowhere: Too many levels");
+}
+
+TEST(places_that_cannot_be_written) {
+    char *path = (char *)case_memory(6000);
+    expect_refused(write_body, "/nowhere/file", 1, "/nowhere/file: cannot be created: No such file or directory");
+    expect_refused(write_body, "/proc/file", 1, "/proc/file: cannot be created: ");
+    memset(path, 'x', 300);
+    expect_refused(write_body, path, 1, ": cannot be created: File name too long");
+    memset(path, 'x', PATH_MAX - 5); // itself short enough, but not with what is added for the temporary
+    expect_refused(write_body, path, 1, "...: this path is too long to write to");
+    memset(path, 'x', 5000);
+    expect_refused(write_body, path, 1, "...: this path is too long to write to");
+}
+
+// ---- two that write to one place -------------------------------------------------------------------------------------------
+static void write_in_the_middle(const void *path) { write_output((const char *)path, "the second, longer text"); }
+
+TEST(writers_do_not_mix) {
+    const char *path = scratch_path("two/file"), *theirs = scratch_path("two/file.tmp");
+    OutputFile file;
+    fresh("two");
+    write_file(theirs, "the user's own", 14);
+    output_open(&file, path, 9);
+    output_write(&file, 0, "the ", 4);
+    output_pending = NULL; // or the child takes it for its own
+    assert_int_equal(run_child(write_in_the_middle, path)->code, 0);
+    output_pending = &file;
+    expect_text(path, "the second, longer text");
+    output_write(&file, 4, "first", 5);
+    output_commit(&file);
+    expect_text(path, "the first");
+    expect_text(theirs, "the user's own");
+    assert_int_equal(count_files(scratch_path("two")), 2);
+}
+
+// What a process of the same number left, or one on another machine is writing, stays as it is.
+TEST(names_that_are_taken_are_left_alone) {
+    const char *path = scratch_path("taken/file");
+    char taken[2][600];
+    int i;
+    fresh("taken");
+    for (i = 0; i < 2; i++) {
+        snprintf(taken[i], sizeof(taken[i]), "%s.%ld-%d.tmp", path, (long)getpid(), i);
+        write_file(taken[i], "taken", 5);
+        assert_true(is_temporary_of(strrchr(taken[i], '/') + 1, "file"));
+    }
+    write_output(path, "new");
+    expect_text(path, "new");
+    for (i = 0; i < 2; i++) expect_text(taken[i], "taken");
+    assert_int_equal(count_files(scratch_path("taken")), 3);
+}
+
+TEST(names_of_temporaries) {
+    static const char *const others[] = {"file",         "file.tmp",       "file.12.tmp",    "file.12-.tmp",
+                                         "file.-3.tmp",  "file.12-3.tmpx", "files.12-3.tmp", "file.12-3",
+                                         "file.a-3.tmp", "fil.12-3.tmp"};
+    size_t i;
+    assert_true(is_temporary_of("file.12-345.tmp", "file"));
+    for (i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        if (is_temporary_of(others[i], "file")) test_fail("%s is taken for a temporary", others[i]);
+}
+
+// ---- signals ---------------------------------------------------------------------------------------------------------------
+static int signal_to_send;
+
+static void *send_signal(void *unused) { // from a thread that is not the writer
+    raise(signal_to_send);
+    return unused;
+}
+
+static void end_while_writing(const void *path) {
+    OutputFile file;
+    pthread_t thread;
+    output_open(&file, (const char *)path, 1000);
+    output_write(&file, 0, "half", 4);
+    if (pthread_create(&thread, NULL, send_signal, NULL) == 0) pthread_join(thread, NULL);
+    output_commit(&file);
+}
+
+static void end_while_saving(const void *path) {
+    CheckpointFolder folder;
+    OutputFile file;
+    char partial[PATH_MAX], name[PATH_MAX];
+    checkpoint_open(&folder, (const char *)path, 2, 0);
+    checkpoint_begin(&folder, 7, partial);
+    path_join(name, partial, "model.bin");
+    write_output(name, "whole");
+    path_join(name, partial, "optimizer.bin");
+    output_open(&file, name, 1000);
+    raise(signal_to_send);
+}
+
+static void signal_that_is_ignored(const void *path) {
+    signal(signal_to_send, SIG_IGN); // nohup does this
+    end_while_writing(path);
+}
+
+TEST(signals_leave_nothing_half_written) {
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    size_t i;
+    for (i = 0; i < 3; i++) {
+        const char *path = scratch_path("signals/file");
+        test_case("signal %d", ends[i]);
+        signal_to_send = ends[i];
+        fresh("signals");
+        write_file(path, "old", 3);
+        assert_int_equal(run_child(end_while_writing, path)->code,
+                         1000 + ends[i]); // ended by the signal, as without us
+        expect_text(path, "old");
+        assert_int_equal(count_files(scratch_path("signals")), 1);
+        assert_int_equal(run_child(signal_that_is_ignored, path)->code, 0);
+        assert_memory_equal(read_whole(path, NULL), "half", 4);
+        assert_int_equal(count_files(scratch_path("signals")), 1);
+        assert_int_equal(run_child(end_while_saving, scratch_path("signals/out"))->code, 1000 + ends[i]);
+        assert_int_equal(count_files(scratch_path("signals/out")), 1); // the lock
+    }
+}
+
+static void die_while_writing(const void *path) {
+    OutputFile file;
+    output_open(&file, (const char *)path, 1000);
+    die("something else went wrong");
+}
+
+TEST(errors_leave_nothing_half_written) {
+    fresh("errors");
+    expect_refused(die_while_writing, scratch_path("errors/file"), 1, "something else went wrong");
+    assert_int_equal(count_files(scratch_path("errors")), 0);
+}
+
+static void write_beyond_the_limit(const void *path) {
+    static const struct rlimit limit = {5000, 5000};
+    static char text[8001];
+    int fd;
+    memset(text, 'x', 8000);
+    signals_prepare();
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    fd = open((const char *)path, O_WRONLY | O_CREAT, 0666);
+    if (write(fd, text, 8000) != 5000 || write(fd, text, 1) >= 0 || errno != EFBIG) exit(3);
+    write_output((const char *)path, text);
+}
+
+TEST(limits_on_file_sizes_are_errors) {
+    const char *path = scratch_path("limit/file");
+    fresh("limit");
+    expect_refused(write_beyond_the_limit, path, 1, "limit/file: reserving 7.81 KiB failed: File too large");
+    assert_int_equal(count_files(scratch_path("limit")), 1);
+}
+
+// ---- power -----------------------------------------------------------------------------------------------------------------
+static void expect_synced(const char *format, const char *a, const char *b, const char *c) {
+    char expected[4096];
+    snprintf(expected, sizeof(expected), format, a, b, c);
+    assert_string_equal(synced, expected);
+    *synced = 0;
+}
+
+TEST(folders_are_synced) {
+    const char *base = fresh("power");
+    char here[PATH_MAX], temporary[600];
+    assert_non_null(getcwd(here, sizeof(here)));
+    *synced = 0;
+    make_folder(scratch_path("power/a/b/c"));
+    expect_synced("%s\n%s\n%s\n", base, scratch_path("power/a"), scratch_path("power/a/b"));
+    make_folder(scratch_path("power/a/b/c")); // is there
+    expect_synced("", "", "", "");
+    snprintf(temporary, sizeof(temporary), "%s.%ld-0.tmp", scratch_path("power/a/file"), (long)getpid());
+    write_output(scratch_path("power/a/file"), "new");
+    expect_synced("%s\n%s\n", temporary, scratch_path("power/a"), "");
+    sync_folder_of("name");
+    expect_synced("%s\n", here, "", "");
+    sync_folder_of("/name");
+    expect_synced("/\n", "", "", "");
+}
+
+// ---- the folder of a run ---------------------------------------------------------------------------------------------------
+static void open_new_run(const void *path) {
+    CheckpointFolder folder;
+    checkpoint_open(&folder, (const char *)path, 2, 0);
+    checkpoint_close(&folder);
+}
+
+TEST(an_earlier_run_is_seen_before_anything_else) {
+    const char *out = fresh("earlier"), *log = scratch_path("earlier/log.jsonl");
+    CheckpointFolder folder;
+    write_file(log, "", 0);
+    assert_int_equal(run_child(open_new_run, out)->code, 0);
+    write_file(log, "{\"step\": 1}\n", 12);
+    expect_refused(open_new_run, out, 1, "earlier/log.jsonl: holds an earlier run; continue it with --resume");
+    checkpoint_open(&folder, out, 2, 1);
+    assert_true(folder.last == CHECKPOINT_NONE);
+    checkpoint_close(&folder);
+    expect_text(log, "{\"step\": 1}\n");
+}
+
+// ---- standard output -------------------------------------------------------------------------------------------------------
+static void print_body(const void *path) {
+    if (path && !freopen((const char *)path, "w", stdout)) exit(3);
+    puts("results");
+    stdout_finish();
+}
+
+static void print_early_body(const void *path) { // the failure was met, and its errno lost, before
+    if (!freopen((const char *)path, "w", stdout)) exit(3);
+    puts("results");
+    fflush(stdout);
+    stdout_finish();
+}
+
+TEST(full_standard_output) {
+    assert_int_equal(run_child(print_body, NULL)->code, 0);
+    assert_int_equal(run_child(print_body, "/dev/null")->code, 0);
+    if (access("/dev/full", W_OK) != 0) test_skip("this machine has no /dev/full");
+    expect_refused(print_body, "/dev/full", 1, "standard output is not complete: No space left on device");
+    expect_refused(print_early_body, "/dev/full", 1, "standard output is not complete: an earlier write to it failed");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(only_regular_files_are_replaced),
+        LISTED(links_are_followed),
+        LISTED(places_that_cannot_be_written),
+        LISTED(writers_do_not_mix),
+        LISTED(names_that_are_taken_are_left_alone),
+        LISTED(names_of_temporaries),
+        LISTED(signals_leave_nothing_half_written),
+        LISTED(errors_leave_nothing_half_written),
+        LISTED(limits_on_file_sizes_are_errors),
+        LISTED(folders_are_synced),
+        LISTED(an_earlier_run_is_seen_before_anything_else),
+        LISTED(full_standard_output),
+    };
+    // A shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so.
+    signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

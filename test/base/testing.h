@@ -1,0 +1,419 @@
+/*
+The common ground of the test programs, a thin layer over cmocka: a table of named tests (`program SUBSTRING` runs those
+whose name contains it, `program --list` names them), a closing line `N passed, N failed, N skipped`, seeded random
+numbers, and guarded tensors.
+
+A guarded tensor lives in device memory between two guards. Nothing here dereferences device memory: tensors are laid out
+on the host in double, converted to their element type, copied in, and copied out again. CALL runs an op and checks what
+must hold for every op: guards intact, inputs untouched, and the same bits when it is run a second time.
+*/
+#ifndef TEST_TESTING_H
+#define TEST_TESTING_H
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "llmc/ops/ops.h"
+#include "llmc/base/random.h"
+
+// An op may write what is CHANGED (outputs, sums, in place) and SCRATCH.
+typedef enum { INPUT, CHANGED, SCRATCH } GuardedRole;
+
+typedef struct Guarded {
+    const char *name;
+    GuardedRole role;
+    DType type;
+    size_t count;
+    void *data;                    // device: element 0, what the op is given
+    const double *values;          // [count] what is there before the op, as rounded to type; NULL for bytes
+    void *allocation;              // device: guard, elements, guard
+    size_t offset, bytes;          // of element 0 in the allocation; of the whole allocation
+    unsigned char *before, *after; // host images of the allocation: as laid out, as the op left it
+    const Ops *ops;                // where it lives; a test program without tensors need not link an op set
+    struct Guarded *next;
+} Guarded;
+
+enum { GUARD_BYTES = 256 };
+
+// Element 0 of every tensor of every second case is aligned to 256 bytes, so that packed accesses are possible; in the other cases
+// every second tensor is off by one element.
+
+static struct {
+    const char *test;
+    char about[200]; // the case within the test, for messages
+    uint64_t random;
+    int begun, skipped, aligned; // aligned: all tensors of the running case
+    double
+        operands; // relative error of what the op rounds inside (attention's weights, before a bf16 matrix instruction)
+    double worst; // largest error of the running test as a share of what is allowed
+    Guarded *tensors; // of the running case
+    void *blocks;     // host memory of the running case
+} testing;
+
+// ---- random numbers: splitmix64, seeded by the name of the test, so that a test does the same alone and among others ----
+static inline uint64_t test_random(void) {
+    uint64_t z = (testing.random += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static inline size_t test_random_below(size_t limit) { return (size_t)(test_random() % limit); }
+
+static inline double test_uniform(void) { return ((double)(test_random() >> 11) + 0.5) * 0x1p-53; }
+
+static inline double test_normal(void) {
+    return sqrt(-2.0 * log(test_uniform())) * cos(2.0 * 3.14159265358979323846 * test_uniform());
+}
+
+// Standard normal by Box-Muller, addressed as in llmc/base/random.h: one index gives one value.
+static inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+    double u = 1.0 - random_uniform(seed, stream, 2 * index), v = random_uniform(seed, stream, 2 * index + 1);
+    return sqrt(-2.0 * log(u)) * cos(2.0 * 3.14159265358979323846 * v);
+}
+
+// ---- a case: its name for messages, and memory that lasts until the next case -----------------------------------------
+static inline void *case_memory(size_t bytes) {
+    void **block = (void **)calloc(1, bytes + 64); // 64: the link to the block before, keeping the rest aligned
+    if (!block) {
+        fprintf(stderr, "test: no host memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    *block = testing.blocks;
+    testing.blocks = block;
+    return (char *)block + 64;
+}
+
+static inline double *case_doubles(size_t count) { return (double *)case_memory(count * sizeof(double)); }
+
+static inline double *case_copy(const double *values, size_t count) {
+    double *copy = case_doubles(count);
+    memcpy(copy, values, count * sizeof(double));
+    return copy;
+}
+
+static inline void case_end(void) {
+    Guarded *t;
+    for (t = testing.tensors; t; t = t->next) t->ops->release(t->allocation, t->bytes);
+    testing.tensors = NULL;
+    while (testing.blocks) {
+        void *next = *(void **)testing.blocks;
+        free(testing.blocks);
+        testing.blocks = next;
+    }
+    testing.about[0] = 0;
+}
+
+__attribute__((format(printf, 1, 2))) static inline void test_case(const char *format, ...) {
+    va_list arguments;
+    case_end();
+    va_start(arguments, format);
+    vsnprintf(testing.about, sizeof(testing.about), format, arguments);
+    va_end(arguments);
+    testing.aligned = (int)test_random_below(2);
+}
+
+__attribute__((format(printf, 1, 2))) static inline void test_fail(const char *format, ...) {
+    char message[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof(message), format, arguments);
+    va_end(arguments);
+    fail_msg("%s%s%s: %s", testing.test, testing.about[0] ? ", " : "", testing.about, message);
+}
+
+static inline void test_skip(const char *reason) {
+    printf("[  SKIPPED ] %s: NOT TESTED, because %s\n", testing.test, reason);
+    testing.skipped++;
+    skip();
+}
+
+// ---- elements ---------------------------------------------------------------------------------------------------------
+// bf16 nearest to x, ties to even; straight from double, so that nothing is rounded twice.
+static inline double round_to_bf16(double x) {
+    int exponent;
+    double unit;
+    if (x == 0.0 || !isfinite(x)) return x;
+    (void)frexp(x, &exponent);
+    unit = ldexp(1.0, (exponent < -125 ? -125 : exponent) - 8); // 8 bits of significand; subnormals share one unit
+    x = nearbyint(x / unit) * unit;
+    return fabs(x) >= 0x1p128 ? copysign(INFINITY, x) : x;
+}
+
+static inline double round_to(DType type, double x) {
+    return type == DTYPE_FP64 ? x : type == DTYPE_FP32 ? (double)(float)x : round_to_bf16(x);
+}
+
+static inline void element_write(void *elements, DType type, size_t i, double x) {
+    if (type == DTYPE_FP64)
+        ((double *)elements)[i] = x;
+    else if (type == DTYPE_FP32)
+        ((float *)elements)[i] = (float)x;
+    else
+        ((uint16_t *)elements)[i] = float_to_bf16((float)round_to_bf16(x));
+}
+
+static inline double element_read(const void *elements, DType type, size_t i) {
+    return type == DTYPE_FP64   ? ((const double *)elements)[i]
+           : type == DTYPE_FP32 ? (double)((const float *)elements)[i]
+                                : (double)bf16_to_float(((const uint16_t *)elements)[i]);
+}
+
+// ---- guarded tensors --------------------------------------------------------------------------------------------------
+// Guards and poison: every 16 bits start with 0xffc0, so any element read from there is NaN (or a wild index), and
+// differ in the rest, so a guard that was overwritten by its neighbour is noticed.
+static inline void poison(void *memory, size_t bytes) {
+    size_t i;
+    for (i = 0; i < bytes; i++)
+        ((unsigned char *)memory)[i] = (i & 1) ? 0xff : (unsigned char)(0xc1 + (i / 2 * 37 + i / 126) % 63);
+}
+
+static inline Guarded *guarded_poison(GuardedRole role, const char *name, DType type, size_t count) {
+    Guarded *t = (Guarded *)case_memory(sizeof(*t));
+    size_t size = dtype_size(type);
+    t->name = name, t->role = role, t->type = type, t->count = count, t->ops = ops_device;
+    t->offset = GUARD_BYTES + (testing.aligned ? 0 : test_random_below(2) * size);
+    t->bytes = t->offset + count * size + GUARD_BYTES;
+    t->allocation = ops_device->allocate(t->bytes);
+    if (!t->allocation) test_fail("no device memory for %s: %zu bytes", name, t->bytes);
+    t->data = (char *)t->allocation + t->offset;
+    t->before = (unsigned char *)case_memory(t->bytes);
+    t->after = (unsigned char *)case_memory(t->bytes);
+    poison(t->before, t->bytes);
+    t->next = testing.tensors;
+    testing.tensors = t;
+    return t;
+}
+
+static inline Guarded *guarded_bytes(GuardedRole role, const char *name, const void *elements, size_t size,
+                                     size_t count) {
+    Guarded *t = guarded_poison(role, name, size == 8 ? DTYPE_FP64 : size == 4 ? DTYPE_FP32 : DTYPE_BF16, count);
+    memcpy(t->before + t->offset, elements, count * size);
+    return t;
+}
+
+static inline Guarded *guarded_values(GuardedRole role, const char *name, DType type, const double *values,
+                                      size_t count) {
+    Guarded *t = guarded_poison(role, name, type, count);
+    double *rounded = case_doubles(count);
+    size_t i;
+    for (i = 0; i < count; i++) {
+        rounded[i] = round_to(type, values[i]);
+        element_write(t->before + t->offset, type, i, values[i]);
+    }
+    t->values = rounded;
+    return t;
+}
+
+static inline Guarded *guarded_normal(GuardedRole role, const char *name, DType type, size_t count, double mean,
+                                      double deviation) {
+    double *values = case_doubles(count);
+    size_t i;
+    for (i = 0; i < count; i++) values[i] = mean + deviation * test_normal();
+    return guarded_values(role, name, type, values, count);
+}
+
+// What the op left in element i.
+static inline double result(const Guarded *t, size_t i) { return element_read(t->after + t->offset, t->type, i); }
+
+static inline void tensors_load(void) {
+    Guarded *t;
+    for (t = testing.tensors; t; t = t->next) ops_device->copy_in(t->allocation, t->before, t->bytes);
+}
+
+static inline void tensors_check(int second) {
+    Guarded *t;
+    for (t = testing.tensors; t; t = t->next) {
+        unsigned char *now = (unsigned char *)malloc(t->bytes), *expected = t->before;
+        size_t elements = t->count * dtype_size(t->type), i, bad = t->bytes;
+        int differs;
+        assert_non_null(now);
+        ops_device->copy_out(now, t->allocation, t->bytes);
+        for (i = 0; i < t->bytes; i++) {
+            int guard = i < t->offset || i >= t->offset + elements;
+            if ((guard || t->role == INPUT) && now[i] != expected[i]) bad = i < bad ? i : bad;
+        }
+        differs = second && t->role == CHANGED && memcmp(now, t->after, t->bytes) != 0;
+        memcpy(t->after, now, t->bytes);
+        free(now);
+        if (bad < t->offset) test_fail("%s: the op wrote before it, up to %zu bytes away", t->name, t->offset - bad);
+        if (bad < t->offset + elements)
+            test_fail("%s is an input, but element %zu was changed", t->name, (bad - t->offset) / dtype_size(t->type));
+        if (bad < t->bytes)
+            test_fail("%s: the op wrote behind it, %zu bytes after its end", t->name, bad - t->offset - elements);
+        if (differs) test_fail("%s: a second run gave other bits", t->name);
+    }
+}
+
+// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them.
+#ifdef CUDA_ON_CPU
+enum { EMULATED = 1 };
+#else
+enum { EMULATED = 0 };
+#endif
+
+// Kernels on the CPU: the second run takes the threads of a block in the opposite order, so that a race shows.
+#ifdef CUDA_ON_CPU
+#ifdef __cplusplus
+extern "C"
+#endif
+    void
+    cuda_on_cpu_turn_order(void);
+#define OTHER_THREAD_ORDER() cuda_on_cpu_turn_order()
+#else
+#define OTHER_THREAD_ORDER() (void)0
+#endif
+
+// Every tensor of the case is laid out anew, so results of an earlier CALL must be compared before the next.
+#define CALL(call)                                                                                                     \
+    do {                                                                                                               \
+        tensors_load();                                                                                                \
+        call;                                                                                                          \
+        tensors_check(0);                                                                                              \
+        tensors_load();                                                                                                \
+        OTHER_THREAD_ORDER();                                                                                          \
+        call;                                                                                                          \
+        OTHER_THREAD_ORDER();                                                                                          \
+        tensors_check(1);                                                                                              \
+    } while (0)
+
+// ---- comparison -------------------------------------------------------------------------------------------------------
+static inline double rms(const double *x, size_t count) {
+    double sum = 0.0;
+    size_t i;
+    for (i = 0; i < count; i++) sum += x[i] * x[i];
+    return count ? sqrt(sum / (double)count) : 0.0;
+}
+
+// A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero, so the error
+// of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). A
+// step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a sum of K, as partial sums are no
+// larger. For results of the tests `linear*`, whose cases are named by n, C and OC.
+static inline double truncation_error(const Guarded *t) {
+    const char *sizes = strstr(testing.about, "n=");
+    size_t n, C, OC;
+    if (EMULATED || strcmp(ops_device->name, "cuda") != 0 || ops_device->stored != DTYPE_BF16) return 0.0;
+    if (strncmp(testing.test, "linear", 6) != 0 || !strcmp(t->name, "dbias")) return 0.0; // dbias: plain additions
+    if (!sizes || sscanf(sizes, "n=%zu C=%zu OC=%zu", &n, &C, &OC) != 3) return 0.0;
+    return (double)n * (double)C * (double)OC / (double)t->count / 8.0 * 0x1p-24; // of the three, t has two: K is left
+}
+
+// Relative L2 error of the arithmetic inside ops, and the largest relative error of one rounding to `type`.
+static inline double arithmetic_error(const Guarded *t) {
+    return testing.operands + truncation_error(t) + (ops_device->summed == DTYPE_FP64 ? 1e-14 : 2e-6);
+}
+static inline double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
+
+// Holds what the op left in t against `expected`: each element within one rounding of its type plus arithmetic error
+// relative to the tensor's root mean square (or to `scale`, where larger: the size of the terms that cancelled), and the
+// relative L2 error likewise, ten times tighter in the arithmetic. slack widens both. Below 1e-34 fp32 may underflow.
+static inline void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
+    double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), relative = slack * arithmetic_error(t), sum = 0.0;
+    double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size, limit;
+    size_t i;
+    for (i = 0; i < t->count; i++) {
+        double found = result(t, i), error = fabs(found - expected[i]);
+        double allowed = (rounding + relative) * fabs(expected[i]) + 10.0 * arithmetic;
+        if (!(error <= allowed))
+            test_fail("%s[%zu] of %zu is %.9g, expected %.9g (error %.2g, allowed %.2g)", t->name, i, t->count, found,
+                      expected[i], error, allowed);
+        sum += error * error;
+        if (allowed > 0.0) testing.worst = fmax(testing.worst, error / allowed);
+    }
+    if (!t->count) return;
+    limit = rounding * size + arithmetic;
+    sum = sqrt(sum / (double)t->count);
+    if (!(sum <= limit)) test_fail("%s: relative L2 error %.3g, allowed %.3g", t->name, sum / size, limit / size);
+    if (limit > 0.0) testing.worst = fmax(testing.worst, sum / limit);
+}
+
+static inline void expect_near(const Guarded *t, const double *expected) { expect_within(t, expected, 1.0, 0.0); }
+
+static inline void expect_exactly(const Guarded *t, const double *expected) {
+    size_t i;
+    for (i = 0; i < t->count; i++) {
+        double found = result(t, i);
+        if (found != expected[i] && !(isnan(found) && isnan(expected[i])))
+            test_fail("%s[%zu] of %zu is %.17g, expected exactly %.17g", t->name, i, t->count, found, expected[i]);
+    }
+}
+
+// ---- the runner -------------------------------------------------------------------------------------------------------
+#define TEST(name)   static void name(void **cmocka_state __attribute__((unused)))
+#define LISTED(name) cmocka_unit_test_prestate_setup_teardown(name, test_begin, test_end, (void *)(uintptr_t) #name)
+
+// The GPU's matrix instructions take attention's weights, and the gradient of its scores, rounded to bf16.
+static inline double operand_error(const char *test) {
+    return !strncmp(test, "attention", 9) && ops_device && !strcmp(ops_device->name, "cuda") &&
+                   ops_device->stored == DTYPE_BF16
+               ? 0x1p-9
+               : 0.0;
+}
+
+static inline int test_begin(void **state) {
+    const char *c;
+    testing.test = (const char *)*state;
+    testing.operands = operand_error(testing.test);
+    testing.random = 1234;
+    for (c = testing.test; *c; c++) testing.random = testing.random * 31 + (unsigned char)*c;
+    testing.begun++;
+    testing.worst = 0.0;
+    return 0;
+}
+
+static inline int test_end(void **state) {
+    (void)state;
+    if (testing.worst > 0.0) printf("             largest error: %.2f of what is allowed\n", testing.worst);
+    case_end();
+    return 0;
+}
+
+// Reads the command line. Returns whether to run anything; *status is the exit status if not.
+static inline int tests_select(int argc, char **argv, const struct CMUnitTest *tests, size_t count, int *status) {
+    static char pattern[200];
+    size_t i, matching = 0;
+    *status = 0;
+    if (argc > 2 || (argc == 2 && argv[1][0] == '-' && strcmp(argv[1], "--list") != 0)) {
+        fprintf(stderr, "usage: %s [SUBSTRING of the tests to run | --list]\n", argv[0]);
+        *status = 2;
+        return 0;
+    }
+    if (argc == 2 && argv[1][0] == '-') {
+        for (i = 0; i < count; i++) puts(tests[i].name);
+        return 0;
+    }
+    if (argc < 2) return 1;
+    for (i = 0; i < count; i++) matching += strstr(tests[i].name, argv[1]) != NULL;
+    if (!matching) {
+        fprintf(stderr, "%s: no test has \"%s\" in its name; --list shows them all\n", argv[0], argv[1]);
+        *status = 2;
+        return 0;
+    }
+    snprintf(pattern, sizeof(pattern), "*%s*", argv[1]); // cmocka wants a pattern, and keeps the pointer
+    cmocka_set_test_filter(pattern);
+    return 1;
+}
+
+static inline int tests_report(int failed) {
+    int passed = testing.begun - failed - testing.skipped;
+    if (testing.begun == 0 && failed == 0) failed = 1; // the group's own setup failed
+    printf("%d passed, %d failed, %d skipped\n", passed < 0 ? 0 : passed, failed, testing.skipped);
+    fflush(stdout);
+    return failed ? 1 : 0;
+}
+
+// The body of main: runs the array `tests`; setup and teardown are the group's, or NULL.
+#define RUN_TESTS(argc, argv, tests, setup, teardown)                                                                  \
+    do {                                                                                                               \
+        int status;                                                                                                    \
+        setvbuf(stdout, NULL, _IOLBF, 0);                                                                              \
+        if (!tests_select(argc, argv, tests, sizeof(tests) / sizeof((tests)[0]), &status)) return status;              \
+        return tests_report(cmocka_run_group_tests_name((argv)[0], tests, setup, teardown));                           \
+    } while (0)
+
+#endif

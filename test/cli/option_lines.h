@@ -1,0 +1,217 @@
+/*
+Command lines for the tests of options: from words, from a row of the table, from what the echo prints and a shell reads. A line that
+is parsed, echoed and parsed again must be the same. Part of test_options.c.
+*/
+#ifndef TEST_OPTION_LINES_H
+#define TEST_OPTION_LINES_H
+#include "test/base/child.h"
+#include "llmc/cli/options_out.h"
+
+enum { ARGUMENTS = 160 };
+
+typedef struct {
+    int argc;
+    char *argv[ARGUMENTS];
+} CommandLine;
+
+static void add(CommandLine *line, const char *argument) {
+    char *copy = (char *)case_memory(strlen(argument) + 1);
+    strcpy(copy, argument);
+    assert_true(line->argc < ARGUMENTS - 1);
+    line->argv[line->argc++] = copy;
+    line->argv[line->argc] = NULL;
+}
+
+// Words separated by single spaces.
+static CommandLine words(const char *text) {
+    CommandLine line = {0, {NULL}};
+    add(&line, "train");
+    while (*text) {
+        char word[512];
+        size_t length = strcspn(text, " ");
+        snprintf(word, sizeof(word), "%.*s", (int)length, text);
+        add(&line, word);
+        text += length + (text[length] != 0);
+    }
+    return line;
+}
+
+static void parse_in_child(const void *context) {
+    CommandLine line = *(const CommandLine *)context;
+    options_parse(line.argc, line.argv);
+}
+
+static void refused(const char *text, const char *message) {
+    CommandLine line = words(text);
+    expect_refused(parse_in_child, &line, EXIT_USAGE, message);
+}
+
+static Options parse(const char *text) {
+    CommandLine *line = (CommandLine *)case_memory(sizeof(*line)); // options point into it
+    *line = words(text);
+    return options_parse(line->argc, line->argv);
+}
+
+// What a function of options prints into a file.
+static char *printed(void (*print)(FILE *, const Options *), const Options *options) {
+    FILE *file = tmpfile();
+    char *text = (char *)case_memory(32768);
+    assert_non_null(file);
+    print(file, options);
+    child_slurp(file, text, 32768);
+    return text;
+}
+
+// ---- round trips -----------------------------------------------------------------------------------------------------------
+static int paths_differ(const PathList *a, const PathList *b) {
+    size_t i;
+    if (a->count != b->count) return 1;
+    for (i = 0; i < a->count; i++)
+        if (strcmp(a->path[i], b->path[i]) != 0) return 1;
+    return 0;
+}
+
+static int text_differs(const char *a, const char *b) { return a && b ? strcmp(a, b) != 0 : a != b; }
+
+// By the raw field, not through anything of options.h.
+static int row_differs(const OptionRow *row, const Options *a, const Options *b) {
+    const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+    switch (row->kind) {
+    case OPTION_FLAG: return *(const int *)x != *(const int *)y;
+    case OPTION_SIZE:
+    case OPTION_BYTES: return *(const size_t *)x != *(const size_t *)y;
+    case OPTION_DOUBLE: { // NAN stands for a word, and is the same as itself
+        double a_number = *(const double *)(const void *)x, b_number = *(const double *)(const void *)y;
+        return isnan(a_number) ? !isnan(b_number) : a_number != b_number;
+    }
+    case OPTION_PATHS: return paths_differ((const PathList *)x, (const PathList *)y);
+    case OPTION_IDS:
+        return ((const IdList *)x)->count != ((const IdList *)y)->count ||
+               (((const IdList *)x)->count &&
+                memcmp(((const IdList *)x)->id, ((const IdList *)y)->id, 4 * ((const IdList *)x)->count) != 0);
+    default: return text_differs(*(const char *const *)x, *(const char *const *)y);
+    }
+}
+
+static void expect_same(const Options *a, const Options *b) {
+    size_t i;
+    assert_int_equal(a->verb, b->verb);
+    for (i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].verbs && row_differs(&option_rows[i], a, b)) test_fail("--%s differs", option_rows[i].name);
+}
+
+static int is_of_rollout(const char *tested) {
+    size_t i;
+    for (i = 0; i < OF_OPTIONS; i++)
+        if (!strcmp(of_options[i].option, tested) && !strcmp(of_options[i].needs, "rollout")) return 1;
+    return !strcmp(tested, "rollout");
+}
+
+// What gives the tested option a meaning: an objective that it belongs to, or the option that it needs.
+static void add_company(CommandLine *line, const char *tested) {
+    char text[64];
+    size_t i;
+    for (i = 0; i < OF_OBJECTIVES; i++) {
+        const char *words = of_objectives[i].objectives + 1;
+        if (strcmp(of_objectives[i].option, tested) != 0) continue;
+        snprintf(text, sizeof(text), "--objective=%.*s", (int)strcspn(words, " "), words);
+        add(line, text);
+    }
+    for (i = 0; i < OF_OPTIONS; i++) {
+        if (strcmp(of_options[i].option, tested) != 0) continue;
+        add_company(line, of_options[i].needs);
+        snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
+                 option_rows[option_find(of_options[i].needs)].kind == OPTION_FLAG ? "" : "=4");
+        add(line, text);
+    }
+    if (!strcmp(tested, "kv")) add(line, "--sp=4");
+    if (!strcmp(tested, "keep-on")) add(line, "--keep=attention");
+    if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
+}
+
+// What the verb cannot do without and the row under test means something with, except what excludes it.
+static CommandLine least_line(Verb verb, const char *tested) {
+    static const char *const needed[][2] = {
+        {"model", "m"}, {"data", "d.bin"}, {"val-data", "v.bin"}, {"out", "o"}, {"prompt", "p"}};
+    CommandLine line = {0, {NULL}};
+    char text[64];
+    size_t i;
+    add(&line, "train");
+    add(&line, verb_rows[verb].name);
+    for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+        if (!option_of(&option_rows[option_find(needed[i][0])], verb) || !strcmp(tested, needed[i][0])) continue;
+        if (!strcmp(needed[i][0], "model") && !strcmp(tested, "init")) continue;
+        if (!strcmp(needed[i][0], "data") && !strcmp(tested, "group-size") && verb != VERB_TRAIN) continue;
+        if (!strcmp(needed[i][0], "val-data") && !strcmp(tested, "group-size")) continue;
+        if (!strcmp(needed[i][0], "val-data") && (is_of_rollout(tested) || !strcmp(tested, "any-reference"))) continue;
+        if (!strcmp(needed[i][0], "prompt") && !strncmp(tested, "prompt", 6)) continue;
+        snprintf(text, sizeof(text), "--%s=%s", needed[i][0], needed[i][1]);
+        add(&line, text);
+    }
+    add_company(&line, tested);
+    if (!strcmp(tested, "machine") && verb == VERB_BP) add(&line, "--profile");
+    if (!strcmp(tested, "group-size") && verb == VERB_TRAIN) add(&line, "--rollout"), add(&line, "--reward-command=r");
+    if (is_of_rollout(tested) && verb == VERB_TRAIN && strcmp(tested, "reward-command") != 0)
+        add(&line, "--reward-command=r");
+    return line;
+}
+
+// Value number i of a few; of choices each of their words, of others none that is the default.
+static const char *example_value(const OptionRow *row, size_t i, char *text, size_t size) {
+    static const char *const strings[] = {"x", "it's \"a\" $PATH `b` \\ *", "two words", "-dash",
+                                          "caf\303\251\nline two"};
+    const char *choice = row->value;
+    switch (row->kind) {
+    case OPTION_SIZE: // of a stage of ZeRO there are not so many
+        snprintf(text, size, "%.0f", fmin(row->most, i == 0 ? 1e15 : row->least + 6 + (double)i));
+        break;
+    case OPTION_DOUBLE:
+        snprintf(text, size, "%.17g", fmax(row->least, fmin(row->most, 1) * (double)(i + 1) / 17));
+        break;
+    case OPTION_BYTES: snprintf(text, size, i == 0 ? "80GiB" : "%zu", 12345 * i); break;
+    case OPTION_STRING: snprintf(text, size, "%s", strings[i]); break;
+    case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;
+    case OPTION_PATHS: snprintf(text, size, "%zu *.bin", i); break;
+    default:
+        while (i--) choice += strcspn(choice, "|") + (choice[strcspn(choice, "|")] != 0);
+        if (!*choice) return NULL;
+        snprintf(text, size, "%.*s", (int)strcspn(choice, "|"), choice);
+    }
+    return text;
+}
+
+// The option with the first of these values.
+static void add_example(CommandLine *line, const OptionRow *row) {
+    char value[64], text[128];
+    if (row->kind == OPTION_FLAG)
+        snprintf(text, sizeof(text), "--%s", row->name);
+    else
+        snprintf(text, sizeof(text), "--%s=%s", row->name, example_value(row, 0, value, sizeof(value)));
+    add(line, text);
+}
+
+// The shell's own reading of the echo.
+static CommandLine shell_words(const char *echo) {
+    char *command = (char *)case_memory(strlen(echo) + 64), *all = (char *)case_memory(16384), *word;
+    CommandLine line = {0, {NULL}};
+    FILE *pipe;
+    size_t length;
+    sprintf(command, "printf '%%s\\0' %s", echo);
+    pipe = popen(command, "r");
+    assert_non_null(pipe);
+    length = fread(all, 1, 16383, pipe);
+    assert_int_equal(pclose(pipe), 0);
+    for (word = all; word < all + length; word += strlen(word) + 1) add(&line, word);
+    return line;
+}
+
+static void expect_round_trip(CommandLine *line) {
+    Options options = options_parse(line->argc, line->argv), again;
+    CommandLine second = shell_words(printed(options_echo, &options));
+    again = options_parse(second.argc, second.argv);
+    expect_same(&options, &again);
+    options_free(&options);
+    options_free(&again);
+}
+
+#endif

@@ -1,0 +1,172 @@
+/*
+Streams of random pairs and groups, and every objective that is under test, for tests of objectives.
+*/
+#ifndef TEST_OBJECTIVE_STREAMS_H
+#define TEST_OBJECTIVE_STREAMS_H
+#include "test/base/testing.h"
+#include "llmc/data/objective.h"
+
+static DType type; // of log-probabilities and weights
+
+// ---- streams: log-probabilities are fp32 numbers, so that they mean the same in any build ---------------------------
+typedef struct {
+    Batch batch;
+    double *logp, *entropy; // [N]
+} Stream;
+
+static Stream stream_allocate(const size_t *length, size_t documents) {
+    Stream s;
+    Batch *b = &s.batch;
+    size_t d, N = 0;
+    memset(&s, 0, sizeof(s));
+    b->documents = documents;
+    b->document_start = (size_t *)case_memory((documents + 1) * sizeof(size_t));
+    for (d = 0; d < documents; d++) N = b->document_start[d + 1] = N + length[d];
+    b->N = N;
+    b->tokens = (int32_t *)case_memory(N * sizeof(int32_t)), b->targets = (int32_t *)case_memory(N * sizeof(int32_t));
+    b->position = (int32_t *)case_memory(N * sizeof(int32_t));
+    b->loss_weight = (float *)case_memory(N * sizeof(float)), b->advantage = (float *)case_memory(N * sizeof(float));
+    b->reference = (float *)case_memory(N * sizeof(float)), b->old = (float *)case_memory(N * sizeof(float));
+    b->group = (size_t *)case_memory(documents * sizeof(size_t)), b->counted = case_doubles(documents);
+    b->reward = (float *)case_memory(documents * sizeof(float));
+    s.logp = case_doubles(N), s.entropy = case_doubles(N);
+    batch_set_positions(b);
+    return s;
+}
+
+// Groups of `members` documents of 1 to 12 tokens, each with a target that counts; some targets are masked, some half
+// a token.
+static Stream random_stream(size_t groups, size_t members) {
+    size_t length[64], documents = groups * members, d, t;
+    Stream s;
+    Batch *b;
+    for (d = 0; d < documents; d++) length[d] = 1 + test_random_below(12);
+    s = stream_allocate(length, documents), b = &s.batch;
+    for (t = 0; t < b->N; t++) {
+        b->targets[t] = test_random_below(4) ? (int32_t)test_random_below(96) : -1;
+        b->loss_weight[t] = test_random_below(4) ? 1.0f : test_random_below(4) ? 0.5f : 0.0f;
+        s.logp[t] = (double)(float)(-2 * fabs(test_normal()) - 0.01);
+        s.entropy[t] = (double)(float)fabs(test_normal());
+        b->reference[t] = (float)(s.logp[t] + 0.4 * test_normal());
+        b->old[t] = (float)(s.logp[t] + 0.2 * test_normal());
+        b->advantage[t] = (float)test_normal();
+    }
+    for (d = 0; d < documents; d++) {
+        size_t counts = b->document_start[d] + test_random_below(length[d]);
+        b->targets[counts] = 1, b->loss_weight[counts] = 1.0f;
+        b->group[d] = d / members, b->reward[d] = (float)test_normal();
+    }
+    return s;
+}
+
+// These documents of s, in this order.
+static Stream stream_of(const Stream *s, const size_t *document, size_t documents) {
+    size_t *length = (size_t *)case_memory(documents * sizeof(*length)), d;
+    Stream p;
+    for (d = 0; d < documents; d++)
+        length[d] = s->batch.document_start[document[d] + 1] - s->batch.document_start[document[d]];
+    p = stream_allocate(length, documents);
+    for (d = 0; d < documents; d++) {
+        size_t from = s->batch.document_start[document[d]], to = p.batch.document_start[d], n = length[d];
+        memcpy(p.batch.targets + to, s->batch.targets + from, n * sizeof(int32_t));
+        memcpy(p.batch.loss_weight + to, s->batch.loss_weight + from, n * sizeof(float));
+        memcpy(p.batch.advantage + to, s->batch.advantage + from, n * sizeof(float));
+        memcpy(p.batch.reference + to, s->batch.reference + from, n * sizeof(float));
+        memcpy(p.batch.old + to, s->batch.old + from, n * sizeof(float));
+        memcpy(p.logp + to, s->logp + from, n * sizeof(double));
+        memcpy(p.entropy + to, s->entropy + from, n * sizeof(double));
+        p.batch.group[d] = s->batch.group[document[d]], p.batch.reward[d] = s->batch.reward[document[d]];
+    }
+    return p;
+}
+
+// Of target t in the loss.
+static double plain_weight(const Batch *b, size_t t) { return b->targets[t] < 0 ? 0 : (double)b->loss_weight[t]; }
+
+static void *typed(const double *values, size_t count, DType of) {
+    void *copy = case_memory(count * sizeof(double));
+    size_t i;
+    for (i = 0; i < count; i++) value_set(copy, of, i, values[i]);
+    return copy;
+}
+
+// The stream's loss; weight[N], metrics: NULL or what is wanted.
+static double evaluate(const Objective *o, const Stream *s, double Z, double *weight, Metrics *metrics) {
+    size_t N = s->batch.N, t;
+    void *logp = typed(s->logp, N, type), *out = case_memory(N * sizeof(double));
+    objective_weights(o, &s->batch, Z, 0, N, objective_weights_wait(o) == WEIGHTS_AT_ONCE ? NULL : logp, out, type);
+    for (t = 0; t < N && weight; t++) weight[t] = value_at(out, type, t);
+    return objective_loss(o, &s->batch, Z, logp, typed(s->entropy, N, type), type, metrics);
+}
+
+static double metric_of(const Metrics *m, const char *name) {
+    size_t i;
+    for (i = 0; i < m->count; i++)
+        if (!strcmp(m->metric[i].name, name)) return m->metric[i].sum / m->metric[i].count;
+    test_fail("no metric \"%s\"", name);
+    return NAN;
+}
+
+static double normaliser(const Objective *o, const Stream *stream, size_t streams) {
+    Counts counts = {0, 0, 0};
+    size_t i;
+    for (i = 0; i < streams; i++) counts = counts_add(counts, batch_count(&stream[i].batch));
+    return objective_normaliser(o, counts);
+}
+
+static void expect_close(const char *what, size_t i, double found, double expected, double scale, double relative) {
+    double error = fabs(found - expected), allowed = relative * fmax(fabs(expected), scale);
+    if (!(error <= allowed))
+        test_fail("%s[%zu] is %.17g, expected %.17g (error %.2g, allowed %.2g)", what, i, found, expected, error,
+                  allowed);
+    if (allowed > 0) testing.worst = fmax(testing.worst, error / allowed);
+}
+
+static double precision(void) { return type == DTYPE_FP64 ? 1e-12 : 1e-6; }
+
+// ---- every objective ------------------------------------------------------------------------------------------------
+static Objective make(ObjectiveKind kind, double beta) {
+    Objective o;
+    memset(&o, 0, sizeof(o));
+    o.kind = kind, o.beta = beta, o.gamma = o.clip_low = o.clip_high = NAN;
+    o.temperature = 1, o.completion_tokens = 16;
+    objective_settle(&o);
+    return o;
+}
+
+static Objective make_dpo(DpoLoss loss, double beta, double label_smoothing) {
+    Objective o = make(OBJECTIVE_DPO, beta);
+    o.dpo_loss = loss, o.label_smoothing = label_smoothing;
+    return o;
+}
+
+static Objective make_policy(ObjectiveKind kind, Normalisation normalisation, double beta) {
+    Objective o = make(kind, beta);
+    o.normalisation = normalisation;
+    if (kind == OBJECTIVE_GSPO) o.clip_low = 0.03, o.clip_high = 0.04;
+    return o;
+}
+
+// The i-th of the objectives under test; 0 behind the last.
+static int objective_at(size_t i, Objective *o) {
+    static const ObjectiveKind of_policy[] = {OBJECTIVE_GRPO, OBJECTIVE_GSPO, OBJECTIVE_PPO};
+    switch (i) {
+    case 0: *o = make(OBJECTIVE_SFT, 0); break;
+    case 1: *o = make_dpo(DPO_SIGMOID, 0.4, 0); break;
+    case 2: *o = make_dpo(DPO_SIGMOID, 0.4, 0.1); break;
+    case 3: *o = make_dpo(DPO_IPO, 0.4, 0); break;
+    case 4: *o = make_dpo(DPO_HINGE, 1, 0); break;
+    case 5: *o = make(OBJECTIVE_SIMPO, 2); break;
+    case 6: *o = make(OBJECTIVE_ORPO, 0.5); break;
+    default:
+        if ((i -= 7) >= 24) return 0;
+        *o = make_policy(of_policy[i % 3], (Normalisation)(i / 3 % 4), i / 12 ? 0.05 : 0);
+    }
+    test_case("%s, %s, %s, beta %g", objective_names[o->kind], dpo_loss_names[o->dpo_loss],
+              normalisation_names[o->normalisation], o->beta);
+    return 1;
+}
+
+static Stream stream_for(const Objective *o) { return random_stream(6, objective_is_of_pairs(o) ? 2 : 4); }
+
+#endif

@@ -1,0 +1,97 @@
+/*
+Writes shards of documents for the tests, as data/README.md describes them: from documents in memory to bytes, and the checksums
+again where a test has damaged something on purpose. Little-endian machines only.
+*/
+#ifndef TEST_SHARD_WRITER_H
+#define TEST_SHARD_WRITER_H
+#include "llmc/data/shard.h"
+
+typedef struct {
+    size_t tokens;
+    const uint32_t *id;          // [tokens]
+    const unsigned char *counts; // [tokens], the first 0
+    const float *value;          // [tokens], of shards with values
+    size_t prompt, group;        // group: of kind 2 only, elsewhere it follows from the document's number
+    float reward;
+} MadeDocument;
+
+typedef struct {
+    size_t id_bytes;
+    uint64_t vocabulary, tokenizer;
+    uint32_t kind;
+    const char *name;
+    int values;
+} MadeShard;
+
+typedef struct {
+    unsigned char *bytes;
+    size_t size, table, ids, counts, values; // where the sections begin; values 0: there are none
+} ShardImage;
+
+static inline void put(unsigned char *at, uint64_t value, size_t bytes) { memcpy(at, &value, bytes); }
+
+// The checksums of the table and of the header.
+static inline void shard_image_seal(ShardImage *image, size_t documents) {
+    put(image->bytes + 120, crc32_of(0, image->bytes + image->table, documents * TOKEN_SHARD_ENTRY), 4);
+    put(image->bytes + 124, 0, 4);
+    put(image->bytes + 124, crc32_of(0, image->bytes, TOKEN_SHARD_HEADER), 4);
+}
+
+static inline void shard_image_header(ShardImage *image, const MadeShard *made, size_t documents, size_t tokens,
+                                      size_t counted, size_t longest) {
+    unsigned char *h = image->bytes;
+    memcpy(h, TOKEN_SHARD_MAGIC, 8);
+    put(h + 8, 1, 4), put(h + 12, 0x01020304, 4), put(h + 16, 256, 8), put(h + 24, image->size, 8);
+    put(h + 32, documents, 8), put(h + 40, tokens, 8), put(h + 48, counted, 8), put(h + 56, longest, 8);
+    put(h + 64, made->id_bytes, 4), put(h + 68, made->kind, 4);
+    put(h + 72, made->vocabulary, 8), put(h + 80, made->tokenizer, 8);
+    put(h + 88, image->table, 8), put(h + 96, image->ids, 8), put(h + 104, image->counts, 8);
+    put(h + 112, image->values, 8);
+    memcpy(h + 128, made->name, strlen(made->name));
+    shard_image_seal(image, documents);
+}
+
+// Document number `d`, whose first token is number `first` of the shard; returns how many of its targets count.
+static inline size_t shard_image_document(ShardImage *image, const MadeShard *made, const MadeDocument *document,
+                                          size_t d, size_t first) {
+    unsigned char *entry = image->bytes + image->table + d * TOKEN_SHARD_ENTRY;
+    unsigned char *ids = image->bytes + image->ids + first * made->id_bytes,
+                  *counts = image->bytes + image->counts + first;
+    size_t n = document->tokens, counted = 0, group = made->kind == KIND_PAIRS ? d / 2 : d, i;
+    uint32_t crc;
+    for (i = 0; i < n; i++) put(ids + i * made->id_bytes, document->id[i], made->id_bytes);
+    for (i = 0; i < n; i++) counts[i] = document->counts[i], counted += document->counts[i];
+    crc = crc32_of(crc32_of(0, ids, n * made->id_bytes), counts, n);
+    if (image->values) {
+        memcpy(image->bytes + image->values + first * sizeof(float), document->value, n * sizeof(float));
+        crc = crc32_of(crc, document->value, n * sizeof(float));
+    }
+    put(entry, first, 8), put(entry + 8, n, 8), put(entry + 16, counted, 8);
+    put(entry + 24, made->kind == KIND_GROUPS ? document->group : group, 8), put(entry + 32, document->prompt, 8);
+    memcpy(entry + 40, &document->reward, 4);
+    put(entry + 44, crc, 4);
+    return counted;
+}
+
+// The caller frees image.bytes.
+static inline ShardImage shard_image(const MadeShard *made, const MadeDocument *document, size_t documents) {
+    size_t tokens = 0, counted = 0, longest = 0, d, first = 0;
+    ShardImage image;
+    crc32_prepare();
+    for (d = 0; d < documents; d++) tokens += document[d].tokens, longest = max_size(longest, document[d].tokens);
+    image.table = TOKEN_SHARD_HEADER;
+    image.ids = (size_t)shard_align(image.table + documents * TOKEN_SHARD_ENTRY);
+    image.counts = (size_t)shard_align(image.ids + tokens * made->id_bytes);
+    image.values = made->values ? (size_t)shard_align(image.counts + tokens) : 0;
+    image.size = made->values ? image.values + tokens * sizeof(float) : image.counts + tokens;
+    image.bytes = (unsigned char *)calloc(image.size, 1);
+    if (!image.bytes) die("no memory for a shard of %zu bytes", image.size);
+    for (d = 0; d < documents; d++) {
+        counted += shard_image_document(&image, made, &document[d], d, first);
+        first += document[d].tokens;
+    }
+    shard_image_header(&image, made, documents, tokens, counted, longest);
+    return image;
+}
+
+#endif

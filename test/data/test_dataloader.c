@@ -1,0 +1,562 @@
+// Token shards: llm.c's two kinds read as they are, places and epochs, every malformed file refused; random batches; and
+// the byte packer, whose main is called here.
+#define main pack_bytes_main
+#include "data/pack_bytes.c"
+#undef main
+#include "test/base/child.h"
+#include "llmc/data/dataloader.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+static const char *const GOLDEN16 = "test/golden/tokens_uint16.bin", *const GOLDEN32 = "test/golden/tokens_uint32.bin";
+
+// ---- writing shards --------------------------------------------------------------------------------------------------------
+typedef struct {
+    uint32_t magic, version, tokens; // as the header says
+    size_t id_bytes;
+    size_t written; // ids that are there
+    uint32_t first; // id i is (first + i) % modulus
+    uint32_t modulus;
+} Made;
+
+static Made shard16(size_t tokens) {
+    Made made = {20240520, 1, (uint32_t)tokens, 2, tokens, 0, 50000};
+    return made;
+}
+
+static Made shard32(size_t tokens) {
+    Made made = {20240801, 7, (uint32_t)tokens, 4, tokens, 0, 120000};
+    return made;
+}
+
+static uint32_t made_id(const Made *made, size_t i) { return (uint32_t)((made->first + i) % made->modulus); }
+
+static const char *make_shard(const char *name, Made made) {
+    size_t bytes = 1024 + made.written * made.id_bytes, i;
+    unsigned char *image = (unsigned char *)case_memory(bytes);
+    const char *path = scratch_path(name);
+    memcpy(image, &made.magic, 4), memcpy(image + 4, &made.version, 4), memcpy(image + 8, &made.tokens, 4);
+    for (i = 0; i < made.written; i++) {
+        uint32_t id = made_id(&made, i);
+        memcpy(image + 1024 + i * made.id_bytes, &id, made.id_bytes); // this machine is little-endian, as the format is
+    }
+    write_file(path, image, bytes);
+    return path;
+}
+
+static DataSettings settings_of(size_t B, size_t T, size_t vocab_size) {
+    DataSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.B = B, settings.T = T, settings.vocab_size = vocab_size;
+    return settings;
+}
+
+static DataLoader open_one(const char *path, size_t B, size_t T, size_t vocab_size) {
+    DataSettings settings = settings_of(B, T, vocab_size);
+    return dataloader_open(&path, 1, &settings);
+}
+
+// The batch must be ids [first, first + B*T + 1) of the shard, as B documents of T.
+static void expect_batch(const Batch *batch, const Made *made, size_t first, size_t B, size_t T) {
+    size_t t;
+    assert_int_equal(batch->N, B * T);
+    assert_int_equal(batch->documents, B);
+    for (t = 0; t < B; t++) assert_int_equal(batch->document_start[t], t * T);
+    assert_int_equal(batch->document_start[B], B * T);
+    for (t = 0; t < B * T; t++) {
+        uint32_t token = made_id(made, first + t), target = made_id(made, first + t + 1);
+        if (batch->tokens[t] != (int32_t)token || batch->targets[t] != (int32_t)target)
+            test_fail("token %zu: %d -> %d, expected %u -> %u", t, batch->tokens[t], batch->targets[t], token, target);
+        if (batch->position[t] != (int32_t)(t % T) || batch->loss_weight[t] != 1.0f)
+            test_fail("token %zu: position %d, weight %g", t, batch->position[t], (double)batch->loss_weight[t]);
+    }
+}
+
+// A batch full of what must be overwritten.
+static Batch dirty_batch(size_t B, size_t T) {
+    Batch batch = batch_allocate(B * T, B);
+    memset(batch.tokens, 0xee, B * T * 4), memset(batch.targets, 0xee, B * T * 4);
+    memset(batch.position, 0xee, B * T * 4), memset(batch.loss_weight, 0xee, B * T * 4);
+    memset(batch.document_start, 0xee, (B + 1) * sizeof(size_t));
+    return batch;
+}
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+TEST(llmc_shards_of_both_kinds) {
+    size_t bytes, i, k;
+    const char *image16 = read_whole(GOLDEN16, &bytes), *image32 = read_whole(GOLDEN32, NULL);
+    size_t tokens = (bytes - 1024) / 2, B = 3, T = 50;
+    DataLoader a = open_one(GOLDEN16, B, T, 96), b = open_one(GOLDEN32, B, T, 96);
+    Batch x = dirty_batch(B, T), y = dirty_batch(B, T);
+    assert_int_equal(tokens, 4097);
+    assert_int_equal(dataloader_batches(&a), 4096 / 150);
+    for (k = 0; k < dataloader_batches(&a); k++) {
+        dataloader_next(&a, &x), dataloader_next(&b, &y);
+        assert_memory_equal(x.tokens, y.tokens, B * T * 4);
+        assert_memory_equal(x.targets, y.targets, B * T * 4);
+        for (i = 0; i < B * T; i++) {
+            uint16_t token, target;
+            int32_t wide;
+            memcpy(&token, image16 + 1024 + 2 * (k * B * T + i), 2);
+            memcpy(&target, image16 + 1024 + 2 * (k * B * T + i + 1), 2);
+            memcpy(&wide, image32 + 1024 + 4 * (k * B * T + i), 4);
+            if (x.tokens[i] != token || x.targets[i] != target || x.tokens[i] != wide)
+                test_fail("batch %zu, token %zu: %d -> %d", k, i, x.tokens[i], x.targets[i]);
+        }
+    }
+    batch_free(&x), batch_free(&y);
+    dataloader_close(&a), dataloader_close(&b);
+}
+
+TEST(shards_follow_each_other_by_name) {
+    // in the order of their names: 1 + 4 + 0 + 3 batches of 2 x 10, begun at different ids
+    static const size_t tokens[] = {21, 99, 20, 70}, batches[] = {1, 4, 0, 3};
+    static const char *const names[] = {"a.bin", "b.bin", "c.bin", "d.bin"};
+    const char *paths[3];
+    Made made[4];
+    DataSettings settings = settings_of(2, 10, 200000);
+    Batch batch = dirty_batch(2, 10);
+    size_t s, k, form, epoch;
+    for (s = 0; s < 4; s++) {
+        made[s] = s % 2 ? shard32(tokens[s]) : shard16(tokens[s]);
+        made[s].first = (uint32_t)(1000 * s);
+        make_shard(names[s], made[s]);
+    }
+    for (form = 0; form < 2; form++) {
+        DataLoader loader;
+        paths[0] = form ? scratch_path("d.bin") : scratch_path("[a-d].bin");
+        paths[1] = scratch_path("[bc].bin"), paths[2] = scratch_path("a.bin");
+        loader = dataloader_open(paths, form ? 3 : 1, &settings);
+        assert_int_equal(loader.shards, 4);
+        assert_int_equal(dataloader_batches(&loader), 8);
+        assert_int_equal(loader.skipped, 0 + 18 + 20 + 9);
+        for (epoch = 0; epoch < 2; epoch++) {
+            for (s = 0; s < 4; s++) {
+                for (k = 0; k < batches[s]; k++) {
+                    dataloader_next(&loader, &batch);
+                    expect_batch(&batch, &made[s], 20 * k, 2, 10);
+                }
+            }
+        }
+        dataloader_close(&loader);
+    }
+    batch_free(&batch);
+}
+
+TEST(a_place_is_one_number) {
+    static const size_t tokens[] = {35, 64, 8, 1000};
+    const char *pattern = scratch_path("place-*.bin");
+    Batch one = dirty_batch(1, 7), other = dirty_batch(1, 7);
+    DataLoader walking, jumping;
+    char name[32];
+    size_t s, k;
+    for (s = 0; s < 4; s++) {
+        Made made = shard16(tokens[s]);
+        snprintf(name, sizeof(name), "place-%zu.bin", s);
+        made.first = (uint32_t)(2000 * s);
+        make_shard(name, made);
+    }
+    walking = open_one(pattern, 1, 7, 50000), jumping = open_one(pattern, 1, 7, 50000);
+    assert_int_equal(dataloader_batches(&walking), 4 + 9 + 1 + 142);
+    allocation_guard = 1; // shards are opened and closed in here, and nothing may be allocated for that
+    for (k = 0; k < 400; k++) {
+        uint64_t far = k + 156 * (uint64_t)1000000000000; // the same place of a later epoch
+        assert_int_equal(dataloader_place(&walking), k);
+        dataloader_next(&walking, &one);
+        dataloader_seek(&jumping, test_random());
+        dataloader_next(&jumping, &other);
+        dataloader_seek(&jumping, test_random_below(2) ? k : far);
+        dataloader_next(&jumping, &other);
+        assert_memory_equal(one.tokens, other.tokens, 7 * 4);
+        assert_memory_equal(one.targets, other.targets, 7 * 4);
+    }
+    allocation_guard = 0;
+    dataloader_close(&walking), dataloader_close(&jumping);
+    batch_free(&one), batch_free(&other);
+}
+
+TEST(batches_larger_than_the_buffer) {
+    size_t kind, T = 150001;
+    for (kind = 0; kind < 2; kind++) {
+        Made made = kind ? shard32(2 * T + 1) : shard16(2 * T + 1);
+        DataLoader loader = open_one(make_shard("large.bin", made), 1, T, 120000);
+        Batch batch = dirty_batch(1, T);
+        assert_true(T * made.id_bytes > SHARD_BUFFER_BYTES);
+        dataloader_next(&loader, &batch);
+        expect_batch(&batch, &made, 0, 1, T);
+        dataloader_next(&loader, &batch);
+        expect_batch(&batch, &made, T, 1, T);
+        batch_free(&batch);
+        dataloader_close(&loader);
+    }
+}
+
+static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
+    DataLoader loader = open_one(path, B, T, 50000);
+    uint64_t fingerprint = dataloader_fingerprint(&loader);
+    dataloader_close(&loader);
+    return fingerprint;
+}
+
+// The fingerprint of the shard with one byte changed, `from_end` bytes from its end or else `at` from its beginning.
+static uint64_t fingerprint_changed(const char *path, size_t at, size_t from_end) {
+    size_t bytes;
+    char *image = read_whole(path, &bytes);
+    const char *changed = scratch_path("changed.bin");
+    image[from_end ? bytes - from_end : at] ^= 1;
+    write_file(changed, image, bytes);
+    return fingerprint_of(changed, 2, 10);
+}
+
+TEST(fingerprint_tells_other_data_apart) {
+    static const size_t tokens[] = {100, 1001, 5000,
+                                    50000}; // the file ends within, between and behind what is looked at
+    size_t i;
+    for (i = 0; i < 4; i++) {
+        const char *path = make_shard("f.bin", shard16(tokens[i])), *copy = make_shard("copy.bin", shard16(tokens[i]));
+        uint64_t fingerprint = fingerprint_of(path, 2, 10);
+        test_case("%zu tokens", tokens[i]);
+        assert_true(fingerprint_of(copy, 2, 10) == fingerprint);
+        assert_true(fingerprint_of(path, 1, 20) != fingerprint);
+        assert_true(fingerprint_of(make_shard("g.bin", shard16(tokens[i] + 1)), 2, 10) != fingerprint);
+        assert_true(fingerprint_changed(path, 1024, 0) != fingerprint); // the first token
+        assert_true(fingerprint_changed(path, 1024 + 100, 0) != fingerprint);
+        assert_true(fingerprint_changed(path, 0, 2) != fingerprint); // the last one
+        assert_true(fingerprint_changed(path, 0, 100) != fingerprint);
+    }
+}
+
+// ---- what is skipped, and what does not fit ----------------------------------------------------------------------------------
+typedef struct {
+    const char *path;
+    size_t B, T, vocab_size, batches; // batches to read
+} Opening;
+
+static void open_and_read(const void *context) {
+    const Opening *o = (const Opening *)context;
+    DataLoader loader = open_one(o->path, o->B, o->T, o->vocab_size);
+    Batch batch = batch_allocate(o->B * o->T, o->B);
+    size_t i;
+    for (i = 0; i < o->batches; i++) dataloader_next(&loader, &batch);
+    batch_free(&batch);
+    dataloader_close(&loader);
+}
+
+static Opening opening(const char *path) {
+    Opening o = {path, 2, 8, 50000, 1};
+    return o;
+}
+
+TEST(the_skipped_end_is_said_once) {
+    Opening o = opening(make_shard("exact.bin", shard16(2 * 16 + 1)));
+    const Child *child;
+    o.batches = 5;
+    child = run_child(open_and_read, &o);
+    assert_int_equal(child->code, 0);
+    assert_string_equal(child->err, "");
+    o.path = make_shard("rest.bin", shard16(2 * 16 + 1 + 15));
+    child = run_child(open_and_read, &o);
+    assert_int_equal(child->code, 0);
+    assert_int_equal(count_lines(child->err), 1);
+    if (!strstr(child->err, "15 of 48 tokens are skipped")) test_fail("%s", child->err);
+}
+
+static void refused(Opening o, const char *words) { expect_refused(open_and_read, &o, EXIT_RUNTIME, words); }
+
+TEST(what_is_too_short_is_refused_with_what_fits) {
+    Opening o = opening(make_shard("short.bin", shard16(16)));
+    refused(o, "short.bin holds 16 tokens, a micro-batch of --batch 2 x --seq-len 8 takes 17; --seq-len 7 would fit");
+    o.T = 7; // and it does
+    assert_int_equal(run_child(open_and_read, &o)->code, 0);
+    o = opening(make_shard("short.bin", shard16(2)));
+    refused(o, "--batch 1 with --seq-len 1 would fit");
+    o.B = o.T = 1;
+    assert_int_equal(run_child(open_and_read, &o)->code, 0);
+    refused(opening(make_shard("short.bin", shard16(1))), "holds 1 tokens");
+    refused(opening(make_shard("short.bin", shard16(0))), "holds 0 tokens");
+    o = opening(make_shard("short.bin", shard16(100)));
+    o.B = 1048576, o.T = 1073741824; // the largest the options allow
+    refused(o, "--batch 99 with --seq-len 1 would fit");
+}
+
+// ---- malformed files ---------------------------------------------------------------------------------------------------------
+static const char *make_bytes(const char *name, size_t count, int byte) {
+    unsigned char *bytes = (unsigned char *)case_memory(count + 1);
+    const char *path = scratch_path(name);
+    memset(bytes, byte, count);
+    write_file(path, bytes, count);
+    return path;
+}
+
+TEST(malformed_files_are_refused) {
+    static const struct {
+        uint32_t magic, version;
+        const char *words;
+    } headers[] = {
+        {20240520, 2, "bad.bin: version 2 of a token shard with magic number 20240520 is not known, expected 1"},
+        {20240520, 7, "version 7"},
+        {20240801, 1, "version 1 of a token shard with magic number 20240801 is not known, expected 7"},
+        {20240522, 1, "bad.bin: is not a token shard, its magic number is 20240522, expected 20240520"},
+        {0x88d83401, 0x01000000, "bad.bin: was written on a big-endian machine"},
+        {0xa1d93401, 0x07000000, "bad.bin: was written on a big-endian machine"}};
+    size_t i;
+    Made made;
+    for (i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
+        made = shard16(100);
+        made.magic = headers[i].magic, made.version = headers[i].version;
+        refused(opening(make_shard("bad.bin", made)), headers[i].words);
+    }
+    made = shard16(100), made.written = 99;
+    refused(opening(make_shard("bad.bin", made)),
+            "the header says 100 tokens, so 1224 bytes, but the file has 1222; it is truncated");
+    made = shard32(100), made.written = 101;
+    refused(opening(make_shard("bad.bin", made)),
+            "so 1424 bytes, but the file has 1428; it is not what its header says");
+    made = shard16(100), made.tokens = 0xffffffffu; // oversized
+    refused(opening(make_shard("bad.bin", made)), "the header says 4294967295 tokens");
+    refused(opening(make_bytes("bad.bin", 0, 0)), "bad.bin: is empty");
+    refused(opening(make_bytes("bad.bin", 1023, 0)), "its 1023 bytes are less than the header");
+    refused(opening(make_bytes("bad.bin", 5000, 'x')), "is not a token shard");
+    refused(opening(make_bytes("bad.bin", 5000, 0)), "is not a token shard");
+    refused(opening("README"), "README: cannot be opened: No such file");
+    refused(opening("nowhere/[ab]*.bin"), "no file matches 'nowhere/[ab]*.bin'");
+    refused(opening(scratch_folder()), "is a folder; name its shards");
+    refused(opening("/dev/null"), "is not a regular file");
+}
+
+TEST(ids_outside_the_vocabulary_are_refused) {
+    Made made = shard16(97);
+    Opening o = opening(make_shard("ids.bin", made));
+    o.vocab_size = 17; // the target of the last of 16 tokens is the 17th id, 16
+    o.batches = 1;
+    assert_int_equal(run_child(open_and_read, &o)->code, 0);
+    o.batches = 2;
+    expect_refused(open_and_read, &o, EXIT_RUNTIME, "ids.bin: token 17 is 17, outside the model's vocabulary of 17");
+    made = shard32(97), made.first = 0xfffffff0u, made.modulus = 0xffffffffu;
+    o = opening(make_shard("ids.bin", made));
+    expect_refused(open_and_read, &o, EXIT_RUNTIME, "token 0 is 4294967280, outside the model's vocabulary of 50000");
+    o = opening(make_shard("ids.bin", shard32(110001)));
+    o.B = 1, o.T = 110000, o.vocab_size = 100000; // not in the first buffer
+    expect_refused(open_and_read, &o, EXIT_RUNTIME, "token 100000 is 100000, outside");
+}
+
+static void cut_while_reading(const void *context) {
+    const char *path = (const char *)context;
+    DataLoader loader = open_one(path, 1, 16, 50000);
+    Batch batch = batch_allocate(16, 1);
+    dataloader_next(&loader, &batch);
+    if (truncate(path, 1024 + 2 * 20)) return;
+    dataloader_next(&loader, &batch);
+}
+
+static void removed_while_reading(const void *context) {
+    const char *path = (const char *)context;
+    DataLoader loader = open_one(path, 1, 16, 50000);
+    Batch batch = batch_allocate(16, 1);
+    if (unlink(path)) return;
+    dataloader_next(&loader, &batch);
+}
+
+static void opened_twice(const void *context) {
+    DataSettings settings = settings_of(1, 16, 50000);
+    const char *paths[2];
+    paths[0] = (const char *)context;
+    paths[1] = scratch_path("[t]wice.bin");
+    dataloader_open(paths, 2, &settings);
+}
+
+TEST(files_that_change_and_files_named_twice) {
+    expect_refused(cut_while_reading, make_shard("cut.bin", shard16(33)), EXIT_RUNTIME, "cut.bin: ends at byte 1064");
+    expect_refused(removed_while_reading, make_shard("gone.bin", shard16(33)), EXIT_RUNTIME,
+                   "gone.bin: cannot be opened any more");
+    expect_refused(opened_twice, make_shard("twice.bin", shard16(33)), EXIT_RUNTIME, "twice.bin is named twice");
+}
+
+// Any damage to the header, and any length, ends in a batch or in one line.
+TEST(random_damage) {
+    size_t bytes, i, round, refusals = 0;
+    const char *golden = read_whole(GOLDEN16, &bytes);
+    unsigned char *image = (unsigned char *)case_memory(bytes);
+    const char *path = scratch_path("damaged.bin");
+    for (round = 0; round < 300; round++) {
+        Opening o = {path, 1 + test_random_below(3), 1 + test_random_below(2000), 96, 2};
+        const Child *child;
+        size_t length = test_random_below(3) ? bytes : test_random_below(bytes);
+        memcpy(image, golden, bytes);
+        for (i = test_random_below(4); i > 0; i--)
+            image[test_random_below(12)] ^= (unsigned char)(1u << test_random_below(8));
+        write_file(path, image, length);
+        child = run_child(open_and_read, &o);
+        if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
+            refusals++;
+        else if (child->code != 0)
+            test_fail("round %zu: exit %d: %s", round, child->code, child->err);
+    }
+    printf("             %zu of 300 refused\n", refusals);
+    assert_true(refusals > 100 && refusals < 290);
+}
+
+// ---- batches without data ------------------------------------------------------------------------------------------------------
+TEST(random_batches) {
+    size_t B = 4, T = 1000, V = 50, t, seen[50] = {0};
+    Batch a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
+    batch_random(&a, B, T, 0, V, 42), batch_random(&b, B, T, 0, V, 42);
+    assert_memory_equal(a.tokens, b.tokens, B * T * 4);
+    assert_memory_equal(a.targets, b.targets, B * T * 4);
+    for (t = 0; t < B * T; t++) {
+        if (a.tokens[t] < 0 || (size_t)a.tokens[t] >= V || a.targets[t] < 0 || (size_t)a.targets[t] >= V)
+            test_fail("token %zu: %d -> %d", t, a.tokens[t], a.targets[t]);
+        if ((t + 1) % T && a.targets[t] != a.tokens[t + 1]) test_fail("token %zu: its target is not the next token", t);
+        if (a.position[t] != (int32_t)(t % T)) test_fail("token %zu: position %d", t, a.position[t]);
+        if ((size_t)a.tokens[t] != random_below(42, RANDOM_STREAM_TOKENS, t / T * (T + 1) + t % T, V))
+            test_fail("token %zu is not the one that any part of the program would draw", t);
+        seen[a.tokens[t]]++;
+    }
+    for (t = 0; t < V; t++) assert_in_range(seen[t], 40, 130); // 80 expected of each, deviation 8.9
+    assert_true(batch_counted(&a) == (double)(B * T));
+    batch_random(&b, B, T, 0, V, 43);
+    assert_memory_not_equal(a.tokens, b.tokens, B * T * 4);
+    assert_memory_not_equal(a.tokens, a.tokens + T, T * 4); // documents differ
+    batch_random(&longer, 1, 2000, 0, V, 42);
+    assert_memory_equal(a.tokens, longer.tokens, T * 4); // the first document does not depend on T
+    batch_free(&a), batch_free(&b), batch_free(&longer);
+}
+
+TEST(counted_targets) {
+    Batch batch = batch_allocate(6, 3);
+    Counts counts;
+    static const float weights[] = {1, 1, 0.5f, 2, 7, 0};
+    static const int32_t targets[] = {3, -1, 0, 4, -1, 9}, positions[] = {0, 1, 2, 0, 0, 1};
+    memcpy(batch.loss_weight, weights, sizeof(weights)), memcpy(batch.targets, targets, sizeof(targets));
+    batch.document_start[1] = 3, batch.document_start[2] = 4;
+    batch_set_positions(&batch);
+    assert_memory_equal(batch.position, positions, sizeof(positions));
+    assert_int_equal(batch.document_start[3], 6);
+    batch_allocate_answers(&batch, 0, 0);
+    batch.group[2] = 1;
+    counts = batch_count(&batch);
+    assert_true(counts.tokens == 3.5 && counts.documents == 2 && counts.groups == 2); // the last one's weight is 0
+    assert_true(batch.counted[0] == 1.5 && batch.counted[1] == 2 && batch.counted[2] == 0);
+    batch_free(&batch);
+}
+
+// ---- packing bytes ---------------------------------------------------------------------------------------------------------------
+static void pack(const void *context) {
+    char *copy = strdup((const char *)context), *word, *argv[16];
+    int argc = 1;
+    argv[0] = copy;
+    for (word = strtok(copy, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    argv[argc] = NULL;
+    if (pack_bytes_main(argc, argv)) exit(99);
+    free(copy);
+}
+
+static const char *pack_line(const char *format, ...) {
+    char *line = (char *)case_memory(4096);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, 4096, format, arguments);
+    va_end(arguments);
+    return line;
+}
+
+static unsigned char *shard_ids(const char *path, size_t *count) {
+    size_t bytes, i;
+    const unsigned char *image = (const unsigned char *)read_whole(path, &bytes);
+    unsigned char *ids = (unsigned char *)case_memory(bytes);
+    uint32_t header[3];
+    memcpy(header, image, 12);
+    assert_true(header[0] == 20240520 && header[1] == 1 && 1024 + 2 * (size_t)header[2] == bytes);
+    for (i = 12; i < 1024; i++) assert_int_equal(image[i], 0);
+    for (i = 0; i < header[2]; i++) {
+        ids[i] = image[1024 + 2 * i];
+        assert_int_equal(image[1024 + 2 * i + 1], 0);
+    }
+    *count = header[2];
+    return ids;
+}
+
+TEST(bytes_become_a_shard) {
+    unsigned char every[256], *ids;
+    const char *out = scratch_path("bytes.bin"), *a = scratch_path("a.txt"), *b = scratch_path("b.txt");
+    const char *copy = scratch_path("copy.txt"), *none = scratch_path("none.txt"), *list = scratch_path("list");
+    const Child *child;
+    DataLoader loader;
+    Batch batch = dirty_batch(1, 64);
+    size_t i, count;
+    for (i = 0; i < 256; i++) every[i] = (unsigned char)i;
+    write_file(a, every, 256), write_file(copy, every, 256), write_file(b, "text\n", 5), write_file(none, "", 0);
+    write_file(list, pack_line("%s\n%s", b, none), strlen(pack_line("%s\n%s", b, none)));
+    child = run_child(pack, pack_line("--out %s %s %s --list %s", out, a, copy, list));
+    if (child->code) test_fail("%s", child->err);
+    if (!strstr(child->out, "files: 2, copies left out: 1")) test_fail("%s", child->out);
+    ids = shard_ids(out, &count);
+    assert_int_equal(count, 261);
+    assert_memory_equal(ids, every, 256);
+    assert_memory_equal(ids + 256, "text\n", 5);
+    loader = open_one(out, 1, 64, 256);
+    dataloader_next(&loader, &batch);
+    for (i = 0; i < 64; i++) assert_int_equal(batch.targets[i], i + 1);
+    assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
+    dataloader_close(&loader);
+    batch_free(&batch);
+}
+
+TEST(validation_is_cut_out_of_the_text) {
+    size_t length = 100003, i, train, val, t = 0, v = 0;
+    unsigned char *text = (unsigned char *)case_memory(length), *train_ids, *val_ids;
+    const char *source = scratch_path("long.txt"), *out = scratch_path("t.bin"), *val_out = scratch_path("v.bin");
+    const Child *child;
+    for (i = 0; i < length; i++) text[i] = (unsigned char)test_random_below(4); // entropy log 4
+    write_file(source, text, length);
+    child = run_child(pack, pack_line("--out %s --val-out %s --val-fraction 0.1 %s", out, val_out, source));
+    if (child->code) test_fail("%s", child->err);
+    train_ids = shard_ids(out, &train), val_ids = shard_ids(val_out, &val);
+    assert_int_equal(train + val, length);
+    assert_in_range(val, 9990, 10000);
+    for (i = 0; i < 8; i++) { // each eighth: its first nine tenths train, the rest validates
+        size_t piece = i < 7 ? 12500 : 12503, held = 1250;
+        assert_memory_equal(train_ids + t, text + 12500 * i, piece - held);
+        assert_memory_equal(val_ids + v, text + 12500 * i + piece - held, held);
+        t += piece - held, v += held;
+    }
+    if (!strstr(child->out, "t.bin: 90003 bytes, unigram entropy 1.386") ||
+        !strstr(child->out, "v.bin: 10000 bytes, unigram entropy 1.38"))
+        test_fail("%s", child->out);
+}
+
+TEST(packing_is_refused_in_one_line) {
+    const char *text = scratch_path("some.txt"), *out = scratch_path("packed.bin");
+    write_file(text, "abc", 3);
+    expect_refused(pack, "", EXIT_USAGE, "no --out");
+    expect_refused(pack, "--out x", EXIT_USAGE, "no text");
+    expect_refused(pack, "--out", EXIT_USAGE, "--out has no value");
+    expect_refused(pack, "--in x", EXIT_USAGE, "unknown option --in");
+    expect_refused(pack, "--out x --val-out x y", EXIT_USAGE, "the same file");
+    expect_refused(pack, "--out x --val-fraction 1 y", EXIT_USAGE, "between 0 and 1");
+    expect_refused(pack, pack_line("--out %s /nowhere/at/all", out), EXIT_RUNTIME, "/nowhere/at/all: cannot be opened");
+    expect_refused(pack, pack_line("--out %s --list /nowhere", out), EXIT_RUNTIME, "/nowhere: cannot be opened");
+    expect_refused(pack, pack_line("--out /nowhere/x.bin %s", text), EXIT_RUNTIME, "/nowhere/x.bin: cannot be created");
+    expect_refused(pack, pack_line("--out %s %s", out, scratch_folder()), EXIT_RUNTIME, "is not a regular file");
+    assert_true(access(out, F_OK) != 0);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {LISTED(llmc_shards_of_both_kinds),
+                                       LISTED(shards_follow_each_other_by_name),
+                                       LISTED(a_place_is_one_number),
+                                       LISTED(batches_larger_than_the_buffer),
+                                       LISTED(fingerprint_tells_other_data_apart),
+                                       LISTED(the_skipped_end_is_said_once),
+                                       LISTED(what_is_too_short_is_refused_with_what_fits),
+                                       LISTED(malformed_files_are_refused),
+                                       LISTED(ids_outside_the_vocabulary_are_refused),
+                                       LISTED(files_that_change_and_files_named_twice),
+                                       LISTED(random_damage),
+                                       LISTED(random_batches),
+                                       LISTED(counted_targets),
+                                       LISTED(bytes_become_a_shard),
+                                       LISTED(validation_is_cut_out_of_the_text),
+                                       LISTED(packing_is_refused_in_one_line)};
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

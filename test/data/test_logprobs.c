@@ -1,0 +1,421 @@
+/*
+The file of log-probabilities: what is written is read, in any order and range; nothing that is damaged, half written,
+or of another model, other data, another temperature or length is taken for the right one.
+*/
+#include "test/base/child.h"
+#include "llmc/data/logprobs.h"
+#include <sys/resource.h>
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+#define TOKENS    10000 // more than two times what is read at once
+#define DOCUMENTS 40
+
+static LogprobHeader some_header(void) {
+    LogprobHeader h;
+    memset(&h, 0, sizeof(h));
+    h.tokens = TOKENS, h.documents = DOCUMENTS;
+    h.model_key = 0x0123456789abcdef, h.data_key = 0xfedcba9876543210;
+    h.cut = DOCUMENTS_TRUNCATED, h.seq_len = 300;
+    h.dtype = DTYPE_BF16, h.temperature = 0.75;
+    logprobs_name(h.model, "some/model");
+    return h;
+}
+
+// Tokens that count are those with a number not divisible by 3; each has a value of its own.
+static float value_of(size_t token) { return token % 3 ? -0.5f - (float)token / 8 : 0; }
+
+// Every token in ranges of all lengths, the later ones first.
+static void write_values(LogprobWriter *w) {
+    float value[TOKENS];
+    size_t i, n, end;
+    for (i = 0; i < TOKENS; i++) value[i] = value_of(i);
+    for (end = TOKENS, n = 1; end; end -= n, n++) {
+        n = min_size(n, end);
+        logprobs_write(w, end - n, n, value + end - n);
+    }
+}
+
+static const char *written_again(const char *name) {
+    const char *path = scratch_path(name);
+    const LogprobHeader h = some_header();
+    LogprobWriter w;
+    logprobs_create(&w, path, &h);
+    write_values(&w);
+    logprobs_commit(&w, TOKENS - (TOKENS + 2) / 3);
+    return path;
+}
+
+// In the place of whatever was there.
+static const char *written(const char *name) {
+    unlink(scratch_path(name));
+    return written_again(name);
+}
+
+static void open_body(const void *path) {
+    LogprobFile f;
+    logprobs_open(&f, (const char *)path);
+    logprobs_close(&f);
+}
+
+TEST(what_is_written_is_read) {
+    const char *path = written("round.logprobs"), *again = written_again("round.logprobs");
+    const LogprobHeader h = some_header();
+    float value[TOKENS];
+    LogprobFile f;
+    struct stat status;
+    size_t i, k, first, n;
+    assert_string_equal(path, again);
+    logprobs_open(&f, path);
+    assert_int_equal(f.header.tokens, TOKENS);
+    assert_int_equal(f.header.documents, DOCUMENTS);
+    assert_int_equal(f.header.counted, 6666);
+    assert_true(f.header.model_key == h.model_key && f.header.data_key == h.data_key);
+    assert_true(f.header.cut == h.cut && f.header.seq_len == 300 && f.header.dtype == DTYPE_BF16);
+    assert_true(f.header.temperature == 0.75);
+    assert_string_equal(f.header.model, "some/model");
+    assert_int_equal(stat(path, &status), 0);
+    assert_int_equal(status.st_size, 256 + 4 * TOKENS);
+    allocation_guard = 1;
+    for (k = 0; k < 300; k++) {
+        first = test_random_below(TOKENS + 1), n = test_random_below(TOKENS + 1 - first);
+        logprobs_read(&f, first, n, value);
+        for (i = 0; i < n; i++)
+            if (value[i] != value_of(first + i)) test_fail("token %zu is %g", first + i, (double)value[i]);
+    }
+    allocation_guard = 0;
+    logprobs_close(&f);
+}
+
+TEST(what_is_not_written_is_zero) {
+    const char *path = scratch_path("sparse.logprobs");
+    const float one = -1;
+    LogprobHeader h = some_header();
+    float value[TOKENS];
+    LogprobWriter w;
+    LogprobFile f;
+    size_t i;
+    logprobs_create(&w, path, &h);
+    logprobs_write(&w, 5000, 1, &one);
+    logprobs_commit(&w, 1);
+    logprobs_open(&f, path);
+    logprobs_read(&f, 0, TOKENS, value);
+    for (i = 0; i < TOKENS; i++) assert_true(value[i] == (i == 5000 ? -1 : 0));
+    logprobs_close(&f);
+}
+
+static void read_beyond(const void *path) {
+    LogprobFile f;
+    float value[8];
+    logprobs_open(&f, (const char *)path);
+    logprobs_read(&f, TOKENS - 7, 8, value);
+}
+
+static void write_beyond(const void *path) {
+    const float value[2] = {-1, -1};
+    const LogprobHeader h = some_header();
+    LogprobWriter w;
+    logprobs_create(&w, (const char *)path, &h);
+    logprobs_write(&w, TOKENS - 1, 2, value);
+}
+
+TEST(ranges_end_with_the_data) {
+    expect_refused(read_beyond, written("beyond.logprobs"), 1, "has no log-probabilities of tokens 9993 to 10001");
+    expect_refused(write_beyond, scratch_path("none.logprobs"), 1, "tokens that are not in the data");
+    assert_false(path_exists(scratch_path("none.logprobs")));
+}
+
+// ---- damage -------------------------------------------------------------------------------------------------------
+static void reseal(char *bytes) {
+    LogprobHeader *h = (LogprobHeader *)(void *)bytes;
+    h->header_crc = logprobs_header_crc(h);
+}
+
+TEST(every_byte_of_the_header_counts) {
+    const char *path = written("flipped.logprobs");
+    size_t size, i;
+    char *bytes = read_whole(path, &size);
+    for (i = 0; i < 256; i++) {
+        bytes[i] ^= (char)(1u << test_random_below(8));
+        write_file(path, bytes, size);
+        expect_refused(open_body, path, 1, "flipped.logprobs: ");
+        bytes = read_whole(written("flipped.logprobs"), &size);
+    }
+}
+
+TEST(every_field_is_checked_with_a_right_checksum) {
+    static const struct {
+        size_t at;
+        uint64_t value;
+        size_t bytes;
+        const char *words;
+    } field[] = {{0, 'X', 1, "does not begin with SBPLOGPS, so it is no file of log-probabilities"},
+                 {8, 1, 4, "of version 1, this program reads version 2"},
+                 {12, 0x04030201, 4, "was written on a machine of the other byte order"},
+                 {12, 0x01020305, 4, "the byte order mark in its header cannot be"},
+                 {16, 128, 8, "the length of the header in its header cannot be"},
+                 {24, 256 + 4 * TOKENS + 4, 8, "its header says 40260 bytes, but the file has 40256; it is truncated"},
+                 {24, 1, 8, "it is not what its header says"},
+                 {32, TOKENS + 1, 8, "the number of tokens"},
+                 {32, (1ull << 62) + TOKENS, 8, "the number of tokens"},
+                 {40, 0, 8, "the number of documents"},
+                 {40, TOKENS / 2 + 1, 8, "the number of documents"},
+                 {48, TOKENS - DOCUMENTS + 1, 8, "the number of log-probabilities"},
+                 {48, 6665, 8, "holds 6666 log-probabilities, its header says 6665"},
+                 {72, 0, 8, "the length to which documents were cut"},
+                 {80, 0, 4, "the length to which documents were cut"},
+                 {80, 3, 4, "the way in which documents were cut"},
+                 {84, 3, 4, "the element type"},
+                 {88, 0, 8, "the temperature"},
+                 {88, 0x7ff0000000000000, 8, "the temperature"},
+                 {88, 0xbff0000000000000, 8, "the temperature"},
+                 {88, 0x7ff8000000000000, 8, "the temperature"},
+                 {96, 0, 4, "its checksum is wrong, the file is damaged"},
+                 {168, 1, 1, "the rest, which must be zeros,"},
+                 {255, 1, 1, "the rest, which must be zeros,"}};
+    const char *path = scratch_path("field.logprobs");
+    size_t size, i;
+    for (i = 0; i < sizeof(field) / sizeof(field[0]); i++) {
+        char *bytes = read_whole(written("field.logprobs"), &size);
+        memcpy(bytes + field[i].at, &field[i].value, field[i].bytes);
+        reseal(bytes);
+        write_file(path, bytes, size);
+        expect_refused(open_body, path, 1, field[i].words);
+    }
+}
+
+TEST(names_are_safe) {
+    const char *path = written("name.logprobs");
+    char name[64], *bytes;
+    LogprobFile f;
+    size_t size;
+    bytes = read_whole(path, &size);
+    memset(bytes + 104, 'x', 64);
+    reseal(bytes);
+    write_file(path, bytes, size);
+    expect_refused(open_body, path, 1, "the name of the model in its header cannot be");
+    memcpy(bytes + 104, "a\nb\033[1m", 8);
+    reseal(bytes);
+    write_file(path, bytes, size);
+    logprobs_open(&f, path);
+    assert_string_equal(f.header.model, "a?b?[1m");
+    logprobs_close(&f);
+
+    logprobs_name(name, "short");
+    assert_string_equal(name, "short");
+    logprobs_name(name, "0123456789012345678901234567890123456789012345678901234567890123456789/end");
+    assert_int_equal(strlen(name), 63);
+    assert_string_equal(name + 59, "/end");
+    logprobs_name(name, "\303\24401234567890123456789012345678901234567890123456789012345678901"); // "ä" and 62 more
+    assert_int_equal(name[0], '0');
+    assert_int_equal(strlen(name), 62);
+}
+
+TEST(every_value_is_checked) {
+    static const struct {
+        float value;
+        const char *words; // NULL: it may be there
+    } made[] = {{NAN, "the log-probability of token 4444 is "},
+                {INFINITY, "the log-probability of token 4444 is inf"},
+                {-INFINITY, "the log-probability of token 4444 is -inf; it must be finite and at most 0"},
+                {0.0011f, "the log-probability of token 4444 is 0.0011"},
+                {0.0009f, NULL},
+                {-1e30f, NULL}};
+    const char *path = scratch_path("value.logprobs");
+    size_t size, i;
+    for (i = 0; i < sizeof(made) / sizeof(made[0]); i++) {
+        char *bytes = read_whole(written("value.logprobs"), &size);
+        LogprobHeader *h = (LogprobHeader *)(void *)bytes;
+        memcpy(bytes + 256 + 4 * 4444, &made[i].value, 4);
+        write_file(path, bytes, size);
+        expect_refused(open_body, path, 1, "value.logprobs: its checksum is wrong"); // first of all
+        h->body_crc = crc32_of(0, bytes + 256, size - 256);
+        reseal(bytes);
+        write_file(path, bytes, size);
+        if (made[i].words)
+            expect_refused(open_body, path, 1, made[i].words);
+        else
+            open_body(path);
+    }
+}
+
+TEST(any_length_but_the_right_one) {
+    const char *path = scratch_path("length.logprobs");
+    static const size_t lengths[] = {1, 8, 255, 256, 257, 20000, 40255, 40257, 80000};
+    size_t size, i;
+    for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        char *bytes = read_whole(written("length.logprobs"), &size), *longer = (char *)case_memory(80000);
+        memcpy(longer, bytes, size);
+        write_file(path, longer, lengths[i]);
+        expect_refused(open_body, path, 1,
+                       lengths[i] < 256    ? "bytes are less than the header of a file of log-probabilities (256)"
+                       : lengths[i] < size ? "it is truncated"
+                                           : "it is not what its header says");
+    }
+    write_file(path, "", 0);
+    expect_refused(open_body, path, 1, "length.logprobs: is empty");
+    expect_refused(open_body, scratch_folder(), 1, "is not a regular file");
+    expect_refused(open_body, scratch_path("nowhere"), 1, "nowhere: cannot be opened: No such file");
+}
+
+TEST(random_damage_is_found) {
+    const char *path = scratch_path("random.logprobs");
+    size_t size, i;
+    char *bytes = read_whole(written("random.logprobs"), &size);
+    for (i = 0; i < 100; i++) {
+        size_t at = test_random_below(size);
+        char bit = (char)(1u << test_random_below(8));
+        bytes[at] ^= bit;
+        write_file(path, bytes, size);
+        expect_refused(open_body, path, 1, "random.logprobs: ");
+        bytes[at] ^= bit;
+    }
+}
+
+// ---- half written -------------------------------------------------------------------------------------------------
+static void killed_half_way(const void *path) {
+    const LogprobHeader h = some_header();
+    LogprobWriter w;
+    logprobs_create(&w, (const char *)path, &h);
+    write_values(&w);
+    kill(getpid(), SIGKILL);
+}
+
+static void ended_half_way(const void *path) {
+    const LogprobHeader h = some_header();
+    LogprobWriter w;
+    logprobs_create(&w, (const char *)path, &h);
+    write_values(&w);
+    die("something else is wrong");
+}
+
+static int run_shell(const char *format, const char *path) {
+    char command[700];
+    snprintf(command, sizeof(command), format, path);
+    return system(command);
+}
+
+TEST(a_killed_writer_leaves_nothing_under_the_name) {
+    const char *path = scratch_path("killed.logprobs");
+    size_t size, again;
+    char *before;
+    assert_int_equal(run_child(killed_half_way, path)->code, 1000 + SIGKILL);
+    assert_false(path_exists(path));
+    assert_int_equal(run_shell("ls '%s'.*.tmp >/dev/null", path), 0); // what a kill -9 leaves
+    before = read_whole(written("killed.logprobs"), &size);
+    assert_int_equal(run_child(killed_half_way, path)->code, 1000 + SIGKILL);
+    assert_memory_equal(read_whole(path, &again), before, size); // the one before stays as it is
+    assert_int_equal(run_shell("rm '%s'.*.tmp", path), 0);
+    expect_refused(ended_half_way, path, 1, "something else is wrong");
+    assert_true(run_shell("ls '%s'.*.tmp >/dev/null 2>&1", path) != 0);
+    assert_memory_equal(read_whole(path, &again), before, size);
+}
+
+static void write_on_a_small_disk(const void *path) {
+    const struct rlimit limit = {20000, 20000};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    ended_half_way(path);
+}
+
+TEST(a_full_disk_is_one_line_before_the_work) {
+    const char *path = scratch_path("full.logprobs");
+    expect_refused(write_on_a_small_disk, path, 1, "full.logprobs: reserving 39.31 KiB failed: File too large");
+    assert_true(run_shell("ls '%s'* >/dev/null 2>&1", path) != 0);
+}
+
+TEST(files_of_other_kinds_are_not_replaced) {
+    const char *path = scratch_path("shard.bin");
+    write_file(path, "SBPSHARD and more", 17);
+    expect_refused(ended_half_way, path, 1, "shard.bin: is there already and is no file of log-probabilities");
+    write_file(path, "x", 1);
+    expect_refused(ended_half_way, path, 1, "shard.bin: is there already and is no file of log-probabilities");
+    expect_refused(ended_half_way, scratch_folder(), 1, "is a directory");
+}
+
+// ---- of something else --------------------------------------------------------------------------------------------
+typedef struct {
+    const char *path;
+    LogprobHeader wanted;
+} Wanted;
+
+static void check_body(const void *context) {
+    const Wanted *w = (const Wanted *)context;
+    LogprobFile f;
+    logprobs_open(&f, w->path);
+    logprobs_check(&f, &w->wanted, "train-00000.bin");
+    logprobs_close(&f);
+}
+
+static Wanted wanted_of(const char *path) {
+    Wanted w = {path, some_header()};
+    logprobs_name(w.wanted.model, "other/model");
+    return w;
+}
+
+TEST(another_model_or_data_is_refused) {
+    const char *path = written("whose.logprobs");
+    Wanted w = wanted_of(path);
+    check_body(&w);
+    w.wanted.model_key = 0; // any
+    check_body(&w);
+    w.wanted.model_key = 0x1111;
+    expect_refused(check_body, &w, 1,
+                   "whose.logprobs: holds log-probabilities under another model: some/model (bf16, 0123456789abcdef), "
+                   "the run's reference is other/model (bf16, 0000000000001111); compute them again");
+    w = wanted_of(path), w.wanted.data_key++;
+    expect_refused(check_body, &w, 1,
+                   "whose.logprobs: holds log-probabilities of other data or by another tokenizer: of 10000 tokens in "
+                   "40 documents (fedcba9876543210), train-00000.bin has 10000 in 40 (fedcba9876543211); compute");
+    w = wanted_of(path), w.wanted.tokens++;
+    expect_refused(check_body, &w, 1, "train-00000.bin has 10001 in 40");
+    w = wanted_of(path), w.wanted.documents--;
+    expect_refused(check_body, &w, 1, "train-00000.bin has 10000 in 39");
+    w = wanted_of(path), w.wanted.temperature = 1;
+    expect_refused(check_body, &w, 1, "at temperature 0.75, this run's is 1; compute them again with --temperature 1");
+    w = wanted_of(path), w.wanted.cut = DOCUMENTS_SPLIT, w.wanted.seq_len = 300;
+    expect_refused(check_body, &w, 1,
+                   "of documents that are truncated to 300 positions, this run has them split into 300 positions");
+    w = wanted_of(path), w.wanted.cut = DOCUMENTS_WHOLE, w.wanted.seq_len = 0;
+    expect_refused(check_body, &w, 1, "truncated to 300 positions, this run has them whole");
+}
+
+TEST(documents_cut_elsewhere_are_refused) {
+    static const struct {
+        DocumentsCut have;
+        uint64_t have_length;
+        DocumentsCut wanted;
+        uint64_t wanted_length;
+        int serves;
+    } pair[] = {
+        {DOCUMENTS_WHOLE, 0, DOCUMENTS_WHOLE, 0, 1},         {DOCUMENTS_WHOLE, 0, DOCUMENTS_TRUNCATED, 9, 1},
+        {DOCUMENTS_WHOLE, 0, DOCUMENTS_SPLIT, 9, 0},         {DOCUMENTS_SPLIT, 9, DOCUMENTS_SPLIT, 9, 1},
+        {DOCUMENTS_SPLIT, 9, DOCUMENTS_SPLIT, 8, 0},         {DOCUMENTS_SPLIT, 9, DOCUMENTS_TRUNCATED, 9, 0},
+        {DOCUMENTS_SPLIT, 9, DOCUMENTS_WHOLE, 0, 0},         {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_TRUNCATED, 9, 1},
+        {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_TRUNCATED, 8, 1}, {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_TRUNCATED, 10, 0},
+        {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_SPLIT, 9, 0},     {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_WHOLE, 0, 0}};
+    size_t i;
+    for (i = 0; i < sizeof(pair) / sizeof(pair[0]); i++) {
+        LogprobHeader have = some_header(), wanted = some_header();
+        have.cut = pair[i].have, have.seq_len = pair[i].have_length;
+        wanted.cut = pair[i].wanted, wanted.seq_len = pair[i].wanted_length;
+        if (logprobs_cut_serves(&have, &wanted) != pair[i].serves) test_fail("pair %zu", i);
+    }
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {LISTED(what_is_written_is_read),
+                                       LISTED(what_is_not_written_is_zero),
+                                       LISTED(ranges_end_with_the_data),
+                                       LISTED(every_byte_of_the_header_counts),
+                                       LISTED(every_field_is_checked_with_a_right_checksum),
+                                       LISTED(names_are_safe),
+                                       LISTED(every_value_is_checked),
+                                       LISTED(any_length_but_the_right_one),
+                                       LISTED(random_damage_is_found),
+                                       LISTED(a_killed_writer_leaves_nothing_under_the_name),
+                                       LISTED(a_full_disk_is_one_line_before_the_work),
+                                       LISTED(files_of_other_kinds_are_not_replaced),
+                                       LISTED(another_model_or_data_is_refused),
+                                       LISTED(documents_cut_elsewhere_are_refused)};
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

@@ -1,0 +1,595 @@
+/*
+Objectives: losses, weights and metrics against TRL's (test/golden/objectives.json) and against formulas written down
+here once more, plainly; weights against finite differences; and that it does not matter how a step's documents are cut
+into streams and chunks. */
+#include "objective_streams.h"
+#include "test/base/child.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/cli/options.h"
+
+// ---- the formulas once more: one step of some streams, nothing shared with objective.h ------------------------------
+typedef struct {
+    double tokens, logp, reference, old; // sums over counted tokens
+} PlainSums;
+
+static PlainSums plain_sums(const Stream *s, size_t d) {
+    PlainSums p = {0, 0, 0, 0};
+    size_t t;
+    for (t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++) {
+        double m = plain_weight(&s->batch, t);
+        p.tokens += m, p.logp += m * s->logp[t], p.reference += m * (double)s->batch.reference[t];
+        p.old += m * (double)s->batch.old[t];
+    }
+    return p;
+}
+
+static double plain_pair(const Objective *o, const PlainSums *w, const PlainSums *l) {
+    double c = (w->logp - w->reference) - (l->logp - l->reference), beta = o->beta, e = o->label_smoothing;
+    double p = exp(w->logp / w->tokens), q = exp(l->logp / l->tokens);
+    if (o->kind == OBJECTIVE_SIMPO) return log(1 + exp(o->gamma - beta * log(p / q)));
+    if (o->kind == OBJECTIVE_ORPO) return -log(p) + beta * log(1 + q / (1 - q) / (p / (1 - p)));
+    if (o->dpo_loss == DPO_HINGE) return fmax(0, 1 - beta * c);
+    if (o->dpo_loss == DPO_IPO)
+        return pow((w->logp - w->reference) / w->tokens - (l->logp - l->reference) / l->tokens - 1 / (2 * beta), 2);
+    return (1 - e) * log(1 + exp(-beta * c)) + e * log(1 + exp(beta * c));
+}
+
+static double plain_token(const Objective *o, const Stream *s, size_t t, const PlainSums *document) {
+    double A = (double)s->batch.advantage[t], to_reference = (double)s->batch.reference[t] - s->logp[t];
+    double r = exp(o->kind == OBJECTIVE_GSPO ? (document->logp - document->old) / document->tokens
+                                             : s->logp[t] - (double)s->batch.old[t]);
+    double clipped = fmin(fmax(r, 1 - o->clip_low), 1 + o->clip_high);
+    return -fmin(r * A, clipped * A) + o->beta * (exp(to_reference) - to_reference - 1);
+}
+
+// Of a document in one of sft, grpo, gspo, ppo; divided by the document's tokens where its mean is wanted.
+static double plain_document(const Objective *o, const Stream *s, size_t d) {
+    PlainSums p = plain_sums(s, d);
+    double sum = 0;
+    size_t t;
+    if (o->kind == OBJECTIVE_SFT) return -p.logp;
+    for (t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++)
+        sum += plain_weight(&s->batch, t) * plain_token(o, s, t, &p);
+    return o->normalisation == NORMALISE_GRPO ? sum / p.tokens : sum;
+}
+
+static double plain_loss(const Objective *o, const Stream *stream, size_t streams) {
+    int pairs = objective_is_of_pairs(o), policy = objective_is_of_policy(o);
+    double sum = 0, tokens = 0, documents = 0;
+    size_t i, d;
+    for (i = 0; i < streams; i++) {
+        for (d = 0; d < stream[i].batch.documents; d++) {
+            PlainSums p = plain_sums(&stream[i], d), next;
+            if (pairs && d % 2 == 0) next = plain_sums(&stream[i], d + 1), sum += plain_pair(o, &p, &next);
+            if (!pairs) sum += plain_document(o, &stream[i], d);
+            tokens += p.tokens, documents += 1;
+        }
+    }
+    if (pairs) return sum / (documents / 2);
+    if (policy && o->normalisation == NORMALISE_GRPO) return sum / documents;
+    return sum / (policy && o->normalisation == NORMALISE_DR_GRPO ? documents * o->completion_tokens : tokens);
+}
+
+TEST(losses_are_the_formulas) {
+    size_t i, round;
+    Objective o;
+    for (round = 0; round < 10; round++) {
+        for (i = 0; objective_at(i, &o); i++) {
+            Stream s = stream_for(&o);
+            double expected = plain_loss(&o, &s, 1), Z = normaliser(&o, &s, 1);
+            expect_close("loss", 0, evaluate(&o, &s, Z, NULL, NULL), expected, 1, type == DTYPE_FP64 ? 1e-13 : 1e-7);
+        }
+    }
+}
+
+TEST(weights_are_the_derivatives) {
+    const double h = 1e-5;
+    size_t i, t;
+    Objective o;
+    for (i = 0; objective_at(i, &o); i++) {
+        Stream s = stream_for(&o);
+        double Z = normaliser(&o, &s, 1), *weight = case_doubles(s.batch.N), size;
+        evaluate(&o, &s, Z, weight, NULL);
+        size = rms(weight, s.batch.N);
+        assert_true(size > 0);
+        for (t = 0; t < s.batch.N; t++) {
+            double was = s.logp[t], above, below;
+            s.logp[t] = was + h;
+            above = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
+            s.logp[t] = was - h;
+            below = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
+            s.logp[t] = was;
+            expect_close("weight", t, weight[t], (above - below) / (2 * h), size, type == DTYPE_FP64 ? 1e-8 : 1e-6);
+        }
+    }
+}
+
+// ---- TRL's values ---------------------------------------------------------------------------------------------------
+static cJSON *golden_read(void) {
+    const char *path = "test/golden/objectives.json";
+    size_t length;
+    char *text = input_read_text(path, 1 << 20, &length);
+    cJSON *golden = json_parse_object(text, length, path);
+    free(text);
+    return golden;
+}
+
+static double golden_number(const cJSON *object, const char *key, double otherwise) {
+    const cJSON *item = json_get(object, key);
+    if (item && !cJSON_IsNumber(item)) test_fail("\"%s\" is not a number", key);
+    return item ? item->valuedouble : otherwise;
+}
+
+static double *golden_list(const cJSON *object, const char *key, size_t count) {
+    const cJSON *list = json_get(object, key), *item;
+    double *values = case_doubles(count);
+    size_t i = 0;
+    if (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) != count)
+        test_fail("\"%s\" has not %zu values", key, count);
+    cJSON_ArrayForEach(item, list) values[i++] = item->valuedouble;
+    return values;
+}
+
+static void golden_floats(const cJSON *object, const char *key, size_t count, float *out) {
+    double *values = golden_list(object, key, count);
+    size_t i;
+    for (i = 0; i < count; i++) out[i] = (float)values[i];
+}
+
+static Stream golden_stream(const cJSON *object) {
+    size_t documents = (size_t)cJSON_GetArraySize(json_get(object, "group")), length[64], d, t;
+    double *start = golden_list(object, "document_start", documents + 1), *counted, *group;
+    Stream s;
+    for (d = 0; d < documents; d++) length[d] = (size_t)(start[d + 1] - start[d]);
+    s = stream_allocate(length, documents);
+    counted = golden_list(object, "counted", s.batch.N), group = golden_list(object, "group", documents);
+    for (t = 0; t < s.batch.N; t++) s.batch.targets[t] = counted[t] != 0 ? 1 : -1, s.batch.loss_weight[t] = 1;
+    for (d = 0; d < documents; d++) s.batch.group[d] = (size_t)group[d];
+    s.logp = golden_list(object, "logp", s.batch.N), s.entropy = golden_list(object, "entropy", s.batch.N);
+    golden_floats(object, "reference", s.batch.N, s.batch.reference),
+        golden_floats(object, "old", s.batch.N, s.batch.old);
+    return s;
+}
+
+static int golden_word(const cJSON *object, const char *key, const char *const *names, int count) {
+    const cJSON *item = json_get(object, key);
+    return item ? objective_word(names, count, item->valuestring) : 0;
+}
+
+static Objective golden_objective(const cJSON *object) {
+    Objective o = make((ObjectiveKind)golden_word(object, "objective", objective_names, OBJECTIVES), 0);
+    o.dpo_loss = (DpoLoss)golden_word(object, "dpo_loss", dpo_loss_names, DPO_LOSSES);
+    o.normalisation = (Normalisation)golden_word(object, "normalisation", normalisation_names, NORMALISATIONS);
+    o.beta = golden_number(object, "beta", NAN), o.gamma = golden_number(object, "gamma", NAN);
+    o.clip_low = golden_number(object, "clip_low", NAN), o.clip_high = golden_number(object, "clip_high", NAN);
+    o.label_smoothing = golden_number(object, "label_smoothing", 0);
+    o.completion_tokens = golden_number(object, "completion_tokens", NAN);
+    return o;
+}
+
+// TRL has some metrics in fp32.
+static void check_golden_metrics(const cJSON *expected, const Metrics *metrics) {
+    const cJSON *item;
+    size_t i;
+    assert_true(cJSON_GetArraySize(expected) > 0);
+    cJSON_ArrayForEach(item, expected) {
+        for (i = 0; i < metrics->count && strcmp(metrics->metric[i].name, item->string) != 0;) i++;
+        if (i == metrics->count) test_fail("no metric \"%s\"", item->string);
+        expect_close(item->string, 0, metrics->metric[i].sum / metrics->metric[i].count, item->valuedouble, 0, 1e-6);
+    }
+}
+
+static void check_golden_case(const cJSON *expected, Stream *s) {
+    Objective o = golden_objective(expected);
+    double *weight = case_doubles(s->batch.N), *correct = golden_list(expected, "weight", s->batch.N), size = 0, loss;
+    Metrics metrics;
+    size_t t;
+    memset(&metrics, 0, sizeof(metrics));
+    loss = evaluate(&o, s, normaliser(&o, s, 1), weight, &metrics);
+    expect_close("loss", 0, loss, golden_number(expected, "loss", NAN), 0.01, precision());
+    for (t = 0; t < s->batch.N; t++) size = fmax(size, fabs(correct[t]));
+    for (t = 0; t < s->batch.N; t++) expect_close("weight", t, weight[t], correct[t], size, precision());
+    check_golden_metrics(json_get(expected, "metrics"), &metrics);
+}
+
+TEST(trl_pairs) {
+    cJSON *golden = golden_read();
+    const cJSON *expected;
+    cJSON_ArrayForEach(expected, json_get(golden, "pair_cases")) {
+        Stream s;
+        test_case("%s %s beta=%g", json_get(expected, "objective")->valuestring,
+                  json_get(expected, "dpo_loss") ? json_get(expected, "dpo_loss")->valuestring : "",
+                  golden_number(expected, "beta", NAN));
+        s = golden_stream(json_get(golden, "pairs"));
+        check_golden_case(expected, &s);
+    }
+    assert_int_equal(cJSON_GetArraySize(json_get(golden, "pair_cases")), 15);
+    cJSON_Delete(golden);
+}
+
+TEST(trl_groups) {
+    cJSON *golden = golden_read();
+    const cJSON *expected, *groups = json_get(golden, "groups");
+    cJSON_ArrayForEach(expected, json_get(golden, "group_cases")) {
+        Stream s;
+        test_case("%s %s beta=%g", json_get(expected, "objective")->valuestring,
+                  json_get(expected, "normalisation")->valuestring, golden_number(expected, "beta", NAN));
+        s = golden_stream(groups);
+        golden_floats(groups,
+                      !strcmp(json_get(expected, "advantage")->valuestring, "token") ? "token_advantage"
+                                                                                     : "document_advantage",
+                      s.batch.N, s.batch.advantage);
+        if (!cJSON_IsTrue(json_get(expected, "old"))) s.batch.old = NULL;
+        if (golden_number(expected, "beta", NAN) == 0) s.batch.reference = NULL; // must do without
+        check_golden_case(expected, &s);
+    }
+    assert_int_equal(cJSON_GetArraySize(json_get(golden, "group_cases")), 44);
+    cJSON_Delete(golden);
+}
+
+TEST(trl_advantages) {
+    cJSON *golden = golden_read();
+    const cJSON *groups = json_get(golden, "groups");
+    double *scaled = golden_list(groups, "scaled", 8), *centred = golden_list(groups, "centred", 8), found[4];
+    float reward[8];
+    size_t g, i;
+    golden_floats(groups, "reward", 8, reward);
+    for (g = 0; g < 8; g += 4) {
+        group_advantages(reward + g, 4, 1, found);
+        for (i = 0; i < 4; i++) expect_close("scaled", g + i, found[i], scaled[g + i], 1, 1e-14);
+        group_advantages(reward + g, 4, 0, found);
+        for (i = 0; i < 4; i++) expect_close("centred", g + i, found[i], centred[g + i], 1, 1e-14);
+    }
+    cJSON_Delete(golden);
+}
+
+// ---- how a step is cut does not matter ------------------------------------------------------------------------------
+TEST(ranges_give_the_weights_of_the_whole) {
+    size_t i, begin, n;
+    Objective o;
+    for (i = 0; objective_at(i, &o); i++) {
+        Stream s = stream_for(&o);
+        size_t N = s.batch.N, size = dtype_size(type);
+        double Z = normaliser(&o, &s, 1);
+        void *whole = typed(s.logp, N, type), *parts = typed(s.logp, N, type), *part;
+        objective_weights(&o, &s.batch, Z, 0, N, whole, whole, type); // in place
+        evaluate(&o, &s, Z, s.entropy, NULL);
+        assert_memory_equal(whole, typed(s.entropy, N, type), N * size);
+        if (objective_weights_wait(&o) == WEIGHTS_BY_STREAM) continue;
+        for (begin = 0; begin < N; begin += n) {
+            n = 1 + test_random_below(min_size(9, N - begin));
+            part = case_memory(n * size); // no larger
+            memcpy(part, (char *)parts + begin * size, n * size);
+            objective_weights(&o, &s.batch, Z, begin, n, part, part, type);
+            memcpy((char *)parts + begin * size, part, n * size);
+        }
+        assert_memory_equal(whole, parts, N * size);
+    }
+}
+
+// A stream of six groups as streams of three, one and two, in another order: the same loss and metrics, and the same
+// bits of weights.
+TEST(streams_and_their_order_do_not_matter) {
+    static const size_t order[] = {5, 3, 4, 0, 2, 1}, first[] = {0, 3, 4}, groups[] = {3, 1, 2};
+    size_t i, k, d, t;
+    Objective o;
+    for (i = 0; objective_at(i, &o); i++) {
+        Stream s = stream_for(&o), part[3];
+        size_t members = s.batch.documents / 6, document[64];
+        double *weight = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), loss, sum = 0, Z;
+        Metrics whole, parts;
+        memset(&whole, 0, sizeof(whole)), memset(&parts, 0, sizeof(parts));
+        loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, &whole);
+        for (d = 0; d < s.batch.documents; d++) document[d] = order[d / members] * members + d % members;
+        for (k = 0; k < 3; k++) part[k] = stream_of(&s, document + first[k] * members, groups[k] * members);
+        Z = normaliser(&o, part, 3);
+        expect_close("Z", 0, Z, normaliser(&o, &s, 1), 0, 1e-15);
+        for (k = 0; k < 3; k++) {
+            const size_t *start = part[k].batch.document_start;
+            sum += evaluate(&o, &part[k], Z, found, &parts);
+            for (d = 0; d < part[k].batch.documents; d++)
+                for (t = start[d]; t < start[d + 1]; t++)
+                    expect_close("weight", t, found[t],
+                                 weight[s.batch.document_start[document[first[k] * members + d]] + t - start[d]], 0, 0);
+        }
+        expect_close("loss", 0, sum, loss, 0.1, 1e-14);
+        assert_int_equal(parts.count, whole.count);
+        for (k = 0; k < whole.count; k++) {
+            assert_string_equal(parts.metric[k].name, whole.metric[k].name);
+            expect_close(whole.metric[k].name, 0, parts.metric[k].sum, whole.metric[k].sum, 1, 1e-13);
+            expect_close(whole.metric[k].name, 1, parts.metric[k].count, whole.metric[k].count, 0, 1e-14);
+        }
+    }
+}
+
+// ---- where they start -----------------------------------------------------------------------------------------------
+TEST(dpo_starts_at_ln_2) {
+    Objective o = make_dpo(DPO_SIGMOID, 0.25, 0);
+    Stream s = random_stream(8, 2); // powers of two: exact
+    double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
+    Metrics metrics;
+    size_t d, t;
+    memset(&metrics, 0, sizeof(metrics));
+    for (t = 0; t < s.batch.N; t++) s.batch.reference[t] = (float)s.logp[t];
+    expect_close("loss", 0, evaluate(&o, &s, Z, weight, &metrics), log(2), 0, 1e-15);
+    for (d = 0; d < s.batch.documents; d++)
+        for (t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
+            assert_true(weight[t] == (d % 2 ? 1 : -1) * plain_weight(&s.batch, t) * 0.25 / 2 / 8);
+    assert_true(metric_of(&metrics, "rewards/margins") == 0 && metric_of(&metrics, "rewards/accuracies") == 0);
+}
+
+// The policy is the one that wrote: ratio 1, no clip, and the plain policy gradient, whether its log-probabilities are
+// given or not.
+TEST(policies_start_at_ratio_1) {
+    int given;
+    size_t i, d, t;
+    Objective o;
+    for (given = 0; given < 2; given++) {
+        for (i = 7; objective_at(i, &o); i++) {
+            Stream s = stream_for(&o);
+            double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
+            Metrics metrics;
+            if (o.beta != 0 || o.kind == OBJECTIVE_GSPO) continue;
+            memset(&metrics, 0, sizeof(metrics));
+            for (t = 0; t < s.batch.N; t++) s.batch.old[t] = (float)s.logp[t];
+            if (!given) s.batch.old = NULL;
+            evaluate(&o, &s, Z, weight, &metrics);
+            assert_true(metric_of(&metrics, "ratio") == 1 && metric_of(&metrics, "clip_fraction") == 0);
+            for (d = 0; d < s.batch.documents; d++) {
+                double n = o.normalisation == NORMALISE_GRPO ? 1 / (s.batch.counted[d] * Z) : 1 / Z;
+                for (t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
+                    expect_close("weight", t, weight[t], -plain_weight(&s.batch, t) * (double)s.batch.advantage[t] * n,
+                                 0, type == DTYPE_FP64 ? 1e-15 : 1e-7);
+            }
+        }
+    }
+}
+
+TEST(metrics_of_completions) {
+    static const size_t length[] = {3, 2, 1};
+    Objective o = make_policy(OBJECTIVE_GRPO, NORMALISE_GRPO, 0);
+    Stream s = stream_allocate(length, 3);
+    Metrics m;
+    size_t t;
+    memset(&m, 0, sizeof(m));
+    for (t = 0; t < 6; t++)
+        s.batch.targets[t] = t != 2 && t != 5 ? 1 : -1, s.batch.loss_weight[t] = 1, s.entropy[t] = (double)t;
+    s.batch.old[0] = -1.0f, s.batch.advantage[0] = 1;  // ratio e: above the upper bound
+    s.batch.old[1] = -1.0f, s.batch.advantage[1] = -1; // counts against it all the same
+    s.batch.old[3] = 1.0f, s.batch.advantage[3] = -1;  // ratio 1/e: below the lower bound
+    s.batch.advantage[4] = 1;
+    s.batch.reference[4] = -1, s.batch.reward[0] = 3, s.batch.reward[1] = -4, s.batch.reward[2] = 4;
+    evaluate(&o, &s, normaliser(&o, &s, 1), NULL, &m);
+    assert_true(metric_of(&m, "clip_fraction") == 0.5 && metric_of(&m, "clip_low") == 0.25);
+    assert_true(metric_of(&m, "clip_high") == 0.25 && metric_of(&m, "completion_length") == 2);
+    assert_true(metric_of(&m, "reward") == 1 && metric_of(&m, "entropy") == 2); // (0 + 1 + 3 + 4) / 4
+    expect_close("ratio", 0, metric_of(&m, "ratio"), (2 * exp(1) + exp(-1) + 1) / 4, 0, 1e-14);
+    expect_close("kl", 0, metric_of(&m, "kl"), exp(-1) / 4, 0, 1e-14); // k3(-1) = 1/e
+}
+
+// ---- what does not count, and what must not be ----------------------------------------------------------------------
+TEST(masked_targets_are_not_looked_at) {
+    size_t i, t;
+    Objective o;
+    for (i = 0; objective_at(i, &o); i++) {
+        Stream s = stream_for(&o);
+        double *before = case_doubles(s.batch.N), *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1), loss;
+        loss = evaluate(&o, &s, Z, before, NULL);
+        for (t = 0; t < s.batch.N; t++) {
+            if (plain_weight(&s.batch, t) != 0) continue;
+            s.logp[t] = s.entropy[t] = NAN, s.batch.reference[t] = s.batch.old[t] = s.batch.advantage[t] = NAN;
+            if (s.batch.targets[t] < 0) s.batch.loss_weight[t] = NAN;
+        }
+        assert_true(evaluate(&o, &s, Z, weight, NULL) == loss);
+        for (t = 0; t < s.batch.N; t++)
+            if (!(weight[t] == before[t] && (plain_weight(&s.batch, t) != 0 || weight[t] == 0)))
+                test_fail("weight[%zu] is %g, was %g", t, weight[t], before[t]);
+    }
+}
+
+TEST(documents_without_counted_targets) {
+    size_t i, d, t;
+    Objective o;
+    for (i = 0; objective_at(i, &o); i++) {
+        Stream s = stream_for(&o);
+        double *weight = case_doubles(s.batch.N), loss;
+        for (d = 1; d < s.batch.documents; d += 3) // chosen and rejected ones, first and other ones of a group
+            for (t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++) s.batch.targets[t] = -1;
+        loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
+        assert_true(isfinite(loss));
+        if (!objective_is_of_pairs(&o) && o.normalisation != NORMALISE_GRPO) {
+            double Z = normaliser(&o, &s, 1), plain = plain_loss(&o, &s, 1); // whose documents are all
+            if (o.normalisation == NORMALISE_DR_GRPO) plain *= (double)s.batch.documents * o.completion_tokens / Z;
+            expect_close("loss", 0, loss, plain, 0.1, precision());
+        }
+        for (t = 0; t < s.batch.N; t++) assert_true(isfinite(weight[t]));
+        for (t = 0; t < s.batch.N; t++) s.batch.targets[t] = -1;
+        loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
+        assert_true(isfinite(loss) && (loss == 0 || objective_is_of_pairs(&o)));
+        for (t = 0; t < s.batch.N; t++) assert_true(weight[t] == 0);
+    }
+}
+
+// Every value that an objective reads, not finite at one counted target: the loss is not, nor is that target's weight.
+static void check_not_finite(const Objective *o, size_t which, double bad) {
+    int read = which == 0 || (which == 1 && objective_needs_reference(o)) || (which > 1 && objective_is_of_policy(o));
+    Stream s = stream_for(o);
+    double *weight = case_doubles(s.batch.N), Z = normaliser(o, &s, 1), loss;
+    size_t t, u;
+    do t = test_random_below(s.batch.N);
+    while (plain_weight(&s.batch, t) == 0);
+    if (which == 0) s.logp[t] = bad;
+    if (which == 1) s.batch.reference[t] = (float)bad;
+    if (which == 2) s.batch.old[t] = (float)bad;
+    if (which == 3) s.batch.advantage[t] = (float)bad;
+    loss = evaluate(o, &s, Z, weight, NULL);
+    if (isnan(loss) != read || isnan(weight[t]) != read)
+        test_fail("value %zu, %g: loss %g, weight %g", which, bad, loss, weight[t]);
+    for (u = 0; u < s.batch.N; u++)
+        if (plain_weight(&s.batch, u) == 0) assert_true(weight[u] == 0);
+}
+
+TEST(what_is_not_finite_is_not_lost) {
+    size_t i, which;
+    Objective o;
+    for (i = 1; objective_at(i, &o); i++) {
+        for (which = 0; which < 4; which++) {
+            check_not_finite(&o, which, (double)NAN);
+            check_not_finite(&o, which, (double)INFINITY);
+            check_not_finite(&o, which, -(double)INFINITY);
+        }
+    }
+}
+
+// One pair of one target each, both log-probabilities chosen.
+static double one_pair(const Objective *o, double chosen, double rejected, double weight[2]) {
+    static const size_t length[] = {1, 1};
+    Stream s = stream_allocate(length, 2);
+    s.batch.loss_weight[0] = s.batch.loss_weight[1] = 1;
+    s.logp[0] = chosen, s.logp[1] = rejected;
+    return evaluate(o, &s, normaliser(o, &s, 1), weight, NULL);
+}
+
+TEST(extremes_of_pairs) {
+    Objective dpo = make_dpo(DPO_SIGMOID, 0.5, 0), smooth = make_dpo(DPO_SIGMOID, 0.5, 0.25),
+              orpo = make(OBJECTIVE_ORPO, 0.5);
+    Objective ipo = make_dpo(DPO_IPO, 0.5, 0), hinge = make_dpo(DPO_HINGE, 0.5, 0), simpo = make(OBJECTIVE_SIMPO, 2);
+    double w[2];
+    assert_true(one_pair(&dpo, -1e4, 0, w) == 5000 && w[0] == -0.5 && w[1] == 0.5);
+    assert_true(one_pair(&dpo, 0, -1e4, w) == 0 && w[0] == 0 && w[1] == 0);
+    assert_true(one_pair(&smooth, 0, -1e4, w) == 1250 && w[0] == 0.125 && w[1] == -0.125);
+    assert_true(one_pair(&ipo, -1e4, 0, w) == 10001.0 * 10001.0 && w[0] == -20002 && w[1] == 20002);
+    assert_true(one_pair(&hinge, -1e4, 0, w) == 5001 && w[0] == -0.5 && w[1] == 0.5);
+    assert_true(one_pair(&hinge, 0, -1e4, w) == 0 && w[0] == 0 && w[1] == 0);
+    assert_true(one_pair(&hinge, 2, 0, w) == 0 && w[0] == 0 && w[1] == 0); // the corner, as in torch
+    assert_true(one_pair(&simpo, -1e4, 0, w) == 20001 && w[0] == -2 && w[1] == 2);
+    // odds of a probability of 1: finite, and still decreasing in the rejected one's
+    expect_close("orpo", 0, one_pair(&orpo, -1e4, 0, w), 1e4 + 0.5 * (1e4 + 24 * log(2)), 0, 1e-14);
+    expect_close("orpo's weight", 1, w[1], 0.5 * 0x1p24, 0, 1e-7);
+    assert_true(w[0] == -1.5);
+    assert_true(fabs(one_pair(&orpo, 0, -1e4, w)) < 1e-300 && w[0] == -1 && w[1] == 0);
+    assert_true(isfinite(one_pair(&orpo, 1e-6, 1e-6, w)) && isfinite(w[0]) && isfinite(w[1])); // rounding errors
+}
+
+TEST(advantages_of_a_group) {
+    static const float equal[] = {0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f}, pair[] = {1, 0};
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    double found[7];
+    size_t i, k;
+    int scale;
+    for (scale = 0; scale < 2; scale++) {
+        for (k = 1; k <= 7; k++) {
+            group_advantages(equal, k, scale, found);
+            for (i = 0; i < k; i++) assert_true(found[i] == 0);
+        }
+        for (k = 0; k < 3; k++) {
+            float reward[] = {0.5f, (float)bad[k], -2, 1}, all[] = {(float)bad[k], (float)bad[k]};
+            group_advantages(reward, 4, scale, found);
+            for (i = 0; i < 4; i++) assert_true(isnan(found[i]));
+            group_advantages(all, 2, scale, found);
+            assert_true(isnan(found[0]) && isnan(found[1]));
+        }
+    }
+    group_advantages(pair, 2, 0, found);
+    assert_true(found[0] == 0.5 && found[1] == -0.5);
+    group_advantages(pair, 2, 1, found);
+    expect_close("advantage", 0, found[0], 0.5 / (sqrt(0.5) + 1e-4), 0, 1e-15);
+}
+
+// ---- words and defaults ---------------------------------------------------------------------------------------------
+static void expect_words(const char *option, const char *const *names, int count) {
+    char words[200] = "";
+    size_t i;
+    int k;
+    for (k = 0; k < count; k++) {
+        snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s%s", k ? "|" : "", names[k]);
+        assert_int_equal(objective_word(names, count, names[k]), k);
+    }
+    for (i = 0; i < OPTION_ROWS; i++)
+        if (!strcmp(option_rows[i].name, option)) break;
+    assert_true(i < OPTION_ROWS);
+    assert_string_equal(option_rows[i].value, words);
+}
+
+TEST(words_are_those_of_the_options) {
+    expect_words("objective", objective_names, OBJECTIVES);
+    expect_words("dpo-loss", dpo_loss_names, DPO_LOSSES);
+    expect_words("normalisation", normalisation_names, NORMALISATIONS);
+}
+
+TEST(defaults) {
+    Objective o = make(OBJECTIVE_DPO, NAN);
+    assert_true(o.beta == 0.1);
+    o = make(OBJECTIVE_ORPO, NAN);
+    assert_true(o.beta == 0.1);
+    o = make(OBJECTIVE_SIMPO, NAN);
+    assert_true(o.beta == 2 && o.gamma == 1);
+    o = make(OBJECTIVE_PPO, NAN);
+    assert_true(o.beta == 0 && o.clip_low == 0.2 && o.clip_high == 0.2);
+    o = make(OBJECTIVE_GSPO, NAN);
+    assert_true(o.beta == 0 && o.clip_low == 3e-4 && o.clip_high == 4e-4);
+    o = make(OBJECTIVE_GRPO, 0.5);
+    assert_true(o.beta == 0.5 && o.clip_low == 0.2 && o.clip_high == 0.2);
+    o.normalisation = NORMALISE_DAPO, o.clip_high = NAN;
+    objective_settle(&o);
+    assert_true(o.clip_low == 0.2 && o.clip_high == 0.28);
+    o.normalisation = NORMALISE_GRPO, o.clip_low = 0.1, o.clip_high = NAN;
+    objective_settle(&o);
+    assert_true(o.clip_low == 0.1 && o.clip_high == 0.1);
+}
+
+TEST(what_each_waits_for_and_needs) {
+    size_t i;
+    Objective o;
+    for (i = 0; objective_at(i, &o); i++) {
+        int by_token = o.kind == OBJECTIVE_GRPO || o.kind == OBJECTIVE_PPO;
+        assert_int_equal(objective_weights_wait(&o), o.kind == OBJECTIVE_SFT ? WEIGHTS_AT_ONCE
+                                                     : by_token              ? WEIGHTS_BY_TOKEN
+                                                                             : WEIGHTS_BY_STREAM);
+        assert_int_equal(objective_needs_reference(&o),
+                         o.kind == OBJECTIVE_DPO || (objective_is_of_policy(&o) && o.beta > 0));
+    }
+}
+
+static void pairs_loss_of(const void *stream) {
+    Objective o = make(OBJECTIVE_SIMPO, 2);
+    evaluate(&o, (const Stream *)stream, 1, NULL, NULL);
+}
+
+TEST(streams_that_are_none_of_pairs) {
+    static const size_t alone[] = {0};
+    Stream s = random_stream(2, 2);
+    s.batch.group[2] = 2; // 0 0 2 1
+    expect_refused(pairs_loss_of, &s, 1, "document 2 of a stream of pairs has no partner");
+    s = stream_of(&s, alone, 1);
+    expect_refused(pairs_loss_of, &s, 1, "document 0 of a stream of pairs has no partner");
+    s.batch.group = NULL;
+    expect_refused(pairs_loss_of, &s, 1, "a batch of simpo without groups");
+}
+
+int main(int argc, char **argv) {
+    static const struct CMUnitTest tests[] = {
+        LISTED(losses_are_the_formulas),
+        LISTED(weights_are_the_derivatives),
+        LISTED(trl_pairs),
+        LISTED(trl_groups),
+        LISTED(trl_advantages),
+        LISTED(ranges_give_the_weights_of_the_whole),
+        LISTED(streams_and_their_order_do_not_matter),
+        LISTED(dpo_starts_at_ln_2),
+        LISTED(policies_start_at_ratio_1),
+        LISTED(metrics_of_completions),
+        LISTED(masked_targets_are_not_looked_at),
+        LISTED(documents_without_counted_targets),
+        LISTED(what_is_not_finite_is_not_lost),
+        LISTED(extremes_of_pairs),
+        LISTED(advantages_of_a_group),
+        LISTED(words_are_those_of_the_options),
+        LISTED(defaults),
+        LISTED(what_each_waits_for_and_needs),
+        LISTED(streams_that_are_none_of_pairs),
+    };
+    type = ops_device->summed;
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

@@ -1,0 +1,228 @@
+// The thread that reads ahead: the same micro-batches at any speed of either side, the targets of a whole step with each, errors where
+// they would have been without it, an end that leaves no thread behind.
+#include "answer_files.h"
+#include "llmc/data/prefetch.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+static const char *write_documents(size_t documents, size_t most) {
+    MadeShard made = made_shard(4);
+    return write_shard("ahead.bin", &made, made_documents(0, documents, most, 3), documents);
+}
+
+static void wait_microseconds(size_t most) {
+    struct timespec time = {0, (long)(1000 * test_random_below(most + 1))};
+    nanosleep(&time, NULL);
+}
+
+// `steps` steps from the place where both stand: the same as the loader alone gives, and sums that are right.
+static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_t steps, size_t pause) {
+    size_t step, i;
+    for (step = 0; step < steps; step++) {
+        Counts sum = {0, 0, 0}, told = {0, 0, 0};
+        for (i = 0; i < ahead->deal.batches; i++) {
+            const MicroBatch *micro;
+            if (pause) wait_microseconds(pause);
+            dataloader_next(alone, batch);
+            micro = prefetch_take(ahead);
+            if (pause) wait_microseconds(pause); // it stays ours for that long
+            expect_same_batch(&micro->batch, batch);
+            assert_int_equal(micro->after, dataloader_place(alone));
+            sum = counts_add(sum, batch_count(batch));
+            told = micro->step_counts;
+        }
+        assert_true(sum.tokens == told.tokens && sum.documents == told.documents && sum.groups == told.groups);
+    }
+}
+
+TEST(the_same_at_any_speed) {
+    static const size_t pauses[] = {0, 1, 30, 300}, lengths[] = {20, 4000}; // short ones: reading is slower than taking
+    size_t p, l, accumulated;
+    for (p = 0; p < 4; p++) {
+        for (l = 0; l < 2; l++) {
+            for (accumulated = 1; accumulated < 8; accumulated += 3) {
+                DataSettings settings = data_settings(4, 100 << l);
+                const char *path;
+                DataLoader one, other;
+                Prefetch ahead;
+                Batch batch;
+                test_case("pause %zu, length %zu, %zu accumulated", pauses[p], lengths[l], accumulated);
+                path = write_documents(l ? 30 : 900, lengths[l]);
+                one = open_data(path, &settings), other = open_data(path, &settings);
+                batch = batch_for(&other);
+                prefetch_allocate(&ahead, &one, deal_alone(accumulated));
+                prefetch_start(&ahead, 0);
+                allocation_guard = 1;
+                expect_steps(&ahead, &other, &batch, 150 / accumulated, pauses[p]); // over the end of epochs
+                allocation_guard = 0;
+                assert_true(dataloader_place(&other) > one.documents.pieces);
+                assert_true(ahead.waited >= 0);
+                prefetch_free(&ahead);
+                batch_free(&batch);
+                dataloader_close(&one), dataloader_close(&other);
+            }
+        }
+    }
+}
+
+TEST(stopped_and_started_anywhere) {
+    DataSettings settings = data_settings(2, 100);
+    const char *path = write_documents(200, 300);
+    DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
+    Batch batch = batch_for(&other);
+    Prefetch ahead;
+    size_t round;
+    prefetch_allocate(&ahead, &one, deal_alone(2));
+    for (round = 0; round < 60; round++) {
+        uint64_t place = test_random_below(5) * one.documents.pieces + test_random_below(20);
+        dataloader_seek(&other, place);
+        prefetch_start(&ahead, place);
+        expect_steps(&ahead, &other, &batch, test_random_below(4), 0);
+        if (test_random_below(2)) wait_microseconds(50);
+        prefetch_stop(&ahead);
+    }
+    assert_null(prefetch_running);
+    prefetch_free(&ahead);
+    batch_free(&batch);
+    dataloader_close(&one), dataloader_close(&other);
+}
+
+TEST(llmc_shards_are_read_ahead_too) {
+    DataSettings settings = data_settings(2, 50);
+    const char *path = "test/golden/tokens_uint16.bin";
+    DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
+    Batch batch = batch_for(&other);
+    Prefetch ahead;
+    prefetch_allocate(&ahead, &one, deal_alone(3));
+    prefetch_start(&ahead, 0);
+    expect_steps(&ahead, &other, &batch, 50, 0);
+    prefetch_free(&ahead);
+    batch_free(&batch);
+    dataloader_close(&one), dataloader_close(&other);
+}
+
+TEST(answers_are_read_ahead_too) {
+    size_t c;
+    for (c = 0; c < 3; c++) {
+        const Objective objective = objective_of(c == 0 ? OBJECTIVE_DPO : c == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
+        DataSettings settings = answer_settings(2, 40, &objective);
+        MadeShard made = made_kind(objective_data[objective.kind].kind);
+        static const float value[64] = {0.5f, -1, 2, 0.25f};
+        MadeDocument document[200];
+        DataLoader one, other;
+        Prefetch ahead;
+        Batch batch;
+        size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40), i;
+        const char *path;
+        for (i = 0; i < count; i++) document[i].value = value;
+        made.values = c == 2;
+        path = write_shard("answers.bin", &made, document, count);
+        one = open_data(path, &settings), other = open_data(path, &settings);
+        batch = batch_for(&other);
+        prefetch_allocate(&ahead, &one, deal_alone(3));
+        prefetch_start(&ahead, 0);
+        allocation_guard = 1;
+        expect_steps(&ahead, &other, &batch, 40, 0); // over the end of epochs
+        allocation_guard = 0;
+        assert_true(dataloader_place(&other) > one.documents.units);
+        prefetch_free(&ahead);
+        batch_free(&batch);
+        dataloader_close(&one), dataloader_close(&other);
+    }
+}
+
+TEST(waiting_is_measured) {
+    DataSettings settings = data_settings(1, 4000);
+    DataLoader loader = open_data(write_documents(300, 4000), &settings);
+    Prefetch ahead;
+    double before;
+    size_t i;
+    prefetch_allocate(&ahead, &loader, deal_alone(1));
+    prefetch_start(&ahead, 0);
+    for (i = 0; i < 50; i++) prefetch_take(&ahead);
+    assert_true(ahead.waited > 0);
+    for (i = 0; i < 20; i++) { // a step that takes longer than reading does not wait: the median of some
+        before = ahead.waited;
+        usleep(20000);
+        prefetch_take(&ahead);
+        if (ahead.waited - before < 0.002) break;
+    }
+    assert_true(i < 20);
+    prefetch_free(&ahead);
+    dataloader_close(&loader);
+}
+
+// ---- errors --------------------------------------------------------------------------------------------------------------------
+typedef struct {
+    const char *path;
+    size_t steps; // taken before the one that fails
+} Failing;
+
+// In the order of the file, one document to a stream.
+static void take_until_it_fails(const void *context) {
+    const Failing *f = (const Failing *)context;
+    DataSettings settings = data_settings(1, 100);
+    DataLoader loader;
+    Prefetch ahead;
+    size_t i;
+    settings.shuffle = SHUFFLE_OFF;
+    loader = open_data(f->path, &settings);
+    prefetch_allocate(&ahead, &loader, deal_alone(1));
+    prefetch_start(&ahead, 0);
+    for (i = 0; i < f->steps; i++) {
+        usleep(5000); // the thread is ahead, and has failed already
+        prefetch_take(&ahead);
+    }
+    prefetch_take(&ahead);
+    printf("the faulty micro-batch was taken\n");
+}
+
+TEST(errors_come_where_they_would_have) {
+    MadeDocument document[5];
+    MadeShard made = made_shard(4);
+    size_t i, k;
+    for (i = 0; i < 5; i++) document[i] = made_document(i, 81, 0);
+    for (k = 0; k < 5; k++) {
+        ShardImage image = shard_image(&made, document, 5);
+        Failing f;
+        char words[64];
+        image.bytes[image.ids + (k * 81 + 7) * 4] ^= 1;
+        f.path = scratch_path("faulty.bin"), f.steps = k;
+        write_file(f.path, image.bytes, image.size);
+        free(image.bytes);
+        snprintf(words, sizeof(words), "faulty.bin: the checksum of document %zu is wrong", k);
+        expect_refused(take_until_it_fails, &f, EXIT_RUNTIME, words);
+    }
+}
+
+static void end_in_the_middle(const void *context) {
+    static Prefetch ahead[3];
+    static DataLoader loader[3];
+    DataSettings settings = data_settings(2, 100);
+    size_t i;
+    for (i = 0; i < 3; i++) {
+        loader[i] = open_data((const char *)context, &settings);
+        prefetch_allocate(&ahead[i], &loader[i], deal_alone(1));
+        prefetch_start(&ahead[i], 0);
+        prefetch_take(&ahead[i]);
+    }
+    prefetch_stop(&ahead[1]);
+    die("something else");
+}
+
+TEST(another_error_stops_the_threads) {
+    const char *path = write_documents(200, 90);
+    size_t i;
+    for (i = 0; i < 10; i++) expect_refused(end_in_the_middle, path, EXIT_RUNTIME, "something else");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {LISTED(the_same_at_any_speed),
+                                       LISTED(stopped_and_started_anywhere),
+                                       LISTED(llmc_shards_are_read_ahead_too),
+                                       LISTED(answers_are_read_ahead_too),
+                                       LISTED(waiting_is_measured),
+                                       LISTED(errors_come_where_they_would_have),
+                                       LISTED(another_error_stops_the_threads)};
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

@@ -1,0 +1,160 @@
+/*
+What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory, matrix products and
+collectives.
+Biases are our own kernels' (llmc/ops/cuda/bias.cuh).
+With HAVE_CUDNN also cuDNN's attention, in plain loops that round and overwrite what cuDNN does; it refuses head sizes of 8 modulo 16.
+*/
+#ifndef TEST_CUDA_LIBRARY_ON_CPU_H
+#define TEST_CUDA_LIBRARY_ON_CPU_H
+#include "llmc/ops/cuda/bias.cuh"
+
+extern "C" const Ops *const ops_cpu_device;
+
+// For CALL of testing.h
+extern "C" void cuda_on_cpu_turn_order(void);
+extern "C" void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
+
+static void *memory_allocate(size_t bytes) { return ops_cpu_device->allocate(bytes); }
+static void memory_release(void *memory, size_t bytes) { ops_cpu_device->release(memory, bytes); }
+static size_t memory_peak(void) { return ops_cpu_device->memory_peak(); }
+static size_t memory_available(void) { return ops_cpu_device->memory_available(); }
+static void copy_in(void *device, const void *host, size_t bytes) { ops_cpu_device->copy_in(device, host, bytes); }
+static void copy_out(void *host, const void *device, size_t bytes) { ops_cpu_device->copy_out(host, device, bytes); }
+static void copy(void *out, const void *in, size_t bytes) { ops_cpu_device->copy(out, in, bytes); }
+static void zero(void *out, size_t bytes) { ops_cpu_device->zero(out, bytes); }
+static void finish(void) { ops_cpu_device->finish(); }
+
+static void *host_allocate(size_t bytes) { return ops_cpu_device->host_allocate(bytes); }
+static void host_release(void *memory, size_t bytes) { ops_cpu_device->host_release(memory, bytes); }
+static size_t host_available(size_t planned) { return ops_cpu_device->host_available(planned); }
+static int64_t store(void *host, const void *from, size_t bytes) { return ops_cpu_device->store(host, from, bytes); }
+static int64_t load(void *to, const void *host, size_t bytes) { return ops_cpu_device->load(to, host, bytes); }
+static void await_transfer(int64_t ticket) { ops_cpu_device->await_transfer(ticket); }
+
+static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                           const Stored *residual, size_t n, size_t C, size_t OC) {
+    const bool apart = bias && sizeof(floatX) == 4; // as where cuBLASLt does not take a bias; in bf16 that rounds twice
+    ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC);
+    if (apart) bias_add(out, bias, n, OC);
+}
+static void linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
+                                  int accumulate) {
+    ops_cpu_device->linear_backward_input(dx, dout, weight, n, C, OC, accumulate);
+}
+static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                   size_t C, size_t OC) {
+    ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC);
+    if (dbias) bias_backward(dbias, dout, n, OC);
+}
+
+static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                            size_t r, size_t OC) {
+    ops_cpu_device->adapter_forward(out, width, column, h, b, n, r, OC);
+}
+static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
+                             const Stored *b, size_t n, size_t r, size_t OC) {
+    ops_cpu_device->adapter_backward(dh, db, dout, width, column, h, b, n, r, OC);
+}
+
+static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+    return ops_cpu_device->reduce_scatter(group, x, count, unit);
+}
+static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+    return ops_cpu_device->all_gather(group, x, count, unit, size);
+}
+static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
+    return ops_cpu_device->exchange(group, parcels, n);
+}
+static void await(int64_t ticket) { ops_cpu_device->await(ticket); }
+
+#ifdef HAVE_CUDNN
+#include "llmc/ops/cuda/cudnn_attention.h"
+#include <vector>
+
+static size_t cudnn_calls[2];
+extern "C" size_t cudnn_attention_calls(int backward) { return cudnn_calls[backward]; }
+
+// Wants all of the workspace that may be planned for, and writes all of it.
+static size_t cudnn_wants(const CudnnAttention *s, int backward) {
+    return backward ? cudnn_attention_workspace(s->queries, s->keys, s->heads, s->HD) : 64 << 10;
+}
+extern "C" int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
+    return shape->HD % 16 == 0 && (!shape->causal || shape->keys >= shape->queries) &&
+           cudnn_wants(shape, backward) <= workspace;
+}
+extern "C" int cudnn_attention_start(void) { return 1; }
+extern "C" const char *cudnn_attention_refusal(void) { return "this one takes head sizes of 16, 32, ..."; }
+
+// Row `row` of head `head`, as doubles
+static std::vector<double> cudnn_row(const void *x, size_t row, size_t heads, size_t head, size_t HD) {
+    const floatX *from = (const floatX *)x + (row * heads + head) * HD;
+    std::vector<double> values(HD);
+    for (size_t d = 0; d < HD; d++) values[d] = load(from[d]);
+    return values;
+}
+static double cudnn_dot(const std::vector<double> &a, const std::vector<double> &b) {
+    double sum = 0.0;
+    for (size_t d = 0; d < a.size(); d++) sum += a[d] * b[d];
+    return sum;
+}
+static size_t cudnn_seen(const CudnnAttention *s, size_t query) {
+    return s->causal ? s->keys - s->queries + query + 1 : s->keys;
+}
+
+extern "C" void cudnn_attention_forward(const CudnnAttention *s, void *out, float *lse, const void *q, const void *k,
+                                        const void *v, void *workspace) {
+    const size_t group = s->heads / s->key_heads;
+    memset(workspace, 0xa5, cudnn_wants(s, 0));
+    cudnn_calls[0]++;
+    for (size_t head = 0; head < s->heads; head++)
+        for (size_t i = 0; i < s->queries; i++) {
+            const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD);
+            std::vector<double> scores(cudnn_seen(s, i)), sum(s->HD, 0.0);
+            double most = -INFINITY, total = 0.0;
+            for (size_t j = 0; j < scores.size(); j++) {
+                scores[j] = s->scale * cudnn_dot(query, cudnn_row(k, j, s->NKV, head / group, s->HD));
+                most = fmax(most, scores[j]);
+            }
+            for (size_t j = 0; j < scores.size(); j++) {
+                const std::vector<double> value = cudnn_row(v, j, s->NKV, head / group, s->HD);
+                const double p = exp(scores[j] - most);
+                total += p;
+                for (size_t d = 0; d < s->HD; d++) sum[d] += p * value[d];
+            }
+            for (size_t d = 0; d < s->HD; d++)
+                ((floatX *)out)[(i * s->NH + head) * s->HD + d] = store((float)(sum[d] / total));
+            lse[head * s->queries + i] = (float)(most + log(total));
+        }
+}
+
+extern "C" void cudnn_attention_backward(const CudnnAttention *s, void *dq, void *dk, void *dv, const void *dout,
+                                         const void *out, const void *q, const void *k, const void *v, const float *lse,
+                                         void *workspace) {
+    const size_t group = s->heads / s->key_heads;
+    std::vector<double> sum_q(s->queries * s->heads * s->HD, 0.0), sum_k(s->keys * s->key_heads * s->HD, 0.0),
+        sum_v = sum_k;
+    memset(workspace, 0xa5, cudnn_wants(s, 1));
+    cudnn_calls[1]++;
+    for (size_t head = 0; head < s->heads; head++)
+        for (size_t i = 0; i < s->queries; i++) {
+            const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD),
+                                      given = cudnn_row(dout, i, s->NH, head, s->HD);
+            const double delta = cudnn_dot(given, cudnn_row(out, i, s->NH, head, s->HD));
+            for (size_t j = 0; j < cudnn_seen(s, i); j++) {
+                const std::vector<double> key = cudnn_row(k, j, s->NKV, head / group, s->HD),
+                                          value = cudnn_row(v, j, s->NKV, head / group, s->HD);
+                const double p = exp(s->scale * cudnn_dot(query, key) - lse[head * s->queries + i]);
+                const double ds = s->scale * p * (cudnn_dot(given, value) - delta);
+                for (size_t d = 0; d < s->HD; d++) {
+                    sum_q[(i * s->heads + head) * s->HD + d] += ds * key[d];
+                    sum_k[(j * s->key_heads + head / group) * s->HD + d] += ds * query[d];
+                    sum_v[(j * s->key_heads + head / group) * s->HD + d] += p * given[d];
+                }
+            }
+        }
+    for (size_t i = 0; i < sum_q.size(); i++) ((floatX *)dq)[i] = store((float)sum_q[i]);
+    for (size_t i = 0; i < sum_k.size(); i++) ((floatX *)dk)[i] = store((float)sum_k[i]);
+    for (size_t i = 0; i < sum_v.size(); i++) ((floatX *)dv)[i] = store((float)sum_v[i]);
+}
+#endif
+#endif

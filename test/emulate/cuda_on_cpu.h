@@ -1,0 +1,496 @@
+/*
+Runs the kernels of llmc/cuda on the CPU, for the tests: the host compiler builds them as they are (-DCUDA_ON_CPU makes
+llmc/ops/cuda/platform.cuh include this instead of CUDA's own headers), and LAUNCH runs a grid block by block, the threads of
+a block as fibers of one system thread that give way at barriers and warp operations only.
+
+What a wrong kernel does here:
+
+    out of bounds in shared memory     every SHARED array is a heap allocation of its own: AddressSanitizer sees it
+    out of bounds in global memory     likewise; and sentinels around every tensor (test/base/testing.h)
+    a missing barrier                  threads run strictly one after the other from barrier to barrier, first to last or last to
+                                       first, and a block finds NaNs in shared memory: one of the two orders reads what is not
+                                       there yet, and tests compare the bits of both
+    a barrier not all threads reach    a message names the kernel, the block, both threads and both source lines
+    a misaligned packed load           packed loads check their address
+    a missing wait for a fetch         what is fetched comes when its thread waits for it; NaNs until then
+
+What it cannot show: lane layouts of the matrix instructions other than as written here (from the PTX manual's tables), the
+asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
+*/
+#ifndef TEST_CUDA_ON_CPU_H
+#define TEST_CUDA_ON_CPU_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define CUDA_ON_CPU_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUDA_ON_CPU_ASAN
+#endif
+#endif
+#ifdef CUDA_ON_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#define __global__ static
+#define __device__ static
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_cpu {
+
+constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_SHARED = 16,
+                   BROUGHT = 16; // bytes a lane brings to a warp operation
+constexpr size_t STACK = (size_t)512 << 10, GUARD = (size_t)64 << 10;
+
+enum State { UNSTARTED, READY, AT_BARRIER, IN_WARP, DONE };
+
+struct Fiber {
+    char *stack; // the lowest usable byte
+    unsigned thread;
+#if defined(__x86_64__)
+    void *registers; // stack pointer while it is away
+#else
+    ucontext_t context;
+#endif
+    void *shadow; // AddressSanitizer's, while it is away
+};
+
+struct Fetch {
+    void *to;
+    const void *from; // NULL: zeros
+    unsigned bytes, group;
+};
+
+struct Thread {
+    State state;
+    int line; // of the barrier or warp operation it waits at
+    Fiber *fiber;
+    Fetch *fetches;                           // [fetch_count] on their way
+    unsigned fetch_count, fetch_room, groups; // groups: as many were committed
+};
+
+// What the lanes of a warp bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one still
+// has to read the last; nobody gets further ahead than that.
+struct Warp {
+    unsigned arrived, turn; // turn: which set
+    int line;
+    alignas(16) unsigned char value[2][LANES][BROUGHT];
+};
+
+struct SharedArray {
+    const void *site; // where in the source
+    void *memory;
+};
+
+struct Block {
+    const char *kernel;
+    void (*body)(const void *arguments);
+    const void *arguments;
+    unsigned threads, arrived, done, running;
+    unsigned barrier_thread; // the first that came to the barrier
+    size_t dynamic_bytes;
+    Thread thread[MOST_THREADS];
+    Warp warp[MOST_THREADS / LANES];
+    SharedArray shared[MOST_SHARED];
+    unsigned shared_count;
+    Fiber home; // who called LAUNCH
+};
+
+inline Block block;
+inline Fiber pool[MOST_THREADS];
+inline unsigned pool_free[MOST_THREADS], pool_free_count, pool_made;
+inline int reverse; // thread order: last to first
+
+// ---- switching ----------------------------------------------------------------------------------------------------------
+#if defined(__x86_64__)
+extern "C" void cuda_on_cpu_switch(void **from, void *to);
+#ifndef CUDA_ON_CPU_NO_ASM
+__asm__(".text\n"
+        ".weak cuda_on_cpu_switch\n"
+        ".type cuda_on_cpu_switch, @function\n"
+        "cuda_on_cpu_switch:\n"
+        "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+        "movq %rsp, (%rdi)\n"
+        "movq %rsi, %rsp\n"
+        "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
+        "ret\n"
+        ".size cuda_on_cpu_switch, . - cuda_on_cpu_switch\n");
+#endif
+#endif
+
+// AddressSanitizer wants to know where the stack lies that is switched to. That of whoever called LAUNCH shows when it is left.
+inline const void *home_stack;
+inline size_t home_bytes;
+inline bool left_home;
+
+inline void switch_arrived(Fiber *self) {
+#ifdef CUDA_ON_CPU_ASAN
+    const void *stack;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(self->shadow, &stack, &bytes);
+    if (left_home) home_stack = stack, home_bytes = bytes;
+    left_home = false;
+#endif
+    (void)self;
+}
+
+inline void switch_fiber(Fiber *from, Fiber *to) {
+#ifdef CUDA_ON_CPU_ASAN
+    if (to == &block.home)
+        __sanitizer_start_switch_fiber(&from->shadow, home_stack, home_bytes);
+    else
+        __sanitizer_start_switch_fiber(&from->shadow, to->stack, STACK);
+#endif
+#if defined(__x86_64__)
+    cuda_on_cpu_switch(&from->registers, to->registers);
+#else
+    swapcontext(&from->context, &to->context);
+#endif
+    switch_arrived(from);
+}
+
+[[noreturn]] inline void fail(const char *what, unsigned a, int line_a, const char *and_b, unsigned b, int line_b) {
+    fprintf(stderr, "cuda_on_cpu: kernel %s, block (%u, %u, %u): %s: thread %u at line %d", block.kernel, blockIdx.x,
+            blockIdx.y, blockIdx.z, what, a, line_a);
+    if (and_b) fprintf(stderr, ", %s thread %u at line %d", and_b, b, line_b);
+    fputc('\n', stderr);
+    abort();
+}
+
+inline unsigned in_order(unsigned i) { return reverse ? block.threads - 1 - i : i; }
+
+inline void enter(unsigned t) { // t runs from here on
+    block.running = t;
+    threadIdx.x = t % blockDim.x;
+    threadIdx.y = t / blockDim.x % blockDim.y;
+    threadIdx.z = t / blockDim.x / blockDim.y;
+    block.thread[t].state = READY;
+}
+
+[[noreturn]] inline void fiber_main();
+#if !defined(__x86_64__)
+inline void fiber_main_c() { fiber_main(); }
+#endif
+
+inline Fiber *fiber_new() {
+    Fiber *f;
+    if (pool_free_count) {
+        f = &pool[pool_free[--pool_free_count]];
+#ifdef CUDA_ON_CPU_ASAN
+        __asan_unpoison_memory_region(f->stack + STACK - 4096, 4096); // frames that were never returned from
+#endif
+        return f;
+    }
+    f = &pool[pool_made++];
+    f->stack =
+        (char *)mmap(NULL, STACK + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (f->stack == MAP_FAILED || mprotect(f->stack, GUARD, PROT_NONE)) abort();
+    f->stack += GUARD;
+    return f;
+}
+
+inline void fiber_start(Fiber *from, Fiber *f) {
+    f->shadow = NULL;
+#if defined(__x86_64__)
+    void **top = (void **)(f->stack + STACK);
+    *--top = NULL; // keeps the stack aligned as at a function's entry
+    *--top = (void *)fiber_main;
+    for (int i = 0; i < 6; i++) *--top = NULL;
+    f->registers = top;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack, f->context.uc_stack.ss_size = STACK;
+    makecontext(&f->context, fiber_main_c, 0);
+#endif
+    switch_fiber(from, f);
+}
+
+// ---- the scheduler --------------------------------------------------------------------------------------------------------
+// The next thread that can go on, in the order of this run, beginning behind place `after`; MOST_THREADS: none.
+inline unsigned next_ready(unsigned after) {
+    for (unsigned i = 1; i <= block.threads; i++) {
+        unsigned t = in_order((after + i) % block.threads);
+        if (block.thread[t].state == READY || block.thread[t].state == UNSTARTED) return t;
+    }
+    return MOST_THREADS;
+}
+
+[[noreturn]] inline void stuck() {
+    unsigned a = MOST_THREADS, b = MOST_THREADS;
+    for (unsigned t = 0; t < block.threads; t++)
+        if (block.thread[t].state == AT_BARRIER || block.thread[t].state == IN_WARP) {
+            a = t;
+            break;
+        }
+    for (unsigned t = 0; t < block.threads; t++)
+        if (block.thread[t].state != block.thread[a].state || block.thread[t].line != block.thread[a].line) b = t;
+    if (b == MOST_THREADS) fail("waits for lanes that do not come", a, block.thread[a].line, NULL, 0, 0);
+    fail(block.thread[a].state == AT_BARRIER ? "waits at a barrier that not all threads reach"
+                                             : "waits at a warp operation that not all lanes reach",
+         a, block.thread[a].line, block.thread[b].state == DONE ? "has ended:" : "waits elsewhere:", b,
+         block.thread[b].line);
+}
+
+// Lets other threads run until this one can go on; its state says what it waits for.
+inline void give_way(unsigned from_place) {
+    unsigned self = block.running, next = next_ready(from_place);
+    Fiber *mine = block.thread[self].fiber, *theirs;
+    if (next == MOST_THREADS) stuck();
+    if (next == self) {
+        enter(self);
+        return;
+    }
+    if (block.thread[next].state == UNSTARTED) {
+        theirs = fiber_new();
+        block.thread[next].fiber = theirs;
+        theirs->thread = next;
+        enter(next);
+        fiber_start(mine, theirs);
+    } else {
+        enter(next);
+        switch_fiber(mine, block.thread[next].fiber);
+    }
+    // back: whoever switched here has called enter()
+}
+
+inline unsigned place_of(unsigned t) { return reverse ? block.threads - 1 - t : t; }
+
+inline void barrier(int line) {
+    unsigned self = block.running, i;
+    Thread *t = &block.thread[self];
+    if (!block.arrived)
+        block.barrier_thread = self;
+    else if (block.thread[block.barrier_thread].line != line)
+        fail("waits at one barrier while others wait at another", self, line, "such as", block.barrier_thread,
+             block.thread[block.barrier_thread].line);
+    t->state = AT_BARRIER, t->line = line;
+    if (++block.arrived < block.threads) {
+        give_way(place_of(self));
+        return;
+    }
+    block.arrived = 0;
+    for (i = 0; i < block.threads; i++) block.thread[i].state = READY;
+    give_way(block.threads - 1); // the first thread goes on first
+}
+
+// Brings `bytes` of this lane to its warp; returns once all lanes in mask have brought theirs. The other lanes' values are
+// in the returned set until the next but one operation. last: called by the last lane to come, before any goes on.
+inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes, int line,
+                                 void (*last)(unsigned char (*set)[BROUGHT])))[BROUGHT] {
+    unsigned self = block.running, lane = self % LANES, first = self - lane;
+    unsigned lanes = block.threads - first < LANES ? block.threads - first : LANES, i;
+    Warp *w = &block.warp[self / LANES];
+    unsigned full = lanes == LANES ? ~0u : (1u << lanes) - 1;
+    Thread *t = &block.thread[self];
+    unsigned char(*set)[BROUGHT] = w->value[w->turn & 1];
+    if ((mask & full) != full)
+        fail("a warp operation for a part of the warp is not supported here", self, line, NULL, 0, 0);
+    if (w->arrived && w->line != line)
+        for (i = 0; i < lanes; i++)
+            if (block.thread[first + i].state == IN_WARP)
+                fail("lanes of one warp meet at different warp operations", self, line, "the other", first + i,
+                     w->line);
+    memcpy(set[lane], value, bytes);
+    w->line = line;
+    if (++w->arrived < lanes) {
+        t->state = IN_WARP, t->line = line;
+        give_way(place_of(self));
+        return set;
+    }
+    if (last) last(set);
+    w->arrived = 0, w->turn++;
+    for (i = 0; i < lanes; i++)
+        if (first + i != self) block.thread[first + i].state = READY;
+    return set;
+}
+
+// A finished thread's fiber carries the next unstarted one: kernels without barriers hardly ever switch.
+[[noreturn]] inline void fiber_main() {
+    switch_arrived(block.thread[block.running].fiber);
+    for (;;) {
+        unsigned self = block.running, next;
+        Fiber *mine = block.thread[self].fiber;
+        block.body(block.arguments);
+        self = block.running;
+        block.thread[self].state = DONE, block.thread[self].line = 0;
+        if (++block.done == block.threads) {
+            pool_free[pool_free_count++] = (unsigned)(mine - pool);
+            switch_fiber(mine, &block.home);
+        }
+        next = next_ready(place_of(self));
+        if (next == MOST_THREADS) stuck();
+        if (block.thread[next].state == UNSTARTED) {
+            block.thread[next].fiber = mine;
+            enter(next);
+            continue;
+        }
+        pool_free[pool_free_count++] = (unsigned)(mine - pool);
+        enter(next);
+        switch_fiber(mine, block.thread[next].fiber);
+    }
+}
+
+// ---- shared memory: NaNs at first, whatever a block left there before ------------------------------------------------------
+inline void *shared_array(const void *site, size_t bytes) {
+    for (unsigned i = 0; i < block.shared_count; i++)
+        if (block.shared[i].site == site) return block.shared[i].memory;
+    if (block.shared_count == MOST_SHARED) abort();
+    SharedArray *array = &block.shared[block.shared_count++];
+    array->site = site;
+    if (posix_memalign(&array->memory, 128, bytes ? bytes : 1)) abort();
+    memset(array->memory, 0xff, bytes);
+    return array->memory;
+}
+
+// ---- launching ----------------------------------------------------------------------------------------------------------------
+inline void run_block() {
+    unsigned first;
+    for (unsigned t = 0; t < block.threads; t++) {
+        block.thread[t].state = UNSTARTED, block.thread[t].fiber = NULL;
+        block.thread[t].fetch_count = block.thread[t].groups = 0;
+    }
+    for (unsigned w = 0; w * LANES < block.threads; w++) block.warp[w].arrived = block.warp[w].turn = 0;
+    block.arrived = block.done = 0;
+    first = in_order(0);
+    block.thread[first].fiber = fiber_new();
+    enter(first);
+    left_home = true;
+    fiber_start(&block.home, block.thread[first].fiber);
+    for (unsigned i = 0; i < block.shared_count; i++) free(block.shared[i].memory);
+    block.shared_count = 0;
+}
+
+inline void turn_order() { reverse = !reverse; }
+
+inline void run(const char *kernel, dim3 grid, dim3 threads, size_t dynamic_bytes, void (*body)(const void *),
+                const void *arguments) {
+    size_t count = (size_t)threads.x * threads.y * threads.z;
+    block.kernel = kernel, block.body = body, block.arguments = arguments, block.dynamic_bytes = dynamic_bytes;
+    if (!count || count > MOST_THREADS || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 ||
+        grid.x > 2147483647u) {
+        fprintf(stderr, "cuda_on_cpu: kernel %s: a grid of (%u, %u, %u) blocks of %zu threads cannot be launched\n",
+                kernel, grid.x, grid.y, grid.z, count);
+        abort();
+    }
+    block.threads = (unsigned)count;
+    blockDim = threads, gridDim = grid;
+    for (blockIdx.z = 0; blockIdx.z < grid.z; blockIdx.z++)
+        for (blockIdx.y = 0; blockIdx.y < grid.y; blockIdx.y++)
+            for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++) run_block();
+}
+
+template <typename Kernel> struct Launch {
+    const char *name;
+    Kernel kernel;
+    dim3 grid, threads;
+    size_t dynamic_bytes;
+    template <typename... Arguments> void operator()(Arguments... arguments) const {
+        auto body = [&] { kernel(arguments...); };
+        run(
+            name, grid, threads, dynamic_bytes, [](const void *b) { (*(const decltype(body) *)b)(); }, &body);
+    }
+};
+
+template <typename Kernel>
+inline Launch<Kernel> launch(const char *name, Kernel kernel, dim3 grid, dim3 threads, size_t dynamic_bytes) {
+    return Launch<Kernel>{name, kernel, grid, threads, dynamic_bytes};
+}
+
+template <typename T> inline T shuffle(unsigned mask, T value, unsigned from, int line) {
+    unsigned char(*set)[BROUGHT] = warp_meet(mask, &value, sizeof(T), line, NULL);
+    unsigned first = block.running - block.running % LANES;
+    if (first + from < block.threads) memcpy(&value, set[from], sizeof(T));
+    return value;
+}
+
+template <typename T> inline T *aligned(T *pointer, uintptr_t bytes, int line) {
+    if ((uintptr_t)pointer % bytes)
+        fail("a packed access at an address that is not aligned", block.running, line, NULL, 0, 0);
+    return pointer;
+}
+
+// ---- asynchronous copies: carried out by the wait, the latest time that they may come ------------------------------------------------
+inline void fetch_begin(void *to, const void *from, unsigned bytes, int line) {
+    Thread *t = &block.thread[block.running];
+    aligned((char *)to, bytes, line), aligned((const char *)from, bytes, line);
+    if (t->fetch_count == t->fetch_room) {
+        t->fetch_room = 2 * t->fetch_room + 64;
+        t->fetches = (Fetch *)realloc(t->fetches, t->fetch_room * sizeof(Fetch));
+        if (!t->fetches) abort();
+    }
+    t->fetches[t->fetch_count++] = Fetch{to, from, bytes, t->groups};
+    memset(to, 0xff, bytes);
+}
+
+inline void fetch_end(unsigned groups_left) {
+    Thread *t = &block.thread[block.running];
+    unsigned kept = 0;
+    for (unsigned i = 0; i < t->fetch_count; i++) {
+        const Fetch f = t->fetches[i];
+        if (f.group + groups_left >= t->groups)
+            t->fetches[kept++] = f;
+        else if (f.from)
+            memcpy(f.to, f.from, f.bytes);
+        else
+            memset(f.to, 0, f.bytes);
+    }
+    t->fetch_count = kept;
+}
+
+} // namespace cuda_on_cpu
+
+#define ALIGNED(pointer, bytes) cuda_on_cpu::aligned(pointer, bytes, __LINE__)
+
+// ---- what kernels say -----------------------------------------------------------------------------------------------------------
+#define LAUNCH(kernel, grid, threads, bytes) cuda_on_cpu::launch(#kernel, kernel, grid, threads, bytes)
+#define SHARED(T, name, count)                                                                                         \
+    static const char name##_site = 0;                                                                                 \
+    T *const name = (T *)cuda_on_cpu::shared_array(&name##_site, (count) * sizeof(T))
+#define DYNAMIC_SHARED(T, name)                                                                                        \
+    static const char name##_site = 0;                                                                                 \
+    T *const name = (T *)cuda_on_cpu::shared_array(&name##_site, cuda_on_cpu::block.dynamic_bytes)
+
+inline void __syncthreads(int line = __builtin_LINE()) { cuda_on_cpu::barrier(line); }
+inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
+    cuda_on_cpu::warp_meet(mask, "", 0, line, NULL);
+}
+
+template <typename T> inline T __shfl_sync(unsigned mask, T value, unsigned from, int line = __builtin_LINE()) {
+    return cuda_on_cpu::shuffle(mask, value, from % 32, line);
+}
+template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, unsigned bits, int line = __builtin_LINE()) {
+    return cuda_on_cpu::shuffle(mask, value, (cuda_on_cpu::block.running % 32) ^ bits, line);
+}
+
+template <int BYTES> inline void fetch(void *to, const void *from, bool valid, int line = __builtin_LINE()) {
+    cuda_on_cpu::fetch_begin(to, valid ? from : NULL, BYTES, line);
+}
+inline void fetch_commit() { cuda_on_cpu::block.thread[cuda_on_cpu::block.running].groups++; }
+template <int LEFT> inline void fetch_wait() { cuda_on_cpu::fetch_end(LEFT); }
+
+#endif

@@ -1,0 +1,465 @@
+/*
+What llmc/ops/cuda/memory.cuh, transfer.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI,
+for tests: the files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without
+a GPU.
+
+Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
+told to wait for. The streams of transfers and of collectives are queues; that of transfers is worked off when the default
+stream waits for it. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the
+default stream waits for it, or when the host has asked an event for long. So what reads a result too early finds what
+was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
+
+What a wrong caller does here:
+
+    a collective that does not wait for the kernels before it   refused when its group ends
+    a transfer that does not                                    refused
+    calls outside of a group, or on the default stream          refused
+    buffers other than those of NCCL's in-place collectives     refused
+    ranks that ask for different collectives, or in another     their signatures are compared before the result is used
+      order
+    parcels of another size than the receiver expects           their bytes are counted
+    an event recorded anew before what it marked has happened   refused: who waits for the old one would get the new one
+    reading what a reduce-scatter leaves undefined              NaNs are there
+    relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
+
+NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
+an error.
+
+What it cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
+*/
+#ifndef TEST_NCCL_ON_MPI_H
+#define TEST_NCCL_ON_MPI_H
+#define LLMC_CUDA_PLATFORM_CUH // kernels are for nvcc; what follows is all that is needed of it here
+#include "llmc/ops/ops.h"
+#include "llmc/base/random.h"
+#include "llmc/base/utils.h"
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <nccl.h>
+#define OMPI_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#include <mpi.h>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+static void (*before_waiting)(bool all);
+static void (*after_launch)(void);
+
+static void cuda_check(cudaError_t error, const char *doing) {
+    if (error != cudaSuccess) die("%s: CUDA's error %d", doing, (int)error);
+}
+#define CUDA_CHECK(call, doing) cuda_check(call, doing)
+
+// The library that is found is this file.
+static void *nccl_on_mpi_symbol(const char *name);
+#define dlopen(name, flags)  ((void)(name), (void *)&before_waiting)
+#define dlsym(library, name) nccl_on_mpi_symbol(name)
+
+namespace nccl_on_mpi {
+
+// Looks at an event until it happens; LATE: that of a collective for which the default stream does not wait.
+constexpr int SOON = 3, LATE = 100;
+const cudaStream_t SECOND_STREAM = (cudaStream_t)16, TRANSFER_STREAM = (cudaStream_t)32;
+
+struct Communicator {
+    MPI_Comm ranks, meeting; // meeting: where signatures are compared; the same for all communicators of all ranks
+    int count, rank;
+    uint64_t id;
+};
+
+// One call between ncclGroupStart and ncclGroupEnd
+struct Call {
+    std::function<void(MPI_Request *)> start;
+    std::function<void(void)> finish;
+    int receives; // bytes of a parcel, -1 otherwise
+};
+
+struct Group {
+    std::vector<Call> calls;
+    std::vector<MPI_Request> requests; // one of each call, and that of the signatures; none: not started
+    uint64_t signature;                // of the collectives in it, equal on all ranks; 0: there are only parcels
+    MPI_Comm meeting;
+    std::vector<uint64_t> signatures; // [ranks that meet]
+};
+
+static std::deque<Group> queue; // all that were asked for
+static size_t done;             // groups
+static size_t awaited;          // so many have to be done before the default stream goes on
+static size_t kernels, seen;    // on the default stream so far; those that the second stream waits for
+static std::deque<std::function<void(void)>> transfers; // all that were asked for
+static size_t transferred, awaited_transfers;           // as done and awaited
+static size_t transfers_saw;                            // as seen
+static bool open;                                       // between ncclGroupStart and ncclGroupEnd: queue.back()
+
+static bool fault(const char *name) {
+    const char *asked = getenv("NCCL_ON_MPI_FAULT");
+    return asked && !strcmp(asked, name);
+}
+
+// ---- working off the queue ------------------------------------------------------------------------------------------
+static void start(Group *g) {
+    g->requests.resize(g->calls.size() + (g->signature != 0), MPI_REQUEST_NULL);
+    for (size_t i = 0; i < g->calls.size(); i++) g->calls[i].start(&g->requests[i]);
+    if (!g->signature) return;
+    int ranks;
+    MPI_Comm_size(g->meeting, &ranks);
+    g->signatures.resize((size_t)ranks);
+    MPI_Iallgather(&g->signature, 1, MPI_UINT64_T, g->signatures.data(), 1, MPI_UINT64_T, g->meeting,
+                   &g->requests.back());
+}
+
+static void compare_signatures(const Group *g) {
+    for (size_t r = 0; r < g->signatures.size(); r++)
+        if (g->signatures[r] != g->signature)
+            die("pretended NCCL: rank %zu of this meeting asks for another collective as no. %zu", r, done + 1);
+}
+
+// Whether the first group of the queue has ended; it is started where it was not.
+static bool end_first(void) {
+    Group *g = &queue[done];
+    int ended = 0;
+    if (g->requests.empty()) start(g);
+    std::vector<MPI_Status> statuses(g->requests.size());
+    if (g->signature) { // others' data may be of another size
+        MPI_Test(&g->requests.back(), &ended, MPI_STATUS_IGNORE);
+        if (!ended) return false;
+        compare_signatures(g);
+    }
+    if (fault("hang")) return false;
+    MPI_Testall((int)g->requests.size(), g->requests.data(), &ended, statuses.data());
+    if (!ended) return false;
+    for (size_t i = 0; i < g->calls.size(); i++) {
+        int bytes = -1;
+        if (g->calls[i].receives >= 0) MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
+        if (bytes != g->calls[i].receives)
+            die("pretended NCCL: a parcel of %d bytes came where %d were expected", bytes, g->calls[i].receives);
+        g->calls[i].finish();
+    }
+    done++;
+    return true;
+}
+
+static bool work_off(size_t groups) {
+    while (done < groups)
+        if (!end_first()) return false;
+    return true;
+}
+
+// The default stream does something with memory: after what it waits for, before collectives that are asked for later.
+static void default_stream_turn(void) {
+    while (!work_off(awaited)) sched_yield();
+    for (; transferred < awaited_transfers; transferred++) transfers[transferred]();
+    kernels++;
+}
+
+// ---- events ---------------------------------------------------------------------------------------------------------
+struct Event {
+    size_t groups;  // it happens when so many are done
+    size_t kernels; // of the default stream when it was recorded
+    bool of_second;
+    int looks;
+    size_t transfers; // it happens when so many are done
+};
+static Event *event_of(cudaEvent_t event) { return (Event *)(void *)event; }
+
+static void record(Event *event, cudaStream_t stream) {
+    const bool of_second = stream == SECOND_STREAM;
+    if (stream == TRANSFER_STREAM) { // who waits for what it marked before will wait for more, which is in order
+        event->transfers = transfers.size();
+        return;
+    }
+    if (event->of_second && event->groups > done)
+        die("pretended CUDA: an event is recorded anew before what it marked has happened");
+    *event = Event{of_second ? queue.size() : awaited, kernels, of_second, 0, awaited_transfers};
+}
+
+static bool happened(Event *event) {
+    const bool nobody_waits = event->groups > std::max(awaited, done);
+    return ++event->looks > (nobody_waits ? LATE : SOON) && work_off(event->groups);
+}
+
+static void wait_for(cudaStream_t stream, const Event *event) {
+    if (!stream)
+        awaited = std::max(awaited, event->groups), awaited_transfers = std::max(awaited_transfers, event->transfers);
+    else if (stream == TRANSFER_STREAM)
+        transfers_saw = std::max(transfers_saw, event->kernels);
+    else if (!event->of_second)
+        seen = std::max(seen, event->kernels);
+}
+
+// ---- NCCL's calls ---------------------------------------------------------------------------------------------------
+static const Communicator *communicator_of(ncclComm_t communicator) {
+    return (const Communicator *)(const void *)communicator;
+}
+
+static void add_call(cudaStream_t stream, int receives, std::function<void(MPI_Request *)> start,
+                     std::function<void(void)> finish) {
+    if (!open) die("pretended NCCL: a call outside of a group");
+    if (stream != SECOND_STREAM) die("pretended NCCL: a call that is not on the stream of collectives");
+    queue.back().calls.push_back(Call{start, finish, receives});
+}
+
+// Adds a collective to the signature of its group.
+static void sign(const Communicator *c, uint64_t kind, size_t count, int root) {
+    Group *g = &queue.back();
+    const uint64_t words[] = {c->id, kind, count, (uint64_t)root, queue.size()};
+    for (uint64_t word : words) g->signature = random_mix(g->signature ^ word) | 1;
+    g->meeting = c->meeting;
+}
+
+static void must_be(bool so, const char *what) {
+    if (!so) die("pretended NCCL: %s", what);
+}
+
+typedef std::shared_ptr<std::vector<float>> Terms; // [ranks][count]
+
+static void add_terms(float *sums, const Terms &terms, size_t count, const Communicator *c, int owner) {
+    for (size_t i = 0; i < count; i++) {
+        float sum = 0;
+        for (int step = 1; step <= c->count; step++) sum += (*terms)[(size_t)((owner + step) % c->count) * count + i];
+        sums[i] = sum;
+    }
+}
+
+static void make_undefined(float *x, size_t count) { memset(x, 0xff, count * sizeof(*x)); }
+
+static void reduce_scatter(const float *all, float *own, size_t n, const Communicator *c, cudaStream_t stream) {
+    Terms terms = std::make_shared<std::vector<float>>((size_t)c->count * n);
+    must_be(own == all + (size_t)c->rank * n, "a reduce-scatter that is not in place");
+    add_call(
+        stream, -1,
+        [=](MPI_Request *request) {
+            MPI_Ialltoall(all, (int)n, MPI_FLOAT, terms->data(), (int)n, MPI_FLOAT, c->ranks, request);
+        },
+        [=]() {
+            make_undefined(own - (size_t)c->rank * n, (size_t)c->count * n);
+            add_terms(own, terms, n, c, c->rank);
+            terms->clear(), terms->shrink_to_fit();
+        });
+    sign(c, 1, n, 0);
+}
+
+static void reduce(const float *in, float *out, size_t n, int root, const Communicator *c, cudaStream_t stream) {
+    const bool here = c->rank == root;
+    Terms terms = std::make_shared<std::vector<float>>(here ? (size_t)c->count * n : 0);
+    must_be(in == out, "a reduction that is not in place");
+    add_call(
+        stream, -1,
+        [=](MPI_Request *request) {
+            MPI_Igather(in, (int)n, MPI_FLOAT, terms->data(), (int)n, MPI_FLOAT, root, c->ranks, request);
+        },
+        [=]() {
+            make_undefined(out, n);
+            if (here) add_terms(out, terms, n, c, root);
+        });
+    sign(c, 2, n, root);
+}
+
+static void all_gather(const char *own, char *all, size_t n, const Communicator *c, cudaStream_t stream) {
+    must_be(own == all + (size_t)c->rank * n, "an all-gather that is not in place");
+    add_call(
+        stream, -1,
+        [=](MPI_Request *request) {
+            MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, all, (int)n, MPI_BYTE, c->ranks, request);
+        },
+        []() {});
+    sign(c, 3, n, 0);
+}
+
+static void broadcast(const char *in, char *out, size_t n, int root, const Communicator *c, cudaStream_t stream) {
+    must_be(in == out, "a broadcast that is not in place");
+    add_call(
+        stream, -1, [=](MPI_Request *request) { MPI_Ibcast(out, (int)n, MPI_BYTE, root, c->ranks, request); }, []() {});
+    sign(c, 4, n, root);
+}
+
+// All ranks connect one communicator after the other, so that they can split a common one.
+static Communicator *connect(int count, uint64_t id, int rank) {
+    static MPI_Comm everyone = MPI_COMM_NULL;
+    Communicator *c = new Communicator{MPI_COMM_NULL, MPI_COMM_NULL, 0, 0, id};
+    int all;
+    if (everyone == MPI_COMM_NULL) MPI_Comm_split(MPI_COMM_WORLD, 0, 0, &everyone);
+    MPI_Comm_split(everyone, (int)id, rank, &c->ranks);
+    MPI_Comm_size(c->ranks, &c->count), MPI_Comm_rank(c->ranks, &c->rank), MPI_Comm_size(everyone, &all);
+    if (c->count != count || c->rank != rank)
+        die("pretended NCCL: rank %d of %d says it is %d of %d", c->rank, c->count, rank, count);
+    c->meeting = count == all ? everyone : c->ranks;
+    return c;
+}
+
+// ---- device memory --------------------------------------------------------------------------------------------------
+constexpr size_t DEVICE_BYTES = (size_t)8 << 30;
+static std::map<void *, size_t> memory; // what is allocated, and its bytes
+static size_t in_use;
+
+static void *allocate(size_t bytes) {
+    void *block = malloc(bytes);
+    if (block) memory[block] = bytes, in_use += bytes;
+    return block;
+}
+
+// Waits for the whole device, as CUDA does.
+static void release(void *block) {
+    if (!block) return;
+    while (!work_off(queue.size())) sched_yield();
+    in_use -= memory.at(block);
+    memory.erase(block);
+    free(block);
+}
+
+} // namespace nccl_on_mpi
+
+// ---- CUDA's runtime -------------------------------------------------------------------------------------------------
+static cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, void (*)(void)) { return cudaSuccess; } // a kernel
+
+extern "C" {
+cudaError_t cudaGetDeviceCount(int *count) {
+    const char *devices = getenv("NCCL_ON_MPI_DEVICES");
+    *count = devices ? atoi(devices) : 8;
+    return *count ? cudaSuccess : cudaErrorNoDevice;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int number) {
+    memset(properties, 0, sizeof(*properties));
+    properties->uuid.bytes[0] = (char)(number + 1);
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) { return *value = 9, cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) {
+    nccl_on_mpi::awaited_transfers = nccl_on_mpi::transfers.size();
+    nccl_on_mpi::default_stream_turn();
+    return nccl_on_mpi::work_off(nccl_on_mpi::queue.size()) ? cudaSuccess : cudaErrorUnknown; // it was watched before
+}
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+const char *cudaGetErrorString(cudaError_t) { return "pretended"; }
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
+    *total = nccl_on_mpi::DEVICE_BYTES, *left = *total - nccl_on_mpi::in_use;
+    return cudaSuccess;
+}
+cudaError_t cudaMalloc(void **block, size_t bytes) {
+    return (*block = nccl_on_mpi::allocate(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFree(void *block) { return nccl_on_mpi::release(block), cudaSuccess; }
+cudaError_t cudaHostAlloc(void **block, size_t bytes, unsigned) {
+    return (*block = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *block) { return free(block), cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    if (stream == nccl_on_mpi::TRANSFER_STREAM) {
+        if (nccl_on_mpi::transfers_saw != nccl_on_mpi::kernels)
+            die("pretended CUDA: a transfer that does not wait for kernels before it");
+        nccl_on_mpi::transfers.push_back([=] { memcpy(out, in, bytes); });
+        return cudaSuccess;
+    }
+    nccl_on_mpi::default_stream_turn();
+    return memcpy(out, in, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *out, const void *in, size_t bytes, cudaMemcpyKind kind) {
+    return cudaMemcpyAsync(out, in, bytes, kind, NULL);
+}
+cudaError_t cudaMemsetAsync(void *out, int value, size_t bytes, cudaStream_t) {
+    nccl_on_mpi::default_stream_turn();
+    return memset(out, value, bytes), cudaSuccess;
+}
+cudaError_t cudaMemset(void *out, int value, size_t bytes) { return cudaMemsetAsync(out, value, bytes, NULL); }
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *low, int *high) { return *low = 0, *high = -5, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
+    return *stream = nccl_on_mpi::SECOND_STREAM, cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    return *stream = nccl_on_mpi::TRANSFER_STREAM, cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    return nccl_on_mpi::wait_for(stream, nccl_on_mpi::event_of(event)), cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    return *event = (cudaEvent_t)(void *)new nccl_on_mpi::Event{0, 0, false, 0, 0}, cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    return nccl_on_mpi::record(nccl_on_mpi::event_of(event), stream), cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return nccl_on_mpi::happened(nccl_on_mpi::event_of(event)) ? cudaSuccess : cudaErrorNotReady;
+}
+
+// ---- NCCL -----------------------------------------------------------------------------------------------------------
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    static int made;
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    id->internal[0] = (char)++made, id->internal[1] = (char)rank;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int count, ncclUniqueId id, int rank) {
+    const uint64_t number = (uint64_t)id.internal[0] << 8 | (uint64_t)id.internal[1];
+    *communicator = (ncclComm_t)(void *)nccl_on_mpi::connect(count, number, rank);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *state) {
+    return *state = nccl_on_mpi::fault("error") ? ncclRemoteError : ncclSuccess, ncclSuccess;
+}
+const char *ncclGetErrorString(ncclResult_t result) {
+    return result == ncclRemoteError ? "remote error" : "other error";
+}
+const char *ncclGetLastError(ncclComm_t) { return "a link is down"; }
+
+ncclResult_t ncclGroupStart(void) {
+    nccl_on_mpi::must_be(!nccl_on_mpi::open, "a group within a group");
+    nccl_on_mpi::queue.push_back(nccl_on_mpi::Group{{}, {}, 0, MPI_COMM_NULL, {}});
+    nccl_on_mpi::open = true;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd(void) {
+    nccl_on_mpi::must_be(nccl_on_mpi::open, "the end of a group that was not begun");
+    nccl_on_mpi::must_be(nccl_on_mpi::seen == nccl_on_mpi::kernels, "a group that does not wait for kernels before it");
+    nccl_on_mpi::open = false;
+    return ncclSuccess;
+}
+ncclResult_t ncclReduceScatter(const void *all, void *own, size_t n, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
+                               cudaStream_t stream) {
+    nccl_on_mpi::must_be(type == ncclFloat && op == ncclSum, "sums are fp32");
+    nccl_on_mpi::reduce_scatter((const float *)all, (float *)own, n, nccl_on_mpi::communicator_of(c), stream);
+    return ncclSuccess;
+}
+ncclResult_t ncclReduce(const void *in, void *out, size_t n, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t c, cudaStream_t stream) {
+    nccl_on_mpi::must_be(type == ncclFloat && op == ncclSum, "sums are fp32");
+    nccl_on_mpi::reduce((const float *)in, (float *)out, n, root, nccl_on_mpi::communicator_of(c), stream);
+    return ncclSuccess;
+}
+ncclResult_t ncclAllGather(const void *own, void *all, size_t n, ncclDataType_t type, ncclComm_t c,
+                           cudaStream_t stream) {
+    nccl_on_mpi::must_be(type == ncclUint8, "bytes are gathered");
+    nccl_on_mpi::all_gather((const char *)own, (char *)all, n, nccl_on_mpi::communicator_of(c), stream);
+    return ncclSuccess;
+}
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t n, ncclDataType_t type, int root, ncclComm_t c,
+                           cudaStream_t stream) {
+    nccl_on_mpi::must_be(type == ncclUint8, "bytes are broadcast");
+    nccl_on_mpi::broadcast((const char *)in, (char *)out, n, root, nccl_on_mpi::communicator_of(c), stream);
+    return ncclSuccess;
+}
+ncclResult_t ncclSend(const void *out, size_t n, ncclDataType_t type, int to, ncclComm_t c, cudaStream_t stream) {
+    const MPI_Comm ranks = nccl_on_mpi::communicator_of(c)->ranks;
+    nccl_on_mpi::must_be(type == ncclUint8, "bytes are sent");
+    nccl_on_mpi::add_call(
+        stream, -1, [=](MPI_Request *request) { MPI_Isend(out, (int)n, MPI_BYTE, to, 0, ranks, request); }, []() {});
+    return ncclSuccess;
+}
+ncclResult_t ncclRecv(void *in, size_t n, ncclDataType_t type, int from, ncclComm_t c, cudaStream_t stream) {
+    const MPI_Comm ranks = nccl_on_mpi::communicator_of(c)->ranks;
+    nccl_on_mpi::must_be(type == ncclUint8, "bytes are received");
+    nccl_on_mpi::add_call(
+        stream, (int)n, [=](MPI_Request *request) { MPI_Irecv(in, (int)n, MPI_BYTE, from, 0, ranks, request); },
+        []() {});
+    return ncclSuccess;
+}
+}
+
+#endif

@@ -1,0 +1,273 @@
+/*
+The tests' own tests: what test/emulate/cuda_on_cpu.h says it catches in a wrong kernel, shown with kernels that are wrong on purpose, each in
+a child process, beside one that is right. And the lanes of the matrix instruction against plain loops, from the tables of the PTX
+manual.
+*/
+#include "llmc/ops/cuda/mma.cuh"
+extern "C" {
+#include "test/base/testing.h"
+#include "test/base/child.h"
+}
+
+extern "C" {
+extern const Ops *const ops_device;
+const Ops *const ops_device = NULL; // no tensors here
+void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
+}
+
+enum { BLOCK_THREADS = 128, VALUES = 1000 };
+
+typedef enum {
+    NONE,
+    SHARED_OVERRUN,
+    GLOBAL_OVERRUN,
+    NO_BARRIER,
+    DIVERGENT_BARRIER,
+    OTHER_BARRIER,
+    EARLY_RETURN,
+    DIVERGENT_SHUFFLE,
+    MISALIGNED
+} Fault;
+
+// out[block] = the sum of x[VALUES], in two steps through shared memory
+__global__ void sum_kernel(float *out, const float *x, Fault fault) {
+    SHARED(float, partial, BLOCK_THREADS / LANES);
+    float sum = 0.0f;
+    for (unsigned i = threadIdx.x; i < VALUES; i += blockDim.x) sum += x[i];
+    if (fault == GLOBAL_OVERRUN && threadIdx.x == 77) sum += x[VALUES];
+    if (fault == MISALIGNED && threadIdx.x == 77) sum += pack_read<4>(x + 1).x[0];
+    if (fault != DIVERGENT_SHUFFLE || threadIdx.x != 77) sum = warp_sum(sum);
+    if (threadIdx.x % LANES == 0) partial[threadIdx.x / LANES + (fault == SHARED_OVERRUN)] = sum;
+    if (fault == DIVERGENT_BARRIER && threadIdx.x == 77)
+        sum = 0.0f;
+    else if (fault == OTHER_BARRIER && threadIdx.x == 77)
+        __syncthreads();
+    else if (fault == EARLY_RETURN && threadIdx.x == 77)
+        return;
+    else if (fault != NO_BARRIER)
+        __syncthreads();
+    if (threadIdx.x != BLOCK_THREADS / 2) return; // neither the first thread nor the last: both orders need the barrier
+    sum = 0.0f;
+    for (unsigned i = 0; i < BLOCK_THREADS / LANES; i++) sum += partial[i];
+    out[blockIdx.x] = sum;
+}
+
+static float launch_sum(Fault fault) {
+    float *x = (float *)malloc(VALUES * sizeof(float)), *out = (float *)malloc(3 * sizeof(float)), sum;
+    for (int i = 0; i < VALUES; i++) x[i] = (float)(i % 7);
+    LAUNCH((sum_kernel), 3, BLOCK_THREADS, 0)(out, x, fault);
+    assert_true(out[0] == out[2] || isnan(out[0]));
+    sum = out[0];
+    free(x), free(out);
+    return sum;
+}
+
+static float expected_sum(void) {
+    float sum = 0.0f;
+    for (int i = 0; i < VALUES; i++) sum += (float)(i % 7);
+    return sum;
+}
+
+static void body(const void *fault) { launch_sum(*(const Fault *)fault); }
+
+static void expect_caught(Fault fault, const char *message) {
+    for (int reverse = 0; reverse < 2; reverse++) {
+        const Child *child;
+        cuda_on_cpu::reverse = reverse;
+        child = run_child(body, &fault);
+        if (child->code == 0) test_fail("was not caught");
+        if (!strstr(child->err, message)) test_fail("'%s' was not said, but: %.300s", message, child->err);
+    }
+    cuda_on_cpu::reverse = 0;
+}
+
+TEST(a_right_kernel) {
+    for (int reverse = 0; reverse < 2; reverse++) {
+        cuda_on_cpu::reverse = reverse;
+        assert_true(launch_sum(NONE) == expected_sum());
+    }
+    cuda_on_cpu::reverse = 0;
+}
+
+TEST(a_missing_barrier) { // shows in the result: in one order at least it is made of what was not there yet
+    float forward, backward;
+    cuda_on_cpu::reverse = 0, forward = launch_sum(NO_BARRIER);
+    cuda_on_cpu::reverse = 1, backward = launch_sum(NO_BARRIER);
+    cuda_on_cpu::reverse = 0;
+    assert_true(isnan(forward) && isnan(backward));
+}
+
+TEST(a_barrier_that_one_thread_skips) {
+    expect_caught(DIVERGENT_BARRIER, "barrier");
+    expect_caught(EARLY_RETURN, "waits at a barrier that not all threads reach");
+}
+TEST(different_barriers) { expect_caught(OTHER_BARRIER, "waits at one barrier while others wait at another"); }
+TEST(a_shuffle_that_one_lane_skips) { expect_caught(DIVERGENT_SHUFFLE, "waits at"); }
+TEST(a_misaligned_pack) { expect_caught(MISALIGNED, "a packed access at an address that is not aligned"); }
+
+TEST(out_of_bounds) {
+#ifdef CUDA_ON_CPU_ASAN
+    expect_caught(SHARED_OVERRUN, "heap-buffer-overflow");
+    expect_caught(GLOBAL_OVERRUN, "heap-buffer-overflow");
+#else
+    test_skip("this build is without AddressSanitizer, which sees it");
+#endif
+}
+
+// ---- asynchronous copies ---------------------------------------------------------------------------------------------------------------
+typedef enum {
+    FETCH_RIGHT,
+    NO_WAIT,
+    NO_COMMIT,
+    ONE_GROUP_SHORT,
+    NO_FETCH_BARRIER,
+    TOO_EARLY,
+    MISALIGNED_FETCH
+} FetchFault;
+enum { FETCH_TILES = 5, FETCH_WIDTH = 4 * BLOCK_THREADS };
+
+// out[i] = the sum of element i of all tiles of x[FETCH_TILES][FETCH_WIDTH], but for the last row of the last tile, which is not valid;
+// two tiles in shared memory, and each thread adds what another one has fetched.
+__global__ void fetch_kernel(float *out, const float *x, FetchFault fault) {
+    SHARED(float, tile, 2 * FETCH_WIDTH);
+    const unsigned mine = 4 * threadIdx.x, other = 4 * ((threadIdx.x + 1) % BLOCK_THREADS);
+    float sum[4] = {};
+    const auto bring = [&](unsigned t) {
+        fetch<16>(tile + t % 2 * FETCH_WIDTH + mine + (fault == MISALIGNED_FETCH), x + t * FETCH_WIDTH + mine,
+                  t + 1 < FETCH_TILES || threadIdx.x + 1 < BLOCK_THREADS);
+        if (fault != NO_COMMIT) fetch_commit();
+    };
+    bring(0);
+    for (unsigned t = 0; t < FETCH_TILES; t++) {
+        if (fault == TOO_EARLY && t + 1 < FETCH_TILES) bring(t + 1);
+        if (fault == ONE_GROUP_SHORT)
+            fetch_wait<1>();
+        else if (fault == TOO_EARLY && t + 1 < FETCH_TILES)
+            fetch_wait<1>(); // right in itself
+        else if (fault != NO_WAIT)
+            fetch_wait<0>();
+        if (fault != NO_FETCH_BARRIER) __syncthreads();
+        if (fault != TOO_EARLY && t + 1 < FETCH_TILES)
+            bring(t + 1); // into the place of the tile that all are done with
+        for (int i = 0; i < 4; i++) sum[i] += tile[t % 2 * FETCH_WIDTH + other + i];
+    }
+    for (int i = 0; i < 4; i++) out[other + i] = sum[i];
+}
+
+// How many sums are right
+static int launch_fetch(FetchFault fault) {
+    float *x = (float *)aligned_alloc(16, FETCH_TILES * FETCH_WIDTH * sizeof(float)), out[FETCH_WIDTH];
+    int right = 0;
+    for (int i = 0; i < FETCH_TILES * FETCH_WIDTH; i++) x[i] = (float)(i % 11);
+    LAUNCH((fetch_kernel), 1, BLOCK_THREADS, 0)(out, x, fault);
+    for (int i = 0; i < FETCH_WIDTH; i++) {
+        float sum = 0.0f;
+        for (int t = 0; t < FETCH_TILES; t++)
+            if (t + 1 < FETCH_TILES || i < FETCH_WIDTH - 4) sum += x[t * FETCH_WIDTH + i];
+        right += out[i] == sum;
+    }
+    free(x);
+    return right;
+}
+
+TEST(fetches) {
+    for (int reverse = 0; reverse < 2; reverse++) {
+        cuda_on_cpu::reverse = reverse;
+        assert_int_equal(launch_fetch(FETCH_RIGHT), FETCH_WIDTH);
+    }
+    cuda_on_cpu::reverse = 0;
+}
+
+TEST(a_missing_wait) { // shows in the result, whatever the order
+    static const FetchFault faults[] = {NO_WAIT, NO_COMMIT, ONE_GROUP_SHORT};
+    for (int reverse = 0; reverse < 2; reverse++)
+        for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+            cuda_on_cpu::reverse = reverse;
+            if (launch_fetch(faults[i])) test_fail("fault %d was not seen in every sum", (int)faults[i]);
+        }
+    cuda_on_cpu::reverse = 0;
+}
+
+TEST(a_fetch_without_a_barrier) { // before others read what came; before it takes the place of what others still read
+    static const FetchFault faults[] = {NO_FETCH_BARRIER, TOO_EARLY};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        int right[2];
+        for (cuda_on_cpu::reverse = 0; cuda_on_cpu::reverse < 2; cuda_on_cpu::reverse++)
+            right[cuda_on_cpu::reverse] = launch_fetch(faults[i]);
+        cuda_on_cpu::reverse = 0;
+        if (right[0] == FETCH_WIDTH && right[1] == FETCH_WIDTH) test_fail("fault %d was not seen", (int)faults[i]);
+    }
+}
+
+TEST(a_misaligned_fetch) {
+    static const FetchFault fault = MISALIGNED_FETCH;
+    const Child *child = run_child([](const void *f) { launch_fetch(*(const FetchFault *)f); }, &fault);
+    if (child->code == 0 || !strstr(child->err, "not aligned")) test_fail("was not caught: %.300s", child->err);
+}
+
+TEST(an_impossible_launch) {
+    static const Fault none = NONE;
+    const Child *child = run_child(
+        [](const void *) {
+            LAUNCH((sum_kernel), 0, BLOCK_THREADS, 0)
+            ((float *)NULL, (const float *)NULL, NONE);
+        },
+        &none);
+    if (child->code == 0 || !strstr(child->err, "cannot be launched")) test_fail("a grid of no blocks was launched");
+}
+
+// ---- the matrix instruction -------------------------------------------------------------------------------------------------------------
+enum { STRIDE = 24 };
+
+// c[16][16] += a[16][16] b, of which each half of the columns is a product of its own
+__global__ void mma_kernel(float *c, const floatX *a, const floatX *b, int b_in_rows) {
+    SHARED(floatX, ta, 16 * STRIDE);
+    SHARED(floatX, tb, 16 * STRIDE);
+    const unsigned row = threadIdx.x / 4, column = threadIdx.x % 4 * 2;
+    float sum[2][4];
+    for (unsigned i = threadIdx.x; i < 16 * STRIDE; i += LANES) ta[i] = a[i], tb[i] = b[i];
+    __syncwarp();
+    for (int j = 0; j < 2; j++)
+        for (int i = 0; i < 4; i++) sum[j][i] = c[(row + i / 2 * 8) * 16 + j * 8 + column + i % 2];
+    __syncwarp();
+    mma_columns<16>(sum, load_a(ta, STRIDE, 0, 0),
+                    [&](int n) { return b_in_rows ? load_b_rows(tb, STRIDE, 0, n) : load_b(tb, STRIDE, n, 0); });
+    for (int j = 0; j < 2; j++)
+        for (int i = 0; i < 4; i++) c[(row + i / 2 * 8) * 16 + j * 8 + column + i % 2] = sum[j][i];
+}
+
+TEST(matrix_instruction) {
+    floatX a[16 * STRIDE], b[16 * STRIDE];
+    for (int in_rows = 0; in_rows < 2; in_rows++) {
+        float c[16 * 16], expected[16 * 16];
+        for (int i = 0; i < 16 * STRIDE; i++) a[i] = store((float)test_normal()), b[i] = store((float)test_normal());
+        for (int i = 0; i < 16 * 16; i++) c[i] = expected[i] = (float)test_normal();
+        for (int row = 0; row < 16; row++)
+            for (int column = 0; column < 16; column++)
+                for (int k = 0; k < 16; k++)
+                    expected[row * 16 + column] +=
+                        load(a[row * STRIDE + k]) * load(in_rows ? b[k * STRIDE + column] : b[column * STRIDE + k]);
+        LAUNCH((mma_kernel), 1, LANES, 0)(c, a, b, in_rows);
+        for (int i = 0; i < 16 * 16; i++)
+            if (!(fabsf(c[i] - expected[i]) < 1e-4f)) test_fail("element %d is %g, expected %g", i, c[i], expected[i]);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const struct CMUnitTest tests[] = {
+        LISTED(a_right_kernel),
+        LISTED(a_missing_barrier),
+        LISTED(a_barrier_that_one_thread_skips),
+        LISTED(different_barriers),
+        LISTED(a_shuffle_that_one_lane_skips),
+        LISTED(a_misaligned_pack),
+        LISTED(out_of_bounds),
+        LISTED(fetches),
+        LISTED(a_missing_wait),
+        LISTED(a_fetch_without_a_barrier),
+        LISTED(a_misaligned_fetch),
+        LISTED(an_impossible_launch),
+        LISTED(matrix_instruction),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

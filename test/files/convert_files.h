@@ -1,0 +1,116 @@
+/*
+What the tests of conversion have in common: a conversion to a Hugging Face folder, as `convert` makes it, also in a child process;
+looking at what was written and what was left behind.
+*/
+#ifndef TEST_CONVERT_FILES_H
+#define TEST_CONVERT_FILES_H
+#include "weight_files.h"
+#include <glob.h>
+#include "llmc/files/hf_write.h"
+
+#define NO_LIMIT ((size_t)9e18)
+
+static inline const char *fresh_place(const char *name) {
+    run_command("rm -rf '%s'", scratch_path(name), "");
+    return scratch_path(name);
+}
+
+typedef struct {
+    const char *from, *like, *to;
+    const DType *dtype;
+    size_t max_shard_size;
+} Conversion;
+
+static inline void convert_body(const void *context) {
+    const Conversion *c = (const Conversion *)context;
+    WeightSource *source = weights_open(c->from);
+    HfWrite write = hf_write_prepare(source, c->dtype, c->like, c->max_shard_size);
+    hf_write(&write, c->to);
+    hf_write_free(&write);
+    weights_close(source);
+}
+
+static inline void convert(const char *from, const char *like, const char *to, const DType *dtype,
+                           size_t max_shard_size) {
+    Conversion c = {from, like, to, dtype, max_shard_size};
+    convert_body(&c);
+}
+
+static inline void convert_flat(const char *from, const char *to) {
+    WeightSource *source = weights_open(from);
+    weights_convert(source, to, source->dtype);
+    weights_close(source);
+}
+
+static inline char *read_in(const char *folder, const char *name, size_t *bytes) {
+    char path[PATH_MAX];
+    path_join(path, folder, name);
+    return read_whole(path, bytes);
+}
+
+static inline void expect_same_file(const char *a, const char *b, const char *name) {
+    size_t a_bytes, b_bytes;
+    char *first = read_in(a, name, &a_bytes), *second = read_in(b, name, &b_bytes);
+    if (a_bytes != b_bytes || memcmp(first, second, a_bytes) != 0) test_fail("%s of %s is another in %s", name, a, b);
+}
+
+// How many names a folder holds, and nothing of a conversion that was cut off beside it.
+static inline size_t count_names(const char *folder) {
+    char pattern[PATH_MAX + 8];
+    size_t count;
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), "%s/*", folder);
+    count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    globfree(&found);
+    return count;
+}
+
+static inline size_t count_temporaries(const char *path) {
+    char pattern[PATH_MAX + 8];
+    size_t count;
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), "%s.*", path);
+    count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    globfree(&found);
+    return count;
+}
+
+static inline void expect_nothing_at(const char *path) {
+    struct stat status;
+    if (lstat(path, &status) == 0) test_fail("%s was left behind", path);
+    if (count_temporaries(path)) test_fail("something was left beside %s", path);
+}
+
+// The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one tensor.
+static inline void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
+    WeightSource *source = weights_open(folder), *original = weights_open(golden);
+    char *index, name[64], line[300];
+    size_t i;
+    assert_int_equal(source->file_count, shards);
+    if (shards > 1) {
+        index = read_in(folder, HF_INDEX_FILE, NULL);
+        snprintf(line, sizeof(line), "\"total_size\": %zu\n", original->model.elements * 4);
+        if (!strstr(index, line)) test_fail("no %s", line);
+        snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", shards, shards);
+        assert_non_null(strstr(index, name));
+    }
+    assert_int_equal(count_names(folder), shards + 1 + (shards > 1));
+    for (i = 0; i < shards; i++) {
+        SafeTensors list = {NULL, 0};
+        safetensors_read_header(&list, &source->files[i], i);
+        if (list.count > 1 && list.tensors[list.count - 1].end - list.tensors[0].begin > most)
+            test_fail("file %zu has %zu tensors and more than %zu bytes", i, list.count, most);
+        safetensors_free(&list);
+    }
+    for (i = 0; i < source->model.parameter_count; i++) {
+        size_t elements = parameter_elements(&source->model.parameters[i]);
+        float *a = (float *)case_memory(elements * 4), *b = (float *)case_memory(elements * 4);
+        weights_read(source, i, 0, elements, DTYPE_FP32, a);
+        weights_read(original, i, 0, elements, DTYPE_FP32, b);
+        assert_memory_equal(a, b, elements * 4);
+    }
+    weights_close(source);
+    weights_close(original);
+}
+
+#endif

@@ -1,0 +1,154 @@
+/*
+The folder of checkpoints: the newest complete one is found among whatever else is there, the last ones are kept, nothing goes
+that this program did not write; opening makes the folder, clears away what a run that was cut off left, and refuses a folder
+that is taken, in use or cannot be written. What is in a checkpoint is in test_checkpoint.c.
+*/
+#include "test/train/checkpoint_runs.h"
+
+// ---- which are there ------------------------------------------------------------------------------------------------------
+TEST(newest_complete_one_is_found) {
+    static const char *const foreign[] = {
+        "checkpoint-9",        "checkpoint-000000012", "checkpoint-00000013.partial", "checkpoint-00000014.removed",
+        "checkpoint-0000001x", "checkpoint-",          "checkpoint--0000015"};
+    size_t i;
+    assert_string_equal(run_child(find_body, scratch_path("absent"))->out, "none\n");
+    save_usual();
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
+    for (i = 0; i < COUNT_OF(foreign); i++) copy_folder(scratch_path("whole"), file_in(".", foreign[i]));
+    expect_found("7\n", NULL);
+    write_file(scratch_path("out/checkpoint-00000016"), "a file", 6);
+    expect_found("7\n", "checkpoint-00000016 is passed over: it has no DONE");
+    copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-123456789"));
+    expect_found("123456789\n", NULL);
+    copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-99999999"));
+    expect_found("123456789\n", NULL);
+}
+
+static void keep_case(size_t keep) {
+    Trained t;
+    CheckpointFolder folder;
+    size_t step, s;
+    test_case("keep %zu", keep);
+    t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
+    checkpoint_open(&folder, fresh_folder("out"), keep, 0);
+    for (step = 10; step <= 70; step += 10) {
+        RunState run = run_state(step);
+        trained_fill(&t, step);
+        checkpoint_save(&folder, &t, &run);
+        checkpoint_save(&folder, &t, &run); // the last step is also a step to save at
+        for (s = 10; s <= step; s += 10) {
+            char name[64];
+            snprintf(name, sizeof(name), "checkpoint-%08zu", s);
+            if (is_there(name) != (s + keep * 10 > step))
+                test_fail("after step %zu: is %s there? %d", step, name, is_there(name));
+        }
+    }
+    assert_false(is_there("checkpoint-00000070.partial"));
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+TEST(last_ones_are_kept) {
+    keep_case(1);
+    keep_case(2);
+    keep_case(5);
+    keep_case(100);
+}
+
+// Nothing goes that this program did not write, and nothing incomplete counts as kept.
+TEST(other_files_stay) {
+    Saving saving = {scratch_path("out"), 1, 8, 1, 0, 0};
+    const Child *child;
+    save_usual();
+    write_file(scratch_path("out/checkpoint-00000007/notes.txt"), "mine", 4);
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000005"));
+    assert_int_equal(unlink(scratch_path("out/checkpoint-00000005/DONE")), 0);
+    child = run_child(save_body, &saving);
+    assert_int_equal(child->code, 0);
+    expect_said(child, "checkpoint-00000007.removed is no longer needed, but holds other files");
+    assert_true(is_there("checkpoint-00000007.removed/notes.txt") &&
+                !is_there("checkpoint-00000007.removed/model.bin"));
+    assert_true(is_there("checkpoint-00000005/notes.txt"));
+    expect_found("8\n", NULL);
+}
+
+// An incomplete folder has the name: it makes way.
+TEST(incomplete_name_is_taken_over) {
+    Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
+    const Child *child;
+    save_usual();
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
+    assert_int_equal(unlink(scratch_path("out/checkpoint-00000009/DONE")), 0);
+    child = run_child(save_body, &saving);
+    if (child->code) test_fail("exit code %d: %s", child->code, child->err);
+    expect_found("9\n", NULL);
+    assert_false(is_there("checkpoint-00000009.removed"));
+}
+
+// ---- opening --------------------------------------------------------------------------------------------------------------
+TEST(opening) {
+    Saving saving = {scratch_path("out/a/b/../c//"), 2, 3, 0, 0, 0};
+    const Child *child;
+    fresh_folder("out");
+    child = run_child(save_body, &saving);
+    if (child->code) test_fail("exit code %d: %s", child->code, child->err);
+    assert_true(is_there("a/b") && is_there("a/c/checkpoint-00000003/DONE"));
+    expect_refused(save_body, &saving, 1, "holds a run at step 3; go on with --resume, or choose another --out");
+    write_file(scratch_path("out/file"), "x", 1);
+    saving.out = scratch_path("out/file/run");
+    expect_refused(save_body, &saving, 1, "out/file: the folder cannot be created: File exists; choose another --out");
+    saving.out = "/proc/self/nothing";
+    expect_refused(save_body, &saving, 1, "/proc/self/nothing: the folder cannot be created");
+}
+
+// What a run that was cut off left is cleared away by the next.
+TEST(leftovers_are_cleared) {
+    Saving saving = {scratch_path("out"), 2, 8, 1, 0, 0};
+    save_usual();
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000008.partial"));
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000006.removed"));
+    write_file(scratch_path("out/checkpoint-00000008.partial/optimizer.bin.12-0.tmp"), "half", 4);
+    write_file(scratch_path("out/checkpoint-00000008.partial/DONE.12-0.tmp"), "half", 4);
+    assert_int_equal(run_child(save_body, &saving)->code, 0);
+    assert_false(is_there("checkpoint-00000006.removed") || is_there("checkpoint-00000008.partial"));
+    assert_true(is_there("checkpoint-00000007") && is_there("checkpoint-00000008"));
+}
+
+TEST(one_run_at_a_time) {
+    Saving saving = {scratch_path("out"), 2, 8, 1, 0, 0};
+    CheckpointFolder folder;
+    char expected[64];
+    save_usual();
+    checkpoint_open(&folder, saving.out, 2, 1);
+    snprintf(expected, sizeof(expected), "out: another run (process %ld) is writing there; wait", (long)getpid());
+    expect_refused(save_body, &saving, 1, expected);
+    checkpoint_close(&folder);
+    assert_int_equal(run_child(save_body, &saving)->code, 0);
+}
+
+static void read_only_body(const void *context) {
+    const Saving *saving = (const Saving *)context;
+    if (!private_tmpfs(saving->out, 1)) exit(77);
+    save_body(saving);
+}
+
+TEST(read_only_folder) {
+    Saving saving = {fresh_folder("mount"), 2, 8, 0, 0, 0};
+    if (run_child(read_only_body, &saving)->code == 77)
+        test_skip("this machine does not let us mount a read-only file system");
+    expect_refused(read_only_body, &saving, 1, "lock: cannot be written: Read-only file system; choose another --out");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(newest_complete_one_is_found),
+        LISTED(last_ones_are_kept),
+        LISTED(other_files_stay),
+        LISTED(incomplete_name_is_taken_over),
+        LISTED(opening),
+        LISTED(leftovers_are_cleared),
+        LISTED(one_run_at_a_time),
+        LISTED(read_only_folder),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

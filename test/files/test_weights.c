@@ -1,0 +1,508 @@
+/*
+Weights in files: golden models of every format and type element by element, ranges, large tensors, conversion, gradients
+against transformers', output that is complete or absent, bounded memory. Files that are wrong are in test_weights_bad.c.
+*/
+#include "weight_files.h"
+#include "test/ops/fence.h"
+#include <glob.h>
+#include <sys/resource.h>
+
+static const DType memory_types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
+
+static void expect_same_config(const Config *found, const Config *expected) {
+    char a[2048], b[2048];
+    config_to_text(found, a, sizeof(a));
+    config_to_text(expected, b, sizeof(b));
+    if (strcmp(a, b) != 0) test_fail("the config is %s, expected %s", a, b);
+}
+
+// The whole of a parameter through weights_read; lasts until the next case.
+static void *read_parameter(const WeightSource *source, size_t i, DType as) {
+    size_t count = parameter_elements(&source->model.parameters[i]);
+    void *values = case_memory(count * dtype_size(as));
+    weights_read(source, i, 0, count, as, values);
+    return values;
+}
+
+// ---- reading ------------------------------------------------------------------------------------------------------------------
+TEST(golden_configs) {
+    size_t g;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        WeightSource *source = weights_open(golden_path(golden->name));
+        Config expected = config_from_text(golden->text, "test", EXIT_USAGE), found = source->config;
+        test_case("%s", golden->name);
+        expect_same_config(&found, &expected);
+        assert_int_equal(source->dtype, golden->dtype);
+        assert_int_equal(source->model.dtype, golden->dtype);
+        assert_int_equal(source->file_count, golden->files);
+        assert_int_equal(*source->remark != 0, expected.family->learned_positions); // GPT-2's config asks for dropout
+        weights_close(source);
+    }
+}
+
+TEST(golden_values) {
+    size_t g, i, j, t;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        WeightSource *source = weights_open(golden_path(golden->name));
+        const char *files[8];
+        test_case("%s", golden->name);
+        golden_files(golden, files);
+        for (i = 0; i < source->model.parameter_count; i++) {
+            const Parameter *p = &source->model.parameters[i];
+            FoundTensor tensor = golden_tensor(golden, files, "", p);
+            for (t = 0; t < 3; t++) {
+                const void *values = read_parameter(source, i, memory_types[t]);
+                for (j = 0; j < parameter_elements(p); j++) {
+                    double expected = round_to(memory_types[t], found_parameter_value(&tensor, p, j));
+                    double found = element_read(values, memory_types[t], j);
+                    if (found != expected)
+                        test_fail("%s[%zu] as %s is %.17g, expected %.17g", p->name, j, dtype_name(memory_types[t]),
+                                  found, expected);
+                }
+            }
+        }
+        weights_close(source);
+    }
+}
+
+// The same weights in two files must be read as the same: bit for bit, or once rounded to bf16.
+static void expect_same_weights(const char *one, const char *other, DType type) {
+    WeightSource *a = weights_open(one), *b = weights_open(other);
+    Config config = a->config, other_config = b->config;
+    size_t i;
+    test_case("%s and %s", one, other);
+    expect_same_config(&config, &other_config);
+    for (i = 0; i < a->model.parameter_count; i++) {
+        size_t bytes = parameter_elements(&a->model.parameters[i]) * dtype_size(type);
+        if (memcmp(read_parameter(a, i, type), read_parameter(b, i, type), bytes) != 0)
+            test_fail("%s differs", a->model.parameters[i].name);
+    }
+    weights_close(a);
+    weights_close(b);
+}
+
+TEST(formats_agree) {
+    expect_same_weights(GOLDEN "gpt2", GOLDEN "gpt2/gpt2_llmc_fp32.bin", DTYPE_FP32);
+    expect_same_weights(GOLDEN "gpt2", GOLDEN "gpt2/gpt2_llmc_bf16.bin", DTYPE_BF16);
+    expect_same_weights(GOLDEN "gpt2", GOLDEN "gpt2-hub", DTYPE_FP32);
+    expect_same_weights(GOLDEN "llama", GOLDEN "llama-sharded", DTYPE_FP32);
+    expect_same_weights(GOLDEN "qwen3", GOLDEN "qwen3-bf16", DTYPE_BF16);
+}
+
+TEST(llmc_files) {
+    WeightSource *fp32 = weights_open(GOLDEN "gpt2/gpt2_llmc_fp32.bin"), *bf16;
+    assert_int_equal(fp32->dtype, DTYPE_FP32);
+    assert_string_equal(fp32->format, "llm.c GPT-2 .bin");
+    weights_close(fp32);
+    bf16 = weights_open(GOLDEN "gpt2/gpt2_llmc_bf16.bin");
+    assert_int_equal(bf16->dtype, DTYPE_BF16);
+    weights_close(bf16);
+}
+
+// Any range of any parameter is the same piece of the whole; transposed or not, converted or not.
+TEST(any_range) {
+    static const char *const names[] = {"gpt2", "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin"};
+    size_t f, i, t, k;
+    for (f = 0; f < 3; f++) {
+        WeightSource *source = weights_open(golden_path(names[f]));
+        test_case("%s", names[f]);
+        for (i = 0; i < source->model.parameter_count; i++) {
+            size_t count = parameter_elements(&source->model.parameters[i]);
+            for (t = 0; t < 3; t++) {
+                size_t size = dtype_size(memory_types[t]);
+                const char *whole = (const char *)read_parameter(source, i, memory_types[t]);
+                char *piece = (char *)case_memory((count + 1) * size);
+                for (k = 0; k < 20; k++) {
+                    size_t begin = test_random_below(count + 1), n = test_random_below(count - begin + 1);
+                    memset(piece, 0x5a, (count + 1) * size);
+                    weights_read(source, i, begin, n, memory_types[t], piece);
+                    if (memcmp(piece, whole + begin * size, n * size) != 0 || (unsigned char)piece[n * size] != 0x5a)
+                        test_fail("%s: elements %zu to %zu", source->model.parameters[i].name, begin, begin + n);
+                }
+            }
+        }
+        weights_close(source);
+    }
+}
+
+// Tensors of several slabs, of which a matrix as wide as GPT-2's lies transposed; and type F64.
+TEST(large_tensors) {
+    static const char json[] =
+        "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_embd\":768,\"n_layer\":1,"
+        "\"n_head\":12}";
+    Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", DTYPE_FP32);
+    size_t t, i, j;
+    static const DType types[] = {DTYPE_FP32, DTYPE_FP64};
+    for (t = 0; t < 2; t++) {
+        const char *folder = scratch_path("large");
+        WeightSource *source;
+        test_case("%s", dtype_name(types[t]));
+        write_formula_model(folder, &model, json, types[t]);
+        source = weights_open(folder);
+        assert_int_equal(source->dtype, types[t]);
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            const float *values = (const float *)read_parameter(source, i, DTYPE_FP32);
+            for (j = 0; j < parameter_elements(p); j++) {
+                if (values[j] != (float)formula(p->offset + j))
+                    test_fail("%s[%zu] is %.9g, expected %.9g", p->name, j, values[j], formula(p->offset + j));
+            }
+        }
+        weights_close(source);
+        run_command("rm -r '%s'", folder, "");
+    }
+    model_free(&model);
+}
+
+// Names a reader must tolerate or map: a base model's, and tensors that carry no weights.
+TEST(other_names) {
+    const char *copy = copy_golden("llama-tied");
+    char path[PATH_MAX], *file, *header;
+    size_t bytes, length;
+    uint64_t prefix;
+    path_join(path, copy, "model.safetensors");
+    file = read_whole(path, &bytes);
+    memcpy(&prefix, file, 8);
+    header = file + 8, length = (size_t)prefix;
+    while (memmem(header, length, "\"model.", 7)) header = replaced(header, &length, "\"model.", "\"");
+    header =
+        replaced(header, &length, "{\"__metadata__\"",
+                 "{\"layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"F99\",\"shape\":[3],\"data_offsets\":[0,0]},"
+                 "\"__metadata__\"");
+    write_safetensors(path, header, length, file + 8 + prefix, bytes - 8 - (size_t)prefix);
+    expect_same_weights(GOLDEN "llama-tied", copy, DTYPE_FP32);
+}
+
+// ---- into and out of device memory ------------------------------------------------------------------------------------------------
+TEST(loading) {
+    const Ops *ops = ops_fenced();
+    size_t g, i, size = dtype_size(ops->stored);
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        WeightSource *source = weights_open(golden_path(golden_models[g].name));
+        Model model = model_of(golden_models[g].text, ops->stored);
+        void *device = load_model(ops, source, &model);
+        char *host = (char *)checked_malloc(model.elements * size, "a copy");
+        test_case("%s", golden_models[g].name);
+        weights_check_finite(&model, sharding_whole(), ops, device);
+        ops->copy_out(host, device, model.elements * size);
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            const void *expected = read_parameter(source, i, ops->stored);
+            if (memcmp(host + p->offset * size, expected, parameter_elements(p) * size) != 0)
+                test_fail("%s differs", p->name);
+        }
+        free(host);
+        ops->release(device, model.elements * size);
+        model_free(&model);
+        weights_close(source);
+    }
+}
+
+// ---- conversion -----------------------------------------------------------------------------------------------------------------------
+TEST(flat_files) {
+    size_t g, t, i;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        WeightSource *source = weights_open(golden_path(golden_models[g].name));
+        const DType types[] = {DTYPE_FP32, DTYPE_BF16, golden_models[g].dtype};
+        for (t = 0; t < 3; t++) {
+            const char *path = scratch_path("flat.bin"), *again = scratch_path("again.bin"), *first, *second;
+            size_t size = dtype_size(types[t]), bytes, bytes_again;
+            Config config, expected = source->config;
+            WeightSource *flat;
+            test_case("%s as %s", golden_models[g].name, dtype_name(types[t]));
+            weights_convert(source, path, types[t]);
+            flat = weights_open(path);
+            config = flat->config;
+            expect_same_config(&config, &expected);
+            assert_int_equal(flat->dtype, types[t]);
+            first = read_whole(path, &bytes);
+            assert_int_equal(bytes, 4096 + source->model.elements * size);
+            for (i = 0; i < source->model.parameter_count; i++) { // read back, and where the format says it lies
+                const Parameter *p = &source->model.parameters[i];
+                const void *expected_values = read_parameter(source, i, types[t]);
+                size_t length = parameter_elements(p) * size;
+                if (memcmp(first + 4096 + p->offset * size, expected_values, length) != 0 ||
+                    memcmp(read_parameter(flat, i, types[t]), expected_values, length) != 0)
+                    test_fail("%s differs", p->name);
+            }
+            weights_convert(flat, again, types[t]); // a flat .bin of a flat .bin is the same file
+            second = read_whole(again, &bytes_again);
+            assert_int_equal(bytes, bytes_again);
+            assert_memory_equal(first, second, bytes);
+            weights_close(flat);
+        }
+        weights_close(source);
+    }
+}
+
+// ---- gradients ------------------------------------------------------------------------------------------------------------------------
+// transformers' gradients, put into our order in device memory and written, must come out as transformers wrote them.
+TEST(gradients_as_transformers_has_them) {
+    const Ops *ops = ops_fenced();
+    size_t g, t, i, j;
+    for (g = 0; g < GOLDEN_MODELS; g++) {
+        const GoldenModel *golden = &golden_models[g];
+        GoldenModel reference = {golden->name, golden->text, DTYPE_FP32, 1};
+        Model model = model_of(golden->text, ops->stored);
+        char path[300];
+        const char *file;
+        snprintf(path, sizeof(path), GOLDEN "%s/reference.safetensors", golden->name);
+        for (t = 0; t < 3; t++) {
+            DType stored = memory_types[t];
+            size_t bytes = model.elements * dtype_size(stored), written_bytes;
+            const char *out = scratch_path("gradients.safetensors"), *written;
+            void *device = ops->allocate(bytes), *host;
+            uint64_t header_bytes;
+            test_case("%s, %s", golden->name, dtype_name(stored));
+            host = case_memory(bytes);
+            file = read_whole(path, NULL);
+            for (i = 0; i < model.parameter_count; i++) {
+                const Parameter *p = &model.parameters[i];
+                FoundTensor tensor = golden_tensor(&reference, &file, "grad.", p);
+                for (j = 0; j < parameter_elements(p); j++)
+                    element_write(host, stored, p->offset + j, found_parameter_value(&tensor, p, j));
+            }
+            ops->copy_in(device, host, bytes);
+            allocation_guard = 1;
+            gradients_write(out, NULL, &model, world_alone(), ops, device, stored);
+            allocation_guard = 0;
+            written = read_whole(out, &written_bytes);
+            memcpy(&header_bytes, written, 8);
+            assert_int_equal(header_bytes % 8, 0);
+            assert_int_equal(written_bytes, 8 + header_bytes + model.elements * 4);
+            for (i = 0; i < model.parameter_count; i++) {
+                const Parameter *p = &model.parameters[i];
+                FoundTensor expected = golden_tensor(&reference, &file, "grad.", p);
+                FoundTensor found = golden_tensor(&reference, &written, "", p);
+                assert_int_equal(found.type, DTYPE_FP32);
+                assert_int_equal(found.rank, expected.rank);
+                assert_memory_equal(found.shape, expected.shape, sizeof(found.shape));
+                for (j = 0; j < parameter_elements(p); j++) {
+                    if (found_value(&found, j) != round_to(stored, found_value(&expected, j)))
+                        test_fail("%s[%zu] is %.9g, expected %.9g", p->name, j, found_value(&found, j),
+                                  found_value(&expected, j));
+                }
+            }
+            ops->release(device, bytes);
+        }
+        model_free(&model);
+    }
+}
+
+// Our own reader must accept what gradients_write writes; matrices of several slabs, transposed, included.
+TEST(large_gradients) {
+    const Ops *ops = ops_fenced();
+    Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", ops->stored);
+    size_t bytes = model.elements * sizeof(float), i, j;
+    const char *path = scratch_path("large.safetensors"), *file;
+    float *host = (float *)case_memory(bytes);
+    void *device = ops->allocate(bytes);
+    InputFile input;
+    SafeTensors list = {NULL, 0};
+    FoundTensor found;
+    for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
+    ops->copy_in(device, host, bytes);
+    gradients_write(path, NULL, &model, world_alone(), ops, device, DTYPE_FP32);
+    input = input_open(path);
+    safetensors_read_header(&list, &input, 0);
+    assert_int_equal(list.count, model.parameter_count);
+    file = read_whole(path, NULL);
+    for (i = 0; i < model.parameter_count; i++) {
+        const Parameter *p = &model.parameters[i];
+        assert_true(find_tensor(file, p->name, &found));
+        for (j = 0; j < parameter_elements(p); j++) {
+            if (found_parameter_value(&found, p, j) != (double)(float)formula(p->offset + j))
+                test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(&found, p, j));
+        }
+    }
+    safetensors_free(&list);
+    input_close(&input);
+    ops->release(device, bytes);
+    model_free(&model);
+}
+
+static void check_globs(const void *context) {
+    Model model = model_of("gpt2,num_hidden_layers=2", DTYPE_FP32);
+    gradients_check_globs((const char *)context, &model);
+}
+
+// A file of some gradients has these parameters, each with the bytes that the file of all has.
+TEST(gradients_of_globs) {
+    static const struct {
+        const char *globs;
+        size_t count; // of gpt2 with two layers, which has 28
+    } cases[] = {{"*", 28}, {"transformer.ln_f.*", 2}, {"*.h.1.*,*.h.0.ln_?.weight", 14}, {"*.wte.*,*wte*", 1}};
+    const Ops *ops = ops_fenced();
+    Model model = model_of("gpt2,n_embd=64,n_head=4,vocab_size=1700,n_positions=16,num_hidden_layers=2", ops->stored);
+    const char *path[] = {"build/test_weights-all.safetensors", "build/test_weights-some.safetensors"}, *file[2];
+    size_t bytes = model.elements * sizeof(float), i, c, written, expected;
+    float *host = (float *)case_memory(bytes);
+    void *device = ops->allocate(bytes);
+    for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
+    ops->copy_in(device, host, bytes);
+    gradients_write(path[0], NULL, &model, world_alone(), ops, device, DTYPE_FP32);
+    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        size_t count = 0;
+        test_case("%s", cases[c].globs);
+        gradients_check_globs(cases[c].globs, &model);
+        gradients_write(path[1], cases[c].globs, &model, world_alone(), ops, device, DTYPE_FP32);
+        file[0] = read_whole(path[0], NULL), file[1] = read_whole(path[1], &written);
+        expected = (size_t)gradients_write_header(NULL, cases[c].globs, &model).data;
+        for (i = 0; i < model.parameter_count; i++) {
+            const Parameter *p = &model.parameters[i];
+            FoundTensor all, some;
+            assert_true(find_tensor(file[0], p->name, &all));
+            if (!find_tensor(file[1], p->name, &some)) continue;
+            count++, expected += parameter_elements(p) * sizeof(float);
+            assert_memory_equal(all.shape, some.shape, sizeof(all.shape));
+            assert_memory_equal(all.data, some.data, parameter_elements(p) * sizeof(float));
+        }
+        if (count != cases[c].count) test_fail("%zu tensors, not %zu", count, cases[c].count);
+        assert_int_equal(written, expected);
+    }
+    expect_refused(check_globs, "*.h.1.*,*.h.2.*", EXIT_USAGE, "--grads-of: '*.h.2.*' matches no parameter");
+    expect_refused(check_globs, ",*", EXIT_USAGE, "--grads-of: '' matches no parameter");
+    unlink(path[0]), unlink(path[1]);
+    ops->release(device, bytes);
+    model_free(&model);
+}
+
+// ---- output is complete or absent ---------------------------------------------------------------------------------------------------
+static void convert_to(const void *path) {
+    WeightSource *source = weights_open(GOLDEN "llama");
+    weights_convert(source, (const char *)path, DTYPE_FP32);
+    weights_close(source);
+}
+
+static void convert_on_a_full_disk(const void *path) {
+    struct rlimit limit = {100000, 100000}; // of the 165,600 + 4096 bytes the file has
+    setrlimit(RLIMIT_FSIZE, &limit);
+    convert_to(path);
+}
+
+// The reservation succeeds, a later write fails.
+static void convert_on_a_disk_that_fills(const void *path) {
+    WeightSource *source = weights_open(GOLDEN "llama");
+    FlatWriter writer;
+    struct rlimit limit = {100000, 100000};
+    char block[4096] = {0};
+    size_t i;
+    flat_begin(&writer, (const char *)path, &source->model, DTYPE_FP32);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    for (i = 0; i < 40; i++) flat_append(&writer, block, sizeof(block));
+    output_commit(&writer.output);
+}
+
+static void convert_from_a_file_that_shrinks(const void *path) {
+    const char *copy = copy_golden("llama");
+    char file[PATH_MAX];
+    WeightSource *source = weights_open(copy);
+    path_join(file, copy, "model.safetensors");
+    assert_int_equal(truncate(file, 100000), 0);
+    weights_convert(source, (const char *)path, DTYPE_BF16);
+}
+
+// Without root's rights, where the test runs with them.
+static void convert_read_only(const void *path) {
+    WeightSource *source = weights_open(GOLDEN "llama");
+    if (geteuid() == 0 && seteuid(65534) != 0) exit(77);
+    weights_convert(source, (const char *)path, DTYPE_FP32);
+}
+
+static void expect_no_temporary_of(const char *path) {
+    char pattern[PATH_MAX];
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), "%s.*", path);
+    if (glob(pattern, 0, NULL, &found) != GLOB_NOMATCH) test_fail("%s was left behind", found.gl_pathv[0]);
+    globfree(&found);
+}
+
+static void expect_nothing_at(const char *path) {
+    if (path_exists(path)) test_fail("%s was left behind", path);
+    expect_no_temporary_of(path);
+}
+
+TEST(failed_output_leaves_nothing) {
+    const char *path = scratch_path("output.bin"), *missing = scratch_path("no/such/folder.bin");
+    const char *folder = scratch_path("folder.bin"), *closed = scratch_path("closed"),
+               *inside = scratch_path("closed/out.bin");
+    expect_refused(convert_on_a_full_disk, path, 1, "output.bin: reserving 165.72 KiB failed: File too large");
+    expect_nothing_at(path);
+    expect_refused(convert_on_a_disk_that_fills, path, 1, "output.bin: writing 2400 bytes at byte 100000 failed");
+    expect_nothing_at(path);
+    expect_refused(convert_from_a_file_that_shrinks, path, 1, "model.safetensors: ends at byte 100000");
+    expect_nothing_at(path);
+    expect_refused(convert_to, missing, 1, "folder.bin: cannot be created: No such file or directory");
+    assert_int_equal(mkdir(folder, 0777), 0);
+    expect_refused(convert_to, folder, 1, "folder.bin: is a directory");
+    assert_int_equal(mkdir(closed, 0555), 0);
+    run_command("chmod 755 '%s'", scratch_folder(), ""); // so that somebody else gets as far as the closed folder
+    expect_refused(convert_read_only, inside, 1, "out.bin: cannot be created: Permission denied");
+    expect_nothing_at(inside);
+}
+
+TEST(failed_output_keeps_what_was_there) {
+    const char *path = scratch_path("kept.bin");
+    size_t bytes;
+    write_file(path, "as it was", 9);
+    expect_refused(convert_on_a_full_disk, path, 1, "kept.bin: reserving");
+    assert_memory_equal(read_whole(path, &bytes), "as it was", 9);
+    assert_int_equal(bytes, 9);
+    expect_no_temporary_of(path);
+    convert_to(path); // and a good one replaces it
+    expect_same_weights(GOLDEN "llama", path, DTYPE_FP32);
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------------------------
+// 64 MiB of weights are read, converted and written within the staging buffers and a little more.
+static void convert_large(const void *path) {
+    Model model = model_of("llama,vocab_size=32768,hidden_size=1024,intermediate_size=16,num_hidden_layers=1,"
+                           "num_attention_heads=1,num_key_value_heads=1,head_dim=2,tie_word_embeddings=true",
+                           DTYPE_BF16);
+    const char *large = scratch_path("large.bin");
+    FlatWriter writer;
+    WeightSource *source;
+    struct rusage before, after;
+    long grown;
+    flat_begin(&writer, large, &model, DTYPE_BF16); // zeros: the file system need not even store them
+    assert_int_equal(ftruncate(writer.output.fd, (off_t)(4096 + model.elements * 2)), 0);
+    output_commit(&writer.output);
+    getrusage(RUSAGE_SELF, &before);
+    source = weights_open(large);
+    weights_convert(source, (const char *)path, DTYPE_FP32);
+    weights_close(source);
+    getrusage(RUSAGE_SELF, &after);
+    grown = after.ru_maxrss - before.ru_maxrss; // KiB
+    printf("%ld\n", grown);
+}
+
+TEST(memory_is_bounded) {
+    const char *path = scratch_path("converted-large.bin");
+    const Child *child = run_child(convert_large, path);
+    assert_int_equal(child->code, 0);
+    assert_string_equal(child->err, "");
+    if (atol(child->out) > 24 * 1024) test_fail("converting 64 MiB took %s KiB of memory", child->out);
+    unlink(path);
+}
+
+static const struct CMUnitTest tests[] = {
+    LISTED(golden_configs),
+    LISTED(golden_values),
+    LISTED(formats_agree),
+    LISTED(llmc_files),
+    LISTED(any_range),
+    LISTED(large_tensors),
+    LISTED(other_names),
+    LISTED(loading),
+    LISTED(flat_files),
+    LISTED(gradients_as_transformers_has_them),
+    LISTED(large_gradients),
+    LISTED(gradients_of_globs),
+    LISTED(failed_output_leaves_nothing),
+    LISTED(failed_output_keeps_what_was_there),
+    LISTED(memory_is_bounded),
+};
+
+int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, scratch_remove); }

@@ -1,0 +1,259 @@
+/*
+Files for the tests of weights: the golden models, copies of them to be damaged, and models written from a formula. The
+values in a safetensors file are also read here in a second way, which shares no line with llmc/files/safetensors.h: by looking
+for a tensor's entry in the text of the header as the reference implementation writes it.
+*/
+#ifndef TEST_WEIGHT_FILES_H
+#define TEST_WEIGHT_FILES_H
+#include "test/base/child.h"
+#include "llmc/files/weights.h"
+
+#define GOLDEN "test/golden/"
+
+// ---- the golden models ----------------------------------------------------------------------------------------------------
+typedef struct {
+    const char *name; // the folder
+    const char *text; // what its config.json says
+    DType dtype;
+    size_t files;
+} GoldenModel;
+
+#define GOLDEN_GPT2                                                                                                    \
+    "gpt2,vocab_size=101,max_position_embeddings=64,hidden_size=24,num_hidden_layers=2,num_attention_heads=3"
+#define GOLDEN_LLAMA                                                                                                   \
+    "llama,vocab_size=131,hidden_size=40,intermediate_size=88,num_hidden_layers=2,num_attention_heads=4,"              \
+    "num_key_value_heads=2,max_position_embeddings=128,rms_norm_eps=1e-5"
+#define GOLDEN_QWEN2                                                                                                   \
+    "qwen2,vocab_size=112,hidden_size=32,intermediate_size=60,num_hidden_layers=3,num_attention_heads=4,"              \
+    "num_key_value_heads=2,max_position_embeddings=128,tie_word_embeddings=true,rope_theta=1000000"
+#define GOLDEN_QWEN3                                                                                                   \
+    "qwen3,vocab_size=107,hidden_size=40,intermediate_size=56,num_hidden_layers=2,num_attention_heads=4,"              \
+    "num_key_value_heads=2,head_dim=16,max_position_embeddings=128,rope_theta=1000000"
+
+static const GoldenModel golden_models[] = {
+    {"gpt2", GOLDEN_GPT2, DTYPE_FP32, 1},
+    {"gpt2-hub", GOLDEN_GPT2, DTYPE_FP32, 1},
+    {"llama", GOLDEN_LLAMA, DTYPE_FP32, 1},
+    {"llama-sharded", GOLDEN_LLAMA, DTYPE_FP32, 4},
+    {"llama-tied",
+     "llama,vocab_size=128,hidden_size=32,intermediate_size=56,num_hidden_layers=2,num_attention_heads=8,"
+     "num_key_value_heads=2,head_dim=8,max_position_embeddings=128,rms_norm_eps=1e-5,tie_word_embeddings=true,"
+     "rope_theta=500000",
+     DTYPE_FP32, 1},
+    {"qwen2", GOLDEN_QWEN2, DTYPE_FP32, 1},
+    {"qwen2-fp16", GOLDEN_QWEN2, DTYPE_FP16, 1},
+    {"qwen3", GOLDEN_QWEN3, DTYPE_FP32, 1},
+    {"qwen3-bf16", GOLDEN_QWEN3, DTYPE_BF16, 1},
+};
+#define GOLDEN_MODELS (sizeof(golden_models) / sizeof(golden_models[0]))
+
+// ---- tensors of a safetensors file, found by their text ---------------------------------------------------------------------
+typedef struct {
+    DType type;
+    size_t rank, shape[2];
+    const unsigned char *data;
+} FoundTensor;
+
+static inline int find_tensor(const char *file, const char *name, FoundTensor *tensor) {
+    char key[400], dtype[8];
+    size_t begin = 0, end = 0;
+    uint64_t header;
+    const char *entry;
+    memcpy(&header, file, 8);
+    snprintf(key, sizeof(key), "\"%s\":{\"dtype\":\"", name);
+    entry = (const char *)memmem(file + 8, (size_t)header, key, strlen(key));
+    if (!entry) return 0;
+    entry += strlen(key);
+    memset(tensor, 0, sizeof(*tensor));
+    tensor->rank = 2;
+    if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu,%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
+               &tensor->shape[1], &begin, &end) != 5) {
+        tensor->rank = 1, tensor->shape[1] = 1;
+        if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0], &begin,
+                   &end) != 4)
+            test_fail("the entry of %s is not understood: %.80s", name, entry);
+    }
+    tensor->type = !strcmp(dtype, "F32")    ? DTYPE_FP32
+                   : !strcmp(dtype, "BF16") ? DTYPE_BF16
+                   : !strcmp(dtype, "F16")  ? DTYPE_FP16
+                                            : DTYPE_FP64;
+    assert_int_equal(end - begin, tensor->shape[0] * tensor->shape[1] * dtype_size(tensor->type));
+    tensor->data = (const unsigned char *)file + 8 + header + begin;
+    return 1;
+}
+
+static inline double half_to_double(uint16_t bits) {
+    int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    double size = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return bits >> 15 ? -size : size;
+}
+
+static inline double found_value(const FoundTensor *tensor, size_t i) {
+    unsigned char bytes[8] = {0};
+    uint16_t half;
+    memcpy(bytes, tensor->data + i * dtype_size(tensor->type), dtype_size(tensor->type));
+    if (tensor->type != DTYPE_FP16) return element_read(bytes, tensor->type, 0);
+    memcpy(&half, bytes, 2);
+    return half_to_double(half);
+}
+
+// Element i, in memory order, of a matrix that the file may hold as [cols, rows].
+static inline double found_parameter_value(const FoundTensor *tensor, const Parameter *p, size_t i) {
+    return found_value(tensor, p->transposed ? i % p->cols * p->rows + i / p->cols : i);
+}
+
+// The parameter in the golden model's files; `prefix` goes before its name.
+static inline FoundTensor golden_tensor(const GoldenModel *golden, const char *const *files, const char *prefix,
+                                        const Parameter *p) {
+    FoundTensor tensor;
+    char name[300];
+    size_t i;
+    for (i = 0; i < golden->files; i++) {
+        const char *bare = strchr(p->name, '.') + 1; // as on the Hub
+        snprintf(name, sizeof(name), "%s%s", prefix, p->name);
+        if (find_tensor(files[i], name, &tensor)) return tensor;
+        if (!*prefix && find_tensor(files[i], bare, &tensor)) return tensor;
+    }
+    test_fail("%s: %s%s is not in the golden files", golden->name, prefix, p->name);
+    return tensor;
+}
+
+static inline void golden_files(const GoldenModel *golden, const char **files) {
+    char path[300];
+    size_t i;
+    for (i = 0; i < golden->files; i++) {
+        if (golden->files == 1)
+            snprintf(path, sizeof(path), GOLDEN "%s/model.safetensors", golden->name);
+        else
+            snprintf(path, sizeof(path), GOLDEN "%s/model-%05zu-of-%05zu.safetensors", golden->name, i + 1,
+                     golden->files);
+        files[i] = read_whole(path, NULL);
+    }
+}
+
+static inline const char *golden_path(const char *name) {
+    static char paths[4][300];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof(paths[0]), GOLDEN "%s", name);
+    return path;
+}
+
+// ---- copies to be damaged -------------------------------------------------------------------------------------------------------
+static inline void run_command(const char *format, const char *a, const char *b) {
+    char command[1200];
+    snprintf(command, sizeof(command), format, a, b);
+    if (system(command) != 0) test_fail("this command failed: %s", command);
+}
+
+// A fresh copy of a golden folder (without its reference); the path is the scratch folder's "model".
+static inline const char *copy_golden(const char *name) {
+    const char *copy = scratch_path("model");
+    run_command("rm -rf '%s'", copy, "");
+    run_command("cp -r '" GOLDEN "%s' '%s'", name, copy);
+    run_command("chmod -R u+w '%s' && rm -f '%s'/reference.safetensors", copy, copy);
+    return copy;
+}
+
+// Replaces the first occurrence of `find` in a text of `length` bytes; the result lasts until the next case.
+static inline char *replaced(const char *text, size_t *length, const char *find, const char *replace) {
+    const char *at = (const char *)memmem(text, *length, find, strlen(find));
+    size_t before, longer = strlen(replace);
+    char *out;
+    if (!at) test_fail("\"%s\" is not there to be replaced", find);
+    before = (size_t)(at - text);
+    out = (char *)case_memory(*length + longer + 1);
+    memcpy(out, text, before);
+    memcpy(out + before, replace, longer);
+    memcpy(out + before + longer, at + strlen(find), *length - before - strlen(find));
+    *length += longer - strlen(find);
+    return out;
+}
+
+static inline void write_safetensors(const char *path, const char *header, size_t length, const char *data,
+                                     size_t bytes) {
+    char *file = (char *)case_memory(8 + length + bytes);
+    uint64_t prefix = length;
+    memcpy(file, &prefix, 8);
+    memcpy(file + 8, header, length);
+    memcpy(file + 8 + length, data, bytes);
+    write_file(path, file, 8 + length + bytes);
+}
+
+// Replaces text in a file: in the whole of it, or in the header where it is a safetensors file.
+static inline void edit_file(const char *path, const char *find, const char *replace) {
+    size_t bytes;
+    char *file = read_whole(path, &bytes);
+    uint64_t header;
+    if (text_ends_with(path, ".safetensors")) {
+        size_t length;
+        char *text;
+        memcpy(&header, file, 8);
+        length = (size_t)header;
+        text = replaced(file + 8, &length, find, replace);
+        write_safetensors(path, text, length, file + 8 + header, bytes - 8 - (size_t)header);
+    } else {
+        char *text = replaced(file, &bytes, find, replace);
+        write_file(path, text, bytes);
+    }
+}
+
+// ---- models in memory -------------------------------------------------------------------------------------------------------------
+static inline Model model_of(const char *text, DType dtype) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    return model_build(&config, dtype);
+}
+
+static inline void *load_model(const Ops *ops, const WeightSource *source, const Model *model) {
+    void *device = ops->allocate(model->elements * dtype_size(model->dtype));
+    assert_non_null(device);
+    weights_load(source, model, sharding_whole(), ops, device);
+    return device;
+}
+
+// ---- models by formula ------------------------------------------------------------------------------------------------------------
+// Value of element i of the model, in memory order: what tells elements from each other, and survives fp32.
+static inline double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
+
+// A Hugging Face folder for the config: every element by the formula, in `type` (fp32 or double). Only the keys that
+// differ from the family's defaults need be in `json`.
+static inline void write_formula_model(const char *folder, const Model *model, const char *json, DType type) {
+    char path[PATH_MAX], *header = (char *)case_memory(model->parameter_count * 512 + 16);
+    size_t length = 0, at = 0, i, j, size = dtype_size(type);
+    char *data = (char *)case_memory(model->elements * size);
+    mkdir(folder, 0777);
+    path_join(path, folder, "config.json");
+    write_file(path, json, strlen(json));
+    for (i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        size_t count = parameter_elements(p), cols = p->cols ? p->cols : 1;
+        length += (size_t)sprintf(header + length, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "{", p->name,
+                                  type == DTYPE_FP64 ? "F64" : "F32");
+        if (p->cols)
+            length += (size_t)sprintf(header + length, "%zu,%zu", p->transposed ? p->cols : p->rows,
+                                      p->transposed ? p->rows : p->cols);
+        else
+            length += (size_t)sprintf(header + length, "%zu", p->rows);
+        length += (size_t)sprintf(header + length, "],\"data_offsets\":[%zu,%zu]}", at, at + count * size);
+        for (j = 0; j < count; j++) {
+            size_t to = p->transposed ? j % cols * p->rows + j / cols : j;
+            element_write(data + at, type, to, formula(p->offset + j));
+        }
+        at += count * size;
+    }
+    header[length++] = '}';
+    path_join(path, folder, "model.safetensors");
+    write_safetensors(path, header, length, data, at);
+}
+
+// ---- opening, in a child process ------------------------------------------------------------------------------------------------
+static inline void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
+
+static inline void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }
+
+static inline void expect_good(const char *path) {
+    const Child *child = run_child(open_model, path);
+    if (child->code != 0 || *child->err) test_fail("exit code %d: %s", child->code, child->err);
+}
+
+#endif

@@ -1,0 +1,120 @@
+/*
+What the tests of generation have in common: tiny models of every family, and a run that has exactly the memory of its
+plan, filled with NaN, with a cache to generate into.
+*/
+#ifndef TEST_SAMPLER_RUN_H
+#define TEST_SAMPLER_RUN_H
+#include "test/base/testing.h"
+#include "test/model/tiny.h"
+#include "llmc/files/safetensors.h"
+#include "llmc/generate/sampler.h"
+
+typedef struct {
+    const Model *model;
+    RunSettings settings;
+    Plan plan;
+    void *memory;
+    Arena arena;
+    StreamBP s;
+    OptimizerState state;
+    Sampler sampler;
+} Run;
+
+static inline RunSettings sampling_run(const Model *model, size_t chunk, size_t cache_tokens) {
+    RunSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = model, settings.chunk = chunk, settings.cache_tokens = cache_tokens;
+    settings.gradient_type = model->dtype, settings.moment_type = DTYPE_FP32;
+    return settings;
+}
+
+// Plans, allocates exactly the plan, and fills it with NaN. batch NULL: nothing but generation.
+static inline Run *run_open(RunSettings settings, const Batch *batch) {
+    Run *run = (Run *)checked_calloc(1, sizeof(*run), "a run");
+    static const Batch none = {0};
+    void *poison;
+    run->model = settings.model, run->settings = settings;
+    run->plan = plan_make(&settings, batch ? batch : &none);
+    run->memory = ops_device->allocate(run->plan.total_bytes);
+    poison = checked_malloc(run->plan.total_bytes, "poison");
+    memset(poison, 0xff, run->plan.total_bytes);
+    ops_device->copy_in(run->memory, poison, run->plan.total_bytes);
+    free(poison);
+    arena_init(&run->arena, run->memory, run->plan.total_bytes);
+    sampler_allocate(&run->sampler, settings.model, settings.cache_tokens);
+    run_begin(&run->s, &run->state, &settings, ops_device, &run->arena, batch ? batch : &none);
+    return run;
+}
+
+static inline Run *run_with_weights(RunSettings settings, const Batch *batch, const double *weights) {
+    Run *run = run_open(settings, batch);
+    device_write(ops_device, run->s.memory.weights, run->model->dtype, weights, run->model->elements);
+    return run;
+}
+
+static inline void run_close(Run *run) {
+    sampler_free(&run->sampler);
+    run_end(&run->s);
+    ops_device->release(run->memory, run->plan.total_bytes);
+    free(run);
+}
+
+// A text from ids[prompt] on, in place; nothing may allocate meanwhile.
+static inline void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const SamplingSettings *settings) {
+    size_t t;
+    allocation_guard = 1;
+    sampler_begin(&run->sampler, &run->s);
+    sampler_feed(&run->sampler, ids, prompt);
+    for (t = prompt; t < count; t++) ids[t] = sampler_next(&run->sampler, settings);
+    sampler_end(&run->sampler);
+    allocation_guard = 0;
+}
+
+// An int32 tensor of a golden model's reference; lasts until the next case.
+static inline int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
+    SafeTensors list = {NULL, 0};
+    char path[256];
+    InputFile file;
+    SafeTensor *tensor;
+    int32_t *ids;
+    snprintf(path, sizeof(path), "%s/reference.safetensors", folder);
+    file = input_open(path);
+    safetensors_read_header(&list, &file, 0);
+    safetensors_sort(&list);
+    tensor = safetensors_find(&list, name);
+    if (!tensor || strcmp(tensor->dtype, "I32") != 0) test_fail("%s has no int32 tensor %s", path, name);
+    *count = (size_t)tensor->shape[0];
+    ids = (int32_t *)case_memory(*count * sizeof(int32_t));
+    input_read(&file, tensor->begin, ids, *count * sizeof(int32_t));
+    input_close(&file);
+    safetensors_free(&list);
+    return ids;
+}
+
+// Both norms, learned positions and RoPE, tied and not, biases, heads that share keys, a single layer.
+static const char *const models[] = {
+    "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=19,max_position_embeddings=16",
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=17",
+    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=1,num_attention_heads=5,num_key_value_heads=1,head_"
+    "dim=6,"
+    "vocab_size=14,tie_word_embeddings=true,attention_bias=true,mlp_bias=true",
+    "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=1,"
+    "vocab_size=15,tie_word_embeddings=true",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,"
+    "vocab_size=16",
+    // windows that the texts outgrow: keys and values slide
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=18,tie_word_embeddings=false,sliding_window=3,layer_types=sfs",
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=13,sliding_window=2",
+};
+#define MODELS (sizeof(models) / sizeof(models[0]))
+
+static inline Model tiny_model(const char *text) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    return model_build(&config, ops_device->stored);
+}
+
+#endif

@@ -1,0 +1,521 @@
+/*
+Generation: the cache gives the logits of a full forward pass, whatever the family and however the prompt is fed; greedy text
+is that of Hugging Face transformers on the golden models; draws follow the distribution that temperature, top-k and top-p
+define; a run keeps to its plan, allocates nothing, and a sample between two steps changes nothing; refusals.
+*/
+#include "sampler_run.h"
+#include "test/base/child.h"
+#include "llmc/files/weights.h"
+
+// ---- the cache against a full forward pass ------------------------------------------------------------------------------------
+// Of log-probabilities, absolute: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far from the double
+// build); bf16 logits near 4 are 0.016 apart
+static double logp_bound(void) {
+    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
+}
+
+// logp[T,V] of every token at every position: a forward pass for each v with v as every target.
+static double *full_forward(const Model *model, const double *weights, const Batch *text) {
+    size_t V = model->config.vocab_size, T = text->N, t, v;
+    double *logp = case_doubles(T * V);
+    Run *run = run_with_weights(sampling_run(model, 5, 1), text, weights);
+    for (v = 0; v < V; v++) {
+        for (t = 0; t < T; t++) text->targets[t] = (int32_t)v;
+        forward_only(&run->s, text, 1, NULL);
+        for (t = 0; t < T; t++) logp[t * V + v] = host_read(run->s.host_sums, ops_device->summed, t);
+    }
+    run_close(run);
+    return logp;
+}
+
+static void expect_logp(const double *logits, const double *logp, size_t V, size_t t) {
+    double sum = 0, largest = logits[likeliest(logits, V)];
+    size_t v;
+    for (v = 0; v < V; v++) sum += exp(logits[v] - largest);
+    for (v = 0; v < V; v++) {
+        double found = logits[v] - largest - log(sum), difference = fabs(found - logp[v]);
+        if (!(difference <= logp_bound()))
+            test_fail("log p of token %zu after position %zu is %.9g, a full pass gives %.9g", v, t, found, logp[v]);
+        testing.worst = fmax(testing.worst, difference / logp_bound());
+    }
+}
+
+TEST(cache_equals_full_pass) {
+    enum { T = 14 };
+    static const size_t chunks[] = {1, 3, T - 1, T, T + 5}, length[] = {T};
+    size_t i, c, t;
+    for (i = 0; i < MODELS; i++) {
+        Model model = tiny_model(models[i]);
+        double *weights = tiny_weights(&model, 5), *logp;
+        Batch text = tiny_batch(length, 1, model.config.vocab_size, 0, 3);
+        size_t V = model.config.vocab_size;
+        test_case("%.40s...", models[i]);
+        logp = full_forward(&model, weights, &text);
+        for (c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) {
+            Run *run = run_with_weights(sampling_run(&model, chunks[c], T), NULL, weights);
+            for (t = 1; t <= T; t++) { // all of it as a prompt
+                sampler_begin(&run->sampler, &run->s);
+                sampler_feed(&run->sampler, text.tokens, t);
+                expect_logp(sampler_logits(&run->sampler), logp + (t - 1) * V, V, t - 1);
+                sampler_end(&run->sampler);
+            }
+            sampler_begin(&run->sampler, &run->s);
+            sampler_feed(&run->sampler, text.tokens, 4); // four, then one by one
+            for (t = 4; t <= T; t++) {
+                expect_logp(sampler_logits(&run->sampler), logp + (t - 1) * V, V, t - 1);
+                if (t < T) sampler_feed(&run->sampler, text.tokens + t, 1);
+            }
+            sampler_end(&run->sampler);
+            run_close(run);
+        }
+        batch_free(&text);
+        free(weights);
+        model_free(&model);
+    }
+}
+
+// ---- greedy text against transformers ---------------------------------------------------------------------------------------
+static void greedy_as_transformers(const char *name, size_t chunk) {
+    static const SamplingSettings greedy = {0, 0, 1, 0};
+    char folder[256];
+    WeightSource *source;
+    Model model;
+    int32_t *prompt, *expected, text[64];
+    size_t prompted, count, t;
+    Run *run;
+    test_case("%s, chunks of %zu", name, chunk);
+    snprintf(folder, sizeof(folder), "test/golden/%s", name);
+    prompt = golden_ids(folder, "prompt", &prompted), expected = golden_ids(folder, "greedy", &count);
+    assert_true(prompted == 6 && count == 12);
+    source = weights_open(folder);
+    model = model_build(&source->model.config, ops_device->stored);
+    run = run_open(sampling_run(&model, chunk, prompted + count - 1), NULL);
+    weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
+    memcpy(text, prompt, prompted * sizeof(int32_t));
+    generate(run, text, prompted, prompted + count, &greedy);
+    for (t = 0; t < count; t++)
+        if (text[prompted + t] != expected[t])
+            test_fail("greedy token %zu is %d, transformers gives %d", t, text[prompted + t], expected[t]);
+    run_close(run);
+    weights_close(source);
+    model_free(&model);
+}
+
+TEST(greedy_text_of_golden_models) {
+    static const char *const names[] = {"gpt2",          "gpt2-hub",   "llama",        "llama-sharded", "llama-tied",
+                                        "qwen2",         "qwen2-fp16", "qwen3",        "qwen3-bf16",    "llama3",
+                                        "llama-linear",  "qwen2-yarn", "qwen3-yarn",   "mistral",       "mistral-full",
+                                        "qwen2-sliding", "gemma3",     "gemma3-linear"};
+    static const size_t chunks[] = {1, 3, 6, 1024};
+    size_t i, c;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        for (c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) greedy_as_transformers(names[i], chunks[c]);
+}
+
+// ---- the distribution ----------------------------------------------------------------------------------------------------------
+// Probabilities 0.5, 0.25, 0.15, 0.07, 0.03 of ids 3, 0, 4, 1, 2.
+static const double five_logits[5] = {-1.3862943611198906 + 7, -2.659260036932778 + 7, -3.506557897319982 + 7,
+                                      -0.6931471805599453 + 7, -1.8971199848858813 + 7};
+static const int32_t five_order[5] = {3, 0, 4, 1, 2};
+static const double five_p[5] = {0.5, 0.25, 0.15, 0.07, 0.03};
+
+static SamplingSettings sampling(double temperature, size_t top_k, double top_p) {
+    SamplingSettings settings = {temperature, top_k, top_p, 0};
+    return settings;
+}
+
+// Exactly the `count` likeliest are drawn, each for its share of [0, 1): tried just inside each end of the share.
+static void expect_shares(SamplingSettings settings, size_t count, const double *p) {
+    double low, high, total = 0, begin = 0, inside = 1e-12;
+    int32_t order[5];
+    size_t i, j, seen = 0;
+    double share[5] = {0};
+    test_case("temperature %g, top-k %zu, top-p %g", settings.temperature, settings.top_k, settings.top_p);
+    for (i = 0; i < count; i++) total += p[i];
+    // find where each token's interval begins and ends by bisection on the uniform number
+    for (begin = 0; begin < 1 && seen < 5; begin = high, seen++) {
+        int32_t id = sampling_draw(&settings, five_logits, 5, order, begin + inside);
+        for (low = begin, high = 1, j = 0; j < 60; j++) {
+            double middle = 0.5 * (low + high);
+            if (sampling_draw(&settings, five_logits, 5, order, middle) == id)
+                low = middle;
+            else
+                high = middle;
+        }
+        for (i = 0; i < 5 && five_order[i] != id; i++) {
+        }
+        if (i == 5 || share[i] != 0) test_fail("token %d is drawn out of order", id);
+        share[i] = high - begin;
+    }
+    if (seen != count) test_fail("%zu tokens are drawn from, expected %zu", seen, count);
+    for (i = 0; i < 5; i++) {
+        double expected = i < count ? p[i] / total : 0;
+        if (fabs(share[i] - expected) > 1e-9)
+            test_fail("token %d has probability %.12g, expected %.12g", five_order[i], share[i], expected);
+    }
+}
+
+TEST(top_k_and_top_p) {
+    static const struct {
+        size_t top_k;
+        double top_p;
+        size_t count;
+    } cases[] = {{0, 1, 5},
+                 {5, 1, 5},
+                 {6, 1, 5},
+                 {SIZE_MAX, 1, 5},
+                 {1, 1, 1},
+                 {2, 1, 2},
+                 {3, 1, 3},
+                 {4, 1, 4},
+                 // the fewest that hold at least top_p
+                 {0, 0, 1},
+                 {0, 1e-300, 1},
+                 {0, 0.49, 1},
+                 {0, 0.4999999, 1},
+                 {0, 0.5000001, 2},
+                 {0, 0.74, 2},
+                 {0, 0.76, 3},
+                 {0, 0.89, 3},
+                 {0, 0.91, 4},
+                 {0, 0.96, 4},
+                 {0, 0.98, 5},
+                 {0, 0.9999999, 5},
+                 {9, 0.76, 3},
+                 // of the top k: 0.5/0.75 = 0.667, then 0.5/0.9 = 0.556 and 0.75/0.9 = 0.833
+                 {2, 0.66, 1},
+                 {2, 0.67, 2},
+                 {2, 1, 2},
+                 {3, 0.55, 1},
+                 {3, 0.56, 2},
+                 {3, 0.83, 2},
+                 {3, 0.84, 3},
+                 {1, 0.01, 1}};
+    size_t i;
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_shares(sampling(1, cases[i].top_k, cases[i].top_p), cases[i].count, five_p);
+}
+
+// p^(1/temperature), before top-k and top-p are applied
+TEST(temperature) {
+    static const double temperatures[] = {0.25, 0.5, 0.9, 1.5, 2, 4};
+    double p[5], sum;
+    size_t i, j;
+    for (i = 0; i < sizeof(temperatures) / sizeof(temperatures[0]); i++) {
+        for (j = 0, sum = 0; j < 5; j++) sum += p[j] = pow(five_p[j], 1 / temperatures[i]);
+        for (j = 0; j < 5; j++) p[j] /= sum;
+        expect_shares(sampling(temperatures[i], 0, 1), 5, p);
+        expect_shares(sampling(temperatures[i], 3, 1), 3, p);
+        expect_shares(sampling(temperatures[i], 0, p[0] + 0.5 * p[1]), 2, p);
+        expect_shares(sampling(temperatures[i], 4, 0.999999 * (p[0] + p[1]) / (p[0] + p[1] + p[2] + p[3])), 2, p);
+    }
+    expect_shares(sampling(1e-300, 0, 1), 1, five_p); // cold: the likeliest
+    for (j = 0; j < 5; j++) p[j] = 0.2;
+    expect_shares(sampling(1e12, 0, 1), 5, p); // hot: all alike
+}
+
+TEST(ties_and_extremes) {
+    double equal[6] = {2, 2, 2, 2, 2, 2}, wild[4] = {-1e300, 1e300, -1e308, 1e300};
+    SamplingSettings settings = sampling(0, 0, 1);
+    int32_t order[6];
+    size_t i;
+    assert_int_equal(sampling_draw(&settings, equal, 6, order, 0.999), 0); // greedy: the lowest id
+    assert_int_equal(sampling_draw(&settings, wild, 4, order, 0.999), 1);
+    equal[3] = equal[5] = 2.0000000001;
+    assert_int_equal(sampling_draw(&settings, equal, 6, order, 0.999), 3);
+    settings = sampling(1, 4, 1);
+    for (i = 0; i < 1000; i++) { // top-k among equals: again the lowest ids
+        int32_t id = sampling_draw(&settings, equal, 6, order, (double)i / 1000);
+        if (id != 3 && id != 5 && id != 0 && id != 1) test_fail("top-k 4 drew token %d", id);
+    }
+    settings = sampling(1, 0, 1);
+    assert_int_equal(sampling_draw(&settings, wild, 4, order, 0.75), 1); // between the two that are equal
+    assert_int_equal(sampling_draw(&settings, wild, 4, order, 0.25), 3);
+    assert_int_equal(sampling_draw(&settings, equal, 1, order, 0.5), 0); // a vocabulary of one
+}
+
+// A large vocabulary: the candidates are those of a full sort, likeliest first.
+static const double *sorted_logits;
+static int by_likelihood(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return likelier(sorted_logits, x, y) ? -1 : likelier(sorted_logits, y, x);
+}
+
+TEST(candidates_are_a_sorted_prefix) {
+    enum { V = 5000 };
+    static double logits[V];
+    static int32_t order[V], sorted[V];
+    static const size_t top_k[] = {0, 1, 2, 17, 4096, V - 1, V, V + 1};
+    static const double top_p[] = {0.01, 0.5, 0.9, 0.999, 1};
+    size_t i, j, k, count, expected;
+    for (i = 0; i < V; i++) {
+        logits[i] = floor(40 * test_normal()) / 8; // many ties
+        sorted[i] = (int32_t)i;
+    }
+    sorted_logits = logits;
+    qsort(sorted, V, sizeof(sorted[0]), by_likelihood);
+    for (i = 0; i < sizeof(top_k) / sizeof(top_k[0]); i++) {
+        for (j = 0; j < sizeof(top_p) / sizeof(top_p[0]); j++) {
+            SamplingSettings settings = sampling(0.7, top_k[i], top_p[j]);
+            double largest = logits[sorted[0]], mass = 0, held = 0;
+            size_t most = top_k[i] && top_k[i] < V ? top_k[i] : V;
+            test_case("top-k %zu, top-p %g", top_k[i], top_p[j]);
+            for (k = 0; k < most; k++) mass += exp((logits[sorted[k]] - largest) / 0.7);
+            for (expected = 0; expected < most && held < top_p[j] * mass * (1 - 1e-13); expected++)
+                held += exp((logits[sorted[expected]] - largest) / 0.7);
+            if (top_p[j] == 1) expected = most;
+            count = sampling_candidates(&settings, logits, largest, V, order);
+            if (count != expected) test_fail("%zu candidates, expected %zu", count, expected);
+            if (most == V && top_p[j] == 1) continue; // all of them, in no order
+            for (k = 0; k < count; k++)
+                if (order[V - 1 - k] != sorted[k])
+                    test_fail("candidate %zu is %d, expected %d", k, order[V - 1 - k], sorted[k]);
+        }
+    }
+}
+
+// Draws with the generator's own random numbers: chi-square with 4 degrees of freedom is above 23.5 once in 10,000 times.
+TEST(draws_follow_the_distribution) {
+    enum { DRAWS = 200000 };
+    uint64_t seed;
+    for (seed = 1; seed <= 3; seed++) {
+        SamplingSettings settings = sampling(1, 0, 1);
+        size_t seen[5] = {0}, i;
+        double chi = 0;
+        int32_t order[5];
+        for (i = 0; i < DRAWS; i++)
+            seen[sampling_draw(&settings, five_logits, 5, order, random_uniform(seed, RANDOM_STREAM_SAMPLING, i))]++;
+        for (i = 0; i < 5; i++) {
+            double expected = five_p[i] * DRAWS, difference = (double)seen[five_order[i]] - expected;
+            chi += difference * difference / expected;
+        }
+        if (chi > 23.5) test_fail("seed %d: chi-square %.1f", (int)seed, chi);
+    }
+}
+
+// ---- seeds ------------------------------------------------------------------------------------------------------------------------
+enum { CAPACITY = 24 };
+
+TEST(seeds_reproduce) {
+    size_t i, c, t, different = 0;
+    for (i = 1; i < MODELS; i++) { // the first, GPT-2, ends before CAPACITY
+        Model model = tiny_model(models[i]);
+        double *weights = tiny_weights(&model, 5);
+        int32_t first[CAPACITY] = {1, 4, 2, 7}, again[CAPACITY] = {1, 4, 2, 7}, other[CAPACITY] = {1, 4, 2, 7};
+        SamplingSettings settings = {1.5, 0, 0.95, 9};
+        Run *run = run_with_weights(sampling_run(&model, 3, CAPACITY), NULL, weights);
+        test_case("%.40s...", models[i]);
+        generate(run, first, 4, CAPACITY, &settings);
+        generate(run, again, 4, CAPACITY, &settings);
+        assert_memory_equal(first, again, sizeof(first));
+        // the same text when half of what was drawn is given as the prompt: draws are numbered by position
+        memset(again, 0, sizeof(again));
+        memcpy(again, first, 12 * sizeof(int32_t));
+        if (ops_device->stored != DTYPE_BF16) { // whose logits may differ by a rounding when fed otherwise
+            generate(run, again, 12, CAPACITY, &settings);
+            assert_memory_equal(first, again, sizeof(first));
+        }
+        settings.seed = 10;
+        generate(run, other, 4, CAPACITY, &settings);
+        different += memcmp(first, other, sizeof(first)) != 0;
+        for (c = 0, t = 0; t < CAPACITY; t++) c += first[t] < 0 || (size_t)first[t] >= model.config.vocab_size;
+        assert_int_equal(c, 0);
+        run_close(run);
+        free(weights);
+        model_free(&model);
+    }
+    assert_int_equal(different, MODELS - 1);
+}
+
+// Feeding tokens after some were drawn continues the text: as if everything had been the prompt.
+TEST(feeding_goes_on) {
+    static const SamplingSettings greedy = {0, 0, 1, 0};
+    static const int32_t more[3] = {5, 6, 5};
+    Model model = tiny_model(models[1]);
+    double *weights = tiny_weights(&model, 5), expected[17];
+    Run *run = run_with_weights(sampling_run(&model, 3, CAPACITY), NULL, weights);
+    int32_t text[CAPACITY] = {1, 4, 2, 7};
+    size_t V = model.config.vocab_size, v;
+    sampler_begin(&run->sampler, &run->s);
+    sampler_feed(&run->sampler, text, 4);
+    text[4] = sampler_next(&run->sampler, &greedy);
+    text[5] = sampler_next(&run->sampler, &greedy);
+    memcpy(text + 6, more, sizeof(more));
+    sampler_feed(&run->sampler, more, 3);
+    memcpy(expected, sampler_logits(&run->sampler), V * sizeof(double));
+    sampler_end(&run->sampler);
+    sampler_begin(&run->sampler, &run->s);
+    sampler_feed(&run->sampler, text, 9);
+    for (v = 0; v < V; v++)
+        if (!(fabs(sampler_logits(&run->sampler)[v] - expected[v]) <= logp_bound())) test_fail("logit %zu differs", v);
+    sampler_end(&run->sampler);
+    run_close(run);
+    free(weights);
+    model_free(&model);
+}
+
+// ---- the plan, and training ---------------------------------------------------------------------------------------------------
+static void plan_is_run(size_t chunk, size_t capacity, Method method, const Batch *batch) {
+    static const SamplingSettings settings = {1, 0, 1, 0};
+    size_t i;
+    for (i = 1; i < MODELS; i += 3) { // Llama, Qwen3
+        Model model = tiny_model(models[i]);
+        double *weights = tiny_weights(&model, 5);
+        RunSettings run_settings = sampling_run(&model, chunk, capacity);
+        int32_t *text = (int32_t *)case_memory((capacity + 1) * sizeof(int32_t));
+        Run *run;
+        run_settings.method = method, run_settings.backward = run_settings.optimizer = batch != NULL;
+        run = run_with_weights(run_settings, batch, weights);
+        generate(run, text, capacity, capacity + 1, &settings);
+        if (batch) forward_backward(&run->s, batch, 1, NULL);
+        generate(run, text, 1, capacity + 1, &settings);
+        if (run->arena.peak != run->plan.total_bytes)
+            test_fail("%.30s..., chunk %zu, cache %zu: used %zu bytes at most, planned %zu", models[i], chunk, capacity,
+                      run->arena.peak, run->plan.total_bytes);
+        run_close(run);
+        free(weights);
+        model_free(&model);
+    }
+}
+
+TEST(plan_is_what_a_run_uses) {
+    static const size_t length[] = {9, 4}, chunks[] = {1, 8, 100}, capacities[] = {1, 8, 40};
+    static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL};
+    Batch batch = tiny_batch(length, 2, 14, 0, 3);
+    size_t c, k, m;
+    for (c = 0; c < 3; c++) {
+        for (k = 0; k < 3; k++) {
+            plan_is_run(chunks[c], capacities[k], METHOD_STREAM, NULL);
+            for (m = 0; m < 3; m++) plan_is_run(chunks[c], capacities[k], methods[m], &batch);
+        }
+    }
+    batch_free(&batch);
+}
+
+// A cache has its place in the plan. It shares bytes with the stream: the larger of the two counts.
+TEST(plan_counts_the_cache) {
+    static const size_t tokens[] = {1, 1000, 100000, 200000};
+    static const Batch none = {0};
+    size_t start[2] = {0, 30000}, i, without, limit = (size_t)20 << 30;
+    Batch batch = none;
+    Config config = config_from_text("llama3.2-1b", "test", EXIT_USAGE);
+    Model model = model_build(&config, DTYPE_BF16);
+    RunSettings settings = sampling_run(&model, 1024, 0);
+    batch.N = start[1], batch.documents = 1, batch.document_start = start;
+    for (i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+        size_t alone, both, cache = 16 * tokens[i] * 8 * 64 * 2 * 2; // L, tokens, NKV, HD, k and v, bytes
+        settings.cache_tokens = 0, settings.optimizer = 1;
+        without = plan_make(&settings, &batch).total_bytes;
+        settings.cache_tokens = tokens[i];
+        both = plan_make(&settings, &batch).total_bytes, alone = plan_make(&settings, &none).total_bytes;
+        assert_int_equal(both, max_size(without, alone));
+        assert_int_equal(plan_make(&settings, &none).share[SHARE_KV], cache);
+        // one chunk of the residual stream, C of bf16, whatever the cache holds
+        assert_int_equal(plan_make(&settings, &none).share[SHARE_LAYER_INPUTS], min_size(tokens[i], 1024) * 2048 * 2);
+    }
+    settings.optimizer = 0, settings.backward = 1, settings.cache_tokens = 1000;
+    assert_true(plan_longest(&settings, 1, limit, NULL) > 100000);
+    settings.cache_tokens = 700000; // fits beside no stream at all
+    assert_int_equal(plan_longest(&settings, 1, limit, NULL), 0);
+    model_free(&model);
+}
+
+// Loss and gradients of a step are the same bits whether or not a text was sampled before it.
+TEST(sampling_between_steps_changes_nothing) {
+    static const size_t length[] = {9, 4};
+    static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL};
+    static const SamplingSettings settings = {1, 0, 1, 4};
+    size_t i, m, round;
+    for (i = 1; i < MODELS; i++) {
+        for (m = 0; m < 3; m++) {
+            Model model = tiny_model(models[i]);
+            double *weights = tiny_weights(&model, 5), loss[3], *gradient[3];
+            Batch batch = tiny_batch(length, 2, model.config.vocab_size, 0, 3);
+            RunSettings run_settings = sampling_run(&model, 5, CAPACITY);
+            int32_t text[2][CAPACITY] = {{1, 2}, {1, 2}};
+            Run *run;
+            run_settings.method = methods[m], run_settings.backward = 1;
+            run = run_with_weights(run_settings, &batch, weights);
+            for (round = 0; round < 3; round++) {
+                run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
+                loss[round] = forward_backward(&run->s, &batch, 13, NULL);
+                gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
+                if (round < 2) generate(run, text[round], 2, CAPACITY, &settings);
+            }
+            assert_memory_equal(text[0], text[1], sizeof(text[0]));
+            for (round = 1; round < 3; round++) {
+                if (loss[round] != loss[0]) test_fail("loss %.17g, then %.17g", loss[0], loss[round]);
+                assert_memory_equal(gradient[round], gradient[0], model.elements * sizeof(double));
+            }
+            for (round = 0; round < 3; round++) free(gradient[round]);
+            run_close(run);
+            batch_free(&batch);
+            free(weights);
+            model_free(&model);
+        }
+    }
+}
+
+// ---- refusals -------------------------------------------------------------------------------------------------------------------
+typedef struct {
+    size_t capacity, fed;
+    int32_t id;
+    double weight; // of the first element of the final norm
+} Refused;
+
+static void start_and_continue(const void *context) {
+    static const SamplingSettings settings = {1, 0, 1, 0};
+    const Refused *refused = (const Refused *)context;
+    Model model = tiny_model(models[0]);
+    double *weights = tiny_weights(&model, 5);
+    int32_t text[64] = {0};
+    size_t t;
+    Run *run;
+    weights[model.model_offset[FINAL_NORM_WEIGHT]] = refused->weight;
+    run = run_with_weights(sampling_run(&model, 3, refused->capacity), NULL, weights);
+    sampler_begin(&run->sampler, &run->s);
+    if (refused->fed) text[refused->fed - 1] = refused->id;
+    sampler_feed(&run->sampler, text, refused->fed);
+    for (t = 0; t < 8; t++) sampler_next(&run->sampler, &settings);
+    sampler_end(&run->sampler);
+    run_close(run);
+    free(weights);
+    model_free(&model);
+}
+
+TEST(refusals) {
+    static const Refused fine = {16, 5, 18, 1}, table = {17, 5, 0, 1}, full = {11, 5, 0, 1}, long_prompt = {8, 9, 0, 1},
+                         outside = {16, 5, 19, 1}, negative = {16, 5, -1, 1}, nothing = {16, 0, 0, 1},
+                         nan = {16, 5, 0, NAN};
+    const Child *child = run_child(start_and_continue, &fine);
+    if (child->code != 0) test_fail("refused what is fine: %s", child->err);
+    expect_refused(start_and_continue, &table, EXIT_USAGE,
+                   "17 tokens, but the position table of this gpt2 model ends at 16");
+    expect_refused(start_and_continue, &full, EXIT_RUNTIME,
+                   "12 tokens does not fit into a key/value cache planned for 11");
+    expect_refused(start_and_continue, &long_prompt, EXIT_RUNTIME, "9 tokens does not fit");
+    expect_refused(start_and_continue, &outside, EXIT_RUNTIME,
+                   "token 4 of the text to continue is 19, but the vocabulary ends at 18");
+    expect_refused(start_and_continue, &negative, EXIT_RUNTIME, "is -1, but the vocabulary ends at 18");
+    expect_refused(start_and_continue, &nothing, EXIT_RUNTIME, "a prompt has at least one token");
+    expect_refused(start_and_continue, &nan, EXIT_RUNTIME, "the weights are damaged or training has diverged");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(refusals), // first: its forked processes could not use a GPU that this one has used already
+        LISTED(cache_equals_full_pass),
+        LISTED(greedy_text_of_golden_models),
+        LISTED(top_k_and_top_p),
+        LISTED(temperature),
+        LISTED(ties_and_extremes),
+        LISTED(candidates_are_a_sorted_prefix),
+        LISTED(draws_follow_the_distribution),
+        LISTED(seeds_reproduce),
+        LISTED(feeding_goes_on),
+        LISTED(plan_is_what_a_run_uses),
+        LISTED(plan_counts_the_cache),
+        LISTED(sampling_between_steps_changes_nothing),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

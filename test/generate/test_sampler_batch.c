@@ -1,0 +1,321 @@
+/*
+Texts side by side: each is what Sampler writes on its own, whatever the number of slots, the prompts beside it, the
+order in which slots become free; logits of a step are those of a text alone; golden models; a run keeps to its plan,
+allocates nothing, leaves the arena as it was and training untouched; refusals.
+*/
+#include "sampler_run.h"
+#include "test/base/child.h"
+#include "llmc/generate/sampler_batch.h"
+#include "llmc/files/weights.h"
+
+enum { TEXTS = 9, ROOM = 11, LONGEST_PROMPT = 5, TOKENS = LONGEST_PROMPT + ROOM - 1 }; // 15 of GPT-2's 16 positions
+
+// ---- a run, and the texts it shall write ----------------------------------------------------------------------------
+static Run *batch_run(const Model *model, size_t chunk, size_t logits_chunk, size_t slots, const double *weights,
+                      const Batch *batch) {
+    RunSettings settings = sampling_run(model, chunk, TOKENS);
+    settings.logits_chunk = logits_chunk;
+    settings.rollout_slots = slots, settings.rollout_tokens = TOKENS;
+    settings.backward = batch != NULL;
+    return run_with_weights(settings, batch, weights);
+}
+
+typedef struct {
+    int32_t prompt[4][LONGEST_PROMPT], ids[TEXTS][ROOM];
+    Completion text[TEXTS];
+} Texts;
+
+// Nine texts of four prompts of one to five tokens, in an order where a prompt's texts are not all together.
+static Texts *some_texts(Texts *texts, size_t V) {
+    static const size_t prompt_of[TEXTS] = {0, 0, 1, 1, 1, 2, 3, 3, 0}, tokens[4] = {5, 1, 3, 2};
+    static const size_t room[TEXTS] = {ROOM, ROOM, 4, ROOM, 1, ROOM, 7, ROOM, ROOM};
+    size_t i, t;
+    memset(texts, 0, sizeof(*texts));
+    for (i = 0; i < 4; i++)
+        for (t = 0; t < LONGEST_PROMPT; t++) texts->prompt[i][t] = (int32_t)random_below(11, i, t, V);
+    for (i = 0; i < TEXTS; i++) {
+        Completion *text = &texts->text[i];
+        text->prompt = texts->prompt[prompt_of[i]], text->prompt_tokens = tokens[prompt_of[i]];
+        text->seed = random_bits(3, 4, i);
+        text->ids = texts->ids[i], text->room = room[i];
+    }
+    return texts;
+}
+
+// By Sampler, one after the other.
+static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const uint32_t *end_ids, size_t end_count) {
+    size_t i, e;
+    for (i = 0; i < TEXTS; i++) {
+        Completion *text = &texts->text[i];
+        settings.seed = text->seed;
+        text->tokens = 0, text->ended = 0;
+        sampler_begin(&run->sampler, &run->s);
+        sampler_feed(&run->sampler, text->prompt, text->prompt_tokens);
+        while (text->tokens < text->room && !text->ended) {
+            int32_t id = sampler_next(&run->sampler, &settings);
+            text->ids[text->tokens++] = id;
+            for (e = 0; e < end_count; e++) text->ended |= (uint32_t)id == end_ids[e];
+        }
+        sampler_end(&run->sampler);
+    }
+}
+
+static void write_together(Run *run, size_t slots, Texts *texts, SamplingSettings settings, const uint32_t *end_ids,
+                           size_t end_count) {
+    SamplerBatch sampler;
+    size_t used = run->arena.used, regions = run->arena.regions;
+    sampler_batch_allocate(&sampler, run->model, slots, TOKENS);
+    allocation_guard = 1;
+    sampler_batch(&sampler, &run->s, texts->text, TEXTS, &settings, end_ids, end_count);
+    allocation_guard = 0;
+    sampler_batch_free(&sampler);
+    assert_true(run->arena.used == used && run->arena.regions == regions);
+}
+
+static void expect_texts(const Texts *found, const Texts *expected) {
+    size_t i, t;
+    for (i = 0; i < TEXTS; i++) {
+        const Completion *a = &found->text[i], *b = &expected->text[i];
+        for (t = 0; t < min_size(a->tokens, b->tokens); t++)
+            if (a->ids[t] != b->ids[t]) test_fail("text %zu: token %zu is %d, alone %d", i, t, a->ids[t], b->ids[t]);
+        if (a->tokens != b->tokens || a->ended != b->ended)
+            test_fail("text %zu: %zu tokens, ended %d; alone %zu, %d", i, a->tokens, a->ended, b->tokens, b->ended);
+    }
+}
+
+// ---- the tests ------------------------------------------------------------------------------------------------------
+// In bf16 one rounding decides between tokens, so there token after token is held against token after token.
+TEST(texts_as_if_alone) {
+    static const size_t slots[] = {1, 2, 7, TEXTS, 20}, chunks[] = {1, 3, 100};
+    static const uint32_t end_ids[] = {3, 9};
+    static const SamplingSettings settings[] = {{0, 0, 1, 0}, {1.5, 0, 1, 0}, {1, 5, 0.9, 0}};
+    static Texts texts[2];
+    const int bf16 = ops_device->stored == DTYPE_BF16;
+    size_t i, k, c, g, ended = 0;
+    for (i = 0; i < MODELS; i += EMULATED ? 3 : 1) {
+        Model model = tiny_model(models[i]);
+        double *weights = tiny_weights(&model, 5);
+        for (g = 0; g < (EMULATED ? 2 : 3); g++) {
+            Texts *alone = some_texts(&texts[0], model.config.vocab_size);
+            Run *run = batch_run(&model, bf16 ? 1 : 4, 2, 1, weights, NULL);
+            write_alone(run, alone, settings[g], end_ids, 2);
+            run_close(run);
+            for (k = 0; k < TEXTS; k++) ended += (size_t)alone->text[k].ended;
+            for (k = 0; k < (bf16 ? 1 : sizeof(slots) / sizeof(slots[0])); k++) {
+                for (c = 0; c < (bf16 || EMULATED ? 1 : 3); c++) {
+                    Texts *together = some_texts(&texts[1], model.config.vocab_size);
+                    test_case("%.30s..., %zu slots, chunks of %zu, temperature %g", models[i], slots[k], chunks[c],
+                              settings[g].temperature);
+                    run = batch_run(&model, chunks[c], 1 + c, slots[k], weights, NULL);
+                    write_together(run, slots[k], together, settings[g], end_ids, 2);
+                    expect_texts(together, alone);
+                    run_close(run);
+                }
+            }
+        }
+        free(weights);
+        model_free(&model);
+    }
+    if (EMULATED) return;
+    assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
+}
+
+// Logits of a step and of a text alone, absolute; bf16 too, where tokens may differ.
+static double logit_bound(void) {
+    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
+}
+
+static void compare_logits(const Model *model, const double *weights, size_t slots) {
+    Run *run = batch_run(model, 3, 2, slots, weights, NULL);
+    size_t V = model->config.vocab_size, row = V * dtype_size(model->dtype), t, b, v, active, listed[8];
+    double *alone = case_doubles(slots * TOKENS * V);
+    char *stored = (char *)case_memory(slots * row);
+    int32_t *text = (int32_t *)case_memory(slots * TOKENS * sizeof(int32_t)), next[8];
+    Cache cache;
+    for (b = 0; b < slots; b++) {
+        sampler_begin(&run->sampler, &run->s);
+        for (t = 0; t < TOKENS; t++) {
+            text[b * TOKENS + t] = (int32_t)random_below(21, b, t, V);
+            sampler_feed(&run->sampler, &text[b * TOKENS + t], 1);
+            memcpy(alone + (b * TOKENS + t) * V, sampler_logits(&run->sampler), V * sizeof(double));
+        }
+        sampler_end(&run->sampler);
+    }
+    cache_allocate(&cache, slots, TOKENS);
+    cache_begin(&cache, &run->s);
+    for (b = 0; b < slots; b++) cache_feed(&cache, &run->s, b, text + b * TOKENS, 1 + b % 3);
+    for (;;) { // some of those that have tokens left, in any order
+        for (b = 0, active = 0; b < slots; b++) {
+            size_t slot = (b * 5 + 3) % slots;
+            if (cache.used[slot] == TOKENS || (test_random_below(4) == 0 && cache.used[slot] < TOKENS - 1)) continue;
+            listed[active] = slot, next[active++] = text[slot * TOKENS + cache.used[slot]];
+        }
+        for (b = 0, t = 0; b < slots; b++) t += cache.used[b] == TOKENS;
+        if (t == slots) break;
+        if (!active) continue;
+        cache_step(&cache, &run->s, listed, next, active);
+        cache_logits(&cache, &run->s, stored);
+        for (b = 0; b < active; b++) {
+            const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
+            for (v = 0; v < V; v++) {
+                double difference = fabs(host_read(stored, model->dtype, b * V + v) - expected[v]);
+                if (!(difference <= logit_bound()))
+                    test_fail("slot %zu, token %zu: logit %zu is off by %g", listed[b], cache.used[listed[b]] - 1, v,
+                              difference);
+                testing.worst = fmax(testing.worst, difference / logit_bound());
+            }
+        }
+    }
+    cache_end(&cache, &run->s);
+    cache_free(&cache);
+    run_close(run);
+}
+
+TEST(logits_of_steps) {
+    static const size_t slots[] = {2, 7}; // odd: any order of slots
+    size_t i, k;
+    for (i = 0; i < MODELS; i++) {
+        Model model = tiny_model(models[i]);
+        double *weights = tiny_weights(&model, 5);
+        for (k = 0; k < 2; k++) {
+            test_case("%.30s..., %zu slots", models[i], slots[k]);
+            compare_logits(&model, weights, slots[k]);
+        }
+        free(weights);
+        model_free(&model);
+    }
+}
+
+// Greedy text of the golden models is transformers', also side by side with a text of another length.
+static void golden_together(const char *name, size_t slots) {
+    static const SamplingSettings greedy = {0, 0, 1, 0};
+    char folder[256];
+    size_t prompted, count, i, t;
+    int32_t *prompt, *expected, ids[5][12];
+    Completion text[5];
+    RunSettings settings;
+    SamplerBatch sampler;
+    WeightSource *source;
+    Model model;
+    Run *run;
+    test_case("%s, %zu slots", name, slots);
+    snprintf(folder, sizeof(folder), "test/golden/%s", name);
+    prompt = golden_ids(folder, "prompt", &prompted), expected = golden_ids(folder, "greedy", &count);
+    assert_true(prompted == 6 && count == 12);
+    source = weights_open(folder);
+    model = model_build(&source->model.config, ops_device->stored);
+    settings = sampling_run(&model, 4, prompted + count);
+    settings.rollout_slots = slots, settings.rollout_tokens = prompted + count;
+    run = run_open(settings, NULL);
+    weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
+    sampler_batch_allocate(&sampler, &model, slots, prompted + count);
+    memset(text, 0, sizeof(text));
+    for (i = 0; i < 5; i++) { // the odd ones are in the way: the prompt without its beginning
+        text[i].prompt = prompt + (i % 2 ? i : 0), text[i].prompt_tokens = prompted - (i % 2 ? i : 0);
+        text[i].ids = ids[i], text[i].room = i % 2 ? 3 * i : count;
+    }
+    sampler_batch(&sampler, &run->s, text, 5, &greedy, NULL, 0);
+    for (i = 0; i < 5; i += 2)
+        for (t = 0; t < count; t++)
+            if (ids[i][t] != expected[t])
+                test_fail("text %zu: greedy token %zu is %d, transformers gives %d", i, t, ids[i][t], expected[t]);
+    sampler_batch_free(&sampler);
+    run_close(run);
+    weights_close(source);
+    model_free(&model);
+}
+
+TEST(greedy_text_of_golden_models) {
+    static const char *const names[] = {"gpt2",          "llama",      "llama3",       "qwen2",
+                                        "qwen3",         "qwen3-yarn", "mistral",      "mistral-full",
+                                        "qwen2-sliding", "gemma3",     "gemma3-linear"};
+    size_t i, slots;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        for (slots = 1; slots <= 5; slots += 2) golden_together(names[i], slots);
+}
+
+// A rollout's cache has its place in the plan, and uses all of it. Loss and gradients of a step are the same bits
+// before and after.
+TEST(plan_and_training) {
+    static const size_t length[] = {9, 4}, slots[] = {1, 2, 7, 40};
+    static const SamplingSettings settings = {1, 0, 1, 0};
+    static Texts texts;
+    size_t i, k, round;
+    for (i = 1; i < MODELS; i++) {
+        for (k = 0; k < 4; k++) {
+            Model model = tiny_model(models[i]);
+            double *weights = tiny_weights(&model, 5), loss[2], *gradient[2];
+            Batch batch = tiny_batch(length, 2, model.config.vocab_size, 0, 3);
+            Run *run = batch_run(&model, 5, 3, slots[k], weights, &batch);
+            test_case("%.30s..., %zu slots", models[i], slots[k]);
+            for (round = 0; round < 2; round++) {
+                run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
+                loss[round] = forward_backward(&run->s, &batch, 13, NULL);
+                gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
+                if (!round)
+                    write_together(run, slots[k], some_texts(&texts, model.config.vocab_size), settings, NULL, 0);
+            }
+            if (loss[0] != loss[1]) test_fail("loss %.17g, then %.17g", loss[0], loss[1]);
+            assert_memory_equal(gradient[0], gradient[1], model.elements * sizeof(double));
+            if (run->arena.peak > run->plan.total_bytes || (slots[k] == 7 && run->arena.peak != run->plan.total_bytes))
+                test_fail("used %zu bytes at most, planned %zu", run->arena.peak, run->plan.total_bytes);
+            free(gradient[0]), free(gradient[1]);
+            run_close(run);
+            batch_free(&batch);
+            free(weights);
+            model_free(&model);
+        }
+    }
+}
+
+// ---- refusals -------------------------------------------------------------------------------------------------------
+typedef struct {
+    size_t prompt_tokens, room, capacity;
+    int32_t id;    // at the end of the prompt
+    double weight; // of the first element of the final norm
+} Refused;
+
+static void complete_two(const void *context) {
+    static const SamplingSettings greedy = {0, 0, 1, 0};
+    const Refused *refused = (const Refused *)context;
+    Model model = tiny_model(models[0]);
+    double *weights = tiny_weights(&model, 5);
+    int32_t prompt[64] = {0}, ids[2][64];
+    Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0},
+                          {prompt + 1, refused->prompt_tokens, 0, ids[1], refused->room, 0, 0}};
+    SamplerBatch sampler;
+    Run *run;
+    weights[model.model_offset[FINAL_NORM_WEIGHT]] = refused->weight;
+    run = batch_run(&model, 3, 2, 3, weights, NULL);
+    sampler_batch_allocate(&sampler, &model, 3, refused->capacity);
+    prompt[refused->prompt_tokens] = refused->id;
+    sampler_batch(&sampler, &run->s, text, 2, &greedy, NULL, 0);
+    sampler_batch_free(&sampler);
+    run_close(run);
+    free(weights);
+    model_free(&model);
+}
+
+TEST(refusals) {
+    static const Refused fine = {5, 11, 15, 18, 1}, table = {5, 2, 17, 0, 1}, full = {5, 12, 15, 0, 1},
+                         none = {0, 2, 15, 0, 1}, roomless = {5, 0, 15, 0, 1}, outside = {5, 5, 15, 19, 1},
+                         nan = {5, 5, 15, 0, NAN};
+    const Child *child = run_child(complete_two, &fine);
+    if (child->code != 0) test_fail("refused what is fine: %s", child->err);
+    expect_refused(complete_two, &table, EXIT_USAGE, "17 tokens, but the position table of this gpt2 model ends at 16");
+    expect_refused(complete_two, &full, EXIT_RUNTIME, "text 1: a prompt of 5 tokens and 12 new ones do not fit");
+    expect_refused(complete_two, &none, EXIT_RUNTIME, "text 1: there is nothing to continue");
+    expect_refused(complete_two, &roomless, EXIT_RUNTIME, "text 1: there is nothing to continue, or no room");
+    expect_refused(complete_two, &outside, EXIT_RUNTIME,
+                   "text 1: token 4 of the prompt is 19, but the vocabulary ends at 18");
+    expect_refused(complete_two, &nan, EXIT_RUNTIME, "the weights are damaged or training has diverged");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(refusals), // first: its forked processes could not use a GPU that this one has used already
+        LISTED(logits_of_steps),   LISTED(texts_as_if_alone), LISTED(greedy_text_of_golden_models),
+        LISTED(plan_and_training),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

@@ -1,0 +1,227 @@
+/*
+Does the fence hold? A child that dereferences device memory outside an op dies, one that goes through ops does not; host
+memory passed as a tensor is named. Then what the fence is for: every method, the optimizer and generation run behind it,
+and give the same bits as without it.
+*/
+#include "test/base/testing.h"
+#include "test/base/child.h"
+#include "fence.h"
+#include "test/model/tiny.h"
+#include "llmc/generate/sampler.h"
+
+enum { FLOATS = 5000 }; // more than a page, not a whole number of pages
+
+// ---- the fence itself ---------------------------------------------------------------------------------------------------
+TEST(every_op_is_wrapped) {
+    const Ops *ops = ops_fenced();
+    size_t slot;
+    for (slot = 0; slot < FENCE_SLOTS; slot++) {
+        const size_t offset = offsetof(Ops, allocate) + slot * sizeof(void (*)(void));
+        void (*original)(void), (*wrapped)(void);
+        memcpy(&original, (const char *)ops_device + offset, sizeof(original));
+        memcpy(&wrapped, (const char *)ops + offset, sizeof(wrapped));
+        if (!original) test_fail("op %zu of the linked op set is missing", slot);
+        if (wrapped == original) test_fail("op %zu is not wrapped", slot);
+    }
+    assert_int_equal(ops->stored, ops_device->stored);
+    assert_int_equal(ops->summed, ops_device->summed);
+}
+
+typedef struct {
+    const Ops *ops;
+    volatile float *device;
+    size_t index;
+    float *host;
+} Access;
+
+static void read_device(const void *context) {
+    const Access *access = (const Access *)context;
+    exit(access->device[access->index] == 7.0f ? 0 : 3);
+}
+
+static void write_device(const void *context) {
+    const Access *access = (const Access *)context;
+    access->device[access->index] = 8.0f;
+}
+
+static void read_by_op(const void *context) {
+    const Access *access = (const Access *)context;
+    access->ops->copy_out(access->host, (const void *)(uintptr_t)access->device, FLOATS * sizeof(float));
+    exit(access->host[access->index] == 7.0f ? 0 : 3);
+}
+
+static void host_as_tensor(const void *context) {
+    const Access *access = (const Access *)context;
+    access->ops->gradient_add(access->host, DTYPE_FP32, NULL, 0);
+}
+
+static void device_as_source(const void *context) {
+    const Access *access = (const Access *)context;
+    access->ops->copy_in((void *)(uintptr_t)access->device, (const char *)(uintptr_t)access->device + 64, 16);
+}
+
+static void expect_code(ChildBody body, const Access *access, int code) {
+    const Child *child = run_child(body, access);
+    if (child->code != code) test_fail("the child ended with %d, expected %d: %s", child->code, code, child->err);
+}
+
+static void fill(const Ops *ops, void *device, float value) {
+    float host[FLOATS];
+    size_t i;
+    for (i = 0; i < FLOATS; i++) host[i] = value;
+    ops->copy_in(device, host, sizeof(host));
+}
+
+TEST(outside_an_op_nothing_is_readable) {
+    static const size_t indices[] = {0, 1, 1023, 1024, FLOATS - 1};
+    static float host[FLOATS];
+    const Ops *ops = ops_fenced();
+    void *fenced = ops->allocate(FLOATS * sizeof(float)), *other = ops->allocate(1);
+    void *plain = ops_device->allocate(FLOATS * sizeof(float));
+    Access access = {ops, (volatile float *)fenced, 0, host};
+    size_t i;
+    expect_code(write_device, &access, 1000 + SIGSEGV); // before any op
+    fill(ops, fenced, 7.0f);
+    fill(ops_device, plain, 7.0f);
+    for (i = 0; i < sizeof(indices) / sizeof(indices[0]); i++) {
+        access.index = indices[i];
+        access.device = (volatile float *)fenced;
+        test_case("element %zu", indices[i]);
+        expect_code(read_device, &access, 1000 + SIGSEGV);
+        expect_code(write_device, &access, 1000 + SIGSEGV);
+        expect_code(read_by_op, &access, 0);
+        access.device = (volatile float *)plain; // it is the fence that kills, not the child
+        expect_code(read_device, &access, 0);
+        expect_code(write_device, &access, 0);
+    }
+    access.device = (volatile float *)other, access.index = 0;
+    expect_code(read_device, &access, 1000 + SIGSEGV);
+    ops->release(fenced, FLOATS * sizeof(float));
+    expect_code(read_device, &access, 1000 + SIGSEGV); // its neighbour went, the fence around it stays
+    ops->release(other, 1);
+    ops_device->release(plain, FLOATS * sizeof(float));
+    assert_int_equal(fence.blocks, 0);
+}
+
+TEST(host_and_device_are_not_confused) {
+    static float host[FLOATS];
+    const Ops *ops = ops_fenced();
+    void *device = ops->allocate(FLOATS * sizeof(float));
+    Access access = {ops, (volatile float *)device, 0, host};
+    expect_refused(host_as_tensor, &access, EXIT_RUNTIME, "gradient_add: tensor 1 of (gradient, in) is not in device");
+    expect_refused(device_as_source, &access, EXIT_RUNTIME, "copy_in: the source is device memory");
+    ops->release(device, FLOATS * sizeof(float));
+}
+
+// ---- everything runs behind it ----------------------------------------------------------------------------------------------
+static const char *const models[] = {
+    "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=41",
+    "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=1,"
+    "vocab_size=31,tie_word_embeddings=true",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,"
+    "vocab_size=43",
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=33,sliding_window=3,layer_types=sfs",
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=31,sliding_window=2",
+};
+#define MODELS (sizeof(models) / sizeof(models[0]))
+enum { TEXT = 12, PROMPT = 5 };
+
+// What a training step leaves: loss, validation loss, gradient norm, and every byte of weights and moments; and a text.
+typedef struct {
+    double loss, validation_loss, norm;
+    int32_t text[TEXT];
+    double *weights, *m;
+} Trained;
+
+// One step of everything the driver does: forward, backward, norm, AdamW, validation, a sampled text.
+static Trained train_once(const Ops *ops, const Model *model, Method method, const double *weights,
+                          const Batch *batch) {
+    static const AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 5, 0};
+    static const SamplingSettings sampling = {1.0, 0, 1.0, 3};
+    size_t n = model->elements, t;
+    RunSettings settings;
+    OptimizerState state;
+    StreamBP s;
+    Arena arena;
+    Plan plan;
+    Sampler sampler;
+    Trained trained;
+    void *memory;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = model, settings.method = method, settings.chunk = 7, settings.logits_chunk = 5;
+    settings.backward = settings.optimizer = settings.master = 1;
+    settings.gradient_type = model->dtype, settings.moment_type = DTYPE_FP32;
+    settings.cache_tokens = TEXT;
+    plan = plan_make(&settings, batch);
+    memory = ops->allocate(plan.total_bytes);
+    arena_init(&arena, memory, plan.total_bytes);
+    sampler_allocate(&sampler, model, TEXT);
+    run_begin(&s, &state, &settings, ops, &arena, batch);
+    device_write(ops, s.memory.weights, model->dtype, weights, n);
+    device_write(ops, state.master, DTYPE_FP32, weights, n);
+    ops->zero(s.memory.gradients, n * dtype_size(model->dtype));
+    ops->zero(state.m, n * sizeof(float)), ops->zero(state.v, n * sizeof(float));
+    trained.loss = forward_backward(&s, batch, batch_counted(batch), NULL);
+    trained.norm = ops->sum_of_squares(s.memory.gradients, model->dtype, n);
+    ops->adamw((Stored *)(void *)s.memory.weights, state.master, s.memory.gradients, model->dtype, state.m, state.v,
+               DTYPE_FP32, n, &adamw);
+    trained.validation_loss = forward_only(&s, batch, batch_counted(batch), NULL);
+    sampler_begin(&sampler, &s);
+    memcpy(trained.text, batch->tokens, PROMPT * sizeof(int32_t));
+    sampler_feed(&sampler, trained.text, PROMPT);
+    for (t = PROMPT; t < TEXT; t++) trained.text[t] = sampler_next(&sampler, &sampling);
+    sampler_end(&sampler);
+    trained.weights = device_read(ops, s.memory.weights, model->dtype, n);
+    trained.m = device_read(ops, state.m, DTYPE_FP32, n);
+    sampler_free(&sampler);
+    run_end(&s);
+    ops->release(memory, plan.total_bytes);
+    return trained;
+}
+
+static void trains_behind_the_fence(Method method) {
+    static const size_t length[] = {11, 1, 9, 12};
+    size_t i;
+    for (i = 0; i < MODELS; i++) {
+        Config config = config_from_text(models[i], "test", EXIT_USAGE);
+        Model model = model_build(&config, ops_device->stored);
+        double *weights = tiny_weights(&model, 7);
+        Batch batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
+        Trained plain = train_once(ops_device, &model, method, weights, &batch);
+        Trained fenced = train_once(ops_fenced(), &model, method, weights, &batch);
+        test_case("%.40s...", models[i]);
+        if (!(plain.loss > 0 && plain.norm > 0 && plain.validation_loss < plain.loss))
+            test_fail("the step taught nothing: loss %g, then %g", plain.loss, plain.validation_loss);
+        assert_true(fenced.loss == plain.loss && fenced.norm == plain.norm);
+        assert_true(fenced.validation_loss == plain.validation_loss);
+        assert_memory_equal(fenced.text, plain.text, sizeof(plain.text));
+        assert_memory_equal(fenced.weights, plain.weights, model.elements * sizeof(double));
+        assert_memory_equal(fenced.m, plain.m, model.elements * sizeof(double));
+        assert_int_equal(fence.blocks, 0);
+        free(plain.weights), free(plain.m), free(fenced.weights), free(fenced.m);
+        free(weights);
+        batch_free(&batch);
+        model_free(&model);
+    }
+}
+
+TEST(full_behind_the_fence) { trains_behind_the_fence(METHOD_FULL); }
+TEST(checkpoint_behind_the_fence) { trains_behind_the_fence(METHOD_CHECKPOINT); }
+TEST(stream_behind_the_fence) { trains_behind_the_fence(METHOD_STREAM); }
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(every_op_is_wrapped),
+        LISTED(outside_an_op_nothing_is_readable),
+        LISTED(host_and_device_are_not_confused),
+        LISTED(full_behind_the_fence),
+        LISTED(checkpoint_behind_the_fence),
+        LISTED(stream_behind_the_fence),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

@@ -1,0 +1,379 @@
+/*
+Estimates on paper: the way of a collective and the time of a step against numbers that were worked out by hand, on a
+machine whose constants make that possible; memory of a rank against the formula of each ZeRO stage; what must grow and
+what must shrink; and a plan of thousands of ranks that is there at once.
+*/
+#include "test/base/testing.h"
+#include "llmc/plan/estimate.h"
+#include "llmc/files/hf_config.h"
+#include <time.h>
+
+#define FREE 1e30 // a rate that costs nothing
+
+// Nodes of 4, links of 100 and 10 bytes a second, hops of 1 and 3 seconds; arithmetic at one rate.
+static Machine round_machine(double flops, double bandwidth, double within, double between) {
+    Machine m;
+    const double value[MACHINE_CONSTANTS] = {4,      1e12,    2 * flops, flops, flops, flops, bandwidth,
+                                             within, between, FREE,      1,     1,     0,     0};
+    int i;
+    m.name = "round", m.gpu = "round numbers";
+    for (i = 0; i < MACHINE_CONSTANTS; i++) m.constant[i].value = value[i], m.constant[i].basis = BASIS_ASSUMED;
+    return m;
+}
+
+static void close_to(const char *what, double found, double wanted, double tolerance) {
+    if (!(fabs(found - wanted) <= tolerance * fabs(wanted))) test_fail("%s: %.12g, not %.12g", what, found, wanted);
+}
+
+TEST(a_ring_by_hand) {
+    Machine m = round_machine(1, 1, 100, 10);
+    m.constant[HOP_WITHIN].value = 1, m.constant[HOP_BETWEEN].value = 3;
+    (void)cmocka_state;
+    assert_true(ring_seconds(&m, 4, 1, 200, 0) == 0);
+    assert_true(ring_seconds(&m, 4, 4, 200, 3) == 2 + 3);                  // in a node
+    assert_true(ring_seconds(&m, 3, 3, 200, 2) == 2 + 2);                  // also where it is not full
+    close_to("2 nodes", ring_seconds(&m, 8, 8, 200, 7), 5 + 6 + 3, 1e-12); // 4 adapters; 6 hops within, one between
+    close_to("pairs", ring_seconds(&m, 8, 2, 200, 1), 2 + 1, 1e-12);       // never across nodes
+    close_to("sixes", ring_seconds(&m, 12, 6, 200, 5), 10 + 3 + 6, 1e-12); // 2 together, 3 places: 2 hops between
+    close_to("fives", ring_seconds(&m, 10, 5, 200, 4), 20 + 12, 1e-12);    // nobody is sure of a neighbour
+    m.constant[LINK_SHARE].value = 0.5;
+    assert_true(ring_seconds(&m, 4, 4, 200, 3) == 4 + 3);
+    m.constant[LINK_BETWEEN].value = 1000; // never faster than within
+    close_to("2 nodes, fast", ring_seconds(&m, 8, 8, 200, 0), 4, 1e-12);
+}
+
+TEST(work_by_hand) {
+    Machine m = round_machine(10, 100, FREE, FREE);
+    Work work = {100, 10, 4, 100, 0, 50};
+    (void)cmocka_state;
+    m.constant[ATTENTION_FORWARD_FLOPS].value = 5, m.constant[ATTENTION_BACKWARD_FLOPS].value = 2;
+    m.constant[MEMORY_SHARE].value = 0.5;
+    close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
+    work.stalled = 20;
+    close_to("products that wait", work_seconds(&m, work), 12 + 2 + 2 + 1, 1e-12);
+    work.operands = 1000;
+    close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 1, 1e-12);
+    close_to("products", work_time(&m, work).products, 20, 1e-12);
+    close_to("attention forward", work_time(&m, work).attention_forward, 2, 1e-12);
+    close_to("attention backward", work_time(&m, work).attention_backward, 2, 1e-12);
+    close_to("memory", work_time(&m, work).memory, 1, 1e-12);
+}
+
+// ---- a small model, all of whose numbers can be counted -------------------------------------------------------------
+#define SMALL                                                                                                          \
+    "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_" \
+    "size=160,head_dim=16"
+#define SMALL_N 256
+
+typedef struct {
+    Model model;
+    RunSettings settings;
+    Batch batch;
+    size_t start[2];
+} Planned;
+
+static void planned(Planned *c, const char *init, size_t N, size_t ranks, size_t zero, size_t sp) {
+    Config config = config_from_text(init, "test", EXIT_USAGE);
+    memset(c, 0, sizeof(*c));
+    c->model = model_build(&config, DTYPE_BF16);
+    c->settings.model = &c->model;
+    c->settings.chunk = c->settings.logits_chunk = 4096;
+    c->settings.backward = c->settings.optimizer = c->settings.master = 1;
+    c->settings.gradient_type = DTYPE_BF16;
+    c->settings.world.ranks = ranks, c->settings.world.rank = ranks - 1;
+    c->settings.world.zero = zero, c->settings.world.sp = sp;
+    c->start[1] = N;
+    c->batch.N = N, c->batch.documents = 1, c->batch.document_start = c->start;
+}
+
+static void planned_end(Planned *c) { model_free(&c->model); }
+
+// FLOPs of the small model's forward and of all of it, in one stream of SMALL_N tokens: a layer's products are forward
+// once, computed again but for the last, and twice backward; attention 4, 4 and 10 for each query, key and head
+// element.
+static double small_flops(int backward) {
+    const double C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N, pairs = N * (N + 1) / 2;
+    const double down = C * FF, others = 2 * C * C + 2 * C * KV + 2 * C * FF, attention = 4 * C * pairs;
+    if (!backward) return 2 * N * (L * (others + down) + V * C) + L * attention;
+    return 2 * N * (L * (4 * others + 3 * down) + 3 * V * C) + L * 4.5 * attention;
+}
+
+static StepShape one_stream(void) {
+    StepShape step = {1, SMALL_N, 1000};
+    return step;
+}
+
+TEST(bytes_of_a_forward_by_hand) {
+    const double C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N;
+    const double rows =
+        L * (2 * C + 2 * (C + KV) + 2 * C + (C + 2 * FF) + (FF + C)) + C + V; // into and out of products
+    const double matrices = L * (2 * C * C + 2 * C * KV + 3 * C * FF) + V * C;
+    Planned c;
+    Plan plan;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.backward = c.settings.optimizer = 0;
+    plan = plan_make(&c.settings, &c.batch);
+    close_to("operands", plan.operands, 2 * (N * rows + matrices), 1e-12);
+    // embedding, two norms, rotation of queries and keys, the gate; the last norm, and logits once
+    close_to("moved", plan.moved, 2 * N * (2 * C + L * (4 * C + 2 * (C + KV) + 3 * FF) + 2 * C + V), 1e-12);
+    close_to("FLOPs", plan.flops, small_flops(0), 1e-12);
+    planned_end(&c);
+}
+
+TEST(a_step_by_hand) {
+    const double rate = 1e6;
+    Machine m = round_machine(rate, FREE, FREE, FREE);
+    StepShape step = one_stream();
+    Estimate e;
+    Planned c;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    e = estimate_step(&m, &c.settings, &c.batch, step);
+    close_to("seconds", e.seconds, small_flops(1) / rate, 1e-12);
+    close_to("tokens/s", e.tokens_per_second, SMALL_N / e.seconds, 1e-12);
+    close_to("MFU", e.mfu, 1000 / (2 * rate * e.seconds), 1e-12);
+    assert_true(fabs(e.communication) <= 1e-12 * e.seconds);
+    step.streams = 3;
+    close_to("attention", e.work.attention_forward + e.work.attention_backward, 3 * 4.5 * 4 * 64 * 256 * 257 / 2 / rate,
+             1e-12);
+    close_to("all", e.work.products + e.work.attention_forward + e.work.attention_backward + e.work.memory, e.seconds,
+             1e-9);
+    close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
+    // the gradient twice, moments and master weights in and out, weights out
+    close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
+    planned_end(&c);
+}
+
+// Where bytes are slow, each product takes as long as its operands: smaller chunks read and write dW more often.
+TEST(products_that_wait_for_operands) {
+    const double bandwidth = 10, C = 64, FF = 96, V = 160, L = 3, KV = 32, N = SMALL_N;
+    const double rows = L * (2 * C + 2 * (C + KV) + 2 * C + (C + 2 * FF) + (FF + C)) + C + V;
+    const double matrices = L * (2 * C * C + 2 * C * KV + 3 * C * FF) + V * C;
+    const double down = C * FF, rows_of_down = FF + C, chunks = 4;
+    // forward, computed again but for the last product and K, V twice, and twice backward: bf16, the gradient's fp32 in
+    // and out
+    Machine m = round_machine(FREE, bandwidth, FREE, FREE);
+    Planned c;
+    Plan plan;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.chunk = c.settings.logits_chunk = (size_t)(N / chunks);
+    plan = plan_on(&m, &c.settings, &c.batch);
+    close_to("operands", plan.operands,
+             2 * N * (3 * rows + (rows - C - V) - L * rows_of_down) +
+                 chunks * (2 * (2 * matrices + (matrices - V * C) - L * down) + 8 * matrices),
+             1e-12);
+    close_to("FLOPs that they could do", plan.stalled + plan.flops - plan.attention_forward - plan.attention_backward,
+             plan.operands * FREE / bandwidth, 1e-9);
+    assert_true(dry_ridge == 0);
+    planned_end(&c);
+}
+
+// Seconds of a step of the small model on two ranks whose link is slow (a byte a second) and all else free.
+static double sending_with(int ring, size_t zero, size_t sp, DType gradients, size_t streams, double rate) {
+    const Machine m = round_machine(rate, FREE, 1, 1);
+    StepShape step = one_stream();
+    Planned c;
+    double seconds;
+    step.streams = streams;
+    planned(&c, SMALL, SMALL_N, 2, zero, sp);
+    c.settings.gradient_type = gradients, c.settings.ring = ring;
+    seconds = estimate_step(&m, &c.settings, &c.batch, step).seconds;
+    planned_end(&c);
+    return seconds;
+}
+
+static double sending(size_t zero, size_t sp, DType gradients, size_t streams, double rate) {
+    return sending_with(0, zero, sp, gradients, streams, rate);
+}
+
+// With --keep attention its forward is run once; from host memory, what is kept goes out and comes back once.
+TEST(kept_attention_by_hand) {
+    const double rate = 1e6, L = 3, C = 64, NH = 4, N = SMALL_N, again = L * 2 * C * N * (N + 1);
+    const double kept = L * N * (C * 2 + NH * 4);
+    Machine m = round_machine(rate, FREE, FREE, FREE);
+    StepShape step = one_stream();
+    Planned c;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.keep = KEEP_ON_DEVICE;
+    close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
+    c.settings.keep = KEEP_IN_HOST_MEMORY;
+    close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
+    m.constant[LINK_HOST].value = 1e-3;
+    close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
+    planned_end(&c);
+    // round a ring: keys and values once in either pass
+    planned(&c, SMALL, SMALL_N, 2, 1, 2);
+    c.settings.gradient_type = DTYPE_FP32, c.settings.ring = 1, c.settings.keep = KEEP_ON_DEVICE;
+    m = round_machine(FREE, FREE, 1, 1);
+    close_to("a ring", estimate_step(&m, &c.settings, &c.batch, step).seconds,
+             0.5 * ((double)c.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
+    planned_end(&c);
+}
+
+TEST(two_ranks_by_hand) {
+    const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of what comes together
+    double all, layers, kv;
+    Planned c;
+    (void)cmocka_state;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    all = (double)c.model.elements, layers = L * (double)c.model.layer_elements;
+    planned_end(&c);
+    kv = L * SMALL_N * 2 * KV; // keys and values
+    close_to("stage 0", sending(0, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 4), 1e-9);
+    close_to("stage 1", sending(1, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 2), 1e-9);
+    close_to("stage 1, once for three streams", sending(1, 1, DTYPE_FP32, 3, FREE), halves * all * (4 + 2), 1e-9);
+    close_to("stage 1, each of three streams", sending(1, 1, DTYPE_BF16, 3, FREE), halves * all * (12 + 2), 1e-9);
+    close_to("stage 2, each of three streams", sending(2, 1, DTYPE_FP32, 3, FREE), halves * all * (12 + 2), 1e-9);
+    close_to("stage 3", sending(3, 1, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + layers * 2), 1e-9);
+    close_to("sp 2", sending(1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (2 * 2 + 4)), 1e-9);
+    // Round a ring: keys and values once forward, twice backward; their gradients once more, home
+    close_to("a ring", sending_with(1, 1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (3 * 2 + 2 * 4)),
+             1e-9);
+    close_to("a ring, hidden", sending_with(1, 3, 2, DTYPE_FP32, 1, 1e-6), small_flops(1) / 2 / 1e-6, 1e-6);
+    // Work that takes longer than what goes on beside it hides that, and nothing else: 1e-6 FLOP/s
+    close_to("hidden", sending(3, 1, DTYPE_FP32, 1, 1e-6), small_flops(1) / 1e-6, 1e-12);
+    close_to("not hidden: updated weights", sending(1, 1, DTYPE_FP32, 1, 1) - small_flops(1), halves * all * 2, 1e-6);
+}
+
+// ---- real models ----------------------------------------------------------------------------------------------------
+static size_t region_bytes(const Plan *plan, const char *name) {
+    size_t i;
+    for (i = 0; i < plan->arena.regions_at_peak; i++)
+        if (!strcmp(plan->arena.at_peak[i].name, name)) return plan->arena.at_peak[i].bytes;
+    test_fail("no region is called '%s'", name);
+    return 0;
+}
+
+TEST(memory_of_the_stages) {
+    static const size_t ranks[] = {2, 8, 100, 4096};
+    static const struct {
+        const char *region;
+        size_t bytes, stage; // of an element, from which stage on it is dealt
+    } held[] = {{"weights", 2, 3},
+                {"gradients", 4, 2},
+                {"first moments", 4, 1},
+                {"second moments", 4, 1},
+                {"master weights", 4, 1}};
+    size_t zero, p, i;
+    for (zero = 0; zero <= 3; zero++) {
+        for (p = 0; p < 4; p++) {
+            Planned c;
+            Plan plan;
+            test_case("stage %zu, %zu ranks", zero, ranks[p]);
+            planned(&c, "qwen3-8b", 32768, ranks[p], zero, 1);
+            c.settings.gradient_type = DTYPE_FP32;
+            plan = plan_make(&c.settings, &c.batch);
+            for (i = 0; i < 5; i++) {
+                // whole units of each group are dealt evenly, the last rank has what is left over of them
+                const size_t dealt = zero >= held[i].stage ? ranks[p] : 1, groups = 2 + 36;
+                const double exact = (double)(c.model.elements * held[i].bytes) / (double)dealt;
+                const double more = dealt > 1 ? (double)(groups * SHARE_UNIT * dealt * held[i].bytes) : 0;
+                const double found = (double)region_bytes(&plan, held[i].region);
+                if (!(found >= exact && found <= exact + more + ARENA_ALIGNMENT))
+                    test_fail("%s: %.12g bytes, from %.12g to %.12g more", held[i].region, found, exact, more);
+            }
+            planned_end(&c);
+        }
+    }
+}
+
+static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zero, size_t sp, const char *machine,
+                            size_t *bytes) {
+    StepShape step = {1, (double)(N * (ranks / sp)), 0};
+    Estimate e;
+    Planned c;
+    planned(&c, init, N, ranks, zero, sp);
+    c.settings.logits_chunk = 2048;
+    step.model_flops = (double)(ranks / sp) * model_flops(&c.model, NULL, &c.batch, 1);
+    e = estimate_step(machine_find(machine), &c.settings, &c.batch, step);
+    if (bytes) *bytes = plan_make(&c.settings, &c.batch).total_bytes;
+    planned_end(&c);
+    return e;
+}
+
+TEST(what_grows_and_what_shrinks) {
+    static const char *const faster[] = {"a100", "h100", "h200"};
+    size_t P, most = SIZE_MAX, bytes, i;
+    double slowest = INFINITY, length = 0, sent = 0;
+    for (i = 0; i < 3; i++) {
+        const double seconds = estimate_of("llama3.1-8b", 100000, 16, 3, 8, faster[i], NULL).seconds;
+        if (!(seconds < slowest)) test_fail("%s: %g s, not below %g", faster[i], seconds, slowest);
+        slowest = seconds;
+    }
+    for (P = 1; P <= 4096; P *= 2) { // a stream over all: less of it for each
+        const Estimate e = estimate_of("qwen3-8b", 1 << 20, P, 3, P, "h100", &bytes);
+        const double computing = e.seconds - e.communication, gradients = e.sent.bytes[TRAFFIC_GRADIENTS];
+        test_case("%zu ranks", P);
+        if (!(bytes < most)) test_fail("%zu bytes, not below %zu", bytes, most);
+        if (P > 1 && !(computing < length)) test_fail("computes for %g s, not less than %g", computing, length);
+        if (P > 1 && !(gradients > sent)) test_fail("sends %g bytes, not more than %g", gradients, sent);
+        if (!(e.mfu > 0 && e.mfu < 780.0 / 989 && e.communication >= 0)) test_fail("MFU %g", e.mfu);
+        most = bytes, length = computing, sent = gradients;
+    }
+    for (i = 1000, length = 0; i <= 1000000; i *= 10) {
+        const double seconds = estimate_of("qwen3-8b", i, 8, 2, 1, "h100", NULL).seconds;
+        if (!(seconds > length)) test_fail("%zu tokens: %g s, not above %g", i, seconds, length);
+        length = seconds;
+    }
+}
+
+// A roofline that was worked out by other means, of one H200 that computes attention's forward again: 52 %, 46 %, 43 %.
+TEST(as_the_roofline) {
+    static const size_t tokens[] = {32768, 131072, 500000};
+    static const double percent[] = {52, 46, 43};
+    size_t i;
+    (void)cmocka_state;
+    for (i = 0; i < 3; i++) {
+        const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, "h200", NULL).mfu;
+        printf("             %zu tokens: %.1f %% MFU\n", tokens[i], mfu);
+        if (!(fabs(mfu - percent[i]) < 1)) test_fail("%zu tokens: %.1f %% MFU, not %g", tokens[i], mfu, percent[i]);
+    }
+}
+
+TEST(thousands_of_ranks_at_once) {
+    static const struct {
+        size_t sp;
+        int ring;
+        size_t expected; // tokens at least
+    } cases[] = {{1, 0, 200000}, {8, 0, 1500000}, {4096, 0, 6000000}, {4096, 1, 500000000}};
+    size_t i;
+    (void)cmocka_state;
+    for (i = 0; i < 4; i++) {
+        const clock_t begin = clock(); // of this process: others may be at work
+        const StepShape step = {1, 1, 1};
+        double seconds;
+        size_t longest;
+        Planned c;
+        planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
+        c.settings.ring = cases[i].ring;
+        longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
+        c.batch.N = c.start[1] = longest;
+        estimate_step(machine_find("h100"), &c.settings, &c.batch, step);
+        planned_end(&c);
+        seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+        printf("             4096 ranks, sp %zu%s: %zu tokens, planned in %.2f s\n", cases[i].sp,
+               cases[i].ring ? ", a ring" : "", longest, seconds);
+        if (seconds > 6) test_fail("sp %zu takes %g seconds", cases[i].sp, seconds);
+        if (longest < cases[i].expected) test_fail("sp %zu: only %zu tokens", cases[i].sp, longest);
+    }
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(a_ring_by_hand),
+        LISTED(work_by_hand),
+        LISTED(bytes_of_a_forward_by_hand),
+        LISTED(a_step_by_hand),
+        LISTED(products_that_wait_for_operands),
+        LISTED(two_ranks_by_hand),
+        LISTED(kept_attention_by_hand),
+        LISTED(memory_of_the_stages),
+        LISTED(what_grows_and_what_shrinks),
+        LISTED(as_the_roofline),
+        LISTED(thousands_of_ranks_at_once),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

@@ -1,0 +1,449 @@
+/*
+The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region of the
+arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
+*/
+#include "test/base/testing.h"
+#include "test/model/tiny.h"
+
+static Model planned_model(const char *text, DType dtype) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    return model_build(&config, dtype);
+}
+
+static Batch shape_of(const size_t *length, size_t documents) {
+    Batch batch;
+    size_t d;
+    memset(&batch, 0, sizeof(batch));
+    batch.documents = documents;
+    batch.document_start = (size_t *)checked_calloc(documents + 1, sizeof(size_t), "documents");
+    for (d = 0; d < documents; d++) batch.document_start[d + 1] = batch.document_start[d] + length[d];
+    batch.N = batch.document_start[documents];
+    return batch;
+}
+
+static const char *const models[] = {
+    "gpt2,hidden_size=24,num_hidden_layers=3,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=41",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,"
+    "vocab_size=43,tie_word_embeddings=true",
+    // with windows: in some layers, in all of them, of a single token, longer than the stream
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf",
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
+    "size=31,sliding_window=20",
+    "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=1,head_"
+    "dim=6,vocab_size=23,sliding_window=1,layer_types=fs",
+    "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=1,vocab_"
+    "size=31,sliding_window=1000000000,layer_types=s",
+};
+#define MODELS (sizeof(models) / sizeof(models[0]))
+
+// Walks every layer and every chunk on op set "dry".
+static void whole_walk(const RunSettings *settings, const Batch *batch, double *flops, size_t *peak) {
+    Arena arena;
+    OptimizerState state;
+    StreamBP s;
+    Ops ops;
+    arena_plan(&arena);
+    ops = ops_dry(settings->model->dtype, &arena);
+    run_begin(&s, &state, settings, &ops, &arena, batch);
+    s.dry = 0;
+    s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
+    forward_backward(&s, batch, 1, NULL);
+    *flops = dry.flops, *peak = arena.peak;
+    run_end(&s);
+}
+
+TEST(abbreviation_counts_the_same) {
+    static const size_t length[] = {11, 1, 7, 30, 2, 13};
+    static const size_t chunks[] = {1, 3, 7, 16, 21, 63, 64, 65, 1000};
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
+    size_t i, j, t, method;
+    (void)cmocka_state;
+    for (i = 0; i < MODELS; i++) {
+        for (t = 0; t < 3; t++) {
+            Model model = planned_model(models[i], types[t]);
+            Batch batch = tiny_batch(length, 6, 20, 0, 1);
+            for (method = 0; method < 3; method++) {
+                for (j = 0; j < sizeof(chunks) / sizeof(chunks[0]); j++) {
+                    RunSettings settings;
+                    double flops;
+                    size_t peak;
+                    Plan plan;
+                    memset(&settings, 0, sizeof(settings));
+                    settings.model = &model, settings.method = (Method)method;
+                    settings.chunk = chunks[j], settings.logits_chunk = chunks[(j * 5 + 2) % 9];
+                    settings.backward = 1, settings.gradient_type = types[t];
+                    test_case("model %zu, type %d, method %zu, chunk %zu", i, types[t], method, chunks[j]);
+                    plan = plan_make(&settings, &batch);
+                    whole_walk(&settings, &batch, &flops, &peak);
+                    if (plan.total_bytes != peak) test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
+                    if (!(fabs(plan.flops - flops) <= 1e-9 * flops))
+                        test_fail("plan %.17g FLOP, whole walk %.17g", plan.flops, flops);
+                }
+            }
+            batch_free(&batch);
+            model_free(&model);
+        }
+    }
+}
+
+TEST(shares_add_up) {
+    size_t length[] = {5000}, method, sum;
+    Model model = planned_model("qwen3-8b", DTYPE_BF16);
+    Batch batch = shape_of(length, 1);
+    for (method = 0; method < 3; method++) {
+        RunSettings settings;
+        Plan plan;
+        int share;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.method = (Method)method;
+        settings.backward = settings.optimizer = settings.master = 1;
+        settings.gradient_type = DTYPE_BF16;
+        plan = plan_make(&settings, &batch);
+        for (share = 0, sum = 0; share < SHARES; share++) sum += plan.share[share];
+        if (sum != plan.total_bytes) test_fail("shares add up to %zu, total is %zu", sum, plan.total_bytes);
+        if (plan.share[SHARE_WEIGHTS] < 2 * model.elements || plan.share[SHARE_WEIGHTS] > 2 * model.elements + 256)
+            test_fail("weights take %zu bytes for %zu elements", plan.share[SHARE_WEIGHTS], model.elements);
+        if (plan.share[SHARE_OPTIMIZER] < 12 * model.elements) test_fail("the optimizer takes too little");
+        if (plan.model_flops > plan.flops) test_fail("model FLOPs above executed FLOPs");
+    }
+    free(batch.document_start);
+    model_free(&model);
+}
+
+// Bytes per token: L d s + d s + 2 k s + 2 k 4 + 16 and no more than 3 % above.
+TEST(slope_per_token) {
+    static const char *const names[] = {"qwen3-0.6b",  "qwen3-8b",   "qwen3-14b",
+                                        "llama3.1-8b", "qwen2.5-7b", "gpt2,n_positions=1000000"};
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16};
+    size_t i, t;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (t = 0; t < 2; t++) {
+            Model model = planned_model(names[i], types[t]);
+            const Config *c = &model.config;
+            size_t s = dtype_size(types[t]), near[] = {65536}, far[] = {262144},
+                   k = c->num_key_value_heads * c->head_dim;
+            Batch first = shape_of(near, 1), second = shape_of(far, 1);
+            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16),
+                   slope;
+            RunSettings settings;
+            memset(&settings, 0, sizeof(settings));
+            settings.model = &model, settings.backward = 1, settings.gradient_type = types[t];
+            slope = (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
+                    (double)(far[0] - near[0]);
+            printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]),
+                   slope, slope / formula);
+            if (!(slope <= 1.03 * formula))
+                test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
+            free(first.document_start), free(second.document_start);
+            model_free(&model);
+        }
+    }
+}
+
+static size_t longest_in(const char *name, size_t limit, Method method) {
+    Model model = planned_model(name, DTYPE_BF16);
+    RunSettings settings;
+    size_t longest;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &model, settings.method = method;
+    settings.backward = 1, settings.gradient_type = DTYPE_BF16;
+    longest = plan_longest(&settings, 1, limit, NULL);
+    model_free(&model);
+    return longest;
+}
+
+// The paper's maximum lengths (its Figure 3, 80 GB): 110k for 8B, 40k for 14B.
+TEST(longer_than_the_paper) {
+    size_t limit = (size_t)78 << 30, longest = longest_in("qwen3-8b", limit, METHOD_STREAM);
+    printf("             Qwen3-8B: %zu tokens in 78 GiB, %.2f times the paper's 110k\n", longest,
+           (double)longest / 110e3);
+    if (longest < 137500) test_fail("Qwen3-8B: %zu tokens", longest);
+    longest = longest_in("qwen3-14b", limit, METHOD_STREAM);
+    printf("             Qwen3-14B: %zu tokens in 78 GiB, %.2f times the paper's 40k\n", longest,
+           (double)longest / 40e3);
+    if (longest < 48000) test_fail("Qwen3-14B: %zu tokens", longest);
+}
+
+TEST(longest_is_the_boundary) {
+    static const size_t gib[] = {33, 40, 78};
+    size_t i, method;
+    for (i = 0; i < 3; i++) {
+        for (method = 0; method < 3; method++) {
+            size_t limit = gib[i] << 30, longest = longest_in("qwen3-8b", limit, (Method)method), at[] = {longest},
+                   over[] = {longest + 1};
+            Model model = planned_model("qwen3-8b", DTYPE_BF16);
+            Batch fits = shape_of(at, 1), does_not = shape_of(over, 1);
+            RunSettings settings;
+            memset(&settings, 0, sizeof(settings));
+            settings.model = &model, settings.method = (Method)method;
+            settings.backward = 1, settings.gradient_type = DTYPE_BF16;
+            if (longest && plan_make(&settings, &fits).total_bytes > limit) test_fail("%zu tokens do not fit", longest);
+            if (plan_make(&settings, &does_not).total_bytes <= limit) test_fail("%zu tokens fit too", longest + 1);
+            free(fits.document_start), free(does_not.document_start);
+            model_free(&model);
+        }
+    }
+    if (longest_in("qwen3-8b", (size_t)1 << 30, METHOD_STREAM) != 0) test_fail("8B in 1 GiB");
+}
+
+TEST(answers_at_once) {
+    size_t length[] = {1000000}, chunk;
+    Model model = planned_model("qwen3-32b", DTYPE_BF16);
+    Batch batch = shape_of(length, 1);
+    for (chunk = 1; chunk <= 4096; chunk *= 8) {
+        double begin = seconds_now();
+        RunSettings settings;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.chunk = settings.logits_chunk = chunk;
+        settings.backward = settings.optimizer = 1, settings.gradient_type = DTYPE_BF16;
+        plan_make(&settings, &batch);
+        plan_longest(&settings, 1, (size_t)1 << 42, NULL);
+        if (seconds_now() - begin > 0.5) test_fail("%g seconds with chunks of %zu", seconds_now() - begin, chunk);
+    }
+    free(batch.document_start);
+    model_free(&model);
+}
+
+// The dry op set's range check: a walk whose arena is too small for one op's tensor must die.
+static void too_far(const char *name) {
+    Arena arena;
+    Ops ops;
+    char *x, *w;
+    arena_plan(&arena);
+    x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
+    w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
+    ops = ops_dry(DTYPE_FP32, &arena);
+    ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0); // fits
+    if (!strcmp(name, "one row too many"))
+        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 101, 64, 1e-6, 0);
+    if (!strcmp(name, "popped")) {
+        arena_pop(&arena, 1);
+        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0);
+    }
+}
+
+#include <sys/wait.h>
+#include <unistd.h>
+static int dies(const char *name) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        too_far(name);
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUNTIME;
+}
+
+static RunSettings stream_settings(const Model *model, size_t method, size_t chunk, int backward) {
+    RunSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = model, settings.method = (Method)method;
+    settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0;
+    settings.backward = backward, settings.gradient_type = model->dtype;
+    return settings;
+}
+
+// A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into that.
+TEST(shorter_streams_need_no_more) {
+    static const char *const wide[] = {"qwen3-0.6b,num_hidden_layers=2", "gpt2,num_hidden_layers=1",
+                                       ("llama,hidden_size=128,intermediate_size=352,num_hidden_layers=2,num_attention_"
+                                        "heads=16,num_key_value_heads=1,head_dim=16,vocab_size=300")};
+    static const size_t longest[] = {300, 1024, 1023, 6000}, chunks[] = {0, 64, 100, 513};
+    size_t m, method, c, l, N, plans = 0;
+    for (m = 0; m < MODELS + 3; m++) {
+        Model model = planned_model(m < MODELS ? models[m] : wide[m - MODELS], m % 2 ? DTYPE_BF16 : DTYPE_FP32);
+        for (method = 0; method < 3; method++) {
+            for (c = 0; c < (method == METHOD_STREAM ? 4u : 1u); c++) {
+                for (l = 0; l < 4; l++) {
+                    RunSettings settings = stream_settings(&model, method, chunks[c], l != 2);
+                    size_t whole = longest[l], most;
+                    Batch batch = shape_of(&whole, 1);
+                    most = plan_make(&settings, &batch).total_bytes;
+                    free(batch.document_start);
+                    test_case("model %zu, method %zu, chunk %zu, up to %zu", m, method, chunks[c], whole);
+                    for (N = whole; N > 0; N -= 1 + (whole > 1100) * min_size(test_random_below(20), N - 1)) {
+                        size_t length[2], bytes;
+                        length[0] = 1 + test_random_below(N), length[1] = N - length[0];
+                        batch = shape_of(length, 2);
+                        bytes = plan_make(&settings, &batch).total_bytes;
+                        if (bytes > most) test_fail("%zu positions need %zu bytes, the longest %zu", N, bytes, most);
+                        free(batch.document_start);
+                        plans++;
+                    }
+                }
+            }
+        }
+        model_free(&model);
+    }
+    printf("             %zu plans\n", plans);
+}
+
+TEST(flops_are_those_of_the_stream) {
+    static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
+    size_t m, method, i, k;
+    for (m = 0; m < MODELS; m++) {
+        Model model = planned_model(models[m], DTYPE_FP32);
+        for (method = 0; method < 3; method++) {
+            for (k = 0; k < 2; k++) {
+                RunSettings settings = stream_settings(&model, method, 64, (int)k);
+                Batch largest = shape_of(lengths[0], 5);
+                FlopCount count;
+                flop_count_begin(&count, &settings, &largest);
+                allocation_guard = 1;
+                for (i = 0; i < 4; i++) {
+                    double found;
+                    Batch batch;
+                    allocation_guard = 0;
+                    batch = shape_of(lengths[i], 5);
+                    allocation_guard = 1;
+                    found = flops_of(&count, &batch, settings.backward);
+                    allocation_guard = 0;
+                    if (found != plan_make(&settings, &batch).flops) test_fail("stream %zu: %.17g", i, found);
+                    free(batch.document_start);
+                }
+                flop_count_end(&count);
+                free(largest.document_start);
+            }
+        }
+        model_free(&model);
+    }
+}
+
+// What a further token takes between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
+typedef struct {
+    double kv, flops;
+} Growth;
+
+static Growth growth(const char *text, size_t near, size_t far) {
+    Model model = planned_model(text, DTYPE_BF16);
+    RunSettings settings = stream_settings(&model, METHOD_STREAM, 256, 1);
+    Batch first = shape_of(&near, 1), second = shape_of(&far, 1);
+    Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
+    const double tokens = (double)(far - near);
+    Growth g;
+    g.flops = (b.flops - a.flops) / tokens;
+    settings.backward = 0;
+    a = plan_make(&settings, &first), b = plan_make(&settings, &second);
+    g.kv = ((double)b.share[SHARE_KV] - (double)a.share[SHARE_KV]) / tokens;
+    free(first.document_start), free(second.document_start);
+    model_free(&model);
+    return g;
+}
+
+// What a window is for: keys and values of the stream's length are not there where every layer has one, and a token's attention
+// costs a window's pairs, not the stream's.
+TEST(windows_bound_memory_and_flops) {
+#define WIDE                                                                                                           \
+    ",hidden_size=128,intermediate_size=256,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,head_dim=" \
+    "32,vocab_size=128"
+    const double heads = 4 * 32, near = 65536, far = 131072, window = 512, pairs = (near + far + 1) / 2;
+    const double seen[] = {6 * pairs, 6 * window, 2 * window + 4 * pairs, 5 * window + pairs};
+    const Growth full = growth("qwen3" WIDE, 65536, 131072);
+    const Growth some[] = {full, growth("qwen3" WIDE ",sliding_window=512,layer_types=s", 65536, 131072),
+                           growth("qwen3" WIDE ",sliding_window=512,layer_types=sff", 65536, 131072),
+                           growth("qwen3" WIDE ",sliding_window=512,layer_types=sssssf", 65536, 131072)};
+    size_t i;
+    assert_true(full.kv == 2 * 2 * 32 * 2); // keys and values of one layer in bf16
+    for (i = 0; i < 4; i++) {
+        const double expected = full.flops - 18 * heads * (seen[0] - seen[i]); // 4 forward, 4 again, 10 backward
+        test_case("model %zu", i);
+        if (some[i].kv != (i == 1 ? 0 : full.kv)) test_fail("keys and values grow by %g bytes a token", some[i].kv);
+        if (!(fabs(some[i].flops - expected) <= 1e-9 * full.flops))
+            test_fail("%.17g FLOP a token, expected %.17g", some[i].flops, expected);
+    }
+#undef WIDE
+}
+
+// Each stage of ZeRO leaves a rank a quarter, of four, of something more, beside what is needed for a layer at a time.
+TEST(ranks_divide_what_is_held) {
+    Model model = planned_model("llama,hidden_size=512,intermediate_size=1536,num_hidden_layers=24,num_attention_heads="
+                                "8,num_key_value_heads=4,vocab_size=4000",
+                                DTYPE_BF16);
+    const size_t length[] = {512}, n = model.elements, layer = model.layer_elements, slack = 4096;
+    const size_t head = group_elements(&model, GROUP_HEAD), largest = max_size(2 * layer, head);
+    Batch batch = shape_of(length, 1);
+    RunSettings settings;
+    size_t before = SIZE_MAX, zero;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &model, settings.method = METHOD_STREAM, settings.chunk = 64, settings.logits_chunk = 64;
+    settings.backward = 1, settings.gradient_type = DTYPE_FP32;
+    settings.optimizer = 1, settings.moment_type = DTYPE_FP32, settings.master = 1;
+    for (zero = 0; zero < 4; zero++) {
+        const size_t divided[] = {1, zero >= 1 ? 4 : 1, zero >= 2 ? 4 : 1, zero >= 3 ? 4 : 1};
+        const size_t optimizer = 12 * n / divided[1], gradients = 4 * n / divided[2], weights = 2 * n / divided[3];
+        const size_t gathered = zero == 3 ? 2 * largest : 0, sums = zero >= 2 ? 4 * largest : 0;
+        Plan plan;
+        test_case("stage %zu", zero);
+        settings.world.ranks = 4, settings.world.zero = zero;
+        plan = plan_make(&settings, &batch);
+        if (plan.share[SHARE_OPTIMIZER] < optimizer || plan.share[SHARE_OPTIMIZER] > optimizer + slack)
+            test_fail("the optimizer takes %zu bytes, expected %zu", plan.share[SHARE_OPTIMIZER], optimizer);
+        if (plan.share[SHARE_GRADIENTS] < gradients || plan.share[SHARE_GRADIENTS] > gradients + sums + slack)
+            test_fail("gradients take %zu bytes, expected %zu and at most %zu more", plan.share[SHARE_GRADIENTS],
+                      gradients, sums);
+        if (plan.share[SHARE_WEIGHTS] < weights || plan.share[SHARE_WEIGHTS] > weights + gathered + slack)
+            test_fail("weights take %zu bytes, expected %zu and at most %zu more", plan.share[SHARE_WEIGHTS], weights,
+                      gathered);
+        if (plan.total_bytes >= before) test_fail("%zu bytes, the stage before takes %zu", plan.total_bytes, before);
+        before = plan.total_bytes;
+    }
+    free(batch.document_start);
+    model_free(&model);
+}
+
+// A process alone has nobody to deal with, whatever the stage.
+TEST(stages_are_nothing_alone) {
+    static const size_t length[] = {11, 30};
+    size_t i, zero;
+    for (i = 0; i < MODELS; i++) {
+        Model model = planned_model(models[i], DTYPE_BF16);
+        Batch batch = shape_of(length, 2);
+        RunSettings settings;
+        Plan alone;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &model, settings.method = METHOD_STREAM, settings.chunk = 7, settings.logits_chunk = 7;
+        settings.backward = settings.optimizer = 1, settings.gradient_type = i % 2 ? DTYPE_BF16 : DTYPE_FP32;
+        settings.moment_type = DTYPE_FP32;
+        alone = plan_make(&settings, &batch);
+        for (zero = 1; zero < 4; zero++) {
+            Traffic sent;
+            int kind;
+            settings.world.ranks = 1, settings.world.zero = zero;
+            assert_int_equal(plan_make(&settings, &batch).total_bytes, alone.total_bytes);
+            sent = plan_traffic(&settings, &batch, 2);
+            for (kind = 0; kind < TRAFFIC_KINDS; kind++) assert_true(sent.bytes[kind] == 0 && sent.calls[kind] == 0);
+        }
+        free(batch.document_start);
+        model_free(&model);
+    }
+}
+
+TEST(ranges_are_checked) {
+    if (dies("nothing")) test_fail("what fits was refused");
+    if (!dies("one row too many")) test_fail("a tensor that ends in the next region was not noticed");
+    if (!dies("popped")) test_fail("a tensor in a dead region was not noticed");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(abbreviation_counts_the_same),
+        LISTED(shares_add_up),
+        LISTED(slope_per_token),
+        LISTED(longer_than_the_paper),
+        LISTED(longest_is_the_boundary),
+        LISTED(answers_at_once),
+        LISTED(shorter_streams_need_no_more),
+        LISTED(flops_are_those_of_the_stream),
+        LISTED(windows_bound_memory_and_flops),
+        LISTED(ranks_divide_what_is_held),
+        LISTED(stages_are_nothing_alone),
+        LISTED(ranges_are_checked),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

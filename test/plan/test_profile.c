@@ -1,0 +1,287 @@
+/*
+Timed ops (llmc/plan/ops_timed.h) and what is made of them (llmc/plan/profile.h): every op of a pass is timed and has a row, results are
+those of the other op set to the bit, what rows count adds up to what a plan counts, rows and the rest to the pass, in JSON, too.
+*/
+#include "test/base/testing.h"
+#include "test/model/tiny.h"
+#include "llmc/base/json.h"
+#include "llmc/plan/profile.h"
+
+static const struct {
+    const char *text;
+    size_t lora_rank;
+    const char *ops; // of its run with method stream, by name
+} models[] = {
+    {"gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64", 0,
+     "attention_backward attention_forward copy_in copy_out embedding_backward embedding_forward gelu_backward "
+     "gelu_forward layernorm_backward layernorm_forward linear_backward_input linear_backward_weight linear_forward "
+     "logprob round_sums zero"},
+    {"qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+     "dim=8,vocab_size=43",
+     0,
+     "attention_backward attention_forward copy_in copy_out embedding_backward embedding_forward linear_backward_input "
+     "linear_backward_weight linear_forward logprob rmsnorm_backward rmsnorm_forward rope_backward rope_forward "
+     "round_sums swiglu_backward swiglu_forward zero"},
+    {"gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
+     "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf,query_pre_attn_scalar=5",
+     0,
+     "attention_backward attention_forward copy copy_in copy_out embedding_backward embedding_forward geglu_backward "
+     "geglu_forward linear_backward_input linear_backward_weight linear_forward logprob rmsnorm_backward "
+     "rmsnorm_forward rope_backward rope_forward round_sums zero"},
+    {"llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,head_"
+     "dim=6,vocab_size=29",
+     3,
+     "adapter_backward adapter_forward attention_backward attention_forward copy_in copy_out embedding_forward "
+     "linear_backward_input linear_backward_weight linear_forward logprob rmsnorm_backward rmsnorm_forward "
+     "rope_backward rope_forward round_sums scale swiglu_backward swiglu_forward zero"},
+};
+#define MODELS (sizeof(models) / sizeof(models[0]))
+
+typedef struct {
+    Model model;
+    Lora lora;
+    double *weights, *adapters;
+    Batch batch;
+    RunSettings settings;
+} Case;
+
+static Case case_make(size_t m, Method method, size_t chunk, Keep keep) {
+    static const size_t length[] = {6, 1, 13, 12};
+    Config config = config_from_text(models[m].text, "test", EXIT_USAGE);
+    Case c;
+    memset(&c, 0, sizeof(c));
+    c.model = model_build(&config, ops_device->stored);
+    c.weights = tiny_weights(&c.model, 7);
+    c.batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
+    c.settings.method = method, c.settings.chunk = chunk, c.settings.logits_chunk = chunk;
+    c.settings.gradient_type = c.model.dtype, c.settings.keep = keep;
+    test_case("%.6s, method %d, chunk %zu, keep %d", models[m].text, method, chunk, keep);
+    return c;
+}
+
+// Settings of a case, which must stay where it is.
+static RunSettings case_settings(Case *c, size_t m) {
+    RunSettings settings = c->settings;
+    settings.model = &c->model, settings.backward = 1;
+    if (!models[m].lora_rank) return settings;
+    c->lora.rank = models[m].lora_rank, c->lora.alpha = 2;
+    c->lora.modules = lora_modules(c->model.config.family, "all", "test", EXIT_USAGE);
+    lora_build(&c->lora, &c->model);
+    c->adapters = tiny_weights(&c->lora.table, 19);
+    settings.lora = &c->lora;
+    return settings;
+}
+
+static void case_free(Case *c) {
+    free(c->weights), free(c->adapters);
+    batch_free(&c->batch);
+    model_free(&c->model);
+    lora_free(&c->lora);
+}
+
+// Ops that a timed set passes on: they are of no pass, or their time is no work.
+static const size_t passed_on[] = {
+    offsetof(Ops, allocate),
+    offsetof(Ops, release),
+    offsetof(Ops, memory_peak),
+    offsetof(Ops, memory_available),
+    offsetof(Ops, host_allocate),
+    offsetof(Ops, host_release),
+    offsetof(Ops, host_available),
+    offsetof(Ops, finish),
+    offsetof(Ops, repeat),
+    offsetof(Ops, sum_of_squares),
+    offsetof(Ops, adamw),
+    offsetof(Ops, norm_backward_scratch),
+    offsetof(Ops, embedding_backward_scratch),
+    offsetof(Ops, attention_scratch),
+};
+
+TEST(every_op_is_timed) {
+    typedef void (*Function)(void);
+    const Ops timed = ops_timed(ops_device);
+    size_t offset, i;
+    for (offset = offsetof(Ops, allocate); offset < sizeof(Ops); offset += sizeof(Function)) {
+        const int same = !memcmp((const char *)&timed + offset, (const char *)ops_device + offset, sizeof(Function));
+        int listed = 0;
+        for (i = 0; i < sizeof(passed_on) / sizeof(passed_on[0]); i++) listed |= passed_on[i] == offset;
+        if (same != listed) test_fail("the op at byte %zu of Ops is %s", offset, same ? "not timed" : "timed");
+    }
+}
+
+// The kinds of ops that have rows, in alphabetical order.
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const TimedRow *)a)->op, ((const TimedRow *)b)->op);
+}
+static const char *kinds_of_ops(char *text, size_t size) {
+    size_t i;
+    *text = 0;
+    qsort(timing.row, timing.count, sizeof(TimedRow), compare_names);
+    for (i = 0; i < timing.count; i++)
+        if (!i || strcmp(timing.row[i].op, timing.row[i - 1].op) != 0)
+            snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? " " : "", timing.row[i].op);
+    return text;
+}
+
+static size_t calls_of(const char *op) {
+    size_t calls = 0, i;
+    for (i = 0; i < timing.count; i++)
+        if (!strcmp(timing.row[i].op, op)) calls += timing.row[i].calls;
+    return calls;
+}
+
+static void expect_close(const char *what, double found, double expected) {
+    if (!(fabs(found - expected) <= 1e-12 * expected)) test_fail("%s: %.17g, not %.17g", what, found, expected);
+}
+
+// What all rows count together is what the plan counts; exactly, where the plan divides nothing.
+static void expect_counts(const Plan *plan, int exactly) {
+    double flops = 0, attention = 0, operands = 0, moved = 0, stalled = 0;
+    size_t i;
+    for (i = 0; i < timing.count; i++) {
+        const TimedRow *row = &timing.row[i];
+        flops += row_flops(row), operands += row->work.operands, moved += row->work.moved;
+        stalled += row->work.stalled;
+        attention += row->work.attention_forward + row->work.attention_backward;
+    }
+    expect_close("FLOPs", flops, plan->flops);
+    expect_close("FLOPs of attention", attention, plan->attention_forward + plan->attention_backward);
+    expect_close("operands", operands, plan->operands);
+    expect_close("moved", moved, plan->moved);
+    expect_close("FLOPs of products that wait", stalled, plan->stalled);
+    if (exactly && flops != plan->flops) test_fail("%.17g FLOP, not %.17g", flops, plan->flops);
+}
+
+static void expect_calls(const char *op, size_t calls) {
+    if (calls_of(op) != calls) test_fail("%s: %zu calls, not %zu", op, calls_of(op), calls);
+}
+
+// A plan, and what is timed from here on, for a machine of so many FLOPs a byte: some of these products wait for operands.
+static Plan plan_with(double ridge, const RunSettings *settings, const Batch *batch) {
+    dry_ridge = ridge;
+    return plan_make(settings, batch);
+}
+
+static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
+    Case c = case_make(m, method, chunk, keep);
+    const RunSettings settings = case_settings(&c, m);
+    const Plan plan = plan_with(2, &settings, &c.batch);
+    const size_t visits = (c.batch.N + plan.chunk - 1) / plan.chunk, L = c.model.config.num_hidden_layers;
+    const size_t transfers = keep == KEEP_IN_HOST_MEMORY ? 2 * L * visits : 0;
+    const Ops timed = ops_timed(ops_device);
+    char kinds[1024];
+    TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1), found;
+    if (timing.count) test_fail("ops that are not timed have rows");
+    found = tiny_run_trained(&timed, settings, c.weights, c.adapters, &c.batch, 1);
+    if (found.loss != plain.loss) test_fail("the loss is another");
+    if (memcmp(found.gradient, plain.gradient, found.elements * sizeof(double)) != 0) test_fail("gradients differ");
+    expect_counts(&plan, chunk == 0);
+    expect_calls("attention_backward", L * visits);
+    expect_calls("attention_forward", (method == METHOD_FULL || keep ? 1 : 2) * L * visits);
+    expect_calls("store", transfers);
+    expect_calls("load", transfers);
+    kinds_of_ops(kinds, sizeof(kinds));
+    if (keep != KEEP_IN_HOST_MEMORY && method == METHOD_STREAM && chunk == 8 && strcmp(kinds, models[m].ops) != 0)
+        test_fail("ops that ran: %s", kinds);
+    free(plain.gradient), free(found.gradient);
+    case_free(&c);
+}
+
+TEST(passes_are_the_same_and_counted) {
+    static const size_t chunks[] = {0, 8, 7};
+    size_t m, k;
+    for (m = 0; m < MODELS; m++) {
+        check_pass(m, METHOD_FULL, 0, KEEP_NOTHING);
+        check_pass(m, METHOD_CHECKPOINT, 0, KEEP_NOTHING);
+        for (k = 0; k < 3; k++) {
+            check_pass(m, METHOD_STREAM, chunks[k], KEEP_NOTHING);
+            check_pass(m, METHOD_STREAM, chunks[k], KEEP_ON_DEVICE);
+            check_pass(m, METHOD_STREAM, chunks[k], KEEP_IN_HOST_MEMORY);
+        }
+    }
+}
+
+static double number_of(const cJSON *object, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (!cJSON_IsNumber(value)) test_fail("%s is no number", key);
+    return value->valuedouble;
+}
+
+// A product and a norm of known sizes, and something that is not counted.
+static double three_ops(const Ops *ops) {
+    static float x[16 * 32], w[48 * 32], out[16 * 48];
+    const double begin = seconds_now();
+    ops->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, 48);
+    ops->rmsnorm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, 16, 32, 1e-6, 0);
+    ops->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, 48);
+    ops->zero(out, sizeof(out));
+    return seconds_now() - begin;
+}
+
+TEST(rows_as_json) {
+    Config config = config_from_text(
+        "llama,hidden_size=32,intermediate_size=16,num_hidden_layers=1,num_attention_heads=4,vocab_size=48", "test",
+        EXIT_USAGE);
+    Model model = model_build(&config, DTYPE_FP32);
+    const Machine *h200 = machine_find("h200");
+    const double bytes = 4 * (16 * 32 + 16 * 48 + 48 * 32), bandwidth = 4.8e12 * 0.85;
+    const Ops timed = ops_timed(ops_device);
+    const double pass = three_ops(&timed);
+    double sum = 0, longest = INFINITY;
+    char *text = (char *)case_memory(8192);
+    FILE *file = tmpfile();
+    JsonOut json = json_open(file);
+    StreamBP s;
+    cJSON *object, *row;
+    size_t rows = 0;
+    memset(&s, 0, sizeof(s));
+    s.model = &model;
+    timing_sort();
+    json_object(&json, NULL);
+    profile_json(&json, &s, h200, pass);
+    json_object_end(&json);
+    assert_int_equal(json_close(&json), 0);
+    rewind(file);
+    text[fread(text, 1, 8191, file)] = 0;
+    fclose(file);
+    object = cJSON_Parse(text);
+    assert_non_null(object);
+    expect_close("the pass", number_of(object, "profile_seconds"), pass);
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(object, "profile")) {
+        const char *op = cJSON_GetObjectItemCaseSensitive(row, "op")->valuestring;
+        const cJSON *part = cJSON_GetObjectItemCaseSensitive(row, "part");
+        const cJSON *shape = cJSON_GetObjectItemCaseSensitive(row, "shape");
+        const double seconds = number_of(row, "seconds");
+        sum += seconds, rows++;
+        if (!strcmp(op, "linear_forward")) {
+            assert_string_equal(part->valuestring, "head");
+            assert_int_equal(cJSON_GetArraySize(shape), 2);
+            assert_int_equal(cJSON_GetArrayItem(shape, 0)->valueint, 48);
+            assert_int_equal((int)number_of(row, "calls"), 2);
+            assert_true(number_of(row, "flops") == 2.0 * 2 * 16 * 32 * 48);
+            expect_close("floor", number_of(row, "floor_seconds"), 2 * bytes / bandwidth);
+        } else if (!strcmp(op, "rmsnorm_forward")) {
+            assert_true(!part && cJSON_GetArraySize(shape) == 1);
+            assert_true(number_of(row, "flops") == 0);
+            expect_close("floor", number_of(row, "floor_seconds"), 2 * 16 * 32 * 4 / bandwidth);
+        } else {
+            assert_true(!strcmp(op, "zero") || !strcmp(op, "host"));
+            assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(row, "floor_seconds")));
+        }
+        if (strcmp(op, "host") != 0 && seconds > longest) test_fail("%s is not in its place", op);
+        longest = seconds;
+    }
+    assert_int_equal(rows, 4);
+    if (!(fabs(sum - pass) <= 1e-9 * pass)) test_fail("rows add up to %g of %g seconds", sum, pass);
+    cJSON_Delete(object);
+    model_free(&model);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(every_op_is_timed),
+        LISTED(passes_are_the_same_and_counted),
+        LISTED(rows_as_json),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

@@ -1,0 +1,379 @@
+/*
+The collectives and dist.h between 2 to 4 processes (test/ranks/mpirun.sh P), each against what this process computes for all.
+Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu" adds in
+the order of ranks, to the bit; "nccl", which pretends to be NCCL (nccl_on_mpi.h), in an order of its own, the same in
+every run. Both work as late as they may: before a collective is awaited, nothing has changed.
+*/
+#include "llmc/ranks/dist.h"
+#include "test/base/testing.h"
+
+enum { SENTINEL = 64 }; // bytes before and behind a tensor
+
+static RankGroup group;
+static World world;
+
+static const char *const group_names[RANK_GROUPS] = {"all", "of a stream", "of a stream, reversed"};
+
+// The rank among all that has this place in the group of this process.
+static size_t rank_at(size_t place) {
+    const size_t first = world.rank / world.sp * world.sp;
+    return group == RANKS_ALL ? place : group == RANKS_OF_STREAM ? first + place : first + world.sp - 1 - place;
+}
+
+// ---- a tensor with sentinels, on the device -------------------------------------------------------------------------
+typedef struct {
+    char *memory;   // device
+    size_t bytes;   // of the tensor
+    char *now, *as; // [SENTINEL + bytes + SENTINEL] host images: as it is, as it was laid out
+} Tensor;
+
+static Tensor tensor_new(size_t bytes) {
+    Tensor t;
+    t.bytes = bytes;
+    t.memory = (char *)ops_device->allocate(bytes + 2 * SENTINEL);
+    t.now = (char *)malloc(bytes + 2 * SENTINEL), t.as = (char *)malloc(bytes + 2 * SENTINEL);
+    assert_non_null(t.memory);
+    poison(t.as, bytes + 2 * SENTINEL);
+    return t;
+}
+
+static void tensor_free(Tensor *t) {
+    ops_device->release(t->memory, t->bytes + 2 * SENTINEL);
+    free(t->now), free(t->as);
+}
+
+static void *tensor_data(const Tensor *t) { return t->memory + SENTINEL; }
+static void tensor_load(Tensor *t) { ops_device->copy_in(t->memory, t->as, t->bytes + 2 * SENTINEL); }
+
+// Reads it back; what lies around it has to be as it was.
+static const char *tensor_read(Tensor *t) {
+    ops_device->copy_out(t->now, t->memory, t->bytes + 2 * SENTINEL);
+    if (memcmp(t->now, t->as, SENTINEL)) test_fail("something wrote before the tensor");
+    if (memcmp(t->now + SENTINEL + t->bytes, t->as + SENTINEL + t->bytes, SENTINEL))
+        test_fail("something wrote behind the tensor");
+    return t->now + SENTINEL;
+}
+
+// ---- reduce-scatter -------------------------------------------------------------------------------------------------
+static double term(size_t rank, size_t i) { return random_uniform(7, rank, i) - 0.5; }
+
+static void write_sum(char *x, size_t i, size_t ranks) {
+    size_t r;
+    double sum = 0;
+    float sum32 = 0;
+    for (r = 0; r < ranks; r++) sum += term(rank_at(r), i), sum32 += (float)term(rank_at(r), i);
+    element_write(x, ops_device->summed, i, ops_device->summed == DTYPE_FP64 ? sum : (double)sum32);
+}
+
+// Holds the rank's own portion against the expected sums. In another order of additions of terms below 1/2: each of the
+// two orders rounds less than `ranks` sums, which are below ranks / 2. Then takes what the first run gave for expected.
+static void check_sums(const char *x, char *expected, Portion own, size_t ranks, int run) {
+    const DType type = ops_device->summed;
+    const int in_order = run > 0 || !strcmp(ops_device->name, "cpu");
+    const double allowed = in_order ? 0 : 0x1p-24 * (double)(ranks * ranks);
+    size_t i;
+    for (i = own.begin; i < own.begin + own.count; i++)
+        if (!(fabs(element_read(x, type, i) - element_read(expected, type, i)) <= allowed))
+            test_fail("run %d: [%zu] is %.17g, not %.17g", run, i, element_read(x, type, i),
+                      element_read(expected, type, i));
+    memcpy(expected + own.begin * dtype_size(type), x + own.begin * dtype_size(type), own.count * dtype_size(type));
+}
+
+static void check_reduce_scatter(size_t count, size_t unit) {
+    const size_t ranks = ranks_in(world, group), size = dtype_size(ops_device->summed);
+    const Portion own = share_of(count, unit, ranks, rank_in(world, group));
+    Tensor t = tensor_new(count * size);
+    char *expected = (char *)malloc(count * size);
+    size_t i;
+    int run;
+    for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, term(world.rank, i));
+    for (i = own.begin; i < own.begin + own.count; i++) write_sum(expected, i, ranks);
+    for (run = 0; run < 3; run++) {
+        int64_t ticket;
+        tensor_load(&t);
+        ticket = ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit);
+        if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
+        ops_device->await(ticket);
+        check_sums(tensor_read(&t), expected, own, ranks, run);
+    }
+    free(expected);
+    tensor_free(&t);
+}
+
+// Tiny, odd, without a portion for some, and portions of more than one piece (1100001).
+static const size_t counts[] = {1, 2, 3, 7, 31, 64, 1000, 1025, 12345, 1100001};
+static const size_t units[] = {1, 2, 32};
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+
+static void each_group(void (*check)(size_t count, size_t unit)) {
+    size_t c, u;
+    for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1)) {
+        if (ranks_in(world, group) == 1) continue;
+        for (c = 0; c < COUNT(counts); c++)
+            for (u = counts[c] > 1000000 ? 2 : 0; u < COUNT(units); u++) {
+                snprintf(testing.about, sizeof(testing.about), "ranks %s, count %zu, unit %zu", group_names[group],
+                         counts[c], units[u]);
+                check(counts[c], units[u]);
+            }
+    }
+}
+
+TEST(reduce_scatter_adds_up_all_ranks) { each_group(check_reduce_scatter); }
+
+// ---- all-gather -----------------------------------------------------------------------------------------------------
+static char gathered(size_t rank, size_t byte) { return (char)random_bits(8, rank, byte); }
+
+static void check_all_gather_of(size_t count, size_t unit, size_t size) {
+    const size_t ranks = ranks_in(world, group);
+    Tensor t = tensor_new(count * size);
+    char *expected = (char *)malloc(count * size);
+    size_t i, r;
+    int run;
+    for (r = 0; r < ranks; r++) {
+        const Portion p = share_of(count, unit, ranks, r);
+        for (i = p.begin * size; i < (p.begin + p.count) * size; i++) {
+            expected[i] = gathered(rank_at(r), i);
+            if (rank_at(r) == world.rank) t.as[SENTINEL + i] = expected[i];
+        }
+    }
+    for (run = 0; run < 3; run++) {
+        int64_t ticket;
+        tensor_load(&t);
+        ticket = ops_device->all_gather(group, tensor_data(&t), count, unit, size);
+        if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
+        ops_device->await(ticket);
+        if (memcmp(tensor_read(&t), expected, t.bytes)) test_fail("run %d: not what the ranks hold", run);
+    }
+    free(expected);
+    tensor_free(&t);
+}
+
+static void check_all_gather(size_t count, size_t unit) {
+    static const size_t sizes[] = {2, 4, 8};
+    size_t s;
+    for (s = count > 1000000 ? 2 : 0; s < COUNT(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
+}
+
+TEST(all_gather_brings_every_portion_to_all) { each_group(check_all_gather); }
+
+// A row of more bytes than a piece has.
+TEST(all_gather_takes_large_elements) {
+    group = RANKS_ALL;
+    check_all_gather_of(5, 1, 5 << 20);
+}
+
+// ---- exchange -------------------------------------------------------------------------------------------------------
+// Bytes of parcel k from one rank to another; none of some.
+static size_t parcel_bytes(size_t from, size_t to, size_t k) {
+    return k == 2 ? (5 << 20) + from : (from + 2 * to + 3 * k) % 4 * 1001;
+}
+
+static char parcel_byte(size_t from, size_t to, size_t k, size_t i) {
+    return (char)random_bits(9, (from * 8 + to) * 8 + k, i);
+}
+
+TEST(exchange_keeps_the_order_of_parcels) {
+    enum { EACH = 3 };
+    const size_t ranks = world.ranks;
+    Tensor out[4 * EACH], in[4 * EACH];
+    Parcel parcels[4 * EACH];
+    size_t peer, k, i, n = 0;
+    int64_t ticket;
+    for (k = 0; k < EACH; k++)
+        for (peer = 0; peer < ranks; peer++) {
+            const size_t place = k * ranks + peer;
+            out[place] = tensor_new(parcel_bytes(world.rank, peer, k));
+            in[place] = tensor_new(parcel_bytes(peer, world.rank, k));
+            for (i = 0; i < out[place].bytes; i++) out[place].as[SENTINEL + i] = parcel_byte(world.rank, peer, k, i);
+            tensor_load(&out[place]), tensor_load(&in[place]);
+            if (peer == world.rank) continue;
+            parcels[n].peer = peer;
+            parcels[n].out = tensor_data(&out[place]), parcels[n].out_bytes = out[place].bytes;
+            parcels[n].in = tensor_data(&in[place]), parcels[n++].in_bytes = in[place].bytes;
+        }
+    ticket = ops_device->exchange(RANKS_ALL, parcels, n);
+    for (i = 0; i < EACH * ranks; i++)
+        if (memcmp(tensor_read(&in[i]), in[i].as + SENTINEL, in[i].bytes)) test_fail("it ran before it was awaited");
+    ops_device->await(ticket);
+    for (peer = 0; peer < ranks; peer++)
+        for (k = 0; k < EACH; k++) {
+            const size_t place = k * ranks + peer;
+            const char *x = tensor_read(&in[place]);
+            for (i = 0; peer != world.rank && i < in[place].bytes; i++)
+                if (x[i] != parcel_byte(peer, world.rank, k, i))
+                    test_fail("parcel %zu from rank %zu: byte %zu of %zu is wrong", k, peer, i, in[place].bytes);
+            assert_memory_equal(tensor_read(&out[place]), out[place].as + SENTINEL, out[place].bytes);
+            tensor_free(&out[place]), tensor_free(&in[place]);
+        }
+}
+
+// ---- tickets --------------------------------------------------------------------------------------------------------
+// More than the queue holds; the last ticket stands for all. Each round adds up what the one before left.
+TEST(tickets_are_done_in_order) {
+    enum { ROUNDS = 12 };
+    const size_t count = 100, size = dtype_size(ops_device->summed);
+    Tensor t = tensor_new(count * size);
+    int64_t ticket = 0, before;
+    size_t i, round;
+    for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, (double)(i % 10 + 1));
+    tensor_load(&t);
+    for (round = 0; round < ROUNDS; round++) {
+        before = ticket;
+        ticket = ops_device->reduce_scatter(RANKS_ALL, (Summed *)tensor_data(&t), count, 1);
+        assert_true(ticket > before);
+        ticket = ops_device->all_gather(RANKS_ALL, tensor_data(&t), count, 1, size);
+    }
+    ops_device->await(ticket);
+    tensor_read(&t);
+    for (i = 0; i < count; i++)
+        if (element_read(t.now + SENTINEL, ops_device->summed, i) !=
+            (double)(i % 10 + 1) * pow((double)world.ranks, ROUNDS)) // exact in fp32
+            test_fail("[%zu] is %.17g", i, element_read(t.now + SENTINEL, ops_device->summed, i));
+    tensor_free(&t);
+}
+
+// ---- transfers ------------------------------------------------------------------------------------------------------
+// A tensor goes to host memory and comes back, many more times than a queue holds, and each time one byte further on: the
+// i-th store is to be done before the load behind it, and that before the next store. Nothing happens before it is awaited.
+TEST(transfers_are_late_and_in_order) {
+    enum { ROUNDS = 40 };
+    const size_t bytes = 1000;
+    char *host = (char *)ops_device->host_allocate(bytes + 2 * SENTINEL), *expected = (char *)malloc(bytes);
+    Tensor t = tensor_new(bytes);
+    int64_t ticket, before = 0;
+    size_t round;
+    poison(host, bytes + 2 * SENTINEL);
+    for (round = 0; round < bytes; round++) t.as[SENTINEL + round] = (char)round;
+    tensor_load(&t);
+    memcpy(expected, host + SENTINEL, bytes);
+    ticket = ops_device->store(host + SENTINEL, tensor_data(&t), bytes);
+    assert_memory_equal(host + SENTINEL, expected, bytes);
+    memcpy(expected, t.as + SENTINEL, bytes);
+    for (round = 0; round < ROUNDS; round++) {
+        assert_true(ticket > before);
+        before = ticket;
+        ops_device->load(tensor_data(&t), host + SENTINEL + 1, bytes - 1);
+        ticket = ops_device->store(host + SENTINEL, tensor_data(&t), bytes);
+        memmove(expected, expected + 1, bytes - 1);
+    }
+    ops_device->await_transfer(ticket);
+    ops_device->await_transfer(before); // has been done
+    ops_device->await_transfer(0);
+    assert_memory_equal(tensor_read(&t), expected, bytes);
+    assert_memory_equal(host + SENTINEL, expected, bytes);
+    assert_memory_equal(host, t.as, SENTINEL); // both are laid out alike
+    assert_memory_equal(host + SENTINEL + bytes, t.as + SENTINEL + bytes, SENTINEL);
+    ops_device->host_release(host, bytes + 2 * SENTINEL);
+    free(expected);
+    tensor_free(&t);
+}
+
+// What MPI takes beside tensors does not grow with them.
+TEST(large_collectives_need_no_memory_of_their_size) {
+    const size_t count = (size_t)48 << 20, size = dtype_size(ops_device->summed);
+    void *x = ops_device->allocate(count / size * size);
+    size_t before;
+    assert_non_null(x);
+    ops_device->zero(x, count);
+    before = ops_device->memory_peak();
+    ops_device->await(ops_device->reduce_scatter(RANKS_ALL, (Summed *)x, count / size, 32));
+    ops_device->await(ops_device->all_gather(RANKS_ALL, x, count / size, 32, size));
+    if (ops_device->memory_peak() > before + ((size_t)12 << 20))
+        test_fail("%.1f MiB more than the tensor", (double)(ops_device->memory_peak() - before) / 1048576);
+    ops_device->release(x, count / size * size);
+}
+
+// ---- on the host ----------------------------------------------------------------------------------------------------
+TEST(host_exchanges_match_in_every_group) {
+    static const size_t sizes[] = {1, 13, 4096, 1500001};
+    size_t s, i, r;
+    for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1))
+        for (s = 0; s < COUNT(sizes); s++) {
+            const size_t bytes = sizes[s], ranks = ranks_in(world, group), root = ranks - 1;
+            char *own = (char *)malloc(bytes), *all = (char *)malloc(ranks * bytes);
+            snprintf(testing.about, sizeof(testing.about), "ranks %s, %zu bytes", group_names[group], bytes);
+            for (i = 0; i < bytes; i++) own[i] = gathered(world.rank, i);
+            dist_gather(group, own, bytes, all);
+            for (r = 0; r < ranks; r++)
+                for (i = 0; i < bytes; i++)
+                    if (all[r * bytes + i] != gathered(rank_at(r), i)) test_fail("gather: byte %zu of rank %zu", i, r);
+            dist_broadcast(group, own, bytes, root);
+            for (i = 0; i < bytes; i++)
+                if (own[i] != gathered(rank_at(root), i)) test_fail("broadcast: byte %zu", i);
+            free(own), free(all);
+        }
+    dist_barrier();
+}
+
+TEST(host_sums_have_the_same_bits_everywhere) {
+    enum { MANY = 300000 };
+    double *sums = (double *)malloc(MANY * sizeof(double)), *other = (double *)malloc(MANY * sizeof(double));
+    size_t i, r;
+    for (i = 0; i < MANY; i++) sums[i] = term(world.rank, i);
+    dist_sum(RANKS_ALL, sums, MANY);
+    for (i = 0; i < MANY; i++) {
+        double sum = term(0, i);
+        for (r = 1; r < world.ranks; r++) sum += term(r, i);
+        if (sum != sums[i]) test_fail("sum %zu is %.17g, not %.17g", i, sums[i], sum);
+    }
+    memcpy(other, sums, MANY * sizeof(double));
+    dist_broadcast(RANKS_ALL, other, MANY * sizeof(double), 0);
+    assert_memory_equal(other, sums, MANY * sizeof(double));
+    free(sums), free(other);
+}
+
+TEST(the_smallest_number_has_a_first_rank) {
+    const size_t rank = dist_rank(), last = dist_ranks() - 1;
+    size_t whose = SIZE_MAX;
+    assert_int_equal(dist_smallest(10 - rank, &whose), 10 - last);
+    assert_int_equal(whose, last);
+    assert_int_equal(dist_smallest(rank ? 4 : 5, &whose), 4);
+    assert_int_equal(whose, 1);
+    assert_int_equal(dist_smallest(SIZE_MAX, &whose), SIZE_MAX);
+    assert_int_equal(whose, 0);
+}
+
+TEST(ranks_are_numbered_on_their_host) {
+    assert_int_equal(dist_local_ranks(), dist_ranks()); // one machine
+    assert_int_equal(dist_local_rank(), dist_rank());
+    assert_true(*dist_host(dist_ranks() - 1) != 0);
+    assert_int_equal(speaks(), dist_rank() == 0);
+}
+
+// In bytes; 0 where the system does not tell.
+static double memory_of_machine(void) {
+    unsigned long long kilobytes = 0;
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "MemTotal: %20llu kB", &kilobytes) == 1) break;
+    if (file) fclose(file);
+    return 1024.0 * (double)kilobytes;
+}
+
+TEST(ranks_of_a_host_share_its_memory) {
+    const double most = memory_of_machine() / (double)dist_local_ranks();
+    if (most > 0) assert_true((double)ops_device->memory_available() <= most + 1);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(transfers_are_late_and_in_order),
+        LISTED(reduce_scatter_adds_up_all_ranks),
+        LISTED(all_gather_brings_every_portion_to_all),
+        LISTED(all_gather_takes_large_elements),
+        LISTED(exchange_keeps_the_order_of_parcels),
+        LISTED(tickets_are_done_in_order),
+        LISTED(large_collectives_need_no_memory_of_their_size),
+        LISTED(host_exchanges_match_in_every_group),
+        LISTED(host_sums_have_the_same_bits_everywhere),
+        LISTED(the_smallest_number_has_a_first_rank),
+        LISTED(ranks_are_numbered_on_their_host),
+        LISTED(ranks_of_a_host_share_its_memory),
+    };
+    dist_start();
+    if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/ranks/mpirun.sh 3 %s", argv[0]);
+    dist_split(dist_ranks() % 2 ? dist_ranks() : 2);
+    world.ranks = dist_ranks(), world.rank = dist_rank(), world.sp = dist_ranks() % 2 ? dist_ranks() : 2;
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

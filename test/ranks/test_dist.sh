@@ -1,0 +1,202 @@
+#!/bin/sh
+# Several processes of the program, as mpirun starts them, of which one fails: the job ends, soon, with one message that names it.
+set -u
+. test/cli.sh
+if ! command -v mpirun >/dev/null; then
+    skipped=1
+    echo "[  SKIPPED ] all of it: NOT TESTED, because there is no mpirun"
+    finish
+    exit
+fi
+export WORK TRAIN
+LIMIT=150 # s, on a busy machine
+
+# What each process runs. RANK1_*: another folder, program or more options for rank 1 alone.
+cat >"$WORK/rank.sh" <<'EOF'
+rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
+echo $$ >"$WORK/pid.$rank"
+program=$PROGRAM more=
+[ "$rank" = 1 ] && { cd "${RANK1_FOLDER:-.}" && program=${RANK1_PROGRAM:-$PROGRAM} more=${RANK1_OPTIONS:-}; }
+exec "$program" "$@" $more
+EOF
+PROGRAM=$(realpath "$TRAIN")
+export PROGRAM
+ranks() { # how many, arguments
+    p=$1
+    shift
+    ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=${LEAKS:-1} timeout -k 5 $LIMIT test/ranks/mpirun.sh "$p" sh "$WORK/rank.sh" "$@" >"$WORK/out" 2>"$WORK/err" </dev/null
+    status=$?
+}
+# ends CODE PATTERN what: so the job ended, with one message, which matches
+ends() {
+    lines=$(grep -c '^train: ' "$WORK/err")
+    if [ $status != "$1" ]; then fail "$3: exit $status, not $1: $(head -c 300 "$WORK/err")"
+    elif [ "$lines" != 1 ]; then fail "$3: $lines messages: $(grep '^train: ' "$WORK/err" | cut -c1-200)"
+    elif ! grep '^train: ' "$WORK/err" | grep -qE -- "$2"; then fail "$3: $(grep '^train: ' "$WORK/err" | cut -c1-300)"
+    elif grep -qE 'Sanitizer|runtime error' "$WORK/err"; then fail "$3: sanitizer report"
+    else pass; fi
+}
+
+# ---- who speaks --------------------------------------------------------------------------------------------------------------
+LEAKS=1
+ranks 2 bp --init $TINY --seq-len 32 --batch 2 --json
+check "two ranks: exit $status" [ $status = 0 ]
+check "two ranks: one JSON object" [ "$(grep -c '"loss"' "$WORK/out")" = 1 ]
+check "two ranks: one header" [ "$(grep -c '^model ' "$WORK/err")" = 1 ]
+LEAKS=0
+ranks 3 --help
+check "--help of three ranks: exit $status" [ $status = 0 ]
+check "--help is shown once" [ "$(grep -c '^usage' "$WORK/out")" = 1 ]
+ranks 1 bp --init $TINY --seq-len 32 --nonsense
+ends 2 '^train: unknown option --nonsense' "one process under a launcher is alone"
+
+# ---- errors ------------------------------------------------------------------------------------------------------------------
+ranks 3 bp --init $TINY --seq-len 32 --nonsense
+ends 2 'rank 0 on [^ ]*: unknown option --nonsense' "all ranks refuse an option"
+ranks 3 bp --model "$WORK/nowhere" --seq-len 32
+ends 1 'rank 0 on [^ ]*: .*nowhere' "all ranks miss the model"
+RANK1_OPTIONS='--seed 3' ranks 3 bp --init $TINY --seq-len 32
+ends 2 "rank 1 on [^ ]* was started with other arguments.*'--seed'" "other options"
+RANK1_OPTIONS='--help' ranks 3 bp --init $TINY --seq-len 32 --timeout 600
+ends 2 "rank 1 on [^ ]* was started with other arguments.*'--help'" "one rank shows its help"
+cp "$TRAIN" "$WORK/other" && echo >>"$WORK/other"
+RANK1_PROGRAM=$WORK/other ranks 3 bp --init $TINY --seq-len 32
+ends 1 "rank 1 on [^ ]* has other program file" "another program"
+mkdir "$WORK/folder"
+RANK1_FOLDER=$WORK/folder ranks 3 train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --timeout 60
+ends 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
+
+# ---- a rank that is killed, or stopped ---------------------------------------------------------------------------------------
+# in_training SIGNAL: sends it to rank 1 once rank 0 has shown steps
+in_training() {
+    rm -f "$WORK"/pid.* "$WORK/out"
+    (
+        for i in $(seq 600); do
+            sleep 0.1
+            [ -s "$WORK/out" ] && grep -q '^step' "$WORK/out" && break
+        done
+        kill -"$1" "$(cat "$WORK/pid.1")"
+    ) &
+    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --batch 2 --steps 1000000 --timeout 3
+    wait
+}
+in_training KILL
+check "a rank that is killed: exit $status" [ $status = 137 ]
+check "a rank that is killed is named" grep -qE 'rank 1 .*signal 9|rank 1 on' "$WORK/err"
+in_training STOP
+ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
+
+# Of a single document that 2 ranks share one has all the work, for longer than --timeout; the other waits.
+if ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lcjson -lm -o "$WORK/make_documents" &&
+    "$WORK/make_documents" "$WORK/long.bin" 96 6000 5; then pass; else fail "make_documents.c does not compile"; fi
+PROGRAM=$(realpath "${TRAIN_PLAIN:-$TRAIN}")
+ranks 2 bp --init "$(echo $TINY | sed s/layers=2/layers=12/)" --data "$WORK/long.bin" --seq-len 6000 --chunk 128 --timeout 1 --json
+check "a rank with all the work: exit $status: $(grep '^train: ' "$WORK/err")" [ $status = 0 ]
+check "it took $(json seconds) s, --timeout is 1 s" awk -v s="$(json seconds)" 'BEGIN { exit !(s > 1.5) }'
+
+# ---- waiting, of a program that does nothing else ----------------------------------------------------------------------------
+cat >"$WORK/waits.c" <<'EOF'
+#include "llmc/ranks/dist_mpi.h"
+// waits WHAT [WHAT of rank 1]
+int main(int argc, char **argv) {
+    const char *what;
+    char mine[8] = "", all[32];
+    int i;
+    dist_start();
+    dist_split(dist_ranks());
+    dist_timeout(1);
+    what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
+    if (!strcmp(what, "barrier")) dist_barrier();
+    if (!strcmp(what, "gather")) dist_gather(RANKS_OF_STREAM, mine, sizeof(mine), all);
+    if (!strcmp(what, "late")) sleep(4), dist_barrier();
+    if (!strcmp(what, "busy"))
+        for (i = 0; i < 400; i++) usleep(10000), watch_at_work();
+    if (!strcmp(what, "busy")) dist_barrier();
+    if (!strcmp(what, "check")) dist_check("data", 1);
+    if (!strcmp(what, "differ")) dist_check("data", 2);
+    if (!strcmp(what, "exit")) exit(0);
+    printf("done\n");
+    dist_stop();
+    return 0;
+}
+EOF
+if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -DHAVE_MPI $(scripts/mpi_flags.sh compile) -Wall -I. "$WORK/waits.c" $(scripts/mpi_flags.sh link) -lm -o "$WORK/waits" &&
+    ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -Wno-unused-function -I. "$WORK/waits.c" -lm -o "$WORK/waits_alone"; then pass; else fail "waits.c does not compile"; fi
+PROGRAM=$WORK/waits
+ranks 3 barrier
+check "a barrier" [ "$status $(cat "$WORK/out")" = "0 done" ]
+ranks 3 barrier gather
+ends 1 'rank 0 on [^ ]*: waits for a barrier since .*, rank 1 on [^ ]* waits for a gather: neither comes' "ranks that wait in different places"
+ranks 3 barrier busy
+check "a rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
+ranks 3 barrier late
+ends 1 'rank 1 on [^ ]* has not come to a barrier' "a rank that computes for too long"
+ranks 3 barrier exit
+ends 1 'waits for a barrier since .*, rank 1 on [^ ]* waits for the end of the program' "a rank that ends early"
+ranks 3 check differ
+ends 1 'rank 1 on [^ ]* has other data than rank 0' "other data"
+PROGRAM=$WORK/waits_alone
+ranks 3 barrier
+ends 1 'built without MPI' "a build without MPI under a launcher"
+check "a build without MPI, alone" [ "$("$WORK/waits_alone" barrier)" = "done" ]
+OMPI_COMM_WORLD_SIZE='' PMI_SIZE=2 PMI_RANK=0 "$WORK/waits" barrier >"$WORK/out" 2>"$WORK/err"
+status=$?
+ends 1 'MPI does not connect them' "the launcher of another MPI"
+
+# ---- waiting for GPUs, with CUDA and NCCL pretended (nccl_on_mpi.h) ------------------------------------------------------------
+if [ ! -f "${NCCL_OPS:-}" ]; then
+    skipped=$((skipped + 1))
+    echo "[  SKIPPED ] ranks with GPUs: NOT TESTED, because there are no headers of CUDA and of NCCL, 2.13 or later"
+    finish
+    exit
+fi
+cat >"$WORK/gpus.c" <<'EOF'
+#include "llmc/ranks/dist.h"
+#include "llmc/ops/ops.h"
+#include <signal.h>
+#include <unistd.h>
+// gpus WHAT [WHAT of rank 1]
+int main(int argc, char **argv) {
+    const char *what;
+    char mine[8];
+    Summed *x;
+    int i;
+    dist_start();
+    dist_split(dist_ranks());
+    dist_timeout(1);
+    what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
+    x = (Summed *)ops_device->allocate(4000); // connects the ranks
+    ops_device->zero(x, 4000);
+    if (!strcmp(what, "stop")) raise(SIGSTOP);
+    if (!strcmp(what, "barrier")) dist_barrier();
+    if (!strcmp(what, "gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
+    for (i = 0; i < 400 && !strcmp(what, "busy"); i++) usleep(10000), ops_device->copy_out(mine, x, sizeof(mine));
+    if (!strcmp(what, "sum") || !strcmp(what, "busy")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
+    ops_device->finish();
+    printf("done\n");
+    dist_stop();
+    return 0;
+}
+EOF
+if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -fsanitize=address,undefined -I. "$WORK/gpus.c" "$NCCL_OPS" -fopenmp $(scripts/mpi_flags.sh link) -lstdc++ -lm -o "$WORK/gpus"; then pass; else fail "gpus.c does not compile"; fi
+PROGRAM=$WORK/gpus
+ranks 2 sum
+check "a sum between GPUs" [ "$status $(cat "$WORK/out")" = "0 done" ]
+ranks 2 sum busy
+check "a GPU's rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
+NCCL_ON_MPI_DEVICES=1 ranks 2 sum
+ends 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
+NCCL_ON_MPI_DEVICES=0 ranks 2 sum
+ends 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
+ranks 2 sum stop
+ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
+ranks 2 sum barrier
+ends 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
+ranks 2 sum gather
+ends 1 'asks for another collective' "ranks that ask for different collectives"
+NCCL_ON_MPI_FAULT=hang ranks 2 sum
+ends 1 'all ranks have come to a reduce-scatter, no. [0-9]+, which has not ended for' "a collective that does not end"
+NCCL_ON_MPI_FAULT=error ranks 2 sum
+ends 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
+
+finish

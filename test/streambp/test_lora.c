@@ -1,0 +1,329 @@
+/*
+LoRA in the steps of streambp.h: every method and chunk size gives the adapters' gradients that full gives, which are those of the
+merged weights' gradients by the chain rule (dB = scale dW A^T, dA = scale B^T dW) and of finite differences, also with dropout. A
+new adapter changes no bit of the model; merged weights are the adapter within rounding; what is frozen has no gradient anywhere.
+*/
+#include "test/base/testing.h"
+#include "test/model/tiny.h"
+
+static double bound(void) {
+    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.1;
+}
+
+static const char *const models[] = {
+    "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
+    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,head_"
+    "dim=6,vocab_size=29,tie_word_embeddings=true,attention_bias=true,mlp_bias=true",
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=43",
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf,query_pre_attn_scalar=5",
+};
+#define MODELS (sizeof(models) / sizeof(models[0]))
+
+static const struct {
+    size_t rank;
+    double alpha, dropout;
+    int rslora;
+    const char *gpt2_targets, *targets;
+} adapters[] = {
+    {3, 6, 0, 0, "all", "all"},
+    {1, 1, 0, 0, "c_attn", "q_proj,v_proj"},
+    {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj"},
+    {2, 2, 0.3, 0, "all", "all"},
+};
+#define ADAPTERS (sizeof(adapters) / sizeof(adapters[0]))
+
+typedef struct {
+    Model model;
+    Lora lora;
+    double *weights, *adapters;
+    Batch batch;
+} Case;
+
+static Case case_make(size_t m, size_t a) {
+    static const size_t length[] = {6, 1, 13, 9};
+    Config config = config_from_text(models[m], "test", EXIT_USAGE);
+    Case c;
+    memset(&c, 0, sizeof(c));
+    c.model = model_build(&config, ops_device->stored);
+    c.lora.rank = adapters[a].rank, c.lora.alpha = adapters[a].alpha, c.lora.dropout = adapters[a].dropout;
+    c.lora.rslora = adapters[a].rslora;
+    c.lora.modules =
+        lora_modules(config.family, m ? adapters[a].targets : adapters[a].gpt2_targets, "test", EXIT_USAGE);
+    lora_build(&c.lora, &c.model);
+    c.weights = tiny_weights(&c.model, 7);
+    c.adapters = tiny_weights(&c.lora.table, 19);
+    c.batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
+    test_case("%.20s..., rank %zu, %s", models[m], adapters[a].rank, adapters[a].targets);
+    return c;
+}
+
+static void case_free(Case *c) {
+    free(c->weights), free(c->adapters);
+    batch_free(&c->batch);
+    lora_free(&c->lora), model_free(&c->model);
+}
+
+static TinyResult case_run(const Case *c, Method method, size_t chunk, size_t logits_chunk) {
+    RunSettings settings;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &c->model, settings.lora = &c->lora, settings.method = method;
+    settings.chunk = chunk, settings.logits_chunk = logits_chunk, settings.gradient_type = c->model.dtype;
+    return tiny_run_trained(ops_device, settings, c->weights, c->adapters, &c->batch, 1);
+}
+
+static void expect_same(const Case *c, TinyResult found, TinyResult expected, double allowed) {
+    size_t i;
+    if (!(fabs(found.loss - expected.loss) <= allowed * fabs(expected.loss)))
+        test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
+    for (i = 0; i < c->lora.table.parameter_count; i++) {
+        const Parameter *p = &c->lora.table.parameters[i];
+        double difference = tiny_difference(p, found.gradient, expected.gradient);
+        if (!(difference <= allowed)) test_fail("gradient of %s differs by %.3g", p->name, difference);
+        testing.worst = fmax(testing.worst, difference / allowed);
+    }
+}
+
+// W + scale B A, in double.
+static double *case_merge(const Case *c) {
+    double *merged = (double *)checked_malloc(c->model.elements * sizeof(double), "merged weights");
+    const size_t r = c->lora.rank;
+    size_t l, t, i, j, k;
+    memcpy(merged, c->weights, c->model.elements * sizeof(double));
+    for (l = 0; l < c->model.config.num_hidden_layers; l++) {
+        for (t = 0; t < LORA_TENSORS; t++) {
+            const LoraPart *part = &c->lora.part[lora_tensors[t]];
+            const TensorShape shape = layer_tensor_shape(&c->model.config, lora_tensors[t]);
+            const double *layer = c->adapters + l * c->lora.table.layer_elements;
+            double *w = merged + group_begin(&c->model, l) + c->model.layer_offset[lora_tensors[t]];
+            if (part->a == ABSENT || !shape.rows) continue;
+            for (i = 0; i < shape.rows; i++)
+                for (j = 0; j < shape.cols; j++)
+                    for (k = 0; k < r; k++)
+                        w[i * shape.cols + j] +=
+                            c->lora.scale * layer[part->b + i * r + k] * layer[part->a + k * shape.cols + j];
+        }
+    }
+    return merged;
+}
+
+TEST(methods_agree) {
+    const size_t sizes[] = {1, 7, 10, 28, 30};
+    size_t m, a, i;
+    for (m = 0; m < MODELS; m++) {
+        for (a = 0; a < ADAPTERS; a++) {
+            Case c = case_make(m, a);
+            TinyResult full = case_run(&c, METHOD_FULL, 0, 0), other = case_run(&c, METHOD_CHECKPOINT, 0, 0);
+            expect_same(&c, other, full, bound());
+            free(other.gradient);
+            for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+                if (EMULATED && i != (m + a) % 5) continue;
+                other = case_run(&c, METHOD_STREAM, sizes[i], sizes[(i + a) % 5]);
+                expect_same(&c, other, full, bound());
+                free(other.gradient);
+            }
+            free(full.gradient);
+            case_free(&c);
+        }
+    }
+}
+
+// The loss of merged weights is the loss with adapters, and their dW gives dA and dB.
+TEST(merged_weights) {
+    size_t m, a, l, t, i, j, k;
+    for (m = 0; m < MODELS; m++) {
+        for (a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
+            Case c = case_make(m, a);
+            double *merged = case_merge(&c);
+            TinyResult with = case_run(&c, METHOD_STREAM, 7, 5), expected = with;
+            TinyResult full = tiny_run(&c.model, merged, METHOD_FULL, 0, 0, &c.batch);
+            const size_t r = c.lora.rank;
+            expected.loss = full.loss;
+            expected.gradient = (double *)checked_calloc(with.elements, sizeof(double), "expected gradients");
+            for (l = 0; l < c.model.config.num_hidden_layers; l++) {
+                const size_t layer = l * c.lora.table.layer_elements;
+                for (t = 0; t < LORA_TENSORS; t++) {
+                    const LoraPart *part = &c.lora.part[lora_tensors[t]];
+                    const TensorShape shape = layer_tensor_shape(&c.model.config, lora_tensors[t]);
+                    const double *dw = full.gradient + group_begin(&c.model, l) + c.model.layer_offset[lora_tensors[t]];
+                    if (part->a == ABSENT || !shape.rows) continue;
+                    for (i = 0; i < shape.rows; i++) {
+                        for (j = 0; j < shape.cols; j++) {
+                            for (k = 0; k < r; k++) {
+                                const size_t at_a = layer + part->a + k * shape.cols + j,
+                                             at_b = layer + part->b + i * r + k;
+                                expected.gradient[at_a] += c.lora.scale * c.adapters[at_b] * dw[i * shape.cols + j];
+                                expected.gradient[at_b] += c.lora.scale * c.adapters[at_a] * dw[i * shape.cols + j];
+                            }
+                        }
+                    }
+                }
+            }
+            expect_same(&c, with, expected, 10 * bound());
+            free(merged), free(with.gradient), free(expected.gradient), free(full.gradient);
+            case_free(&c);
+        }
+    }
+}
+
+// Along a random direction in each adapter, by central differences; dropout's mask is the same in every pass.
+TEST(finite_differences) {
+    size_t m, i, k;
+    int side;
+    if (ops_device->stored != DTYPE_FP64) {
+        test_skip("finite differences need the double build");
+        return;
+    }
+    for (m = 0; m < MODELS; m++) {
+        Case c = case_make(m, ADAPTERS - 1);
+        TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
+        for (i = 0; i < c.lora.table.parameter_count; i++) {
+            const Parameter *p = &c.lora.table.parameters[i];
+            double slope = 0, size = 0, loss[4], numeric;
+            const double h = 1e-4;
+            for (side = 0; side < 4; side++) { // at -2h, -h, h, 2h
+                const double step = (side < 2 ? side - 2 : side - 1) * h;
+                TinyResult at_step;
+                for (k = 0; k < parameter_elements(p); k++) c.adapters[p->offset + k] += step * random_normal(17, i, k);
+                at_step = case_run(&c, METHOD_STREAM, 9, 4);
+                for (k = 0; k < parameter_elements(p); k++) c.adapters[p->offset + k] -= step * random_normal(17, i, k);
+                loss[side] = at_step.loss;
+                free(at_step.gradient);
+            }
+            for (k = 0; k < parameter_elements(p); k++) {
+                slope += full.gradient[p->offset + k] * random_normal(17, i, k);
+                size += full.gradient[p->offset + k] * full.gradient[p->offset + k];
+            }
+            numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
+            if (!(fabs(numeric - slope) <= 1e-7 * (sqrt(size) + 1e-3)))
+                test_fail("%s: slope %.12g, by differences %.12g", p->name, slope, numeric);
+        }
+        free(full.gradient);
+        case_free(&c);
+    }
+}
+
+// A run of forwards alone: log-probabilities with and without adapters.
+static void forwards(const Case *c, int with_lora, int without, float *out) {
+    RunSettings settings;
+    OptimizerState state;
+    StreamBP s;
+    Arena arena;
+    Plan plan;
+    void *memory;
+    memset(&settings, 0, sizeof(settings));
+    settings.model = &c->model, settings.chunk = 7, settings.logits_chunk = 5;
+    if (with_lora) settings.lora = &c->lora;
+    plan = plan_make(&settings, &c->batch);
+    memory = ops_device->allocate(plan.total_bytes);
+    arena_init(&arena, memory, plan.total_bytes);
+    run_begin(&s, &state, &settings, ops_device, &arena, &c->batch);
+    device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
+    if (with_lora) device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, c->lora.table.elements);
+    forward_policy(&s, &c->batch, without, out);
+    run_end(&s);
+    ops_device->release(memory, plan.total_bytes);
+}
+
+// B = 0, as initialised: not a bit changes. Left out: neither. And left out only for that pass.
+TEST(without_adapters) {
+    size_t m, a, i;
+    for (m = 0; m < MODELS; m++) {
+        for (a = 0; a < ADAPTERS; a++) {
+            Case c = case_make(m, a);
+            float *base = (float *)checked_calloc(3 * c.batch.N, sizeof(float), "log-probabilities");
+            float *found = base + c.batch.N, *with = found + c.batch.N;
+            forwards(&c, 0, 0, base);
+            forwards(&c, 1, 1, found);
+            assert_memory_equal(found, base, c.batch.N * sizeof(float));
+            forwards(&c, 1, 0, with);
+            if (!memcmp(with, base, c.batch.N * sizeof(float))) test_fail("the adapters make no difference");
+            for (i = 0; i < c.lora.table.parameter_count; i++) {
+                const Parameter *p = &c.lora.table.parameters[i];
+                if (p->init_std == 0) memset(c.adapters + p->offset, 0, parameter_elements(p) * sizeof(double));
+            }
+            forwards(&c, 1, 0, found);
+            assert_memory_equal(found, base, c.batch.N * sizeof(float));
+            free(base);
+            case_free(&c);
+        }
+    }
+}
+
+// No gradient, optimizer state or sum of dW of what is frozen: the plan knows of the adapters' alone.
+TEST(plan_of_adapters) {
+    size_t m, i;
+    for (m = 0; m < MODELS; m++) {
+        Case c = case_make(m, 0);
+        const size_t n = c.lora.table.elements, stored = dtype_size(c.model.dtype);
+        RunSettings settings;
+        Plan plan;
+        memset(&settings, 0, sizeof(settings));
+        settings.model = &c.model, settings.lora = &c.lora, settings.chunk = 7, settings.logits_chunk = 5;
+        settings.backward = settings.optimizer = 1;
+        settings.gradient_type = c.model.dtype, settings.moment_type = DTYPE_FP32;
+        plan = plan_make(&settings, &c.batch);
+        if (plan.share[SHARE_WEIGHTS] > (c.model.elements + n) * stored + 512) test_fail("weights take too much");
+        if (plan.share[SHARE_OPTIMIZER] > 2 * n * 4 + 512) test_fail("the optimizer takes too much");
+        if (plan.share[SHARE_GRADIENTS] > n * stored + c.lora.table.layer_elements * 4 + 512)
+            test_fail("gradients take %zu bytes for %zu elements", plan.share[SHARE_GRADIENTS], n);
+        for (i = 0; i < plan.arena.regions_at_peak; i++)
+            if (strstr(plan.arena.at_peak[i].name, "head's gradient")) test_fail("the head's dW is summed");
+        case_free(&c);
+    }
+}
+
+// The mask follows A: queries, keys and values of GPT-2's c_attn share theirs, modules of their own do not, nor do layers or steps.
+TEST(dropout_follows_a) {
+    static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
+    size_t m, i;
+    for (m = 0; m < 2; m++) {
+        Case c = case_make(m, ADAPTERS - 1);
+        GroupWeights w = {NULL, (char *)c.adapters, NULL};
+        uint64_t seed[3], other_layer, other_step;
+        Adapter adapter[2];
+        StreamBP s;
+        memset(&s, 0, sizeof(s));
+        s.model = &c.model, s.memory.lora = &c.lora, s.dropout_seed = 5;
+        for (i = 0; i < 3; i++) {
+            assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, tensors[i]), adapter), 1);
+            seed[i] = adapter[0].seed;
+        }
+        adapters_of(&s, 1, w, linear_of(&s, V_WEIGHT), adapter), other_layer = adapter[0].seed;
+        s.dropout_seed = 6;
+        adapters_of(&s, 0, w, linear_of(&s, V_WEIGHT), adapter), other_step = adapter[0].seed;
+        assert_int_equal(seed[0] == seed[1] && seed[1] == seed[2], m == 0);
+        assert_int_equal(seed[0] == seed[1] || seed[1] == seed[2], m == 0);
+        assert_true(other_layer != seed[2] && other_step != seed[2]);
+        case_free(&c);
+    }
+}
+
+TEST(names) {
+    static const char *const expected[] = {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight",
+                                           "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"};
+    size_t m;
+    for (m = 0; m < 2; m++) {
+        Case c = case_make(m, 0);
+        const Parameter *a = &c.lora.table.parameters[0], *b = &c.lora.table.parameters[1];
+        assert_string_equal(a->name, expected[m]);
+        assert_int_equal(a->rows, 3), assert_int_equal(b->cols, 3);
+        assert_int_equal(a->cols, c.model.config.hidden_size);
+        assert_int_equal(b->rows, m ? 30 : 72); // c_attn holds queries, keys and values
+        case_free(&c);
+    }
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(methods_agree),
+        LISTED(merged_weights),
+        LISTED(finite_differences),
+        LISTED(without_adapters),
+        LISTED(plan_of_adapters),
+        LISTED(dropout_follows_a),
+        LISTED(names),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

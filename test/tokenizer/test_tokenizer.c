@@ -1,0 +1,412 @@
+/*
+The tokenizer: ids and decoded text of several hundred texts in the styles of six families of models are those of Hugging Face's
+tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes in pieces; chat; and files
+that are damaged, with and without a checksum that is right, which are refused in one line or else used without harm.
+*/
+#include "test/base/child.h"
+#include "llmc/tokenizer/chat.h"
+#include "llmc/base/text_out.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+#define FOLDER "test/golden/tokenizers/"
+static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
+enum { STYLES = sizeof(styles) / sizeof(styles[0]) };
+
+static Tokenizer *open_style(const char *style) {
+    char path[128];
+    snprintf(path, sizeof(path), FOLDER "%s.tok", style);
+    return tokenizer_open(path);
+}
+
+// ---- the texts of make_tokenizers.py ---------------------------------------------------------------------------------------------------
+typedef struct {
+    const char *text;
+    size_t bytes;
+} Text;
+
+static size_t read_texts(Text *texts, size_t most) {
+    size_t size, at, count = 0;
+    const char *all = read_whole(FOLDER "texts.bin", &size);
+    for (at = 0; at < size; at += 4 + texts[count++].bytes) {
+        uint32_t bytes;
+        assert_true(count < most);
+        memcpy(&bytes, all + at, 4);
+        texts[count].text = all + at + 4, texts[count].bytes = bytes;
+    }
+    return count;
+}
+
+static char *decoded(const Tokenizer *t, int32_t id) {
+    size_t bytes;
+    const char *text = tokenizer_decode(t, id, &bytes);
+    return (char *)memcpy(case_memory(bytes + 1), text, bytes);
+}
+
+// The whole text of some ids as the library decodes it, special tokens and all.
+static char *decode_all(const Tokenizer *t, const int32_t *ids, size_t count, size_t *bytes) {
+    size_t i, length, room = 1;
+    char *text;
+    TextOut out;
+    for (i = 0; i < count; i++) tokenizer_decode(t, ids[i], &length), room += 3 * length;
+    text = (char *)case_memory(room);
+    out = text_out_to(NULL, text);
+    for (i = 0; i < count; i++) {
+        const char *part = tokenizer_decode(t, ids[i], &length);
+        if (i == 0 && t->flags & TOKENIZER_STRIP_FIRST && length && *part == ' ') part++, length--;
+        text_out(&out, part, length);
+    }
+    text_out_end(&out);
+    *bytes = out.bytes;
+    return text;
+}
+
+TEST(ids_and_texts_of_hugging_face) {
+    static Text texts[600];
+    size_t i, s, k;
+    for (s = 0; s < STYLES; s++) {
+        Tokenizer *t = open_style(styles[s]);
+        TokenIds ids = {NULL, 0, 0};
+        char path[128];
+        const char *cases;
+        size_t size, at = 0, count, changed = 0;
+        test_case("%s", styles[s]);
+        count = read_texts(texts, 600);
+        assert_true(count > 400);
+        snprintf(path, sizeof(path), FOLDER "%s.cases", styles[s]);
+        cases = read_whole(path, &size);
+        for (i = 0; i < count; i++) {
+            uint16_t n, id;
+            uint32_t bytes;
+            size_t got;
+            const char *expected, *text;
+            memcpy(&n, cases + at, 2), at += 2;
+            ids.count = 0;
+            tokenizer_encode(t, texts[i].text, texts[i].bytes, 1, &ids);
+            for (k = 0; k < min_size(n, ids.count); k++) {
+                memcpy(&id, cases + at + 2 * k, 2);
+                if (ids.id[k] != id) test_fail("text %zu: id %zu is %d, expected %d", i, k, ids.id[k], id);
+            }
+            if (ids.count != n) test_fail("text %zu: %zu ids, expected %d", i, ids.count, n);
+            at += 2 * (size_t)n;
+            memcpy(&bytes, cases + at, 4), at += 4;
+            expected = texts[i].text;
+            if (bytes == UINT32_MAX)
+                bytes = (uint32_t)texts[i].bytes;
+            else
+                expected = cases + at, at += bytes, changed++;
+            text = decode_all(t, ids.id, ids.count, &got);
+            if (got != bytes || memcmp(text, expected, got) != 0)
+                test_fail("text %zu is decoded to '%.*s', expected '%.*s'", i, (int)got, text, (int)bytes, expected);
+        }
+        assert_int_equal(at, size);
+        assert_true(changed < count / 2);
+        free(ids.id);
+        tokenizer_close(t);
+    }
+}
+
+static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int prefix) {
+    TokenIds expected = {NULL, 0, 0};
+    if (prefix >= 0) token_ids_add(&expected, (uint32_t)prefix);
+    tokenizer_encode(t, text, strlen(text), 1, &expected);
+    assert_int_equal(ids->count, expected.count);
+    assert_memory_equal(ids->id, expected.id, expected.count * sizeof(int32_t));
+    free(expected.id);
+}
+
+// GPT-2 and Qwen2 put nothing before a text, the others their first token; the end ids are eos_token's and those of the lists.
+TEST(beginnings_and_ends) {
+    static const char *const begin[] = {NULL, "<|im_start|>", NULL, "<s>", "<s>", "<s>"};
+    size_t s, bytes;
+    for (s = 0; s < STYLES; s++) {
+        Tokenizer *t = open_style(styles[s]);
+        TokenIds ids = {NULL, 0, 0}, end = {NULL, 0, 0};
+        test_case("%s", styles[s]);
+        tokenizer_prompt(t, "a b", 3, &ids);
+        assert_int_equal(t->prefix_count, begin[s] != NULL);
+        if (begin[s]) {
+            assert_string_equal(decoded(t, ids.id[0]), begin[s]);
+            assert_true(tokenizer_is_special(t, ids.id[0]));
+        }
+        expect_ids(t, &ids, "a b", begin[s] ? ids.id[0] : -1);
+        tokenizer_encode(t, "<|end|>", 7, 1, &end);
+        assert_int_equal(end.count, 1);
+        assert_true(tokenizer_is_end(t, end.id[0]) && !tokenizer_is_end(t, ids.id[ids.count - 1]));
+        end.count = 0;
+        tokenizer_encode(t, "<|end|>", 7, 0, &end); // as any other text
+        assert_true(end.count > 1);
+        assert_int_equal(tokenizer_decode(t, (int32_t)t->ids, &bytes)[0], 0);
+        tokenizer_decode(t, -1, &bytes);
+        assert_int_equal(bytes, 0);
+        free(ids.id), free(end.id);
+        tokenizer_close(t);
+    }
+}
+
+// ---- long texts ----------------------------------------------------------------------------------------------------------------------
+// Megabytes without a word's end, and of what is nearly an added token at every byte, come back as they were, soon.
+TEST(long_texts) {
+    enum { LONG = 3 << 20 };
+    static const char *const patterns[] = {"a", "the",          " ",        "\n \t",     "<|end|",
+                                           "1", "\347\214\253", "\314\201", "e\314\201", "\314\201\314\243"};
+    enum { COMPOSED = 8 }; // from this pattern on, NFC is another text
+    size_t s, p, i, bytes, lost;
+    for (s = 0; s < STYLES; s++) {
+        Tokenizer *t = open_style(styles[s]);
+        for (p = 0; p < sizeof(patterns) / sizeof(patterns[0]); p++) {
+            size_t piece = strlen(patterns[p]), length = LONG / 8 / piece * piece * (p < 2 ? 8 : 1);
+            TokenIds ids = {NULL, 0, 0};
+            char *text, *back;
+            test_case("%s, '%s'", styles[s], patterns[p]);
+            text = (char *)case_memory(length);
+            for (i = 0; i < length; i += piece) memcpy(text + i, patterns[p], piece);
+            tokenizer_encode(t, text, length, 1, &ids);
+            back = decode_all(t, ids.id, ids.count, &bytes);
+            lost = t->words == WORDS_METASPACE_FIRST && *text == ' '; // which stands for the space that others get
+            if (t->flags & TOKENIZER_COMPOSE && p >= COMPOSED)
+                assert_true(bytes <= length && memcmp(text, back, bytes) != 0);
+            else if (bytes != length - lost || memcmp(text + lost, back, bytes) != 0)
+                test_fail("it does not come back");
+            assert_true(ids.count > 0 && ids.count <= length + 1);
+            free(ids.id);
+        }
+        tokenizer_close(t);
+    }
+}
+
+// ---- pieces --------------------------------------------------------------------------------------------------------------------------
+TEST(text_in_pieces) {
+    static const char text[] =
+        "a\303\251\342\202\254\360\237\231\202z\xff\342\202z\360\237\231\303\251\355\240\200\364\220\200\200\342";
+    static const char whole[] =
+        "a\303\251\342\202\254\360\237\231\202z\357\277\275\357\277\275z\357\277\275\303\251"
+        "\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275";
+    size_t first, second, total = sizeof(text) - 1;
+    for (first = 0; first <= total; first++) {
+        for (second = first; second <= total; second++) {
+            char memory[3 * sizeof(text)];
+            TextOut out = text_out_to(NULL, memory);
+            text_out(&out, text, first);
+            text_out(&out, text + first, second - first);
+            text_out(&out, text + second, total - second);
+            text_out_end(&out);
+            assert_int_equal(out.bytes, sizeof(whole) - 1);
+            assert_memory_equal(memory, whole, out.bytes);
+        }
+    }
+}
+
+// What can still become a character is kept back, what cannot is not.
+TEST(pieces_are_whole_characters) {
+    static const char smile[] = "\360\237\231\202";
+    char memory[64];
+    TextOut out = text_out_to(NULL, memory);
+    size_t i;
+    for (i = 0; i < 4; i++) {
+        text_out(&out, smile + i, 1);
+        assert_int_equal(out.bytes, i < 3 ? 0 : 4);
+    }
+    text_out(&out, "\342\202", 2);
+    assert_int_equal(out.bytes, 4);
+    text_out(&out, "x", 1);
+    assert_int_equal(out.bytes, 8); // U+FFFD and the x
+    text_out(&out, "\340\200", 2);  // overlong
+    assert_int_equal(out.bytes, 14);
+}
+
+// ---- chat ------------------------------------------------------------------------------------------------------------------------------
+static void expect_turn(const char *style, const char *system, const char *user, int first, const char *expected) {
+    Tokenizer *t = open_style(style);
+    TokenIds ids = {NULL, 0, 0};
+    chat_turn(t, system, user, strlen(user), first, &ids);
+    expect_ids(t, &ids, expected, -1);
+    free(ids.id);
+    tokenizer_close(t);
+}
+
+TEST(chat_is_the_template) {
+    expect_turn("qwen2", NULL, " Hi <x>\n", 1,
+                "<|im_start|>system\nBe brief.<|end|>\n<|im_start|>user\n Hi <x>\n<|end|>\n<|im_start|>assistant\n");
+    expect_turn("qwen2", " You're it. ", "Hi", 1,
+                "<|im_start|>system\n You're it. <|end|>\n<|im_start|>user\nHi<|end|>\n<|im_start|>assistant\n");
+    expect_turn("qwen2", "not again", "And?", 0, "<|end|>\n<|im_start|>user\nAnd?<|end|>\n<|im_start|>assistant\n");
+    expect_turn("gemma", NULL, " \343\200\200\302\205\tHi there\034 \n", 1, // its template trims
+                "<s><|im_start|>user\nHi there<|end|>\n<|im_start|>model\n");
+    expect_turn("gemma", NULL, " \n", 0, "<|end|>\n<|im_start|>user\n<|end|>\n<|im_start|>model\n");
+}
+
+// ---- refusals ----------------------------------------------------------------------------------------------------------------------------
+typedef struct {
+    const char *path, *text, *system;
+    size_t bytes;
+    int turns;
+} Use;
+
+static void encode_text(const void *context) {
+    const Use *use = (const Use *)context;
+    TokenIds ids = {NULL, 0, 0};
+    tokenizer_encode(tokenizer_open(use->path), use->text, use->bytes, 1, &ids);
+}
+
+static void ask_for_chat(const void *context) {
+    const Use *use = (const Use *)context;
+    chat_check(tokenizer_open(use->path), use->system, use->turns);
+}
+
+// A copy with `bytes` at `offset`; `sealed`: with the checksum that goes with them.
+static const char *changed_copy(const char *style, size_t offset, const void *bytes, size_t count, int sealed) {
+    char path[128];
+    size_t size;
+    char *file;
+    uint32_t crc;
+    snprintf(path, sizeof(path), FOLDER "%s.tok", style);
+    file = read_whole(path, &size);
+    memcpy(file + offset, bytes, count);
+    crc32_prepare();
+    crc = crc32_of(0, file + 16, size - 16);
+    if (sealed) memcpy(file + 12, &crc, 4);
+    write_file(scratch_path("changed.tok"), file, size);
+    return scratch_path("changed.tok");
+}
+
+TEST(refusals) {
+    static const uint32_t none = 0, other = 7;
+    Use use = {FOLDER "qwen2.tok",
+               "ab\xff"
+               "c",
+               NULL, 4, 0};
+    expect_refused(encode_text, &use, EXIT_RUNTIME, "not UTF-8: see its byte 2, 0xff");
+    use.text = "a\355\240\200", use.bytes = 4; // half of a surrogate pair
+    expect_refused(encode_text, &use, EXIT_RUNTIME, "not UTF-8: see its byte 1, 0xed");
+    use.path = FOLDER "texts.bin";
+    expect_refused(encode_text, &use, EXIT_RUNTIME, "is not a tokenizer file");
+    use.path = changed_copy("qwen2", 8, &other, 4, 1);
+    expect_refused(encode_text, &use, EXIT_RUNTIME, "of version 7, this program reads version 1");
+    use.path = changed_copy("qwen2", 100, "x", 1, 0);
+    expect_refused(encode_text, &use, EXIT_RUNTIME, "its checksum is wrong");
+    use.path = changed_copy("qwen2", 32, &none, 4, 1);
+    expect_refused(encode_text, &use, EXIT_USAGE, "decodes only");
+    expect_refused(encode_text, &use, EXIT_USAGE, "--prompt-ids");
+    expect_refused(ask_for_chat, &use, EXIT_USAGE, "decodes only");
+    use.path = FOLDER "gpt2.tok";
+    expect_refused(ask_for_chat, &use, EXIT_USAGE, "there is no chat template");
+    use.path = FOLDER "gemma.tok", use.system = "x";
+    expect_refused(ask_for_chat, &use, EXIT_USAGE, "no system role; leave it out");
+    use.path = FOLDER "nothing.tok";
+    expect_refused(encode_text, &use, EXIT_RUNTIME, "nothing.tok: cannot be opened");
+}
+
+// ---- damage ------------------------------------------------------------------------------------------------------------------------------
+// Everything that a file can be used for.
+static void use_all(const void *context) {
+    static const char *const texts[] = {
+        "Hello, w\303\266rld's 1234 <|end|> e\314\201\314\243 \352\260\200\341\206\250 \n\n x",
+        "  <extra>  <mask> <s> <tool>", "\342\226\201 \360\237\231\202", "DON'T", ""};
+    Tokenizer *t = tokenizer_open((const char *)context);
+    TokenIds ids = {NULL, 0, 0};
+    size_t i, bytes, sum = 0;
+    int32_t id;
+    for (id = 0; id < (int32_t)min_size(t->ids, 5000); id++) {
+        const char *text = tokenizer_decode(t, id, &bytes);
+        for (i = 0; i < bytes; i++) sum += (unsigned char)text[i];
+        sum += (size_t)tokenizer_is_end(t, id);
+    }
+    for (i = 0; t->flags & TOKENIZER_ENCODES && i < sizeof(texts) / sizeof(texts[0]); i++) {
+        tokenizer_prompt(t, texts[i], strlen(texts[i]), &ids);
+        chat_turn(t, "s", texts[i], strlen(texts[i]), (int)i % 2, &ids);
+    }
+    for (i = 0; i < ids.count; i++)
+        if ((uint32_t)ids.id[i] >= t->ids) exit(3);
+    if (sum == SIZE_MAX) exit(4);
+    free(ids.id);
+    tokenizer_close(t);
+}
+
+static void expect_harmless(const char *path, int must_refuse) {
+    const Child *child = run_child(use_all, path);
+    if (child->code == 0 && !must_refuse) return;
+    if (child->code != EXIT_RUNTIME) test_fail("exit code %d: %s", child->code, child->err);
+    if (count_lines(child->err) != 1 || child->out[0]) test_fail("not one line: %s", child->err);
+    if (must_refuse && !strstr(child->err, path)) test_fail("the file is not named: %s", child->err);
+}
+
+TEST(truncated_files) {
+    size_t s, i, size;
+    for (s = 0; s < STYLES; s++) {
+        char path[128], *file;
+        test_case("%s", styles[s]);
+        snprintf(path, sizeof(path), FOLDER "%s.tok", styles[s]);
+        file = read_whole(path, &size);
+        for (i = 0; i < 24; i++) {
+            size_t kept = i < 12 ? i * 45 : i < 20 ? test_random_below(size) : size - 1 - (i - 20);
+            write_file(scratch_path("cut.tok"), file, kept);
+            expect_harmless(scratch_path("cut.tok"), 1);
+        }
+        file = (char *)memcpy(case_memory(size + 8), file, size);
+        write_file(scratch_path("cut.tok"), file, size + 8);
+        expect_harmless(scratch_path("cut.tok"), 1);
+    }
+}
+
+// A flipped bit is noticed. Where the checksum is made to fit, the file is another one, and either refused or harmless.
+TEST(flipped_bits) {
+    size_t s, i, k, size;
+    for (s = 0; s < STYLES; s++) {
+        char path[128];
+        unsigned char *file, *copy;
+        test_case("%s", styles[s]);
+        snprintf(path, sizeof(path), FOLDER "%s.tok", styles[s]);
+        file = (unsigned char *)read_whole(path, &size);
+        copy = (unsigned char *)case_memory(size);
+        for (i = 0; i < 90; i++) {
+            int sealed = i % 3 != 0;
+            memcpy(copy, file, size);
+            for (k = 0; k <= i % 4; k++) { // half of them among the header and the table of sections
+                size_t at = i % 2 ? 16 + test_random_below(480) : test_random_below(size);
+                copy[at] ^= (unsigned char)(1u << test_random_below(8));
+            }
+            if (sealed) {
+                uint32_t crc = crc32_of(0, copy + 16, size - 16);
+                memcpy(copy + 12, &crc, 4);
+            }
+            write_file(scratch_path("flipped.tok"), copy, size);
+            expect_harmless(scratch_path("flipped.tok"), !sealed && memcmp(copy, file, size) != 0);
+        }
+    }
+}
+
+// Any word of any section, with a checksum that fits, set to what is out of bounds if anything is.
+TEST(numbers_out_of_bounds) {
+    static const uint32_t values[] = {0, 1, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x10ffff, 0xd800};
+    size_t s, i, section, size;
+    for (s = 0; s < STYLES; s++) {
+        Tokenizer *t = open_style(styles[s]);
+        test_case("%s", styles[s]);
+        for (section = 0; section < TOKENIZER_SECTIONS; section++) {
+            size = t->section_bytes[section];
+            for (i = 0; i < 3 && size >= 4; i++) {
+                size_t at = (size_t)(t->section[section] - t->file) + test_random_below(size / 4) * 4;
+                uint32_t value = values[test_random_below(sizeof(values) / sizeof(values[0]))];
+                expect_harmless(changed_copy(styles[s], at, &value, 4, 1), 0);
+            }
+        }
+        tokenizer_close(t);
+    }
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(ids_and_texts_of_hugging_face),
+        LISTED(beginnings_and_ends),
+        LISTED(long_texts),
+        LISTED(text_in_pieces),
+        LISTED(pieces_are_whole_characters),
+        LISTED(chat_is_the_template),
+        LISTED(refusals),
+        LISTED(truncated_files),
+        LISTED(flipped_bits),
+        LISTED(numbers_out_of_bounds),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

@@ -1,0 +1,310 @@
+/*
+What the tests of checkpoints have in common: a run's tensors in fenced device memory, filled with bits that are a function of
+the step, so that a checkpoint can be told from any other; where such a run stands; a file system of the test's own.
+*/
+#ifndef TEST_CHECKPOINT_RUNS_H
+#define TEST_CHECKPOINT_RUNS_H
+#include "test/base/testing.h"
+#include "test/base/child.h"
+#include "test/ops/fence.h"
+#include "llmc/train/checkpoint.h"
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+// ---- where a run stands ----------------------------------------------------------------------------------------------------
+enum { USUAL_SETTINGS = 5 };
+
+static const RunSetting usual_settings[USUAL_SETTINGS] = {
+    {"the model", "llama,hidden_size=16,num_hidden_layers=2", 0},
+    {"--seq-len", "8192", 0},
+    {"--data of fingerprint", "00ff", 0},
+    {"something", "\"odd\"\t\\ \x01 \xc3\xa9", 0},
+    {"--chunk", "1024", 1},
+};
+
+static inline RunState run_state(size_t step) {
+    static const Schedule schedule = {SCHEDULE_COSINE, 3e-4, 0.1, 0.2, 10, 1000};
+    RunState run;
+    memset(&run, 0, sizeof(run));
+    run.step = step, run.next_batch = 4 * step, run.tokens = 8192 * step, run.seconds = 0.1 * (double)step;
+    run.schedule = schedule;
+    run.settings = usual_settings, run.setting_count = USUAL_SETTINGS;
+    return run;
+}
+
+// ---- its tensors -----------------------------------------------------------------------------------------------------------
+static World test_world; // how what trained_open makes is held; zeros: whole
+
+static inline size_t held_elements(const Trained *t, Sharding held) {
+    return holds_whole(held) ? t->model->elements : sharding_elements(t->model, held);
+}
+
+static inline size_t held_bytes(const Trained *t, Section s) {
+    return s.memory ? held_elements(t, s.held) * dtype_size(s.type) : 0;
+}
+
+static inline void trained_allocate(Trained *t, DType moments, int master) {
+    size_t n;
+    t->ops = ops_fenced(), t->moment_type = moments;
+    t->weights_held = sharding_of(test_world, DEALT_WEIGHTS);
+    t->optimizer_held = sharding_of(test_world, DEALT_OPTIMIZER);
+    t->weights = (char *)t->ops->allocate(held_elements(t, t->weights_held) * dtype_size(t->model->dtype));
+    n = held_elements(t, t->optimizer_held);
+    t->optimizer.m = t->ops->allocate(n * dtype_size(moments));
+    t->optimizer.v = t->ops->allocate(n * dtype_size(moments));
+    if (master) t->optimizer.master = (float *)t->ops->allocate(n * sizeof(float));
+    assert_true(t->weights && t->optimizer.m && t->optimizer.v && (!master || t->optimizer.master));
+}
+
+static inline Trained trained_open(const char *text, DType dtype, DType moments, int master) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
+    Trained t;
+    memset(&t, 0, sizeof(t));
+    *model = model_build(&config, dtype);
+    t.model = model;
+    trained_allocate(&t, moments, master);
+    return t;
+}
+
+// Adapters for that model, of all its linear layers.
+static inline Trained trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
+    Config config = config_from_text(text, "test", EXIT_USAGE);
+    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
+    Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
+    Trained t;
+    memset(&t, 0, sizeof(t));
+    *model = model_build(&config, dtype);
+    lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
+    lora_build(lora, model);
+    t.model = &lora->table, t.lora = lora, t.base_model = model, t.base_path = "the/base";
+    t.base.config = 0x1234, t.base.weights = 0x5678;
+    trained_allocate(&t, moments, master);
+    return t;
+}
+
+enum { TRAINED_SECTIONS = SECTIONS + 1 };
+
+static inline void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS]) {
+    optimizer_sections(t, sections);
+    sections[SECTIONS] = weights_section(t);
+}
+
+static inline void trained_close(Trained *t) {
+    Section sections[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(t, sections);
+    for (i = 0; i < TRAINED_SECTIONS; i++)
+        if (sections[i].memory) t->ops->release(sections[i].memory, held_bytes(t, sections[i]));
+    if (t->lora) {
+        lora_free((Lora *)t->lora);
+        free((Lora *)t->lora);
+        t->model = t->base_model;
+    }
+    model_free((Model *)t->model);
+    free((Model *)t->model);
+}
+
+// Any bits at all, NaN among them: a checkpoint does not look at values.
+static inline unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
+    unsigned char *data = (unsigned char *)malloc(bytes + 8);
+    size_t i;
+    assert_non_null(data);
+    for (i = 0; i < bytes; i += 8) {
+        uint64_t bits = random_bits(step, section, i);
+        memcpy(data + i, &bits, 8);
+    }
+    return data;
+}
+
+// What a section has for the whole table at a step: those bits, or where adapters have a master copy its rounding.
+static inline unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Section s) {
+    unsigned char *master, *rounded;
+    if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, t->model->elements * dtype_size(s.type));
+    master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
+    rounded = (unsigned char *)malloc(t->model->elements * dtype_size(s.type));
+    assert_non_null(rounded);
+    elements_convert(rounded, s.type, master, DTYPE_FP32, t->model->elements);
+    free(master);
+    return rounded;
+}
+
+// The same as memory holds it; between portions, what nobody writes.
+static inline unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Section s) {
+    unsigned char *whole = table_bytes(t, step, i, s), *held;
+    size_t size = dtype_size(s.type), g;
+    if (holds_whole(s.held)) return whole;
+    held = (unsigned char *)malloc(held_bytes(t, s));
+    assert_non_null(held);
+    memset(held, 0xa5, held_bytes(t, s));
+    for (g = 0; g < group_count(t->model); g++) {
+        TablePart part = table_part(t->model, s.held, s.held, group_at(t->model, g));
+        memcpy(held + part.place * size, whole + part.first * size, part.count * size);
+    }
+    free(whole);
+    return held;
+}
+
+static inline void trained_fill(const Trained *t, size_t step) {
+    Section sections[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(t, sections);
+    for (i = 0; i < TRAINED_SECTIONS; i++) {
+        unsigned char *data;
+        if (!sections[i].memory) continue;
+        data = section_bytes(t, step, i, sections[i]);
+        t->ops->copy_in(sections[i].memory, data, held_bytes(t, sections[i]));
+        free(data);
+    }
+}
+
+static inline unsigned char *section_copy(const Trained *t, Section section) {
+    unsigned char *data = (unsigned char *)malloc(held_bytes(t, section) + 1);
+    assert_non_null(data);
+    if (section.memory) t->ops->copy_out(data, section.memory, held_bytes(t, section));
+    return data;
+}
+
+static inline void expect_trained(const Trained *t, size_t step) {
+    Section sections[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(t, sections);
+    for (i = 0; i < TRAINED_SECTIONS; i++) {
+        unsigned char *found, *expected;
+        if (!sections[i].memory) continue;
+        found = section_copy(t, sections[i]), expected = section_bytes(t, step, i, sections[i]);
+        if (memcmp(found, expected, held_bytes(t, sections[i])) != 0)
+            test_fail("section %zu is not that of step %zu", i, step);
+        free(found);
+        free(expected);
+    }
+}
+
+static inline void expect_same_trained(const Trained *a, const Trained *b) {
+    Section of_a[TRAINED_SECTIONS], of_b[TRAINED_SECTIONS];
+    size_t i;
+    trained_sections(a, of_a);
+    trained_sections(b, of_b);
+    for (i = 0; i < TRAINED_SECTIONS; i++) {
+        unsigned char *x = section_copy(a, of_a[i]), *y = section_copy(b, of_b[i]);
+        if (held_bytes(a, of_a[i]) != held_bytes(b, of_b[i]) || memcmp(x, y, held_bytes(a, of_a[i])) != 0)
+            test_fail("section %zu differs", i);
+        free(x);
+        free(y);
+    }
+}
+
+// ---- folders ---------------------------------------------------------------------------------------------------------------
+static inline const char *fresh_folder(const char *name) {
+    const char *path = scratch_path(name);
+    char command[600];
+    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", path, path);
+    assert_int_equal(system(command), 0);
+    return path;
+}
+
+static inline void copy_folder(const char *from, const char *to) {
+    char command[1200];
+    snprintf(command, sizeof(command), "rm -rf '%s' && cp -a '%s' '%s'", to, from, to);
+    assert_int_equal(system(command), 0);
+}
+
+// Puts an empty file system of a MiB over a folder, for this process alone. 0 where the machine does not let us.
+static inline int private_tmpfs(const char *folder, int read_only) {
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 0;
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 0;
+    return mount("tmpfs", folder, "tmpfs", read_only ? MS_RDONLY : 0, "size=1m") == 0;
+}
+
+// ---- the usual run: a small model in fp32 with master weights, in scratch "out" ----------------------------------------------
+static const char usual_model[] =
+    "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
+
+// A checkpoint of a run at step 7 in scratch "out"; takes the run's tensors.
+static inline void save_trained(Trained t) {
+    RunState run = run_state(7);
+    CheckpointFolder folder;
+    trained_fill(&t, 7);
+    checkpoint_open(&folder, fresh_folder("out"), 2, 0);
+    checkpoint_save(&folder, &t, &run);
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+static inline void save_usual(void) { save_trained(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
+static inline void save_usual_adapters(void) {
+    save_trained(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1));
+}
+
+// Saves one step as a run of its own does.
+typedef struct {
+    const char *out;
+    size_t keep, step;
+    int resume;
+    rlim_t file_limit; // bytes of a file; 0: none
+    int adapters;
+} Saving;
+
+static inline void save_body(const void *context) {
+    const Saving *saving = (const Saving *)context;
+    Trained t = (saving->adapters ? trained_open_adapters : trained_open)(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    RunState run = run_state(saving->step);
+    CheckpointFolder folder;
+    struct rlimit limit = {saving->file_limit, saving->file_limit};
+    if (saving->file_limit) setrlimit(RLIMIT_FSIZE, &limit);
+    trained_fill(&t, saving->step);
+    checkpoint_open(&folder, saving->out, saving->keep, saving->resume);
+    checkpoint_check_space(&folder, &t, saving->out);
+    checkpoint_save(&folder, &t, &run);
+}
+
+// Step 7 on a file system of a MiB over `out`, then step 8 where that is full. Exits with 77 where none can be mounted.
+static inline void save_on_full_disk(Trained t, const char *out) {
+    RunState run = run_state(7);
+    CheckpointFolder folder;
+    char ballast[PATH_MAX];
+    int fd;
+    if (!private_tmpfs(out, 0)) exit(77);
+    trained_fill(&t, 7);
+    checkpoint_open(&folder, out, 2, 0);
+    checkpoint_save(&folder, &t, &run);
+    path_join(ballast, out, "ballast");
+    fd = open(ballast, O_WRONLY | O_CREAT, 0666);
+    while (write(fd, ballast, sizeof(ballast)) > 0) continue;
+    run = run_state(8);
+    checkpoint_save(&folder, &t, &run);
+}
+
+static inline const char *file_in(const char *checkpoint, const char *file) {
+    char name[128];
+    snprintf(name, sizeof(name), "out/%s/%s", checkpoint, file);
+    return scratch_path(name);
+}
+
+static inline int is_there(const char *name) { return path_exists(file_in(".", name)); }
+
+// noted: what the child shall have said on stderr; NULL: nothing.
+static inline void expect_said(const Child *child, const char *noted) {
+    int right = noted ? strstr(child->err, noted) != NULL : !*child->err;
+    if (!right) test_fail("stderr is: '%s', expected: '%s'", child->err, noted ? noted : "");
+}
+
+static inline void find_body(const void *context) {
+    size_t last = checkpoint_find_last((const char *)context);
+    if (last == CHECKPOINT_NONE)
+        puts("none");
+    else
+        printf("%zu\n", last);
+}
+
+static inline void expect_found(const char *expected, const char *noted) {
+    const Child *child = run_child(find_body, scratch_path("out"));
+    if (child->code != 0 || strcmp(child->out, expected) != 0)
+        test_fail("exit code %d, found %s(expected %s); stderr: %s", child->code, child->out, expected, child->err);
+    expect_said(child, noted);
+}
+
+#endif

@@ -1,0 +1,447 @@
+/*
+Checkpoints: every combination of types there and back to the bit; model.bin is what any writer of flat .bin writes; resuming
+gives the bits of a run that was never interrupted; what differs on resuming is refused by name; damage is found wherever it
+is; writing that fails leaves the last one as it was. The folder they are in is tested in test_checkpoint_folder.c, that a run
+may end at any moment in test_checkpoint_kill.c.
+*/
+#include "checkpoint_runs.h"
+#include "llmc/train/adamw.h"
+
+// ---- there and back -------------------------------------------------------------------------------------------------------
+static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
+    const char *out = fresh_folder("out");
+    CheckpointFolder folder;
+    RunState run = run_state(7);
+    Trained a, b;
+    WeightSource *source;
+    size_t count, flat_count, i;
+    char *bytes, *flat;
+    void *trained;
+    test_case("%.6s, %s, moments %s, %s master", model, dtype_name(dtype), dtype_name(moments),
+              master ? "with" : "without");
+    a = trained_open(model, dtype, moments, master), b = trained_open(model, dtype, moments, master);
+    trained_fill(&a, 7);
+    trained_fill(&b, 1); // what is to be overwritten
+    checkpoint_open(&folder, out, 2, 0);
+    assert_true(folder.last == CHECKPOINT_NONE);
+    allocation_guard = 1;
+    checkpoint_save(&folder, &a, &run);
+    allocation_guard = 0;
+    checkpoint_close(&folder);
+
+    checkpoint_open(&folder, out, 2, 1);
+    assert_int_equal(folder.last, 7);
+    run = run_state(0);
+    checkpoint_load(&folder, 7, &b, &run);
+    expect_trained(&b, 7);
+    assert_int_equal(run.step, 7);
+    assert_int_equal(run.next_batch, 7 * 4);
+    assert_int_equal(run.tokens, (size_t)7 * 8192);
+    assert_true(run.seconds == 7 * 0.1);
+    checkpoint_close(&folder);
+
+    source = weights_open(scratch_path("out/checkpoint-00000007/model.bin"));
+    weights_convert(source, scratch_path("flat.bin"), dtype);
+    flat = read_whole(scratch_path("flat.bin"), &flat_count);
+    bytes = read_whole(scratch_path("out/checkpoint-00000007/model.bin"), &count);
+    assert_int_equal(count, flat_count);
+    assert_memory_equal(bytes, flat, count);
+    trained = case_memory(count);
+    a.ops->copy_out(trained, a.weights, count - sizeof(FlatHeader));
+    assert_memory_equal(bytes + sizeof(FlatHeader), trained, count - sizeof(FlatHeader));
+    for (i = 0; i < a.model->parameter_count; i++) {
+        const Parameter *p = &a.model->parameters[i];
+        size_t size = dtype_size(dtype);
+        void *values = case_memory(parameter_elements(p) * size);
+        weights_read(source, i, 0, parameter_elements(p), dtype, values);
+        assert_memory_equal(values, bytes + sizeof(FlatHeader) + p->offset * size, parameter_elements(p) * size);
+    }
+    weights_close(source);
+    trained_close(&a);
+    trained_close(&b);
+}
+
+TEST(round_trip) {
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
+    size_t dtype, moments;
+    int master;
+    for (dtype = 0; dtype < 3; dtype++)
+        for (moments = 0; moments < 3; moments++)
+            for (master = 0; master < 2; master++) round_trip_case(usual_model, types[dtype], types[moments], master);
+}
+
+// Sections of several pieces, the last of them not whole.
+TEST(round_trip_of_many_pieces) {
+    round_trip_case("gpt2,hidden_size=256,num_hidden_layers=2,num_attention_heads=4,vocab_size=3001", DTYPE_FP32,
+                    DTYPE_BF16, 1);
+}
+
+// ---- resuming: six steps, or three, a checkpoint, another process' memory, and three more ----------------------------------
+static void train_steps(Trained *t, void *gradients, size_t begin, size_t end) {
+    size_t n = t->model->elements, i, step;
+    float *values = (float *)case_memory(n * sizeof(float));
+    for (step = begin; step < end; step++) {
+        AdamW s;
+        memset(&s, 0, sizeof(s));
+        s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
+        s.gradient_scale = 1.0, s.step = (int64_t)step + 1, s.seed = 11;
+        for (i = 0; i < n; i++) values[i] = (float)random_normal(5, step, i);
+        t->ops->copy_in(gradients, values, n * sizeof(float));
+        optimizer_step(t->model, world_alone(), t->ops, t->weights, gradients, DTYPE_FP32, &t->optimizer,
+                       t->moment_type, &s);
+    }
+}
+
+static void resume_case(Trained (*open)(const char *, DType, DType, int), DType moments, int master) {
+    const char *out = fresh_folder("out");
+    DType stored = ops_device->stored;
+    CheckpointFolder folder;
+    RunState run = run_state(3);
+    Trained whole, first, second;
+    void *gradients, *weights;
+    size_t n, i;
+    test_case("%s, moments %s, %s master", open == trained_open ? "a model" : "adapters", dtype_name(moments),
+              master ? "with" : "without");
+    whole = open(usual_model, stored, moments, master), first = open(usual_model, stored, moments, master);
+    second = open(usual_model, stored, moments, master);
+    n = whole.model->elements;
+    weights = case_memory(n * dtype_size(stored));
+    gradients = whole.ops->allocate(n * sizeof(float));
+    for (i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));
+    whole.ops->copy_in(whole.weights, weights, n * dtype_size(stored));
+    whole.ops->copy_in(first.weights, weights, n * dtype_size(stored));
+    optimizer_init(whole.model, world_alone(), whole.ops, whole.weights, &whole.optimizer, moments);
+    optimizer_init(first.model, world_alone(), first.ops, first.weights, &first.optimizer, moments);
+    train_steps(&whole, gradients, 0, 6);
+    train_steps(&first, gradients, 0, 3);
+    checkpoint_open(&folder, out, 1, 0);
+    checkpoint_save(&folder, &first, &run);
+    trained_fill(&second, 9);
+    checkpoint_load(&folder, folder.last, &second, &run);
+    checkpoint_close(&folder);
+    train_steps(&second, gradients, run.step, 6);
+    expect_same_trained(&second, &whole);
+    whole.ops->release(gradients, n * sizeof(float));
+    trained_close(&whole);
+    trained_close(&first);
+    trained_close(&second);
+}
+
+TEST(resumed_run_has_the_same_bits) {
+    size_t moments;
+    int master;
+    for (moments = 0; moments < 2; moments++) {
+        for (master = 0; master < 2; master++) {
+            resume_case(trained_open, (DType)moments, master);
+            resume_case(trained_open_adapters, (DType)moments, master);
+        }
+    }
+}
+
+// ---- what differs is refused by name ---------------------------------------------------------------------------------------
+typedef struct {
+    const char *model;
+    DType dtype, moments;
+    int master;
+    RunState run;
+} Resumption;
+
+// Resumes scratch "out" at its last step.
+static void resume_body(const void *context) {
+    const Resumption *r = (const Resumption *)context;
+    Trained t = trained_open(r->model, r->dtype, r->moments, r->master);
+    RunState run = r->run;
+    CheckpointFolder folder;
+    checkpoint_open(&folder, scratch_path("out"), 2, 1);
+    if (folder.last == CHECKPOINT_NONE) die("nothing to resume from");
+    checkpoint_load(&folder, folder.last, &t, &run);
+}
+
+static Resumption usual_resumption(void) {
+    Resumption r = {usual_model, DTYPE_FP32, DTYPE_FP32, 1, run_state(0)};
+    return r;
+}
+
+static void expect_resumes(const Resumption *r, const char *noted) {
+    const Child *child = run_child(resume_body, r);
+    if (child->code != 0) test_fail("exit code %d: %s", child->code, child->err);
+    expect_said(child, noted);
+}
+
+TEST(settings_must_agree) {
+    RunSetting settings[USUAL_SETTINGS];
+    Resumption r = usual_resumption();
+    save_usual();
+    expect_resumes(&r, NULL);
+    memcpy(settings, usual_settings, sizeof(settings));
+    r.run.settings = settings;
+    settings[1].value = "4096";
+    expect_refused(resume_body, &r, 1,
+                   "checkpoint-00000007: was trained with --seq-len 8192, now it is 4096; resume with");
+    settings[1].value = "819";
+    expect_refused(resume_body, &r, 1, "--seq-len 8192, now it is 819;");
+    settings[1] = usual_settings[1];
+    settings[0].value = "llama,hidden_size=16,num_hidden_layers=3";
+    expect_refused(resume_body, &r, 1,
+                   "was trained with the model num_hidden_layers=2, now it is num_hidden_layers=3;");
+    settings[0] = usual_settings[0];
+    settings[2].value = "\"quoted\"\t\\";
+    expect_refused(resume_body, &r, 1, "--data of fingerprint 00ff, now it is \"quoted\"");
+    settings[2] = usual_settings[2];
+    settings[4].value = "512"; // this one may change
+    expect_resumes(&r, "note: --chunk was 1024 until ");
+    settings[4].may_change = 2; // and changes no bits by itself
+    expect_resumes(&r, "now it is 512: the run goes on\n");
+    settings[4] = usual_settings[4];
+    settings[1].name = "--batch";
+    expect_refused(resume_body, &r, 1, "does not say what --batch was: the run began without it, or with another");
+    settings[1] = usual_settings[1];
+    r.run.setting_count = USUAL_SETTINGS - 1;
+    expect_refused(resume_body, &r, 1, "began with \"--chunk\", which is no setting of this one");
+}
+
+TEST(types_must_agree) {
+    Resumption r = usual_resumption();
+    save_usual();
+    r.moments = DTYPE_BF16;
+    expect_refused(resume_body, &r, 1,
+                   "optimizer.bin: holds moments in fp32, this run has bf16; resume with the same --moments");
+    r = usual_resumption(), r.master = 0;
+    expect_refused(resume_body, &r, 1, "was saved with master weights; resume with --master fp32");
+    r = usual_resumption(), r.dtype = DTYPE_BF16;
+    expect_refused(resume_body, &r, 1, "model.bin: holds fp32 weights, this program trains in bf16");
+    r = usual_resumption();
+    r.model = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
+    expect_refused(resume_body, &r, 1, "holds another model: intermediate_size=20, not intermediate_size=24");
+}
+
+// Seven steps were made with the saved schedule; what the new one would have made of them decides.
+TEST(schedule_must_agree_so_far) {
+    static const struct {
+        Schedule saved, now;
+        const char *refusal; // NULL: may go on
+    } cases[] = {
+        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100}, {SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100}, NULL},
+        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100},
+         {SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 200},
+         "made step 3 at learning rate"},
+        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100},
+         {SCHEDULE_COSINE, 2e-3, 0.1, 0.2, 2, 100},
+         "it was started with --lr 0.001 --schedule cosine --steps 100 --warmup 2 --final-lr-fraction 0.1"},
+        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 50, 100},
+         {SCHEDULE_LINEAR, 1e-3, 0.5, 0.2, 50, 999},
+         NULL}, // still warming up
+        {{SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 7}, {SCHEDULE_CONSTANT, 1e-3, 0.3, 0.2, 2, 100}, NULL},
+        {{SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 100}, {SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 3, 100}, "made step 1 at"},
+        {{SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 100},
+         {SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 6},
+         "is at step 7 already, --steps is 6"},
+        {{SCHEDULE_WSD, 1e-3, 0.0, 0.2, 2, 10}, {SCHEDULE_WSD, 1e-3, 0.0, 0.5, 2, 100}, NULL}, // decays from step 9 on
+        {{SCHEDULE_WSD, 1e-3, 0.0, 0.5, 2, 10}, {SCHEDULE_WSD, 1e-3, 0.0, 0.5, 2, 100}, "made step 6 at"},
+    };
+    size_t i;
+    for (i = 0; i < COUNT_OF(cases); i++) {
+        Trained t;
+        Resumption r = usual_resumption();
+        RunState run = run_state(7);
+        CheckpointFolder folder;
+        test_case("case %zu", i);
+        t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+        trained_fill(&t, 7);
+        run.schedule = cases[i].saved, r.run.schedule = cases[i].now;
+        checkpoint_open(&folder, fresh_folder("out"), 2, 0);
+        checkpoint_save(&folder, &t, &run);
+        checkpoint_close(&folder);
+        if (cases[i].refusal)
+            expect_refused(resume_body, &r, 1, cases[i].refusal);
+        else
+            expect_resumes(&r, NULL);
+        trained_close(&t);
+    }
+}
+
+// ---- damage ---------------------------------------------------------------------------------------------------------------
+static const char *const files[] = {"model.bin", "optimizer.bin", "state.json", "DONE"};
+
+// Every file a byte shorter, a byte longer, empty and missing: passed over for the one before, with a note.
+TEST(wrong_sizes_are_passed_over) {
+    size_t f, count;
+    int change;
+    save_usual();
+    for (f = 0; f < COUNT_OF(files); f++) {
+        for (change = 0; change < 4; change++) {
+            const char *path;
+            char *bytes;
+            test_case("%s, change %d", files[f], change);
+            copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
+            path = file_in("checkpoint-00000009", files[f]);
+            bytes = read_whole(path, &count);
+            if (change == 0) write_file(path, bytes, count - 1);
+            if (change == 1) write_file(path, bytes, count + 1);
+            if (change == 2) write_file(path, bytes, 0);
+            if (change == 3) assert_int_equal(unlink(path), 0);
+            expect_found("7\n", f == 3 ? "checkpoint-00000009 is passed over: it" : files[f]);
+        }
+    }
+}
+
+// One bit of each file in turn, at its ends and at random: refused, in one line that names the file.
+TEST(damaged_bits_are_refused) {
+    Resumption r = usual_resumption();
+    size_t f, i;
+    save_usual();
+    for (f = 0; f < COUNT_OF(files); f++) {
+        for (i = 0; i < 40; i++) {
+            const char *path = file_in("checkpoint-00000007", files[f]);
+            size_t count, at;
+            int bit = (int)test_random_below(8);
+            char *bytes;
+            test_case("%s, try %zu", files[f], i);
+            bytes = read_whole(path, &count);
+            at = i < 12 ? i * 6 % count : i < 20 ? count - 1 - (i - 12) : test_random_below(count);
+            bytes[at] = (char)(bytes[at] ^ (1 << bit));
+            write_file(path, bytes, count);
+            if (f < 3) {
+                expect_refused(resume_body, &r, 1, files[f]);
+            } else { // a seal that was changed is none, or that of other files
+                const Child *child = run_child(resume_body, &r);
+                if (child->code != 1 || (!strstr(child->err, "is damaged") && !strstr(child->err, "is passed over")))
+                    test_fail("byte %zu: exit code %d: %s", at, child->code, child->err);
+            }
+            bytes[at] = (char)(bytes[at] ^ (1 << bit));
+            write_file(path, bytes, count);
+        }
+    }
+    expect_resumes(&r, NULL);
+}
+
+// Files that are each whole, but do not belong together, or not under this name.
+TEST(mixed_up_files_are_refused) {
+    Resumption r = usual_resumption();
+    Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
+    size_t count;
+    char *bytes;
+    save_usual();
+    assert_int_equal(run_child(save_body, &saving)->code, 0);
+    bytes = read_whole(file_in("checkpoint-00000007", "optimizer.bin"), &count);
+    write_file(file_in("checkpoint-00000009", "optimizer.bin"), bytes, count);
+    expect_refused(resume_body, &r, 1, "checkpoint-00000009/optimizer.bin: is of step 7, state.json of step 9");
+    bytes = read_whole(file_in("checkpoint-00000007", "model.bin"), &count);
+    write_file(file_in("checkpoint-00000009", "model.bin"), bytes, count);
+    expect_refused(resume_body, &r, 1, "checkpoint-00000009/model.bin: is damaged: its checksum is");
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000011"));
+    expect_refused(resume_body, &r, 1, "state.json: is of step 7, its folder's name says 11");
+}
+
+// A whole file by its seal, but not what this program would have written.
+TEST(other_states_are_refused) {
+    static const struct {
+        const char *text, *refusal;
+    } cases[] = {
+        {"[1]", "state.json: is not a JSON object"},
+        {"{\"format\": \"other\"}", "state.json: is not the state of a run"},
+        {"{\"version\": 1}", "state.json: has no \"format\""},
+        {"{\"format\": \"streambp.c run state\", \"version\": 2}",
+         "state.json: is of version 2, this program reads version 1"},
+        {"{\"format\": \"streambp.c run state\", \"version\": 1, \"step\": -1}",
+         "state.json: \"step\" is not a whole number"},
+        {"{\"format\": \"streambp.c run state\", \"version\": 1, \"step\": 7, \"next_batch\": 1, \"tokens\": 1, "
+         "\"seconds\": \"1\"}",
+         "state.json: \"seconds\" is not a number"},
+        {"{\"format\": \"streambp.c run state\", \"version\": 1, \"step\": 7, \"next_batch\": 1, \"tokens\": 1, "
+         "\"seconds\": 1, \"settings\": {\"the model\": 3}}",
+         "state.json: \"the model\" is not text"},
+    };
+    Resumption r = usual_resumption();
+    char checkpoint[PATH_MAX], seal_of[SEAL_TEXT];
+    Seal seal;
+    size_t i;
+    save_usual();
+    checkpoint_path(checkpoint, scratch_path("out"), 7, "");
+    assert_null(seal_check(checkpoint, &seal));
+    for (i = 0; i < COUNT_OF(cases); i++) {
+        test_case("case %zu", i);
+        seal.bytes[SEAL_STATE] = strlen(cases[i].text);
+        seal.checksum[SEAL_STATE] = checksum_piece(0, cases[i].text, strlen(cases[i].text));
+        write_file(file_in("checkpoint-00000007", "state.json"), cases[i].text, strlen(cases[i].text));
+        write_file(file_in("checkpoint-00000007", "DONE"), seal_of, seal_text(&seal, seal_of));
+        expect_refused(resume_body, &r, 1, cases[i].refusal);
+    }
+}
+
+// Not passed over for an earlier one, nor begun anew beside it.
+TEST(checkpoints_of_version_1_are_refused) {
+    static const char *const seals[] = {"model.bin 5208 0123456789abcdef\noptimizer.bin 9 0123456789abcdef\n",
+                                        "adapter_model.safetensors 5208 0123456789abcdef\n"};
+    Resumption r = usual_resumption();
+    size_t i;
+    save_usual();
+    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
+    for (i = 0; i < 2; i++) {
+        write_file(file_in("checkpoint-00000009", "DONE"), seals[i], strlen(seals[i]));
+        expect_refused(resume_body, &r, 1,
+                       "checkpoint-00000009: is of version 1, this program reads version 2; go on with the program");
+    }
+}
+
+// ---- writing that fails: one line, the unfinished folder is gone, the last one is untouched --------------------------------
+static void expect_untouched(void) {
+    Resumption r = usual_resumption();
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    CheckpointFolder folder;
+    RunState run = run_state(0);
+    assert_false(is_there("checkpoint-00000008.partial") || is_there("checkpoint-00000008"));
+    expect_found("7\n", NULL);
+    expect_resumes(&r, NULL);
+    checkpoint_open(&folder, scratch_path("out"), 2, 1);
+    checkpoint_load(&folder, folder.last, &t, &run);
+    expect_trained(&t, 7);
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+TEST(file_size_limit) {
+    Saving saving = {scratch_path("out"), 2, 8, 1, 0, 0};
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    save_usual();
+    saving.file_limit = 4000; // less than the header of model.bin
+    expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/model.bin: reserving");
+    expect_untouched();
+    saving.file_limit =
+        sizeof(FlatHeader) + sections_bytes(&t, SEAL_MODEL); // room for model.bin, not for optimizer.bin
+    expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/optimizer.bin: reserving");
+    expect_untouched();
+    trained_close(&t);
+}
+
+static void full_disk_body(const void *context) {
+    save_on_full_disk(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1), ((const Saving *)context)->out);
+}
+
+// A file system of one MiB, which only this child sees.
+TEST(full_disk) {
+    Saving saving = {fresh_folder("mount"), 2, 8, 0, 0, 0};
+    const Child *child = run_child(full_disk_body, &saving);
+    if (child->code == 77) test_skip("this machine does not let us mount a small file system");
+    expect_refused(full_disk_body, &saving, 1, "checkpoint-00000008: a checkpoint takes");
+    expect_said(child, "free there; free some space, then --resume from step 7, which is safe");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(round_trip),
+        LISTED(round_trip_of_many_pieces),
+        LISTED(resumed_run_has_the_same_bits),
+        LISTED(settings_must_agree),
+        LISTED(types_must_agree),
+        LISTED(schedule_must_agree_so_far),
+        LISTED(wrong_sizes_are_passed_over),
+        LISTED(damaged_bits_are_refused),
+        LISTED(mixed_up_files_are_refused),
+        LISTED(other_states_are_refused),
+        LISTED(checkpoints_of_version_1_are_refused),
+        LISTED(file_size_limit),
+        LISTED(full_disk),
+    };
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

@@ -1,0 +1,451 @@
+/*
+Checkpoints of several processes: any number of ranks, in any stage of ZeRO, writes the same bytes, and reads what any other
+number has written; a flipped bit is found, whichever rank reads it; a rank that is killed, whose disk is full or that sees
+another folder ends the job and leaves the last checkpoint as it was. And the checksum that ranks make together.
+
+The test is a process alone. It starts itself under test/ranks/mpirun.sh as the ranks of a job: test_checkpoint_ranks --job WHAT ...
+*/
+#include "test/base/testing.h"
+#include "test/base/child.h"
+#include "test/ops/fence.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+
+// ---- the system calls of a save, counted: a rank may die before any of them --------------------------------------------------
+static struct {
+    size_t count, kill_at; // 0: never
+} calls;
+
+static int call_begin(int argument) {
+    if (++calls.count == calls.kill_at) raise(SIGKILL);
+    return argument;
+}
+
+#define pwrite(fd, ...) pwrite(call_begin(fd), __VA_ARGS__)
+#define fsync(fd)       fsync(call_begin(fd))
+#define rename(...)     (call_begin(0) ? 0 : rename(__VA_ARGS__))
+#define mkdir(...)      (call_begin(0) ? 0 : mkdir(__VA_ARGS__))
+#include "checkpoint_runs.h"
+#undef pwrite
+#undef fsync
+#undef rename
+#undef mkdir
+
+enum { MOST_RANKS = 3, STAGES = 4 };
+
+// ---- what is saved --------------------------------------------------------------------------------------------------------
+typedef struct {
+    const char *model;
+    DType dtype, moments;
+    int master, adapters;
+    size_t step; // between the stages of ZeRO that it is tested in
+} Kind;
+
+static const char gpt2_model[] = "gpt2,hidden_size=12,num_hidden_layers=3,num_attention_heads=2,vocab_size=31";
+static const char large_model[] = "gpt2,hidden_size=256,num_hidden_layers=1,num_attention_heads=4,vocab_size=13000";
+
+static const Kind kinds[] = {
+    {usual_model, DTYPE_FP32, DTYPE_FP32, 1, 0, 1},
+    {gpt2_model, DTYPE_BF16, DTYPE_BF16, 1, 0, 1}, // tied; groups that are no multiple of a portion's unit
+    {gpt2_model, DTYPE_FP64, DTYPE_BF16, 0, 0, 1},
+    {usual_model, DTYPE_BF16, DTYPE_FP32, 1, 1, 1}, // in the file is the master copy, in use its rounding
+    {gpt2_model, DTYPE_FP32, DTYPE_BF16, 0, 1, 1},
+    {large_model, DTYPE_FP32, DTYPE_BF16, 0, 0, 3}, // a rank's part of a group takes several pieces
+};
+
+static Trained kind_open(const Kind *k, size_t stage) {
+    test_world.ranks = dist_ranks(), test_world.rank = dist_rank(), test_world.zero = stage;
+    return (k->adapters ? trained_open_adapters : trained_open)(k->model, k->dtype, k->moments, k->master);
+}
+
+static const char *kind_folder(const char *out, size_t kind, size_t stage) {
+    static char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/%zu-%zu", out, kind, stage);
+    return path;
+}
+
+// ---- jobs: what the ranks do ---------------------------------------------------------------------------------------------
+static void save_step(const char *out, const Kind *kind, size_t stage, size_t step, int resume) {
+    Trained t = kind_open(kind, stage);
+    RunState run = run_state(step);
+    CheckpointFolder folder;
+    trained_fill(&t, step);
+    checkpoint_open(&folder, out, 2, resume);
+    allocation_guard = 1;
+    checkpoint_save(&folder, &t, &run);
+    allocation_guard = 0;
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+static void load_step(const char *out, const Kind *kind, size_t stage, size_t step) {
+    Trained t = kind_open(kind, stage);
+    RunState run = run_state(0);
+    CheckpointFolder folder;
+    trained_fill(&t, 1); // what is to be overwritten
+    checkpoint_open(&folder, out, 2, 1);
+    assert_int_equal(folder.last, step);
+    checkpoint_load(&folder, step, &t, &run);
+    expect_trained(&t, step);
+    assert_int_equal(run.step, step);
+    assert_int_equal(run.next_batch, 4 * step);
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+// save OUT: every kind, in every stage
+static void job_save(char **argument) {
+    size_t kind, stage;
+    for (kind = 0; kind < COUNT_OF(kinds); kind++)
+        for (stage = 0; stage < STAGES; stage += kinds[kind].step)
+            save_step(kind_folder(argument[0], kind, stage), &kinds[kind], stage, 10 + kind, 0);
+}
+
+// load OUT...: the same, in another stage than they were written in; of most every second one
+static void job_load(char **argument) {
+    size_t kind, stage, from;
+    for (from = 0; argument[from]; from++)
+        for (kind = 0; kind < COUNT_OF(kinds); kind++)
+            for (stage = 0; stage < STAGES; stage += kinds[kind].step)
+                if (kinds[kind].step > 1 || (from + kind + stage) % 2)
+                    load_step(kind_folder(argument[from], kind, 3 - stage), &kinds[kind], stage, 10 + kind);
+}
+
+// one OUT KIND STAGE STEP: loads that, of one kind in one stage
+static void job_one(char **argument) {
+    load_step(argument[0], &kinds[atoi(argument[1])], (size_t)atoi(argument[2]), (size_t)atoi(argument[3]));
+}
+
+// next OUT STAGE STEP RANK CALL BYTES: saves the step; RANK dies before that call, or may only write files of BYTES. 0: no
+static void job_next(char **argument) {
+    const size_t step = (size_t)atoi(argument[2]);
+    struct rlimit limit = {(rlim_t)atoi(argument[5]), (rlim_t)atoi(argument[5])};
+    Trained t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
+    RunState run = run_state(step);
+    CheckpointFolder folder;
+    trained_fill(&t, step);
+    checkpoint_open(&folder, argument[0], 2, 1);
+    memset(&calls, 0, sizeof(calls));
+    if (dist_rank() == (size_t)atoi(argument[3])) {
+        calls.kill_at = (size_t)atoi(argument[4]);
+        if (limit.rlim_cur) setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    checkpoint_save(&folder, &t, &run);
+    if (dist_rank() == (size_t)atoi(argument[3])) fprintf(stderr, "%zu calls\n", calls.count);
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
+// many OUT STAGE: one step after the other, until somebody ends it
+static void job_many(char **argument) {
+    Trained t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
+    CheckpointFolder folder;
+    size_t step;
+    checkpoint_open(&folder, argument[0], 2, 1);
+    for (step = folder.last + 1;; step++) {
+        RunState run = run_state(step);
+        trained_fill(&t, step);
+        checkpoint_save(&folder, &t, &run);
+    }
+}
+
+// open OUT OTHER: the last rank has been given another folder
+static void job_open(char **argument) {
+    CheckpointFolder folder;
+    checkpoint_open(&folder, argument[dist_rank() + 1 == dist_ranks()], 2, 1);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(char **argument);
+} jobs[] = {{"save", job_save}, {"load", job_load}, {"one", job_one},
+            {"next", job_next}, {"many", job_many}, {"open", job_open}};
+
+static int job_main(char **argument) {
+    size_t i;
+    is_child = 1; // MPI keeps memory to the end; what leaks of ours other tests find
+    dist_start();
+    dist_split(1);
+    for (i = 0; i < COUNT_OF(jobs); i++) {
+        if (strcmp(jobs[i].name, argument[0]) != 0) continue;
+        jobs[i].run(argument + 1);
+        dist_stop();
+        return 0;
+    }
+    return 2;
+}
+
+// ---- starting one ----------------------------------------------------------------------------------------------------------
+static const char *program; // this one
+
+static void job_body(const void *command) {
+    setenv("CMOCKA_TEST_ABORT", "1", 1); // an assertion that fails ends the job
+    execl("/bin/sh", "sh", "-c", (const char *)command, (char *)NULL);
+    exit(127);
+}
+
+__attribute__((format(printf, 2, 3))) static const Child *run_job(size_t ranks, const char *format, ...) {
+    char command[8192];
+    va_list args;
+    int used = ranks == 1 ? snprintf(command, sizeof(command), "exec %s --job ", program)
+                          : snprintf(command, sizeof(command), "exec test/ranks/mpirun.sh %zu %s --job ", ranks, program);
+    va_start(args, format);
+    vsnprintf(command + used, sizeof(command) - (size_t)used, format, args);
+    va_end(args);
+    return run_child(job_body, command);
+}
+
+static void expect_done(const Child *child) {
+    if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
+}
+
+// One rank has said, for all, what is wrong.
+static void expect_job_refused(const Child *child, const char *words) {
+    const char *line = strstr(child->err, PROGRAM_NAME ": ");
+    if (child->code != 1) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
+    if (!line || strstr(line + 1, PROGRAM_NAME ": ") || !strstr(line, words))
+        test_fail("stderr is: %s(expected: %s)", child->err, words);
+}
+
+static void need_mpirun(void) {
+    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+}
+
+// ---- the same bytes, whoever writes ----------------------------------------------------------------------------------------
+static const char *out_of(size_t ranks) {
+    char name[32];
+    snprintf(name, sizeof(name), "out%zu", ranks);
+    return scratch_path(name);
+}
+
+static void expect_same_files(size_t ranks, size_t kind, size_t stage) {
+    static const char *const names[] = {"model.bin",  "adapter_model.safetensors", "optimizer.bin",
+                                        "state.json", "adapter_config.json",       "DONE"};
+    char path[2][PATH_MAX];
+    size_t i, f, count[2], found = 0;
+    test_case("%zu ranks, kind %zu, stage %zu", ranks, kind, stage);
+    for (f = 0; f < COUNT_OF(names); f++) {
+        char *bytes[2];
+        for (i = 0; i < 2; i++)
+            snprintf(path[i], sizeof(path[i]), "%s/checkpoint-%08zu/%s",
+                     kind_folder(out_of(i ? ranks : 1), kind, i ? stage : 0), 10 + kind, names[f]);
+        if (!path_exists(path[0]) && !path_exists(path[1])) continue;
+        for (i = 0; i < 2; i++) bytes[i] = read_whole(path[i], &count[i]);
+        if (count[0] != count[1] || memcmp(bytes[0], bytes[1], count[0]) != 0) test_fail("%s differs", names[f]);
+        found++;
+    }
+    if (found != (kinds[kind].adapters ? 5 : 4)) test_fail("%zu files", found);
+}
+
+TEST(any_number_of_ranks_writes_the_same_and_reads_it) {
+    size_t ranks, kind, stage;
+    need_mpirun();
+    for (ranks = 1; ranks <= MOST_RANKS; ranks++) expect_done(run_job(ranks, "save %s", out_of(ranks)));
+    for (ranks = 1; ranks <= MOST_RANKS; ranks++)
+        for (kind = 0; kind < COUNT_OF(kinds); kind++)
+            for (stage = 0; stage < STAGES; stage += kinds[kind].step) expect_same_files(ranks, kind, stage);
+    for (ranks = 1; ranks <= MOST_RANKS; ranks++)
+        expect_done(run_job(ranks, "load %s %s %s", out_of(1), out_of(2), out_of(3)));
+}
+
+// ---- damage ----------------------------------------------------------------------------------------------------------------
+// A bit of each part of a file; read whole by every rank, and in portions.
+TEST(a_flipped_bit_is_found_by_the_ranks_together) {
+    static const struct {
+        size_t kind, stage;
+        const char *file;
+        double place; // in the file
+    } cases[] = {
+        {0, 0, "model.bin", 0.9},     {0, 3, "model.bin", 0.45},    {0, 3, "model.bin", 0.9999},
+        {0, 2, "optimizer.bin", 0.0}, {0, 1, "optimizer.bin", 0.4}, {3, 3, "adapter_model.safetensors", 0.8},
+    };
+    size_t i, count;
+    need_mpirun();
+    fresh_folder("out");
+    for (i = 0; i < COUNT_OF(cases); i++) {
+        char path[PATH_MAX];
+        const char *out = kind_folder(scratch_path("out"), i, 0);
+        char *bytes;
+        size_t at;
+        test_case("%s at %g, stage %zu", cases[i].file, cases[i].place, cases[i].stage);
+        save_step(out, &kinds[cases[i].kind], 0, 7, 0);
+        snprintf(path, sizeof(path), "%s/checkpoint-00000007/%s", out, cases[i].file);
+        bytes = read_whole(path, &count);
+        at = (size_t)(cases[i].place * (double)count);
+        if (cases[i].place == 0) at = offsetof(OptimizerHeader, zero); // of the header what nobody compares
+        bytes[at] ^= 4;
+        write_file(path, bytes, count);
+        expect_job_refused(run_job(MOST_RANKS, "one %s %zu %zu 7", out, cases[i].kind, cases[i].stage),
+                           "is damaged: its checksum is");
+    }
+}
+
+// ---- a rank that ends -------------------------------------------------------------------------------------------------------
+// After a job that failed: what this process, alone, finds.
+static size_t step_found(const char *out) {
+    Trained t = kind_open(&kinds[0], 0);
+    CheckpointFolder folder;
+    RunState run = run_state(0);
+    checkpoint_open(&folder, out, 2, 1);
+    if (folder.last == CHECKPOINT_NONE) test_fail("no complete checkpoint is left");
+    checkpoint_load(&folder, folder.last, &t, &run);
+    expect_trained(&t, folder.last);
+    assert_false(path_exists(file_in("checkpoint-00000008.partial", ".")));
+    checkpoint_close(&folder);
+    trained_close(&t);
+    return folder.last;
+}
+
+// Before each of a few of a rank's calls, evenly spread.
+TEST(a_killed_rank_leaves_the_last_checkpoint) {
+    enum { KILLS = 4 };
+    const char *before = fresh_folder("before"), *out = scratch_path("out");
+    size_t rank, i, most, found[2] = {0, 0};
+    need_mpirun();
+    save_step(before, &kinds[0], 0, 7, 0);
+    for (rank = 0; rank < 3; rank++) {
+        const Child *child;
+        copy_folder(before, out);
+        child = run_job(3, "next %s 3 8 %zu 0 0", out, rank); // never killed
+        expect_done(child);
+        if (sscanf(child->err, "%zu calls", &most) != 1 || most < 4) test_fail("stderr is: %s", child->err);
+        assert_int_equal(step_found(out), 8);
+        for (i = 0; i < KILLS; i++) {
+            const size_t call = 1 + i * (most - 1) / (KILLS - 1);
+            size_t step;
+            test_case("rank %zu before its call %zu of %zu", rank, call, most);
+            copy_folder(before, out);
+            child = run_job(3, "next %s 3 8 %zu %zu 0", out, rank, call);
+            if (child->code == 0) test_fail("the job ended well: %s", child->err);
+            step = step_found(out);
+            if (step != 7 && (step != 8 || rank != 0 || i + 1 < KILLS)) test_fail("step %zu was found", step);
+            found[step - 7]++;
+        }
+    }
+    printf("             %zu kills left the step before, %zu the new one\n", found[0], found[1]);
+}
+
+// The launcher, and what it has started, at a random moment.
+TEST(a_killed_job_leaves_the_last_checkpoint) {
+    enum { KILLS = 3 };
+    const char *out = fresh_folder("out");
+    size_t i, before = 7, step;
+    char command[1200];
+    need_mpirun();
+    save_step(out, &kinds[0], 0, before, 0);
+    for (i = 0; i < KILLS; i++, before = step) {
+        const struct timespec pause = {1, (long)(test_uniform() * 999999999)}; // most of the first second it starts
+        int status;
+        pid_t process = fork();
+        assert_true(process >= 0);
+        if (process == 0) {
+            setpgid(0, 0);
+            snprintf(command, sizeof(command), "exec test/ranks/mpirun.sh 3 %s --job many %s %zu 2>/dev/null", program, out,
+                     i);
+            job_body(command);
+        }
+        nanosleep(&pause, NULL);
+        kill(-process, SIGKILL);
+        assert_int_equal(waitpid(process, &status, 0), process);
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        step = step_found(out);
+        if (step < before) test_fail("step %zu was found, before it was step %zu", step, before);
+    }
+    printf("             %zu steps were saved\n", before - 7);
+}
+
+// The disk of one rank takes no more: its limit lies behind the header and before its part.
+TEST(a_full_disk_of_one_rank_leaves_the_last_checkpoint) {
+    const char *out = scratch_path("out");
+    size_t stage;
+    need_mpirun();
+    for (stage = 0; stage < STAGES; stage += 3) {
+        test_case("stage %zu", stage);
+        fresh_folder("out");
+        save_step(out, &kinds[0], 0, 7, 0);
+        expect_job_refused(run_job(3, "next %s %zu 8 1 0 5000", out, stage), "model.bin: writing ");
+        assert_int_equal(step_found(out), 7);
+    }
+}
+
+TEST(ranks_that_see_other_folders_are_refused) {
+    const char *out = fresh_folder("out"), *other = fresh_folder("other");
+    need_mpirun();
+    expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");
+    copy_folder(out, other); // with the lock of the run before
+    expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");
+}
+
+// ---- the checksum -----------------------------------------------------------------------------------------------------------
+static int same_sums(Checksum a, Checksum b) { return a.sum[0] == b.sum[0] && a.sum[1] == b.sum[1]; }
+
+// In pieces of any size, from the last to the first, at any place in the whole.
+TEST(checksums_do_not_depend_on_pieces) {
+    enum { BYTES = 5000 };
+    unsigned char *bytes = (unsigned char *)case_memory(BYTES);
+    size_t i, try;
+    for (i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
+    for (try = 0; try < 200; try++) {
+        const uint64_t place = test_random() >> (try % 2 ? 30 : 56);
+        Checksum whole = {{0, 0}}, pieces = {{0, 0}};
+        size_t end, n;
+        checksum_add(&whole, place, bytes, BYTES);
+        for (end = BYTES; end; end -= n) {
+            n = min_size(end, 1 + test_random_below(try % 3 ? 2000 : 9));
+            checksum_add(&pieces, place + end - n, bytes + end - n, n);
+        }
+        if (!same_sums(whole, pieces)) test_fail("try %zu", try);
+        checksum_add(&pieces, place + BYTES, bytes, 0);
+        assert_true(same_sums(whole, pieces));
+        checksum_join(&pieces); // alone: nothing is added
+        assert_true(same_sums(whole, pieces));
+    }
+}
+
+// Any bit; two parts of any size that change places; parts that move; bytes that are missing or over.
+TEST(checksums_find_what_changes) {
+    enum { BYTES = 3000 };
+    unsigned char *bytes = (unsigned char *)case_memory(BYTES + 1), *other = (unsigned char *)case_memory(BYTES + 1);
+    uint64_t key;
+    size_t i, k;
+    for (i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
+    key = checksum_piece(0, bytes, BYTES);
+    for (i = 0; i < BYTES * 8; i++) {
+        Checksum before = {{0, 0}}, after = {{0, 0}};
+        const size_t word = i / 8 / 4 * 4;
+        checksum_add(&before, word, bytes + word, 4);
+        bytes[i / 8] ^= (unsigned char)(1u << i % 8);
+        checksum_add(&after, word, bytes + word, 4);
+        if (before.sum[0] == after.sum[0] || before.sum[1] == after.sum[1])
+            test_fail("bit %zu changes one sum alone", i);
+        if (i % 7 == 0 && checksum_piece(0, bytes, BYTES) == key) test_fail("bit %zu is not noticed", i);
+        bytes[i / 8] ^= (unsigned char)(1u << i % 8);
+    }
+    for (i = 0; i < 2000; i++) {
+        const size_t n = 1 + test_random_below(i % 2 ? 1024 : 4), a = test_random_below(BYTES - n);
+        const size_t b = i % 3 ? test_random_below(BYTES - n) : (a + 1024) % (BYTES - n);
+        memcpy(other, bytes, BYTES);
+        for (k = 0; k < n; k++) other[a + k] = bytes[b + k], other[b + k] = bytes[a + k];
+        if (memcmp(other, bytes, BYTES) != 0 && checksum_piece(0, other, BYTES) == key)
+            test_fail("%zu bytes at %zu and %zu", n, a, b);
+    }
+    assert_true(checksum_piece(0, bytes, BYTES - 1) != key);
+    assert_true(checksum_piece(0, bytes, BYTES + 1) != key); // a zero more
+    assert_true(checksum_piece(0, bytes + 1, BYTES - 1) != checksum_piece(0, bytes, BYTES - 1));
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(any_number_of_ranks_writes_the_same_and_reads_it),
+        LISTED(a_flipped_bit_is_found_by_the_ranks_together),
+        LISTED(a_killed_rank_leaves_the_last_checkpoint),
+        LISTED(a_killed_job_leaves_the_last_checkpoint),
+        LISTED(a_full_disk_of_one_rank_leaves_the_last_checkpoint),
+        LISTED(ranks_that_see_other_folders_are_refused),
+        LISTED(checksums_do_not_depend_on_pieces),
+        LISTED(checksums_find_what_changes),
+    };
+    if (argc > 2 && !strcmp(argv[1], "--job")) return job_main(argv + 2);
+    program = argv[0];
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

@@ -1,0 +1,573 @@
+/*
+Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through
+packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
+never half of one.
+*/
+#define PROGRAM_NAME "train"
+#include "test/data/document_files.h"
+#include "llmc/train/reference.h"
+#include <signal.h>
+
+#define VOCABULARY 96
+#define LAYERS(n)                                                                                                      \
+    "llama,hidden_size=32,intermediate_size=48,num_hidden_layers=" n                                                   \
+    ",num_attention_heads=4,num_key_value_heads=2,vocab_size=96"
+#define TINY LAYERS("2")
+
+// ---- a run without a first step -----------------------------------------------------------------------------------
+typedef struct {
+    Options options;
+    Run run;
+    DataLoader data;
+    Batch batch;
+    uint64_t key;
+} Opened;
+
+typedef struct {
+    const char *init, *shards, *T, *B, *long_documents, *shuffle, *out, *seed, *method, *chunk;
+    DataUse use;
+    const Objective *objective;
+} Setup;
+
+// All NULL but what matters to a test
+static Setup some_setup(const char *shards) {
+    Setup s = {TINY, shards, "200", "1", "split", "off", NULL, "5", "stream", "64", DATA_TRAINS, NULL};
+    return s;
+}
+
+static DataLoader data_of(const Setup *s, const Options *o) {
+    DataSettings settings = data_settings(o->batch, o->seq_len);
+    settings.vocab_size = VOCABULARY, settings.shuffle = run_shuffle(o);
+    if (!strcmp(s->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
+    settings.use = s->use, settings.objective = s->objective;
+    return dataloader_open(o->data.path, o->data.count, &settings);
+}
+
+// Lasts until the next one is opened: what was given to options_parse stays in use.
+static Opened *opened(const Setup *s) {
+    static char word[32][512];
+    static char *argv[32];
+    static Opened o;
+    const char *given[] = {"train",     "train",    "--init",  s->init, "--data",   s->shards,
+                           "--seq-len", s->T,       "--batch", s->B,    "--long",   s->long_documents,
+                           "--shuffle", s->shuffle, "--seed",  s->seed, "--method", s->method,
+                           "--chunk",   s->chunk,   "--quiet", "--out", s->out};
+    int argc = (int)(sizeof(given) / sizeof(given[0])) - (s->out ? 0 : 2), i;
+    for (i = 0; i < argc; i++) snprintf(word[i], sizeof(word[i]), "%s", given[i]), argv[i] = word[i];
+    argv[argc] = NULL;
+    memset(&o, 0, sizeof(o));
+    o.options = options_parse(argc, argv);
+    progress_off = 1;
+    run_open_model(&o.run, &o.options, NULL);
+    run_settle(&o.run);
+    o.data = data_of(s, &o.options);
+    run_allocate(&o.run, dataloader_bound(&o.data));
+    o.batch = batch_for(&o.data);
+    run_load_weights(&o.run);
+    o.key = model_key(&o.run.model, sharding_whole(), ops_device, o.run.stream.memory.weights, 0);
+    return &o;
+}
+
+static void closed(Opened *o) {
+    batch_free(&o->batch);
+    dataloader_close(&o->data);
+    run_close(&o->run);
+}
+
+static MadeDocument random_document(size_t tokens, size_t masked) {
+    MadeDocument made = made_document(0, tokens, masked);
+    uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
+    size_t i;
+    for (i = 0; i < tokens; i++) id[i] = (uint32_t)test_random_below(VOCABULARY);
+    made.id = id;
+    return made;
+}
+
+static const char *random_shard(const char *name, const size_t *tokens, size_t documents) {
+    MadeDocument *document = (MadeDocument *)case_memory(documents * sizeof(MadeDocument));
+    MadeShard made = made_shard(2);
+    size_t d;
+    made.vocabulary = VOCABULARY;
+    for (d = 0; d < documents; d++) document[d] = random_document(tokens[d], d % 3 * 3);
+    return write_shard(name, &made, document, documents);
+}
+
+// A folder of two shards, as a pattern.
+static const char *random_data(const char *folder) {
+    static const size_t first[] = {40, 65, 51, 200, 45, 2, 130}, second[] = {5, 33, 64, 66, 129};
+    char command[600], name[128];
+    snprintf(command, sizeof(command), "rm -rf '%s' && mkdir -m 755 '%s'", scratch_path(folder), scratch_path(folder));
+    assert_int_equal(system(command), 0);
+    snprintf(name, sizeof(name), "%s/b.bin", folder);
+    random_shard(name, second, 5);
+    snprintf(name, sizeof(name), "%s/a.bin", folder);
+    random_shard(name, first, 7);
+    snprintf(name, sizeof(name), "%s/*.bin", folder);
+    return scratch_path(name);
+}
+
+// ---- keys ---------------------------------------------------------------------------------------------------------
+TEST(key_of_bytes_changes_with_every_bit) {
+    unsigned char *bytes = (unsigned char *)case_memory(200);
+    uint64_t seen[2000], key;
+    size_t i, j, n, keys = 0;
+    for (i = 0; i < 200; i++) bytes[i] = (unsigned char)test_random();
+    for (n = 0; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n);
+    for (i = 0; i < 67 * 8; i++) {
+        bytes[i / 8] ^= (unsigned char)(1u << i % 8);
+        seen[keys++] = checksum_piece(7, bytes, 67);
+        bytes[i / 8] ^= (unsigned char)(1u << i % 8);
+    }
+    memset(bytes, 0, 200);
+    for (n = 1; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n); // lengths of zeros, too
+    for (i = 0; i < keys; i++)
+        for (j = 0; j < i; j++)
+            if (seen[i] == seen[j]) test_fail("keys %zu and %zu are the same", j, i);
+    key = checksum_piece(7, bytes + 1, 64);
+    memmove(bytes, bytes + 1, 64);
+    assert_true(checksum_piece(7, bytes, 64) == key); // wherever they lie
+    assert_true(checksum_piece(8, bytes, 64) != key);
+}
+
+// One bit of one weight, through the device.
+static uint64_t key_with_a_flipped_bit(Opened *o, size_t element) {
+    const size_t size = dtype_size(o->run.model.dtype);
+    char *at = o->run.stream.memory.weights + element * size;
+    unsigned char value[8];
+    uint64_t key;
+    ops_device->copy_out(value, at, size);
+    value[0] ^= 1;
+    ops_device->copy_in(at, value, size);
+    key = model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0);
+    value[0] ^= 1;
+    ops_device->copy_in(at, value, size);
+    return key;
+}
+
+TEST(key_of_the_model) {
+    Setup s = some_setup(random_data("keys"));
+    Opened *o = opened(&s);
+    const uint64_t key = o->key;
+    const size_t elements = o->run.model.elements;
+    size_t i;
+    assert_true(key != 0);
+    for (i = 0; i < 40; i++)
+        if (key_with_a_flipped_bit(o, i == 0 ? elements - 1 : i == 1 ? 0 : test_random_below(elements)) == key)
+            test_fail("a changed weight has the same key");
+    omp_set_num_threads(1);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0) == key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 1) != key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 2) !=
+                model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 1));
+    o->run.model.config.rope_theta *= 2; // the same weights in another model
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0) != key);
+    closed(o);
+    s.seed = "6";
+    o = opened(&s);
+    assert_true(o->key != key);
+    closed(o);
+    s.seed = "5", s.B = "3", s.T = "200"; // no part of the model
+    o = opened(&s);
+    assert_true(o->key == key);
+    closed(o);
+}
+
+static uint64_t data_key_of(const Setup *s) {
+    Opened *o = opened(s);
+    uint64_t key = documents_content_key(&o->data.documents);
+    closed(o);
+    return key;
+}
+
+TEST(key_of_the_data) {
+    static const size_t lengths[] = {40, 30};
+    Setup s = some_setup(random_data("content"));
+    const uint64_t key = data_key_of(&s);
+    s.B = "2", s.T = "100", s.shuffle = "on", s.long_documents = "truncate", s.seed = "6",
+    s.init = TINY ",rope_theta=9";
+    assert_true(data_key_of(&s) == key); // none of it is the data
+    assert_int_equal(rename(scratch_path("content/a.bin"), scratch_path("content/c.bin")), 0);
+    assert_true(data_key_of(&s) != key); // the other one is first
+    assert_int_equal(rename(scratch_path("content/c.bin"), scratch_path("content/a.bin")), 0);
+    assert_true(data_key_of(&s) == key);
+    random_shard("content/b.bin", lengths, 2);
+    assert_true(data_key_of(&s) != key);
+}
+
+// ---- the walk -----------------------------------------------------------------------------------------------------
+static float *computed(const Setup *s, const char *name, size_t *tokens, LogprobSum *sum) {
+    Opened *o = opened(s);
+    LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
+    LogprobWriter w;
+    LogprobFile f;
+    float *value;
+    logprobs_create(&w, scratch_path(name), &header);
+    *sum = logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
+    logprobs_open(&f, scratch_path(name));
+    logprobs_check(&f, &header, s->shards);
+    *tokens = (size_t)f.header.tokens;
+    assert_int_equal(f.header.counted, sum->counted);
+    value = (float *)case_memory(*tokens * sizeof(float));
+    logprobs_read(&f, 0, *tokens, value);
+    logprobs_close(&f);
+    closed(o);
+    return value;
+}
+
+// Every document by itself in a stream of its own, all targets looked at; as they follow each other in the shards.
+static float *one_by_one(const Setup *s, size_t *tokens) {
+    Opened *o = opened(s);
+    Documents *d = &o->data.documents;
+    float *value = (float *)case_memory(2000 * sizeof(float));
+    size_t place, t, first = 1;
+    assert_int_equal(dataloader_batches(&o->data), d->documents);
+    for (place = 0; place < d->documents; place++) {
+        dataloader_next(&o->data, &o->batch);
+        forward_logprobs(&o->run.stream, &o->batch, 1);
+        for (t = 0; t < o->batch.N; t++, first++)
+            if (o->batch.targets[t] >= 0)
+                value[first] = (float)value_at(o->run.stream.host_sums, dtype_of_sums(o->run.model.dtype), t);
+        first++; // the next document's first token is nobody's target
+    }
+    *tokens = first - 1;
+    closed(o);
+    return value;
+}
+
+static void expect_same_values(const float *a, const float *b, size_t count, const char *what) {
+    size_t i;
+    for (i = 0; i < count; i++)
+        if (!(fabsf(a[i] - b[i]) < 2e-5f) || (a[i] == 0) != (b[i] == 0))
+            test_fail("%s: token %zu is %g, expected %g", what, i, (double)a[i], (double)b[i]);
+}
+
+TEST(packed_documents_have_their_own_log_probabilities) {
+    static const size_t apart[] = {150, 120, 199, 101, 160}; // no two fit into one stream of 200
+    Setup s = some_setup(random_data("walk"));
+    size_t tokens, count, set = 0, i;
+    LogprobSum sum;
+    float *expected, *value;
+    double total = 0;
+    random_shard("walk/a.bin", apart, 5);
+    random_shard("walk/b.bin", apart, 4);
+    expected = one_by_one(&s, &count);
+    value = computed(&s, "alone.logprobs", &tokens, &sum);
+    assert_int_equal(tokens, count);
+    expect_same_values(value, expected, tokens, "one document in a stream");
+    for (i = 0; i < tokens; i++) total += (double)value[i], set += value[i] != 0;
+    assert_int_equal(set, sum.counted);
+    assert_true(fabs(total - sum.sum) < 1e-4 * fabs(sum.sum));
+    s.B = "4";
+    expect_same_values(computed(&s, "packed.logprobs", &tokens, &sum), expected, count, "four in a stream");
+    s.shuffle = "on";
+    expect_same_values(computed(&s, "shuffled.logprobs", &tokens, &sum), expected, count, "in another order");
+}
+
+TEST(cut_documents_have_those_of_their_pieces) {
+    Setup s = some_setup(random_data("cut"));
+    size_t tokens, i, same = 0, zero = 0;
+    LogprobSum sum;
+    float *whole, *split, *truncated;
+    whole = computed(&s, "whole.logprobs", &tokens, &sum);
+    s.T = "64", s.B = "2", s.shuffle = "on";
+    split = computed(&s, "split.logprobs", &tokens, &sum);
+    s.long_documents = "truncate";
+    truncated = computed(&s, "truncated.logprobs", &tokens, &sum);
+    for (i = 0; i < tokens; i++) {
+        assert_true((whole[i] == 0) == (split[i] == 0)); // the same targets
+        if (truncated[i] == 0) continue;
+        assert_true(fabsf(truncated[i] - whole[i]) < 2e-5f && fabsf(truncated[i] - split[i]) < 2e-5f);
+    }
+    for (i = 0; i < tokens; i++) same += fabsf(whole[i] - split[i]) < 2e-5f, zero += truncated[i] == 0 && whole[i] != 0;
+    assert_true(same < tokens && zero > 100); // behind a cut less is seen, or nothing
+}
+
+// The last document of every four is above 64 positions.
+static const char *shard_of_kind(const char *name, ShardKind kind) {
+    static const size_t tokens[] = {40, 65, 51, 70, 45, 12, 30, 90, 65, 33, 64, 66};
+    MadeDocument document[12];
+    MadeShard made = made_shard(2);
+    size_t d;
+    made.vocabulary = VOCABULARY, made.kind = kind;
+    for (d = 0; d < 12; d++) {
+        document[d] = random_document(tokens[d], d % 3 * 3);
+        document[d].group = d / 4, document[d].reward = (float)d;
+    }
+    return write_shard(name, &made, document, 12);
+}
+
+TEST(pairs_and_groups_are_documents) {
+    static const ShardKind kinds[] = {KIND_PAIRS, KIND_GROUPS};
+    static const ObjectiveKind objectives[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO};
+    size_t tokens, k;
+    for (k = 0; k < 2; k++) {
+        Setup s = some_setup(shard_of_kind("kind.bin", kinds[k]));
+        Objective objective;
+        LogprobSum sum, units;
+        float *expected, *value;
+        s.use = DATA_READS, s.long_documents = "truncate", s.T = "64", s.B = "3";
+        expected = computed(&s, "kind.logprobs", &tokens, &sum);
+        memset(&objective, 0, sizeof(objective));
+        objective.kind = objectives[k], objective.beta = 0.1;
+        s.use = DATA_TRAINS, s.objective = &objective, s.shuffle = "on", s.B = "2"; // two pairs or groups
+        value = computed(&s, "units.logprobs", &tokens, &units);
+        expect_same_values(value, expected, tokens, "units");
+        assert_true(units.counted == sum.counted && units.counted > 200);
+    }
+}
+
+static void overflow(const void *setup) {
+    Opened *o = opened((const Setup *)setup);
+    LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
+    const size_t head = o->run.model.elements - model_head_offset(&o->run.model);
+    float *huge = (float *)case_memory(head * sizeof(float));
+    LogprobWriter w;
+    size_t i;
+    for (i = 0; i < head; i++) huge[i] = i % 2 ? 3e38f : -3e38f; // finite, but the logits are not
+    ops_device->copy_in(o->run.stream.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
+                        head * sizeof(float));
+    logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
+    logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
+}
+
+TEST(values_that_are_none_are_refused) {
+    Setup s = some_setup(random_data("overflow"));
+    expect_refused(overflow, &s, 1, "overflow/a.bin: document 0: the log-probability of its token 1 is ");
+    assert_false(path_exists(scratch_path("overflow.logprobs")));
+}
+
+// ---- the reference of a run ---------------------------------------------------------------------------------------
+static char reference_path[PATH_MAX];
+
+// Prepares, and says which file it is.
+static void prepare(const Setup *s, int at_hand) {
+    Opened *o = opened(s);
+    LogprobFile f;
+    float value[3];
+    const Objective before = o->run.stream.objective;
+    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, at_hand);
+    assert_memory_equal(&before, &o->run.stream.objective, sizeof(before));
+    logprobs_read(&f, 0, 3, value);
+    assert_true(value[0] == 0 && value[1] < 0 && value[2] < 0);
+    snprintf(reference_path, sizeof(reference_path), "%s", f.file.path);
+    logprobs_close(&f);
+    closed(o);
+}
+
+static void prepare_body(const void *setup) { prepare((const Setup *)setup, 1); }
+static void prepare_resumed(const void *setup) { prepare((const Setup *)setup, 0); }
+
+// As somebody who may not write into the folder of the data
+static void prepare_as_a_guest(const void *setup) {
+    if (geteuid() == 0 && setuid(65534) != 0) exit(77);
+    prepare((const Setup *)setup, 1);
+    printf("%s\n", reference_path);
+}
+
+static void prepare_killed(const void *setup) {
+    Opened *o = opened((const Setup *)setup);
+    LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
+    char path[2][PATH_MAX];
+    LogprobWriter w;
+    reference_places(&o->run, &o->data, &header, path);
+    logprobs_create(&w, path[0], &header);
+    kill(getpid(), SIGKILL);
+}
+
+static ino_t inode_of(const char *path) {
+    struct stat status;
+    if (stat(path, &status) != 0) test_fail("%s is not there", path);
+    return status.st_ino;
+}
+
+TEST(a_reference_is_computed_once) {
+    Setup s = some_setup(random_data("once"));
+    char first[PATH_MAX], command[700];
+    ino_t inode;
+    assert_int_equal(run_child(prepare_killed, &s)->code, 1000 + SIGKILL); // what it leaves is not taken
+    prepare(&s, 1);
+    snprintf(first, sizeof(first), "%s", reference_path);
+    assert_non_null(strstr(first, "/once/reference-"));
+    assert_string_equal(first + strlen(first) - 9, ".logprobs");
+    inode = inode_of(first);
+    prepare(&s, 1);
+    assert_string_equal(reference_path, first);
+    s.shuffle = "on", s.B = "2";
+    prepare(&s, 0); // of a resumed run, and packed in another way
+    assert_string_equal(reference_path, first);
+    assert_true(inode_of(first) == inode);
+    s.T = "64"; // pieces
+    prepare(&s, 1);
+    assert_string_not_equal(reference_path, first);
+    s.long_documents = "truncate";
+    prepare(&s, 1);
+    assert_string_not_equal(reference_path, first);
+    s = some_setup(s.shards), s.seed = "6"; // another model
+    prepare(&s, 1);
+    assert_string_not_equal(reference_path, first);
+    snprintf(command, sizeof(command), "test $(ls '%s'/reference-*.logprobs | wc -l) = 4", scratch_path("once"));
+    assert_int_equal(system(command), 0);
+}
+
+TEST(a_damaged_reference_is_refused) {
+    Setup s = some_setup(random_data("damaged"));
+    size_t size;
+    char *bytes;
+    prepare(&s, 1);
+    bytes = read_whole(reference_path, &size);
+    bytes[size - 10] ^= 1;
+    write_file(reference_path, bytes, size);
+    expect_refused(prepare_body, &s, 1, ".logprobs: its checksum is wrong, the file is damaged; remove it and compute");
+    write_file(reference_path, bytes, size / 2);
+    expect_refused(prepare_body, &s, 1, "it is truncated");
+    assert_int_equal(unlink(reference_path), 0);
+    prepare(&s, 1);
+}
+
+TEST(a_lost_reference_is_named) {
+    Setup s = some_setup(random_data("lost"));
+    prepare(&s, 1);
+    assert_int_equal(unlink(reference_path), 0);
+    expect_refused(prepare_resumed, &s, 1, reference_path);
+    expect_refused(prepare_resumed, &s, 1, "is gone, the reference's log-probabilities that this run began with");
+    assert_false(path_exists(reference_path));
+}
+
+TEST(where_the_data_cannot_be_written_to) {
+    Setup s = some_setup(random_data("closed"));
+    const Child *child;
+    char command[1200];
+    snprintf(command, sizeof(command), "chmod 755 '%s' && chmod 555 '%s' && mkdir -m 777 '%s'", scratch_folder(),
+             scratch_path("closed"), scratch_path("out"));
+    assert_int_equal(system(command), 0);
+    expect_refused(prepare_as_a_guest, &s, 1, "/closed/reference-");
+    expect_refused(prepare_as_a_guest, &s, 1, "cannot be kept there: Permission denied; give --out, a folder for them");
+    s.out = scratch_path("out");
+    child = run_child(prepare_as_a_guest, &s);
+    if (child->code) test_fail("%s", child->err);
+    assert_non_null(strstr(child->out, "/out/reference-"));
+    prepare(&s, 0); // found there again
+    assert_non_null(strstr(reference_path, "/out/reference-"));
+}
+
+// As --reference-logprobs names it
+static void check_named(Opened *o, uint64_t key) {
+    LogprobFile f;
+    logprobs_open(&f, reference_path);
+    o->data.documents.settings.reference = &f;
+    reference_check(&o->run, &o->data, key, key);
+    o->data.documents.settings.reference = NULL, o->data.documents.settings.old = &f;
+    reference_check(&o->run, &o->data, key, key);
+    logprobs_close(&f);
+}
+
+static void open_other(const void *setup) {
+    Opened *o = opened((const Setup *)setup);
+    check_named(o, o->key);
+}
+
+TEST(a_named_reference_is_held_to_the_run) {
+    Setup s = some_setup(random_data("named"));
+    Opened *o;
+    prepare(&s, 1);
+    o = opened(&s);
+    check_named(o, o->key);
+    closed(o);
+    s.seed = "6";
+    expect_refused(open_other, &s, 1, "holds log-probabilities under another model: llama,");
+    o = opened(&s);
+    check_named(o, 0); // any model's
+    closed(o);
+    s.seed = "5", s.T = "64";
+    prepare(&s, 1);
+    s.T = "200";
+    expect_refused(open_other, &s, 1, "of documents that are split into 64 positions, this run has them whole");
+    s = some_setup(random_data("renamed"));
+    expect_refused(open_other, &s, 1, "holds log-probabilities of other data or by another tokenizer");
+}
+
+// With its reference attached, a policy that still is the reference loses ln 2 on every pair.
+TEST(a_batch_gets_its_reference) {
+    Setup s = some_setup(shard_of_kind("attached.bin", KIND_PAIRS));
+    Objective objective;
+    Opened *o;
+    LogprobFile f;
+    size_t i, t;
+    memset(&objective, 0, sizeof(objective));
+    objective.kind = OBJECTIVE_DPO, objective.beta = 2, objective.temperature = 1;
+    s.objective = &objective, s.shuffle = "on", s.B = "2";
+    o = opened(&s);
+    o->run.stream.objective = objective;
+    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
+    o->data.documents.settings.reference = &f;
+    dataloader_seek(&o->data, 0);
+    allocation_guard = 1;
+    for (i = 0; i < dataloader_batches(&o->data); i++) {
+        double loss;
+        dataloader_next(&o->data, &o->batch);
+        loss = forward_only(&o->run.stream, &o->batch, batch_count(&o->batch).groups, NULL);
+        if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
+        for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
+    }
+    allocation_guard = 0;
+    logprobs_close(&f);
+    closed(o);
+}
+
+// The run's one allocation is that of its training; every method's has room.
+TEST(a_reference_fits_into_the_plan_of_training) {
+    static const char *const methods[] = {"stream", "checkpoint", "full"};
+    Setup s = some_setup(random_data("methods"));
+    char first[PATH_MAX];
+    size_t i;
+    s.B = "3";
+    for (i = 0; i < 6; i++) {
+        s.method = methods[i % 3], s.chunk = i < 3 ? "16" : "100000";
+        s.init = i % 2 ? LAYERS("1") : TINY;
+        prepare(&s, 1);
+        assert_int_equal(unlink(reference_path), 0); // so that it is computed again
+        if (i % 2) continue;
+        if (i == 0) snprintf(first, sizeof(first), "%s", reference_path);
+        assert_string_equal(reference_path, first);
+    }
+}
+
+// ---- the state of a run -------------------------------------------------------------------------------------------
+static const char *state_with(const char *settings) {
+    char text[256];
+    const char *folder = scratch_path("checkpoint");
+    mkdir(folder, 0777);
+    snprintf(text, sizeof(text), "{\"settings\": {%s}}", settings);
+    write_file(scratch_path("checkpoint/state.json"), text, strlen(text));
+    return folder;
+}
+
+static void key_body(const void *folder) { reference_key_of((const char *)folder); }
+
+TEST(a_resumed_run_knows_its_reference) {
+    assert_true(reference_key_of(state_with("\"reference\": \"0123456789abcdef\"")) == 0x0123456789abcdef);
+    assert_true(reference_key_of(state_with("\"a\": \"b\"")) == 0);
+    expect_refused(key_body, state_with("\"reference\": 5"), 1, "\"reference\" is not text");
+    expect_refused(key_body, state_with("\"reference\": \"0123\""), 1, "\"reference\" is '0123', no key of a model");
+    expect_refused(key_body, state_with("\"reference\": \"0123456789abcdeg\""), 1, "no key of a model");
+    expect_refused(key_body, state_with("\"reference\": \"0000000000000000\""), 1, "no key of a model");
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {LISTED(key_of_bytes_changes_with_every_bit),
+                                       LISTED(key_of_the_model),
+                                       LISTED(key_of_the_data),
+                                       LISTED(packed_documents_have_their_own_log_probabilities),
+                                       LISTED(cut_documents_have_those_of_their_pieces),
+                                       LISTED(pairs_and_groups_are_documents),
+                                       LISTED(values_that_are_none_are_refused),
+                                       LISTED(a_reference_is_computed_once),
+                                       LISTED(a_damaged_reference_is_refused),
+                                       LISTED(a_lost_reference_is_named),
+                                       LISTED(where_the_data_cannot_be_written_to),
+                                       LISTED(a_named_reference_is_held_to_the_run),
+                                       LISTED(a_batch_gets_its_reference),
+                                       LISTED(a_reference_fits_into_the_plan_of_training),
+                                       LISTED(a_resumed_run_knows_its_reference)};
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

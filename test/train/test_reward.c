@@ -1,0 +1,372 @@
+/*
+The reward command: its answers in order whatever either side's speed and the length of the lines; every way to fail,
+each with its verdict in one line, in time, without a zombie or a process left behind; starting again; nothing allocated
+once it is open. This program is also the command: `test_reward --answer HOW` reads lines {"n": 12, "text": "..."} and
+answers them.
+*/
+#include "test/base/child.h"
+#include "llmc/train/reward.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+static char own_path[PATH_MAX]; // of this program
+
+// ---- what is asked: n lines whose texts have `length` bytes, made a piece at a time ---------------------------------
+typedef struct {
+    size_t n, length, piece; // piece: the most that is made at once
+    size_t line, at;         // the next byte
+} Asked;
+
+static size_t asked_lines(void *context, char *out, size_t room) {
+    Asked *asked = (Asked *)context;
+    size_t bytes = 0, most = asked->piece < room ? asked->piece : room;
+    char head[64];
+    while (bytes < most && asked->line < asked->n) {
+        size_t begin = (size_t)snprintf(head, sizeof(head), "{\"n\": %zu, \"text\": \"", asked->line), at = asked->at++;
+        out[bytes++] = at < begin                        ? head[at]
+                       : at < begin + asked->length      ? 'x'
+                       : at == begin + asked->length     ? '"'
+                       : at == begin + asked->length + 1 ? '}'
+                                                         : '\n';
+        if (out[bytes - 1] == '\n') asked->line++, asked->at = 0;
+    }
+    return bytes;
+}
+
+static Asked asking(size_t n, size_t length) {
+    Asked asked = {n, length, SIZE_MAX, 0, 0};
+    return asked;
+}
+
+// ---- the command ----------------------------------------------------------------------------------------------------
+// Reads a line and gives its number; the end of the input ends the program.
+static size_t answer_line(void) {
+    size_t n = SIZE_MAX;
+    int c;
+    if (scanf("{\"n\": %zu", &n) != 1) exit(0);
+    while ((c = getchar()) != '\n')
+        if (c == EOF) exit(5); // within a line
+    return n;
+}
+
+__attribute__((noreturn)) static void answer(const char *how) {
+    for (;;) {
+        size_t n = answer_line();
+        if (!strcmp(how, "objects"))
+            printf("  {\"why\": [%zu, \"a\\nb\"], \"reward\": %g}\r\n", n, 0.5 * (double)n);
+        else if (!strcmp(how, "slowly"))
+            usleep(2000), printf("%g\n", 0.5 * (double)n);
+        else if (!strcmp(how, "in pieces")) // of an answer
+            printf("%g", (double)n), fflush(stdout), usleep(500), printf(".5\n");
+        else
+            printf("%.17g\n", 0.5 * (double)n);
+        fflush(stdout);
+    }
+}
+
+static const char *answering(const char *how) {
+    static char command[PATH_MAX + 64];
+    snprintf(command, sizeof(command), "exec '%s' --answer '%s'", own_path, how);
+    return command;
+}
+
+// ---- what must hold -------------------------------------------------------------------------------------------------
+static void expect_rewards(Reward *r, Asked asked, double factor, double offset) {
+    float *reward = (float *)case_memory((asked.n + 1) * sizeof(float));
+    RewardStatus status;
+    size_t i;
+    reward[asked.n] = -7;
+    allocation_guard = 1;
+    status = reward_ask(r, asked_lines, &asked, asked.n, reward);
+    allocation_guard = 0;
+    if (status) test_fail("verdict %d: %s", (int)status, r->message);
+    for (i = 0; i < asked.n; i++)
+        if (reward[i] != (float)(factor * (double)i + offset)) test_fail("reward %zu is %g", i, (double)reward[i]);
+    assert_true(reward[asked.n] == -7);
+}
+
+// Every process of the group is gone, and none waits to be reaped.
+static void expect_gone(pid_t group) {
+    int tries = 0, status;
+    assert_true(waitpid(-1, &status, WNOHANG) < 0 && errno == ECHILD);
+    while (kill(-group, 0) == 0) { // reaped by init
+        if (++tries == 2000) test_fail("group %ld is still there", (long)group);
+        usleep(1000);
+    }
+}
+
+static void close_and_expect_gone(Reward *r) {
+    pid_t group = r->process;
+    reward_close(r);
+    expect_gone(group);
+}
+
+static RewardStatus ask(Reward *r, size_t n, size_t length) {
+    Asked asked = asking(n, length);
+    float *reward = (float *)case_memory((n + 1) * sizeof(float));
+    RewardStatus status;
+    allocation_guard = 1;
+    status = reward_ask(r, asked_lines, &asked, n, reward);
+    allocation_guard = 0;
+    return status;
+}
+
+// The verdict on a command, its message, and how many rewards it leaves; then a new one answers.
+static void expect_verdict(const char *command, size_t n, size_t length, RewardStatus expected, const char *words,
+                           size_t answered) {
+    Reward r;
+    RewardStatus status;
+    double begin = seconds_now();
+    pid_t group;
+    test_case("%.120s", command);
+    reward_open(&r, command, 1.5, 0);
+    status = ask(&r, n, length);
+    if (status != expected || !strstr(r.message, words))
+        test_fail("verdict %d, %s; expected %d, ... %s", (int)status, r.message, (int)expected, words);
+    if (strchr(r.message, '\n')) test_fail("not one line: %s", r.message);
+    if (r.answered != answered) test_fail("%zu rewards are good, expected %zu", r.answered, answered);
+    if (seconds_now() - begin > 20) test_fail("it took %.1f seconds", seconds_now() - begin);
+    group = r.process;
+    r.command = answering("plainly"), r.timeout = 60;
+    reward_restart(&r);
+    while (kill(-group, 0) == 0) usleep(1000);
+    expect_rewards(&r, asking(3, 10), 0.5, 0);
+    close_and_expect_gone(&r);
+}
+
+// ---- the tests ------------------------------------------------------------------------------------------------------
+TEST(answers_in_order) {
+    static const char *const ways[] = {"plainly", "objects", "slowly"};
+    static const size_t pieces[] = {1, 7, 4096, SIZE_MAX};
+    size_t w, p, round;
+    for (w = 0; w < 3; w++) {
+        Reward r;
+        test_case("%s", ways[w]);
+        reward_open(&r, answering(ways[w]), 60, 0);
+        for (round = 0; round < 3; round++) {
+            for (p = 0; p < 4; p++) {
+                Asked asked = asking(1 + 20 * round, 30);
+                asked.piece = pieces[p];
+                expect_rewards(&r, asked, 0.5, 0);
+            }
+        }
+        close_and_expect_gone(&r);
+    }
+}
+
+TEST(answers_in_pieces) {
+    Reward r;
+    reward_open(&r, answering("in pieces"), 60, 0);
+    expect_rewards(&r, asking(50, 3), 1, 0.5);
+    close_and_expect_gone(&r);
+}
+
+// More than pipes hold, both ways: 10 MB in one line, in many, and 100,000 answers.
+TEST(large_batches) {
+    Reward r;
+    reward_open(&r, answering("plainly"), 300, 0);
+    expect_rewards(&r, asking(1, 10000000), 0.5, 0);
+    expect_rewards(&r, asking(1000, 10000), 0.5, 0);
+    expect_rewards(&r, asking(100000, 1), 0.5, 0);
+    expect_rewards(&r, asking(2, 1), 0.5, 0);
+    close_and_expect_gone(&r);
+}
+
+// The shell's own commands work: pipes, quotes, variables.
+TEST(a_command_of_the_shell) {
+    Reward r;
+    reward_open(&r, "x='0.25'; while read -r line; do echo \"$x\" | cat; done", 60, 0);
+    expect_rewards(&r, asking(5, 100), 0, 0.25);
+    close_and_expect_gone(&r);
+}
+
+// What a launcher has told this process is not for the command; the rest of the environment is.
+TEST(a_command_outside_the_ranks) {
+    static const char *const ours[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                       "SLURM_PROCID"};
+    static const char *const kept[] = {"OMPI_ALLOW_RUN_AS_ROOT", "SLURM_JOB_ID", "SLURM_NODELIST", "TEST_REWARD"};
+    Reward r;
+    size_t i;
+    for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) setenv(ours[i], "2", 1);
+    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) setenv(kept[i], "2", 1);
+    reward_open(&r,
+                "read line; env | grep -c -E '^(OMPI_COMM|PMIX_|PMI_|SLURM_STEP|SLURM_PROCID)'; read line; "
+                "env | grep -c -E '^(OMPI_ALLOW_RUN_AS_ROOT|SLURM_JOB_ID|SLURM_NODELIST|TEST_REWARD)='",
+                60, 0);
+    for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) unsetenv(ours[i]);
+    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) unsetenv(kept[i]);
+    expect_rewards(&r, asking(1, 1), 0, 0);
+    expect_rewards(&r, asking(1, 1), 0, 4);
+    close_and_expect_gone(&r);
+}
+
+TEST(numbers) {
+    static const char *const good[] = {
+        "1", "-2.5e-3", "  7 ", "{\"reward\": 1}", "{\"a\": {\"reward\": 2}, \"reward\": -3e2}", "0"};
+    static const double values[] = {1, -2.5e-3, 7, 1, -300, 0};
+    static const char *const bad[] = {"",
+                                      "one",
+                                      "1 2",
+                                      "1,",
+                                      "+1",
+                                      "0x10",
+                                      "true",
+                                      "null",
+                                      "[1]",
+                                      "{}",
+                                      "1.0.0",
+                                      "e",
+                                      "-",
+                                      "{\"reward\": \"1\"}",
+                                      "{\"reward\": 1} 2",
+                                      "{\"reward\": 1",
+                                      "{\"rewards\": 1}",
+                                      "{\"reward\": 1, \"reward\": 2}",
+                                      "{\"reward\": null}",
+                                      "{\"reward\": NaN}"};
+    static const char *const not_finite[] = {"NaN", "nan", "-inf", "Infinity", "1e999", "{\"reward\": 1e999}", "1e39"};
+    char text[64];
+    float reward;
+    size_t i;
+    Reward r;
+    memset(&r, 0, sizeof(r));
+    r.lines = r.sent = 1;
+    for (i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        test_case("%s", good[i]);
+        strcpy(text, good[i]);
+        r.answered = 0;
+        assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_OK);
+        assert_true(reward == (float)values[i]);
+    }
+    for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        test_case("%s", bad[i]);
+        strcpy(text, bad[i]);
+        r.answered = 0;
+        assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_GARBAGE);
+    }
+    for (i = 0; i < sizeof(not_finite) / sizeof(not_finite[0]); i++) {
+        test_case("%s", not_finite[i]);
+        strcpy(text, not_finite[i]);
+        r.answered = 0;
+        assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_NOT_FINITE);
+    }
+    r.answered = 0;
+    assert_int_equal(reward_take(&r, memcpy(text, "1\0002", 4), 3, &reward), REWARD_GARBAGE);
+}
+
+TEST(commands_that_die) {
+    expect_verdict("exit 3", 4, 10, REWARD_DIED, "ended after 0 of 4 answers, with exit code 3", 0);
+    expect_verdict("/nowhere/reward 2>/dev/null", 4, 10, REWARD_DIED, "exit code 127 (there is no such command)", 0);
+    expect_verdict("read a; echo 1; read a; echo 2; exit 0", 4, 10, REWARD_DIED,
+                   "ended after 2 of 4 answers, with exit code 0", 2);
+    expect_verdict("read a; echo 1; kill -9 $$", 4, 10, REWARD_DIED, "was ended by signal 9 (Killed) after 1 of 4", 1);
+    expect_verdict("read a; printf 1; exit 0", 1, 10, REWARD_DIED, "after 0 of 1 answers", 0);      // not a line
+    expect_verdict("head -c 100000 >/dev/null; exit 9", 40, 100000, REWARD_DIED, "exit code 9", 0); // while it is sent
+    expect_verdict("exec >&-; exec sleep 1000", 4, 10, REWARD_DIED, "closed its output after 0 of 4 answers", 0);
+}
+
+TEST(commands_that_hang) {
+    expect_verdict("sleep 1000", 4, 10, REWARD_HUNG, "gave 0 of 4 answers within 1.5 seconds", 0);
+    expect_verdict("sleep 1000 | sleep 1001", 40, 100000, REWARD_HUNG, "gave 0 of 40", 0); // and reads nothing
+    expect_verdict("read a; echo 1; read a; echo 2; cat >/dev/null", 4, 10, REWARD_HUNG, "gave 2 of 4", 2);
+    expect_verdict("trap '' TERM INT HUP; while :; do sleep 1000; done", 4, 10, REWARD_HUNG, "gave 0 of 4", 0);
+    expect_verdict("while read a; do printf 1; done; sleep 1000", 4, 10, REWARD_HUNG, "gave 0 of 4", 0);
+    expect_verdict("exec <&-; while :; do sleep 1000; done", 4, 10, REWARD_CLOSED, "closed its input after 0 of 4", 0);
+}
+
+TEST(commands_that_print_garbage) {
+    expect_verdict("read a; echo 1; read a; echo 'Traceback (most'; cat >/dev/null", 4, 10, REWARD_GARBAGE,
+                   "answered 'Traceback (most' to line 2 of 4", 1);
+    expect_verdict("read a; printf '\\001\\377%0200d\\n' 7 | tr 0 x; cat >/dev/null", 4, 10, REWARD_GARBAGE,
+                   "answered '??xxxxxxxxxx", 0);
+    expect_verdict("read a; echo; cat >/dev/null", 4, 10, REWARD_GARBAGE, "answered '' to line 1", 0);
+    expect_verdict("read a; head -c 100000 /dev/zero | tr '\\0' 1; cat >/dev/null", 4, 10, REWARD_GARBAGE,
+                   "answered line 1 of 4 with more than 4096 bytes: '1111", 0);
+    expect_verdict("read a; echo 0; read a; echo nan; cat >/dev/null", 4, 10, REWARD_NOT_FINITE,
+                   "answered 'nan' to line 2 of 4; a finite number", 1);
+}
+
+TEST(commands_that_print_too_much) {
+    expect_verdict("yes 1", 4, 10, REWARD_TOO_MANY, "gave more answers than it had lines", 0);
+    expect_verdict("while read a; do echo 1; echo 2; done", 5, 10, REWARD_TOO_MANY, "after 5 of them also '", 0);
+    expect_verdict("read a; echo 1; echo 2; cat >/dev/null", 1, 10, REWARD_TOO_MANY, "after 1 of them also '2'", 0);
+}
+
+// What is wrong between two batches is told at the next.
+TEST(between_two_batches) {
+    Reward r;
+    reward_open(&r, "read a; echo 1; sleep 0.2; echo 2; cat >/dev/null", 10, 0);
+    assert_int_equal(ask(&r, 1, 10), REWARD_OK);
+    usleep(600000);
+    assert_int_equal(ask(&r, 1, 10), REWARD_TOO_MANY);
+    reward_stop(&r);
+    r.command = "read a; echo 1; exit 6";
+    reward_start(&r);
+    assert_int_equal(ask(&r, 1, 10), REWARD_OK);
+    assert_int_equal(ask(&r, 1, 10), REWARD_DIED);
+    assert_non_null(strstr(r.message, "ended after 0 of 1 answers, with exit code 6"));
+    close_and_expect_gone(&r);
+}
+
+// A signal handler of the program, and whether SIGPIPE ends it, stay as they are.
+TEST(signals_stay_as_they_are) {
+    struct sigaction before, after;
+    sigset_t mask;
+    sigaction(SIGPIPE, NULL, &before);
+    expect_verdict("exec <&-; exit 2", 40, 100000, REWARD_DIED, "exit code 2", 0);
+    sigaction(SIGPIPE, NULL, &after);
+    assert_true(before.sa_handler == after.sa_handler && after.sa_handler == SIG_DFL);
+    sigpending(&mask);
+    assert_false(sigismember(&mask, SIGPIPE));
+    pthread_sigmask(SIG_BLOCK, NULL, &mask);
+    assert_false(sigismember(&mask, SIGPIPE));
+}
+
+// ---- however the program ends, the command does, with what it has started -------------------------------------------
+static void start_and_end(const void *context) {
+    const char *how = (const char *)context;
+    Reward r;
+    reward_open(&r, "trap '' TERM INT HUP; sh -c 'sleep 1000 & sleep 1001' & wait", 60, 0);
+    fprintf(stderr, "%ld", (long)r.process);
+    fflush(stderr);
+    usleep(50000);
+    if (!strcmp(how, "die")) exit(1);
+    if (!strcmp(how, "kill")) kill(getpid(), SIGKILL);
+    if (!strcmp(how, "interrupt")) kill(getpid(), SIGINT);
+    if (!strcmp(how, "abort")) abort();
+}
+
+TEST(nothing_survives_the_program) {
+    static const char *const ways[] = {"return", "die", "kill", "interrupt", "abort"};
+    size_t i;
+    for (i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        const Child *child;
+        long group;
+        test_case("%s", ways[i]);
+        child = run_child(start_and_end, ways[i]);
+        group = strtol(child->err, NULL, 10);
+        assert_true(group > 1);
+        expect_gone((pid_t)group);
+    }
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(answers_in_order),
+        LISTED(answers_in_pieces),
+        LISTED(large_batches),
+        LISTED(a_command_of_the_shell),
+        LISTED(a_command_outside_the_ranks),
+        LISTED(numbers),
+        LISTED(commands_that_die),
+        LISTED(commands_that_hang),
+        LISTED(commands_that_print_garbage),
+        LISTED(commands_that_print_too_much),
+        LISTED(between_two_batches),
+        LISTED(signals_stay_as_they_are),
+        LISTED(nothing_survives_the_program),
+    };
+    if (argc == 3 && !strcmp(argv[1], "--answer")) answer(argv[2]);
+    if (!realpath(argv[0], own_path)) return 1;
+    RUN_TESTS(argc, argv, tests, NULL, NULL);
+}

@@ -1,0 +1,529 @@
+/*
+Rollouts: lines that the reward command can read whatever the bytes of a text are; streams of whole groups with the
+right targets, rewards and advantages; a step that follows from seed, number and weights alone; a command that fails
+costs its groups or ends the run; a policy that learns. This program is also the command: `test_rollout --answer HOW
+FILE` keeps the lines in FILE.
+*/
+#include "test/data/answer_files.h"
+#include "test/model/tiny.h"
+#include "llmc/train/adamw.h"
+#include "llmc/train/rollout.h"
+
+static char own_path[PATH_MAX]; // of this program
+
+// ---- the command: its reward of a completion is a number that its ids make ------------------------------------------
+static float reward_of(const int32_t *ids, size_t count) {
+    size_t sum = 0, i;
+    for (i = 0; i < count; i++) sum += (size_t)ids[i] * (i + 1);
+    return (float)(sum % 97) / 8;
+}
+
+static float reward_of_line(const char *how, const cJSON *object) {
+    const cJSON *id;
+    int32_t ids[256];
+    size_t count = 0, low = 0;
+    cJSON_ArrayForEach(id, cJSON_GetObjectItem(object, "completion_ids")) {
+        low += id->valueint < 128;
+        ids[count++] = (int32_t)id->valueint;
+    }
+    if (!strcmp(how, "same")) return 3.5f;
+    return !strcmp(how, "low") ? (float)low / (float)count : reward_of(ids, count);
+}
+
+// "dies": behind ten answers, if it has been there before only
+__attribute__((noreturn)) static void answer(const char *how, const char *path) {
+    FILE *copy = fopen(path, "a");
+    char *line = NULL;
+    size_t capacity = 0, answers = 0;
+    ssize_t got;
+    if (!copy) exit(3);
+    while ((got = getline(&line, &capacity, stdin)) > 0) {
+        cJSON *object = cJSON_ParseWithOpts(line, NULL, 1); // all of it: one value
+        if (!object || json_valid_until((const unsigned char *)line, (size_t)got) != (size_t)got) exit(4);
+        fwrite(line, 1, (size_t)got, copy);
+        if (!strcmp(how, "dies") && answers++ == 10) exit(9);
+        if (!strcmp(how, "fails")) exit(8);
+        printf("%.9g\n", (double)reward_of_line(how, object));
+        fflush(stdout);
+        cJSON_Delete(object);
+    }
+    fclose(copy);
+    free(line);
+    exit(0);
+}
+
+// ---- data: prompts with every kind of byte, and a reference behind some ---------------------------------------------
+static const char *const prompts[] = {
+    "plain", "quotes \" and \\",       "\x01\n\t\x7f", "\xc3\xa9t\xc3\xa9 \xe2\x82\xac", "\xff\xc3(\xe2\x82",
+    "a",     "{\"prompt\": \"x\"}\r\n"};
+static const char *const as_text[] = {"plain",
+                                      "quotes \" and \\",
+                                      "\x01\n\t\x7f",
+                                      "\xc3\xa9t\xc3\xa9 \xe2\x82\xac",
+                                      "\xef\xbf\xbd\xef\xbf\xbd(\xef\xbf\xbd",
+                                      "a",
+                                      "{\"prompt\": \"x\"}\r\n"};
+enum { PROMPTS = 7, LONGEST = 17, NEW = 6, P = 3, G = 4 };
+
+static DataLoader open_prompts(void) {
+    DataSettings settings = data_settings(1, 5);
+    MadeShard made = made_kind(KIND_DOCUMENTS);
+    MadeDocument document[PROMPTS];
+    size_t d, i;
+    made.vocabulary = 256;
+    for (d = 0; d < PROMPTS; d++) {
+        size_t prompt = strlen(prompts[d]), tokens = prompt + 1 + d;
+        uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
+        unsigned char *counts = (unsigned char *)case_memory(tokens);
+        memset(&document[d], 0, sizeof(document[d]));
+        for (i = 0; i < tokens; i++)
+            id[i] = i < prompt ? (unsigned char)prompts[d][i] : (unsigned char)('A' + i - prompt);
+        for (i = 0; i < tokens; i++) counts[i] = i >= prompt;
+        document[d].tokens = tokens, document[d].id = id, document[d].counts = counts, document[d].prompt = prompt;
+    }
+    settings.use = DATA_PROMPTS, settings.vocab_size = 256;
+    return open_data(write_shard("prompts.bin", &made, document, PROMPTS), &settings);
+}
+
+// ---- a run that has exactly the memory of its plan ------------------------------------------------------------------
+typedef struct {
+    Model model;
+    DataLoader data;
+    Prompt text;
+    RolloutSettings settings;
+    RunSettings run;
+    Plan plan;
+    void *memory;
+    Arena arena;
+    StreamBP s;
+    OptimizerState optimizer;
+    Rollout rollout;
+    char command[2 * PATH_MAX];
+} Rolling;
+
+static RolloutSettings rollout_settings(void) {
+    static const uint32_t end_ids[] = {7, 77, 177, 200, 201, 202, 203, 204, 205, 206, 207};
+    RolloutSettings s;
+    memset(&s, 0, sizeof(s));
+    s.prompts = s.most_prompts = s.step_prompts = P;
+    s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
+    s.sampling.temperature = 1, s.sampling.top_p = 1, s.sampling.seed = 12;
+    s.scale_rewards = 1, s.stop = 1, s.reward_timeout = 100;
+    s.end_ids = end_ids, s.end_count = sizeof(end_ids) / sizeof(end_ids[0]);
+    return s;
+}
+
+static Rolling *rolling_open(RolloutSettings settings, const char *how, const char *tokens) {
+    static const char config[] =
+        "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+        "vocab_size=256";
+    Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
+    Config parsed = config_from_text(config, "test", EXIT_USAGE);
+    double *weights;
+    StreamBound bound;
+    Batch shape;
+    size_t d;
+    r->model = model_build(&parsed, ops_device->stored);
+    weights = tiny_weights(&r->model, 5);
+    r->data = open_prompts();
+    r->text.bytes = !strcmp(tokens, "bytes");
+    snprintf(r->command, sizeof(r->command), "exec '%s' --answer '%s' '%s'", own_path, how, scratch_path("lines"));
+    remove(scratch_path("lines"));
+    r->settings = settings;
+    r->settings.text = &r->text, r->settings.reward_command = r->command;
+    bound = rollout_bound(&r->settings, &r->data.documents);
+    r->run.model = &r->model, r->run.chunk = 8, r->run.logits_chunk = 3;
+    r->run.backward = r->run.optimizer = 1;
+    r->run.gradient_type = r->model.dtype, r->run.moment_type = DTYPE_FP32;
+    r->run.objective.kind = OBJECTIVE_GRPO, r->run.objective.beta = 0;
+    r->run.objective.clip_low = r->run.objective.clip_high = 0.2;
+    r->run.rollout_slots = settings.slots;
+    r->run.rollout_tokens = rollout_capacity(&r->settings, &r->data.documents);
+    shape = batch_allocate(bound.N, bound.documents);
+    for (d = 0; d <= bound.documents; d++) shape.document_start[d] = min_size(d * bound.longest, bound.N);
+    r->plan = plan_make(&r->run, &shape);
+    r->memory = ops_device->allocate(r->plan.total_bytes);
+    arena_init(&r->arena, r->memory, r->plan.total_bytes);
+    run_begin(&r->s, &r->optimizer, &r->run, ops_device, &r->arena, &shape);
+    batch_free(&shape);
+    device_write(ops_device, r->s.memory.weights, r->model.dtype, weights, r->model.elements);
+    free(weights);
+    rollout_allocate(&r->rollout, &r->settings, &r->model, &r->data.documents);
+    return r;
+}
+
+static void rolling_close(Rolling *r) {
+    rollout_free(&r->rollout);
+    run_end(&r->s);
+    ops_device->release(r->memory, r->plan.total_bytes);
+    dataloader_close(&r->data);
+    model_free(&r->model);
+    free(r);
+}
+
+// A step, in which nothing allocates, and after which the arena is as before.
+static size_t step(Rolling *r, size_t number) {
+    size_t used = r->arena.used, streams;
+    allocation_guard = 1;
+    streams = rollout_step(&r->rollout, &r->s, number);
+    allocation_guard = 0;
+    assert_true(r->arena.used == used);
+    return streams;
+}
+
+// ---- what must hold -------------------------------------------------------------------------------------------------
+// Document d of a stream is the completion, with what belongs to it.
+static void expect_document(const Batch *b, size_t d, const Completion *text, float reward, double advantage,
+                            size_t group) {
+    size_t begin = b->document_start[d], n = b->document_start[d + 1] - begin, t;
+    assert_int_equal(n, text->prompt_tokens + text->tokens - 1);
+    assert_true(b->reward[d] == reward && b->group[d] == group && b->counted[d] == (double)text->tokens);
+    for (t = 0; t < n; t++) {
+        int32_t whole[LONGEST + NEW + 1];
+        memcpy(whole, text->prompt, text->prompt_tokens * sizeof(int32_t));
+        memcpy(whole + text->prompt_tokens, text->ids, text->tokens * sizeof(int32_t));
+        if (b->tokens[begin + t] != whole[t]) test_fail("document %zu, position %zu: token", d, t);
+        if (b->targets[begin + t] != (t + 1 < text->prompt_tokens ? -1 : whole[t + 1]))
+            test_fail("document %zu, position %zu: target %d", d, t, b->targets[begin + t]);
+        if (b->position[begin + t] != (int32_t)t || b->loss_weight[begin + t] != 1)
+            test_fail("document %zu, position %zu: position or weight", d, t);
+        if (!(fabs((double)b->advantage[begin + t] - advantage) <= 1e-6))
+            test_fail("document %zu: advantage %g, expected %g", d, (double)b->advantage[begin + t], advantage);
+    }
+}
+
+// Every group whose rewards are known is in one stream, whole, and nothing else is; `known` completions have rewards.
+static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capacity) {
+    Rollout *o = &r->rollout;
+    size_t seen = 0, i, d, p, g, tokens = 0, positions = 0;
+    for (i = 0; i < streams; i++) {
+        const Batch *b = rollout_batch(o, i);
+        assert_true(b->N > 0 && b->N <= capacity && b->documents % G == 0);
+        assert_true(b->document_start[0] == 0 && b->document_start[b->documents] == b->N);
+        positions += b->N;
+        for (d = 0; d < b->documents; d += G, seen++) {
+            double mean = 0, squares = 0, reward[G];
+            for (p = 0; p < P; p++) // whose first completion is the first document
+                if (!memcmp(b->targets + b->document_start[d] + o->prompt_tokens[p] - 1, o->completion[p * G].ids,
+                            o->completion[p * G].tokens * sizeof(int32_t)) &&
+                    !memcmp(b->tokens + b->document_start[d], o->completion[p * G].prompt,
+                            o->prompt_tokens[p] * sizeof(int32_t)))
+                    break;
+            assert_true(p < P && (p + 1) * G <= known);
+            for (g = 0; g < G; g++) mean += reward[g] = (double)o->reward[p * G + g];
+            mean /= G;
+            for (g = 0; g < G; g++) squares += (reward[g] - mean) * (reward[g] - mean);
+            for (g = 0; g < G; g++) {
+                expect_document(b, d + g, &o->completion[p * G + g], o->reward[p * G + g],
+                                (reward[g] - mean) / (sqrt(squares / (G - 1)) + 1e-4), d / G);
+                tokens += o->completion[p * G + g].tokens;
+            }
+        }
+    }
+    assert_int_equal(seen, known / G);
+    assert_true(o->counts.tokens == (double)tokens && o->counts.documents == (double)(seen * G));
+    assert_true(o->counts.groups == (double)seen);
+    assert_true(streams <= known / G && (!streams || positions > (streams - 1) * capacity / 2));
+}
+
+static double metric(const Rollout *r, const char *name) {
+    size_t i;
+    for (i = 0; i < r->metrics.count; i++)
+        if (!strcmp(r->metrics.metric[i].name, name)) return r->metrics.metric[i].sum / r->metrics.metric[i].count;
+    test_fail("no metric %s", name);
+    return 0;
+}
+
+// ---- the tests ------------------------------------------------------------------------------------------------------
+static void expect_text(const cJSON *object, const char *key, const char *text) {
+    const cJSON *item = cJSON_GetObjectItem(object, key);
+    if (!text && cJSON_IsNull(item)) return;
+    if (!text || !cJSON_IsString(item) || strcmp(item->valuestring, text) != 0)
+        test_fail("%s is '%s', expected '%s'", key, item && item->valuestring ? item->valuestring : "?",
+                  text ? text : "null");
+}
+
+static void expect_ids(const cJSON *object, const char *key, const int32_t *ids, size_t count) {
+    const cJSON *array = cJSON_GetObjectItem(object, key);
+    size_t i;
+    if (!cJSON_IsArray(array) || (size_t)cJSON_GetArraySize(array) != count) test_fail("%s: not %zu ids", key, count);
+    for (i = 0; i < count; i++)
+        if (cJSON_GetArrayItem(array, (int)i)->valueint != ids[i]) test_fail("%s: id %zu", key, i);
+}
+
+// Line i of a step is completion i's; the command read them all as JSON.
+static void expect_lines(const Rolling *r, char *lines) {
+    const Rollout *o = &r->rollout;
+    size_t i;
+    for (i = 0; i < P * G; i++) {
+        char *end = strchr(lines, '\n'), text[4 * NEW + 1], reference[PROMPTS + 1] = "ABCDEFG";
+        size_t p = i / G, number = o->number[p];
+        cJSON *object = end ? cJSON_Parse((*end = 0, lines)) : NULL;
+        if (!object) test_fail("%zu lines, not %d", i, P * G);
+        assert_int_equal(cJSON_GetObjectItem(object, "prompt_number")->valueint, number);
+        assert_int_equal(cJSON_IsTrue(cJSON_GetObjectItem(object, "ended")), o->completion[i].ended);
+        expect_ids(object, "completion_ids", o->completion[i].ids, o->completion[i].tokens);
+        reference[number + 1] = 0;
+        if (r->text.bytes) {
+            text[prompt_text(&r->text, o->completion[i].ids, o->completion[i].tokens, text)] = 0;
+            expect_text(object, "prompt", as_text[number]); // a completion may hold a zero, where C's texts end
+            expect_text(object, "completion", text);
+            expect_text(object, "reference", reference);
+            assert_int_equal(cJSON_GetArraySize(object), 6);
+        } else {
+            expect_ids(object, "prompt_ids", o->completion[i].prompt, o->prompt_tokens[p]);
+            expect_ids(object, "reference_ids", o->documents + p * o->room + o->prompt_tokens[p], number + 1);
+            assert_int_equal(cJSON_GetArraySize(object), 5);
+        }
+        cJSON_Delete(object);
+        lines = end + 1;
+    }
+    assert_int_equal(*lines, 0);
+}
+
+TEST(lines_and_streams) {
+    static const char *const tokens[] = {"bytes", "none"};
+    static const size_t capacities[] = {0, 1, 2}; // one group's worst case, and more
+    size_t k, c, number, ended = 0;
+    for (k = 0; k < 2; k++) {
+        for (c = 0; c < 3; c++) {
+            RolloutSettings settings = rollout_settings();
+            Rolling *r;
+            test_case("tokens as %s, capacity %zu", tokens[k], c);
+            settings.stream_tokens = capacities[c] * G * (LONGEST + NEW);
+            r = rolling_open(settings, "numbers", tokens[k]);
+            for (number = 1; number <= 6; number++) {
+                size_t streams, i;
+                remove(scratch_path("lines"));
+                streams = step(r, number);
+                for (i = 0; i < P * G; i++) {
+                    const Completion *text = &r->rollout.completion[i];
+                    if (r->rollout.reward[i] != reward_of(text->ids, text->tokens)) test_fail("reward %zu", i);
+                    ended += (size_t)text->ended;
+                    assert_true(text->tokens == NEW || text->ended);
+                }
+                expect_streams(r, streams, P * G, r->rollout.settings.stream_tokens);
+                assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "zero_spread") < 1);
+                // the command keeps its file open and buffered: it is whole when the command has ended
+                reward_close(&r->rollout.command);
+                expect_lines(r, read_whole(scratch_path("lines"), NULL));
+                reward_open(&r->rollout.command, r->command, 100, r->rollout.piece);
+            }
+            rolling_close(r);
+        }
+    }
+    assert_true(ended > 20 && ended < 6 * 6 * P * G - 20);
+}
+
+static void expect_same_step(Rolling *a, Rolling *b, size_t streams) {
+    size_t i;
+    assert_memory_equal(a->rollout.number, b->rollout.number, P * sizeof(size_t));
+    assert_memory_equal(a->rollout.reward, b->rollout.reward, P * G * sizeof(float));
+    for (i = 0; i < streams; i++) {
+        const Batch *x = rollout_batch(&a->rollout, i), *y = rollout_batch(&b->rollout, i);
+        expect_same_batch(x, y);
+        assert_memory_equal(x->advantage, y->advantage, x->N * sizeof(float));
+        assert_memory_equal(x->reward, y->reward, x->documents * sizeof(float));
+    }
+}
+
+// A run that begins at step 6, and one with other slots, repeat it; every epoch has every prompt once.
+TEST(a_step_follows_from_its_number) {
+    RolloutSettings settings = rollout_settings(), fewer = settings;
+    Rolling *first = rolling_open(settings, "numbers", "bytes"), *again, *other;
+    int32_t ids[2][NEW] = {{0}};
+    size_t number, streams = 0, i, k, seen[PROMPTS] = {0}, orders = 0, order[PROMPTS];
+    fewer.slots = 2;
+    again = rolling_open(settings, "numbers", "bytes"), other = rolling_open(fewer, "numbers", "bytes");
+    for (number = 1; number <= 7; number++) { // three epochs of seven prompts, three a step
+        streams = step(first, number);
+        for (i = 0; i < P; i++) {
+            k = (number - 1) * P + i;
+            seen[first->rollout.number[i]]++;
+            if (k < PROMPTS) order[k] = first->rollout.number[i];
+            if (k >= PROMPTS) orders += order[k % PROMPTS] != first->rollout.number[i];
+            if (k < 2 * PROMPTS && first->rollout.number[i] == 3)
+                memcpy(ids[k / PROMPTS], first->rollout.completion[i * G].ids, sizeof(ids[0]));
+            if (k % PROMPTS == PROMPTS - 1)
+                for (size_t p = 0; p < PROMPTS; p++) assert_int_equal(seen[p], k / PROMPTS + 1);
+        }
+        if (number < 6) continue;
+        assert_int_equal(step(again, number), streams);
+        expect_same_step(first, again, streams);
+        if (ops_device->stored == DTYPE_FP64) { // else a rounding may decide
+            assert_int_equal(step(other, number), streams);
+            expect_same_step(first, other, streams);
+        }
+    }
+    assert_true(orders > 3);
+    assert_true(memcmp(ids[0], ids[1], sizeof(ids[0])) != 0); // the same prompt in the next epoch
+    rolling_close(first), rolling_close(again), rolling_close(other);
+}
+
+TEST(groups_without_spread) {
+    Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
+    size_t streams = step(r, 1), i, t;
+    assert_true(streams > 0 && metric(&r->rollout, "zero_spread") == 1 && metric(&r->rollout, "reward_std") == 0);
+    for (i = 0; i < streams; i++)
+        for (t = 0; t < rollout_batch(&r->rollout, i)->N; t++)
+            assert_true(rollout_batch(&r->rollout, i)->advantage[t] == 0);
+    rolling_close(r);
+}
+
+// ---- the text of a tokenizer ----------------------------------------------------------------------------------------
+static int32_t *encoded(Tokenizer *t, const char *text, int prompt, size_t *count) {
+    TokenIds ids = {NULL, 0, 0};
+    int32_t *copy;
+    if (prompt)
+        tokenizer_prompt(t, text, strlen(text), &ids);
+    else
+        tokenizer_encode(t, text, strlen(text), 1, &ids);
+    copy = (int32_t *)memcpy(case_memory((ids.count + 1) * sizeof(int32_t)), ids.id, ids.count * sizeof(int32_t));
+    free(ids.id);
+    *count = ids.count;
+    return copy;
+}
+
+// The line of a prompt and a completion; texts together are what the ids of both decode to, and special tokens are not
+// shown.
+static void expect_tokenizer_line(const char *style, const char *prompt, const char *answer_text) {
+    static char line[1 << 16], whole[1 << 16], texts[1 << 16];
+    char path[128];
+    size_t number = 0, bytes = 0, made, counts[2];
+    int32_t *ids[2], *all;
+    Completion completion;
+    Prompt text;
+    Rollout r;
+    cJSON *object;
+    test_case("%s: %s|%s", style, prompt, answer_text);
+    snprintf(path, sizeof(path), "test/golden/tokenizers/%s.tok", style);
+    memset(&text, 0, sizeof(text)), memset(&r, 0, sizeof(r)), memset(&completion, 0, sizeof(completion));
+    text.tokenizer = tokenizer_open(path);
+    ids[0] = encoded(text.tokenizer, prompt, 1, &counts[0]);
+    ids[1] = encoded(text.tokenizer, answer_text, 0, &counts[1]);
+    ids[1][counts[1]++] = (int32_t)text.tokenizer->end_ids[0];
+    completion.prompt = ids[0], completion.prompt_tokens = counts[0];
+    completion.ids = ids[1], completion.tokens = counts[1], completion.ended = 1;
+    r.settings.text = &text,
+    r.settings.prompts = r.settings.most_prompts = r.settings.step_prompts = r.settings.group_size = 1;
+    r.completion = &completion, r.tokens = &counts[0], r.number = &number;
+    rollout_allocate_text(&r);
+    rollout_lines_begin(&r);
+    while ((made = rollout_lines(&r, line + bytes, r.piece)) > 0) bytes += made;
+    line[bytes] = 0;
+    object = cJSON_Parse(line);
+    if (!object) test_fail("not JSON: %s", line);
+    all = (int32_t *)case_memory((counts[0] + counts[1]) * sizeof(int32_t));
+    memcpy(all, ids[0], counts[0] * sizeof(int32_t)), memcpy(all + counts[0], ids[1], counts[1] * sizeof(int32_t));
+    whole[prompt_text(&text, all, counts[0] + counts[1], whole)] = 0;
+    snprintf(texts, sizeof(texts), "%s%s", cJSON_GetObjectItem(object, "prompt")->valuestring,
+             cJSON_GetObjectItem(object, "completion")->valuestring);
+    if (strcmp(texts, whole) != 0) test_fail("%s together are '%s', not '%s'", line, texts, whole);
+    expect_text(object, "prompt", prompt);
+    expect_text(object, "reference", NULL);
+    expect_ids(object, "completion_ids", ids[1], counts[1]);
+    cJSON_Delete(object);
+    tokenizer_close(text.tokenizer);
+    free(r.scratch);
+}
+
+TEST(lines_of_a_tokenizer) {
+    static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
+    static const char *const texts[][2] = {
+        {"Hello", " world"}, {"say \"\\\" \n\tto", "\xf0\x9f\x98\x80 \xd1\x8f \x01"}, {"x = 1;\n", "  y"}};
+    size_t i, k;
+    for (i = 0; i < sizeof(styles) / sizeof(styles[0]); i++)
+        for (k = 0; k < 3; k++) expect_tokenizer_line(styles[i], texts[k][0], texts[k][1]);
+}
+
+// ---- a command that fails -------------------------------------------------------------------------------------------
+static void skip_failures(const void *how) {
+    RolloutSettings settings = rollout_settings();
+    Rolling *r;
+    size_t number;
+    settings.stop = 0;
+    r = rolling_open(settings, (const char *)how, "bytes");
+    for (number = 1; number <= 12; number++) {
+        size_t streams = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
+        expect_streams(r, streams, known, r->rollout.settings.stream_tokens);
+        if (metric(&r->rollout, "left_out") != (double)(P - known / G) / P) exit(4);
+    }
+    rolling_close(r);
+}
+
+static void stop_at_failure(const void *how) {
+    Rolling *r = rolling_open(rollout_settings(), (const char *)how, "bytes");
+    step(r, 1);
+    rolling_close(r);
+}
+
+static void too_small_streams(const void *context) {
+    RolloutSettings settings = rollout_settings();
+    (void)context;
+    settings.stream_tokens = 20;
+    rolling_close(rolling_open(settings, "numbers", "bytes"));
+}
+
+TEST(failures) {
+    const Child *child = run_child(skip_failures, "dies");
+    if (child->code)
+        test_fail("exit code %d: %s", child->code,
+                  child->err + (strlen(child->err) > 300 ? strlen(child->err) - 300 : 0));
+    assert_int_equal(count_lines(child->err), 12);
+    if (!strstr(child->err, "note: step 12: the reward command ended after 10 of 12 answers, with exit code 9; it is "
+                            "started again, and 1 of 3 groups are left out"))
+        test_fail("stderr is: %s", child->err);
+    child = run_child(skip_failures, "fails");
+    if (child->code != EXIT_RUNTIME || !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
+                                                           "with exit code 8; there was no reward in 10 steps"))
+        test_fail("exit code %d: %s", child->code, child->err);
+    expect_refused(stop_at_failure, "dies", EXIT_RUNTIME,
+                   "step 1: the reward command ended after 10 of 12 answers, with exit code 9 (--reward-failure skip");
+    expect_refused(too_small_streams, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
+}
+
+// ---- learning -------------------------------------------------------------------------------------------------------
+// The reward is the share of bytes below 128: at random a half, soon nearly all.
+TEST(a_policy_learns) {
+    RolloutSettings settings = rollout_settings();
+    Rolling *r;
+    double reward = 0, before = 0, loss;
+    size_t number, streams, i;
+    AdamW adamw;
+    settings.end_count = 0;
+    r = rolling_open(settings, "low", "bytes");
+    memset(&adamw, 0, sizeof(adamw));
+    adamw.learning_rate = 0.03, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.epsilon = 1e-8, adamw.gradient_scale = 1;
+    optimizer_init(&r->model, world_alone(), ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
+    for (number = 1; number <= 40; number++) {
+        double sum = 0;
+        streams = step(r, number);
+        for (i = 0; i < P * G; i++) sum += (double)r->rollout.reward[i] / (P * G);
+        if (number <= 5) before += sum / 5;
+        if (number > 35) reward += sum / 5;
+        ops_device->zero(r->s.memory.gradients, r->model.elements * dtype_size(r->run.gradient_type));
+        for (i = 0, loss = 0; i < streams; i++)
+            loss += forward_backward(&r->s, rollout_batch(&r->rollout, i),
+                                     objective_normaliser(&r->s.objective, r->rollout.counts), NULL);
+        assert_true(isfinite(loss) && r->arena.peak <= r->plan.total_bytes);
+        adamw.step = (int64_t)number;
+        optimizer_step(&r->model, world_alone(), ops_device, r->s.memory.weights, r->s.memory.gradients,
+                       r->run.gradient_type, &r->optimizer, DTYPE_FP32, &adamw);
+    }
+    if (!(before < 0.75 && reward > 0.95)) test_fail("reward %.3f, then %.3f", before, reward);
+    rolling_close(r);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        LISTED(failures), // first: its forked processes could not use a GPU that this one has used already
+        LISTED(lines_and_streams),
+        LISTED(a_step_follows_from_its_number),
+        LISTED(groups_without_spread),
+        LISTED(lines_of_a_tokenizer),
+        LISTED(a_policy_learns),
+    };
+    if (argc == 4 && !strcmp(argv[1], "--answer")) answer(argv[2], argv[3]);
+    if (!realpath(argv[0], own_path)) return 1;
+    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+}

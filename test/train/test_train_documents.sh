@@ -1,0 +1,158 @@
+#!/bin/sh
+# Training on shards of documents as a user runs it: packed streams have the gradient of their documents, it learns, resumes to the bit
+# after kill -9, keeps to the plan of its largest stream, and refuses data that is not meant for it.
+. test/cli.sh
+same_loss=1e-5 same_gradient=1e-4
+[ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
+
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" || { fail 'the writer of shards does not compile'; finish; exit 1; }
+make_documents() { "$WORK/make_documents" "$@" || fail "make_documents $*"; }
+lengths() { # seed: of 60 documents, most of them short, few long
+    awk -v s="$1" 'BEGIN { srand(s); for (i = 0; i < 60; i++) printf "%d,", 2 + exp(3 + 2.2 * (rand() + rand() + rand() - 1.5)) }'
+}
+make_documents "$WORK/train-00000.bin" 96 "$(lengths 5)" 1
+make_documents "$WORK/train-00001.bin" 96 "$(lengths 6)" 2 1
+make_documents "$WORK/val-00000.bin" 96 30,50,20,300,9,60 3 4
+
+# ---- a packed stream is its documents ---------------------------------------------------------------------------------------------
+make_documents "$WORK/seven.bin" 96 40,64,51,33,60,45,58 4 10 # each more than half of 64: alone in a stream of that length
+succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --grad-accum 7 --json
+loss=$(json loss) norm=$(json grad_norm) tokens=$(json tokens) flops=$(json model_flops)
+check 'tokens are the positions that there are' [ "$tokens" = $((39 + 63 + 50 + 32 + 59 + 44 + 57)) ]
+for options in '' '--method full' '--method checkpoint' '--chunk 9 --logits-chunk 7'; do
+    succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 7 $options --json
+    check "one packed stream has the loss of its documents $options" close "$loss" "$(json loss)" $same_loss
+    check "and their gradient $options" close "$norm" "$(json grad_norm)" $same_gradient
+    check "and their tokens $options" [ "$(json tokens)" = "$tokens" ]
+    check "and their FLOPs $options" close "$flops" "$(json model_flops)" 1e-9
+done
+refuses 1 'grad-accum 8: the data has 7 micro-batches, and a pass reads none twice' \
+    bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --grad-accum 8
+refuses 1 'reads none twice' bp --init $TINY --data $SHARD --seq-len 2048 --grad-accum 3
+succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 3 --json
+planned=$(json plan_bytes)
+succeeds plan --for bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 3 --json
+check "bp's plan for this data is plan's" [ "$(json total_bytes)" = "$planned" ]
+succeeds plan --init $TINY --data "$WORK/seven.bin" --seq-len 100000 --json
+all=$(json total_bytes)
+succeeds plan --init $TINY --seq-len "$tokens" --json
+check 'a plan is for no more than the data holds' [ "$all" = "$(json total_bytes)" ]
+
+# ---- a run -----------------------------------------------------------------------------------------------------------------------
+common="--init $TINY --data $WORK/train-*.bin --val-data $WORK/val-00000.bin --val-every 5 --seq-len 128 --batch 2 --grad-accum 3
+    --steps 14 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7"
+steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//'; }
+same_run() {
+    cmp -s "$1/checkpoint-00000014/model.bin" "$2/checkpoint-00000014/model.bin" &&
+        cmp -s "$1/checkpoint-00000014/optimizer.bin" "$2/checkpoint-00000014/optimizer.bin" &&
+        [ "$(steps_of "$1")" = "$(steps_of "$2")" ]
+}
+STREAMBP_ALLOCATION_GUARD=1
+export STREAMBP_ALLOCATION_GUARD
+succeeds train $common --out "$WORK/straight"
+grep -E '^(data|packing|longest) ' "$WORK/out" || fail 'the header says nothing about the data'
+unset STREAMBP_ALLOCATION_GUARD
+streams=$(sed -n 's/^packing  \([0-9]*\) streams.*/\1/p' "$WORK/out")
+check 'the steps go over the end of an epoch' [ "$streams" -lt 42 ]
+check 'it learns' awk -v l="$(grep '"loss"' "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')" \
+    'BEGIN { exit !(l != "" && l < 4.0) }'
+check 'steps have different numbers of tokens' [ "$(grep -o '"tokens": [0-9]*' "$WORK/straight/log.jsonl" | sort -u | wc -l)" -gt 1 ]
+check 'waiting for data is in the log' [ "$(grep -c '"data_seconds"' "$WORK/straight/log.jsonl")" = 14 ]
+succeeds train $(echo "$common" | sed 's/--steps 14/--steps epoch/; s/--save-every 2//') --json
+check 'one epoch is as many steps as it has streams' [ "$(json steps)" = $((streams / 3)) ]
+
+kills=0 tries=0
+while [ $tries -lt 40 ] && ! [ -f "$WORK/killed/checkpoint-00000014/DONE" ]; do
+    tries=$((tries + 1))
+    "$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" &
+    process=$!
+    sleep "$(awk -v t=$tries 'BEGIN { srand(t * 104729); printf "%.2f", 0.05 + 0.25 * rand() * (1 + t / 4) }')"
+    if kill -9 $process 2>/dev/null; then
+        wait $process 2>/dev/null
+        kills=$((kills + 1))
+    else
+        wait $process || fail "a resumed run ended with $?: $(tail -n 1 "$WORK/err")"
+    fi
+done
+"$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" || fail 'resuming a finished run'
+echo "killed $kills times"
+check 'it was killed at least once' [ $kills -gt 0 ]
+check 'after kill -9 the run ends in the same bits' same_run "$WORK/straight" "$WORK/killed"
+refuses 1 'was trained with --shuffle on, now it is off' train $common --out "$WORK/killed" --resume --shuffle off
+refuses 1 'was trained with --long split, now it is truncate' train $common --out "$WORK/killed" --resume --long truncate
+refuses 1 'was trained with (data|--seed)' train $(echo "$common" | sed 's/--seed 7/--seed 8/') --out "$WORK/killed" --resume
+refuses 1 'was trained with data' train $(echo "$common" | sed 's/train-\*/train-00000/') --out "$WORK/killed" --resume
+
+# ---- an error in the data ends the run where it comes, what was saved remains ---------------------------------------------------------
+cp "$WORK/seven.bin" "$WORK/faulty.bin"
+size=$(wc -c <"$WORK/faulty.bin")
+printf '\007' | dd of="$WORK/faulty.bin" bs=1 seek=$((size - 5)) conv=notrunc 2>/dev/null # a count of the last document
+refuses 1 'faulty.bin: the checksum of document 6 is wrong' train --init $TINY --data "$WORK/faulty.bin" --seq-len 64 --steps 20 \
+    --shuffle off --save-every 1 --out "$WORK/faulty"
+check 'steps before it are saved' [ -f "$WORK/faulty/checkpoint-00000006/DONE" ]
+
+# ---- llm.c's shards, shuffled ------------------------------------------------------------------------------------------------------------
+succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc" --schedule constant
+succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 3 --shuffle on --out "$WORK/llmc-half" --schedule constant
+succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc-half" --schedule constant --resume
+check 'shuffled micro-batches resume' cmp -s "$WORK/llmc/checkpoint-00000006/model.bin" "$WORK/llmc-half/checkpoint-00000006/model.bin"
+refuses 1 'was trained with' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc-half" --schedule constant --resume
+
+# ---- the loss by position ------------------------------------------------------------------------------------------------------------------
+model=$WORK/straight/checkpoint-00000014/model.bin
+whole() { sed 's/, "curve".*//' "$WORK/out" | sed -n 's/.*"'"$1"'": \([^",}]*\).*/\1/p'; } # of the data, not of a bucket
+succeeds eval --model "$model" --data "$WORK/val-00000.bin" --seq-len 128 --batch 2 --curve --json
+check 'eval gives the last validation loss' \
+    close "$(whole loss)" "$(grep val_loss "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')" $same_loss
+curve_agrees() { # the buckets' mean, weighted by their tokens, is the loss; they follow each other
+    sed 's/.*"curve": \[//; s/\].*//; s/}, {/\n/g; s/[{}]//g' "$WORK/out" |
+        awk -F '[:,]' -v l="$(whole loss)" -v n="$(whole tokens)" '{ if ($2 < end) bad = 1; end = $4; s += $6 * $8; t += $8; b++ }
+            END { d = s / t - l; exit !(!bad && b > 3 && t == n && d < 1e-6 && d > -1e-6) }'
+}
+check 'the curve adds up to the loss' curve_agrees
+check 'buckets are powers of two' grep -q '"begin": 16, "end": 32' "$WORK/out"
+succeeds eval --model "$model" --data "$WORK/val-00000.bin" --seq-len 128 --curve-tokens 10 --json
+check 'the curve adds up with buckets of 10' curve_agrees
+check 'buckets are of 10 positions' grep -q '"begin": 20, "end": 30' "$WORK/out"
+succeeds eval --model "$model" --data $SHARD --seq-len 64 --curve
+check 'a table for people, of llm.c shards too' [ "$(grep -cE '^ +(0|1|2-3|4-7|8-15|16-31|32-63)  ' "$WORK/out")" = 7 ]
+
+# ---- what ends the completions of a rollout --------------------------------------------------------------------------------------------
+make_documents "$WORK/prompts.bin" 96 6,4,7 3 2 prompts
+rollout="--init ${TINY%96}60000 --data $WORK/prompts.bin --seq-len 16 --objective grpo --rollout --group-size 2 --max-new-tokens 4 --steps 1
+    --tokenizer $GOLDEN/tokenizers/gpt2.tok --reward-command cat>/dev/null --reward-failure skip --reward-timeout 0.1"
+ends() { # folder
+    sed -n 's/.*ends=\([0-9a-f]*\).*/\1/p' "$1/checkpoint-00000001/state.json"
+}
+succeeds train $rollout --out "$WORK/eos"
+succeeds train $rollout --ignore-eos --out "$WORK/no-eos"
+succeeds train $rollout --ignore-eos --stop-ids 7 --out "$WORK/stop"
+check '--ignore-eos and --stop-ids are in force' [ "$(for run in eos no-eos stop; do ends "$WORK/$run"; done | sort -u | wc -l)" = 3 ]
+refuses 2 'stop-ids: 60000 is outside the vocabulary of 60000' train $rollout --stop-ids 5,60000
+refuses 2 'stop-ids: 60000 is outside the vocabulary' plan --init ${TINY%96}60000 --data "$WORK/prompts.bin" --objective grpo --rollout --stop-ids 60000
+
+# ---- data that is not meant for this run ---------------------------------------------------------------------------------------------------
+refuses 1 "is a folder; name its shards, for example '.*/train-\*.bin'" train --init $TINY --data "$WORK"
+refuses 1 'its tokenizer made for tests has 96 ids, the model.s vocabulary only 95' \
+    train --init ${TINY%96}95 --data "$WORK/seven.bin" --seq-len 64
+refuses 1 'document 0 has 40 tokens, --seq-len 30 takes 31' train --init $TINY --data "$WORK/seven.bin" --seq-len 30 --long refuse
+refuses 1 'is a shard of documents' train --init $TINY --data "$WORK/seven.bin" $SHARD --seq-len 30
+refuses 1 'prepare both alike' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30
+ln -s seven.bin "$WORK/link.bin"
+refuses 1 'link.bin and .*seven.bin are the same file' train --init $TINY --data "$WORK/seven.bin" "$WORK/link.bin" --seq-len 30
+cp -r $GOLDEN/llama "$WORK/model"
+refuses 1 "model: is the folder of a model" train --model "$WORK/model" --data "$WORK/seven.bin" --seq-len 30 --steps 1 --out "$WORK/model"
+check 'nothing is put into that' [ ! -e "$WORK/model/lock" ]
+make_documents "$WORK/small.bin" 40 40,50,60
+printf '{"not": "the one"}' >"$WORK/model/tokenizer.json"
+refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.json .*--any-tokenizer' \
+    eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
+succeeds eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30 --any-tokenizer
+rm "$WORK/model/tokenizer.json"
+cp $GOLDEN/tokenizers/gpt2.tok "$WORK/model/tokenizer.tok" # as beside a run, which has no tokenizer.json
+refuses 1 'small.bin was made with tokenizer made for tests .*model/tokenizer.tok .*--any-tokenizer' \
+    eval --model "$WORK/model" --data "$WORK/small.bin" --seq-len 30
+refuses 1 'plan needs.*--seq-len [0-9]+ would fit' train --init $TINY --data "$WORK/train-00000.bin" --seq-len 2000 --memory-limit 1MiB
+refuses 1 '/sys/run: the folder cannot be created: (Operation not permitted|Permission denied|Read-only file system)' \
+    train --init $TINY --data "$WORK/train-00000.bin" --seq-len 20 --out /sys/run
+finish

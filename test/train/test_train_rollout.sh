@@ -1,0 +1,70 @@
+#!/bin/sh
+# Online GRPO as a user runs it: rewards rise, plan and resuming hold, of the model and of adapters, with several updates to a rollout;
+# a reward command that fails ends the run, with the last checkpoint whole, or loses its groups alone.
+. test/cli.sh
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" ||
+    { fail 'the writer of shards does not compile'; finish; exit 1; }
+"$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts || fail 'no shard of prompts'
+
+# Worth 1 where the first id of the completion begins with 1 to 4, about half of all that are possible.
+cat >"$WORK/reward.sh" <<'END'
+while read -r line; do
+    case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo '{"reward": 0}' ;; esac
+done
+END
+any="--init $TINY --data $WORK/prompts.bin --rollout --seq-len 32 --batch 4 --max-new-tokens 4 --lr 1e-2
+    --schedule constant --seed 5"
+common="$any --objective grpo --group-size 6"
+reward="sh $WORK/reward.sh"
+same_run() { # folder, folder, step: the last checkpoints hold the same bits
+    for file in "$1/$3"/*.bin "$1/$3"/*.safetensors; do
+        [ ! -f "$file" ] || cmp -s "$file" "$2/$3/${file##*/}" || return 1
+    done
+    [ "$(losses "$1")" = "$(losses "$2")" ]
+}
+losses() { sed -n 's/.*\("step": [0-9]*, "loss": [^,]*\),.*\("reward": [^,]*\),.*/\1 \2/p' "$1/log.jsonl"; }
+rewards() { sed -n 's/.*"reward": \([^,}]*\).*/\1/p' "$1/log.jsonl"; }
+
+STREAMBP_ALLOCATION_GUARD=1 # nothing of ours is allocated after the first step
+export STREAMBP_ALLOCATION_GUARD
+succeeds train $common --reward-command "$reward" --steps 24 --save-every 8 --out "$WORK/straight"
+check 'a record of 24 rewards' [ "$(rewards "$WORK/straight" | wc -l)" = 24 ]
+check 'rewards rise' awk 'NR <= 4 { a += $1 } NR > 20 { b += $1 } END { exit !(b > a + 0.8) }' <<END
+$(rewards "$WORK/straight")
+END
+planned=$(sed -n 's/^plan  *\([0-9.]* [KMG]iB\).*/\1/p' "$WORK/out")
+check 'entropy and length are told' grep -q 'entropy [0-9.]* | length [0-9.]*' "$WORK/out"
+
+run plan $common
+check 'plan = run' [ "$(sed -n 's/^plan  *\([0-9.]* [KMG]iB\).*/\1/p' "$WORK/out")" = "$planned" ]
+
+# ---- on and off ------------------------------------------------------------------------------------------------------
+for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo --updates 2 --slots 5'; do
+    folder="$WORK/run$(echo "$options" | tr -dc a-z)"
+    set -- $any --group-size 6 --reward-command "$reward" --objective $options
+    succeeds train "$@" --steps 8 --out "$folder-a"
+    succeeds train "$@" --steps 4 --out "$folder-b"
+    succeeds train "$@" --steps 8 --out "$folder-b" --resume
+    check "resumed to the bit: $options" same_run "$folder-a" "$folder-b" checkpoint-00000008
+done
+refuses 1 'rollout group-size=6, now it is group-size=5' \
+    train $any --objective grpo --group-size 5 --reward-command "$reward" --steps 24 --out "$WORK/straight" --resume
+
+unset STREAMBP_ALLOCATION_GUARD
+
+# ---- commands that fail: the last good step stays ------------------------------------------------------------------------
+kept=$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)
+more="$common --steps 30 --out $WORK/straight --resume --reward-timeout 2"
+refuses 1 'step 25: the reward command ended after 0 of 24 answers, with exit code 3' train $more --reward-command 'exit 3'
+refuses 1 'step 25: the reward command .*2 seconds' train $more --reward-command 'sleep 60'
+refuses 1 "step 25: .*'seven'" train $more --reward-command 'while read -r x; do echo seven; done'
+refuses 1 'step 25: .*(nan|finite)' train $more --reward-command 'while read -r x; do echo nan; done'
+refuses 1 'step 25: .*more answers' train $more --reward-command 'while read -r x; do echo 1; echo 1; done'
+refuses 1 'step 25: .*7 of 24' train $more --reward-command 'for i in 1 2 3 4 5 6 7; do read -r x; echo 1; done'
+check 'no wrong step was taken' [ "$(ls "$WORK/straight" | grep -c checkpoint-00000024)" = 1 ]
+check 'the last checkpoint is what it was' [ "$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)" = "$kept" ]
+succeeds train $common --steps 2 --reward-failure skip --reward-timeout 2 \
+    --reward-command 'for i in 1 2 3 4 5 6 7 8 9; do read -r x; echo $((i % 3)); done'
+check 'groups without rewards are left out' grep -q '3 of 4 groups are left out' "$WORK/err"
+check 'no reward command is left' [ -z "$(ps -eo args | grep "$WORK/reward.sh" | grep -v grep)" ]
+finish

@@ -1,0 +1,120 @@
+#!/bin/sh
+# Adapters as a user handles them: trained, killed and resumed to the bit, read by every verb, merged, refused. PEFT is in
+# test_peft.py, files in test_adapter.c.
+. test/cli.sh
+same_loss=2e-5
+[ $TEST_PRECISION = bf16 ] && same_loss=5e-3
+
+base=$WORK/base.bin
+succeeds convert --init $TINY --seed 3 --out "$base"
+data="--data $SHARD --seq-len 64"
+common="--model $base $data --lora-rank 4 --lora-dropout 0.1 --lora-targets q_proj,v_proj,down_proj,up_proj --batch 2 --steps 12
+    --lr 2e-2 --warmup 3 --save-every 2 --keep-checkpoints 3 --seed 7"
+same_run() { # folder, folder
+    for file in adapter_model.safetensors adapter_config.json optimizer.bin; do
+        cmp -s "$1/checkpoint-00000012/$file" "$2/checkpoint-00000012/$file" || return 1
+    done
+}
+
+# ---- a run, without any allocation of ours after the first step ---------------------------------------------------------------
+STREAMBP_ALLOCATION_GUARD=1
+export STREAMBP_ALLOCATION_GUARD
+succeeds train $common --out "$WORK/run" --json --quiet
+unset STREAMBP_ALLOCATION_GUARD
+adapter=$WORK/run/checkpoint-00000012
+check 'a checkpoint is an adapter' [ "$(ls "$adapter" | tr '\n' ' ')" = 'DONE adapter_config.json adapter_model.safetensors optimizer.bin state.json ' ]
+check 'which names its modules' grep -q '"target_modules": \["down_proj", "q_proj", "up_proj", "v_proj"\]' "$adapter/adapter_config.json"
+check 'and its base' grep -q "\"base_model_name_or_path\": \"$base\"" "$adapter/adapter_config.json"
+
+# ---- kill -9 at random moments, resumed until it is through: the same bits -----------------------------------------------------
+kills=0 tries=0
+while [ $tries -lt 30 ]; do
+    tries=$((tries + 1))
+    "$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" &
+    process=$!
+    sleep "$(awk -v t=$tries 'BEGIN { srand(t * 7919); printf "%.3f", 0.01 + 0.02 * t * (1 + rand()) }')"
+    if kill -9 $process 2>/dev/null; then kills=$((kills + 1)); fi
+    wait $process 2>/dev/null
+    [ -f "$WORK/killed/checkpoint-00000012/DONE" ] && break
+done
+succeeds train $common --out "$WORK/killed" --resume --quiet
+check 'it was killed at least once' [ $kills -gt 0 ]
+check 'after kill -9 the run ends in the same bits' same_run "$WORK/run" "$WORK/killed"
+check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
+
+# ---- without master weights, whose rounding is random: a part of it, then the rest --------------------------------------------
+moments=fp32
+[ $TEST_PRECISION = bf16 ] && moments=bf16
+parts="$(echo $common | sed 's/--steps 12//') --schedule constant --master none --moments $moments --quiet"
+succeeds train $parts --steps 12 --out "$WORK/straight"
+succeeds train $parts --steps 6 --out "$WORK/parts"
+succeeds train $parts --steps 12 --out "$WORK/parts" --resume
+check 'a resumed run has the same bits' same_run "$WORK/straight" "$WORK/parts"
+succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule constant --out "$WORK/straight-on" --quiet
+succeeds train --model "$base" --adapter "$adapter" $data --steps 2 --schedule constant --out "$WORK/parts-on" --quiet
+succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule constant --out "$WORK/parts-on" --quiet --resume
+check 'and one that went on from adapters' cmp -s "$WORK/straight-on/checkpoint-00000004/adapter_model.safetensors" \
+    "$WORK/parts-on/checkpoint-00000004/adapter_model.safetensors"
+
+# ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
+succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
+without_base=$(echo $common | sed "s|--model $base||")
+refuses 1 'holds adapters alone; give the model they were trained on with --model' train $without_base --out "$WORK/killed" --resume
+refuses 1 'is an adapter for another base than .*other.bin: its weights are other ones' train $without_base --model "$WORK/other.bin" \
+    --out "$WORK/killed" --resume
+refuses 1 'holds adapters, but without --lora-rank or --adapter' train --model "$base" $data --steps 12 --out "$WORK/killed" --resume
+refuses 1 'was trained with LoRA alpha=8, now it is alpha=5' train $common --lora-alpha 5 --out "$WORK/killed" --resume
+succeeds train --model "$base" $data --steps 1 --out "$WORK/whole" --quiet
+refuses 1 'holds a whole model, but --lora-rank or --adapter' train --model "$base" $data --lora-rank 4 --steps 2 --out "$WORK/whole" --resume
+refuses 1 'holds adapters, not a model; give .* with --adapter' eval --model "$WORK/run" $data
+refuses 1 'holds adapters, not a model' info --model "$adapter"
+
+# ---- read by every verb ---------------------------------------------------------------------------------------------------------
+succeeds eval --model "$base" $data --val-steps 4 --json
+plain=$(json loss)
+succeeds eval --model "$base" --adapter "$WORK/run" $data --val-steps 4 --json
+check 'a note says which checkpoint was taken' grep -q "note: --adapter .*/run: .*checkpoint-00000012 is taken" "$WORK/err"
+loss=$(json loss)
+check 'it has learned' awk -v a="$loss" -v b="$plain" 'BEGIN { exit !(a != "" && a < b - 0.05) }'
+succeeds bp --model "$base" --adapter "$adapter" $data --json
+succeeds sample --model "$base" --adapter "$adapter" --prompt-ids 1,2,3 --max-new-tokens 12 --temperature 0 --json
+ids=$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")
+succeeds eval --init $TINY --seed 3 --adapter "$adapter" $data --val-steps 4 --json
+check 'the base may be made anew' [ "$(json loss)" = "$loss" ]
+succeeds train --model "$base" --adapter "$adapter" $data --steps 2 --lr 1e-3 --out "$WORK/on" --quiet
+check 'training goes on with what the adapter says' grep -q 'rank=4,alpha=8,dropout=0.1' "$WORK/on/checkpoint-00000002/state.json"
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" && "$WORK/make_documents" "$WORK/documents.bin" 96 40,64,51,33 4 10
+succeeds logprobs --model "$base" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/base.logprobs" --json
+key=$(json model_key)
+succeeds logprobs --model "$base" --adapter "$adapter" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/adapter.logprobs" --json
+check 'with adapters it is another model' [ -n "$key" -a "$(json model_key)" != "$key" ]
+refuses 1 'an adapter for another base than .*other.bin' eval --model "$WORK/other.bin" --adapter "$adapter" $data
+refuses 1 'has shape \[4, 32\], but rank 4 and this base ask for \[4, 16\]' eval \
+    --init $(echo $TINY | sed s/hidden_size=32/hidden_size=16/) --adapter "$adapter" $data
+refuses 1 'holds a whole model, not adapters' eval --model "$base" --adapter "$WORK/whole" $data
+refuses 2 'lora-rank and --adapter exclude each other' train $common --adapter "$adapter" --out "$WORK/x"
+
+# ---- merged ---------------------------------------------------------------------------------------------------------------------
+succeeds convert --model "$base" --adapter "$adapter" --merge --out "$WORK/merged.bin"
+succeeds convert --model "$base" --adapter "$WORK/run" --merge --out "$WORK/merged"
+succeeds eval --model "$WORK/merged" $data --val-steps 4 --json
+check 'merged is the adapter within rounding' close "$(json loss)" "$loss" $same_loss
+succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 12 --temperature 0 --json
+[ $TEST_PRECISION = bf16 ] || check 'and writes the same text' [ "$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")" = "$ids" ]
+refuses 2 'give --merge to have the adapters added' convert --model "$base" --adapter "$adapter" --out "$WORK/x"
+refuses 2 'merge: give --adapter' convert --model "$base" --merge --out "$WORK/x"
+refuses 1 'an adapter for another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
+check 'nothing is left of what was refused' [ ! -e "$WORK/x.bin" ]
+
+refuses 1 'is the folder of an adapter, which the run.s checkpoints would hide' train --model "$base" --adapter "$adapter" $data \
+    --steps 1 --out "$adapter"
+
+# ---- NaN ------------------------------------------------------------------------------------------------------------------------
+cp -r "$adapter" "$WORK/nan"
+rm "$WORK/nan/DONE"
+size=$(wc -c <"$WORK/nan/adapter_model.safetensors")
+printf '\000\000\300\177' | dd of="$WORK/nan/adapter_model.safetensors" bs=1 seek=$((size - 4)) conv=notrunc 2>/dev/null
+refuses 1 'nan/adapter_model.safetensors: .*NaN.*lora_B.weight' eval --model "$base" --adapter "$WORK/nan" $data
+refuses 1 'lora_B.weight holds NaN' convert --model "$base" --adapter "$WORK/nan" --merge --out "$WORK/x.bin"
+check 'no merged model of it' [ ! -e "$WORK/x.bin" ]
+finish

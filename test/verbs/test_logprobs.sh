@@ -1,0 +1,115 @@
+#!/bin/sh
+# The verb logprobs as a user runs it: what it writes are the log-probabilities whose mean is eval's loss, however
+# documents are packed and chunked; a file is complete or absent, and what it cannot be made of is refused.
+. test/cli.sh
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" ||
+    { fail 'the writer of shards does not compile'; finish; exit 1; }
+make_documents() { "$WORK/make_documents" "$@" || fail "make_documents $*"; }
+make_documents "$WORK/a.bin" 96 40,64,51,33,200,45,58 4 10
+make_documents "$WORK/b.bin" 96 30,2,120 5
+data="$WORK/a.bin $WORK/b.bin" # 643 tokens in 10 documents
+values() { od -A n -v -t f4 -w4 -j 256 "$1"; }
+same_values() { # file, file, difference allowed
+    values "$1" >"$WORK/values"
+    values "$2" | paste - "$WORK/values" | awk -v d="$3" '{ x = $1 - $2; if (x < 0) x = -x }
+        !(x <= d) || ($1 == 0) != ($2 == 0) { bad = 1 } { n++ } END { exit bad || !n }'
+}
+
+# ---- the loss of eval, from the file itself ------------------------------------------------------------------------
+tolerance=1e-5
+[ $TEST_PRECISION = bf16 ] && tolerance=2e-2
+for options in '--seq-len 200' '--seq-len 64' '--seq-len 64 --long truncate' \
+    '--seq-len 64 --batch 3 --chunk 9 --logits-chunk 7'; do
+    succeeds eval --init $TINY --data $data $options --json --quiet
+    loss=$(json loss) tokens=$(json tokens)
+    rm -f "$WORK/x.logprobs"
+    succeeds logprobs --init $TINY --data $data $options --out "$WORK/x.logprobs" --json --quiet
+    check "the loss is eval's: $options" close "$(json loss)" "$loss" 1e-9
+    check "and so are the targets: $options" [ "$(json counted)" = "$tokens" ]
+    check "all tokens have a value: $options" \
+        [ "$(json tokens) $(json documents) $(values "$WORK/x.logprobs" | wc -l)" = '643 10 643' ]
+    mean=$(values "$WORK/x.logprobs" | awk '{ s -= $1; n += $1 != 0 } END { printf "%.9f", s / n }')
+    check "the file's values have that mean: $options" close "$mean" "$loss" 1e-6
+done
+succeeds logprobs --init $TINY --data "$WORK/*.bin" --seq-len 64 --out "$WORK/one.logprobs" --json --quiet
+keys="$(json model_key) $(json data_key)"
+check 'keys are 16 digits' expr "$keys" : '[0-9a-f]\{16\} [0-9a-f]\{16\}$' >/dev/null
+check 'packing and chunks change rounding alone' same_values "$WORK/x.logprobs" "$WORK/one.logprobs" $tolerance
+succeeds logprobs --init $TINY --data $data --seq-len 64 --threads 1 --out "$WORK/again.logprobs" --json --quiet
+check 'the same model and data have the same keys' [ "$(json model_key) $(json data_key)" = "$keys" ]
+succeeds logprobs --init $TINY --data "$WORK/a.bin" --seq-len 64 --seed 3 --out "$WORK/other.logprobs" --json --quiet
+check 'another seed is another model' [ "$(json model_key)" != "${keys% *}" ]
+check 'fewer shards are other data' [ "$(json data_key)" != "${keys#* }" ]
+
+# ---- temperature ---------------------------------------------------------------------------------------------------
+succeeds logprobs --init $TINY --data $data --seq-len 64 --temperature 1000 --out "$WORK/hot.logprobs" --json --quiet
+check 'a high temperature makes all tokens alike' close "$(json loss)" 4.564348 1e-3 # ln 96
+refuses 2 'temperature 0 leaves the likeliest token alone' \
+    logprobs --init $TINY --data $data --seq-len 64 --temperature 0 --out "$WORK/cold.logprobs"
+
+# ---- the reference of a run, computed before its first step ----------------------------------------------------------
+mkdir "$WORK/pairs"
+make_documents "$WORK/pairs/train.bin" 96 40,64,51,33,60,45,58,20 4 10 pairs
+make_documents "$WORK/pairs/val.bin" 96 30,20,50,44 5 3 pairs
+dpo="--init $TINY --objective dpo --data $WORK/pairs/train.bin --seq-len 63 --lr 1e-2 --schedule constant"
+validated="$dpo --val-data $WORK/pairs/val.bin"
+references() { ls "$WORK/pairs" | grep -c '^reference-[0-9a-f]*.logprobs$'; }
+losses() { grep -o '"step": [0-9]*, "loss": [-0-9.e]*' "$1/log.jsonl"; }
+succeeds train $validated --steps 4 --out "$WORK/straight"
+check 'of --data and of --val-data each one is kept' [ "$(references)" = 2 ]
+check 'both are said to be computed' [ "$(grep -c '^reference  computing ' "$WORK/out")" = 2 ]
+first=$(losses "$WORK/straight" | sed -n '1s/.*: //p')
+check 'a policy that is the reference begins at ln 2' close "$first" 0.693147 1e-4
+succeeds train $validated --steps 2 --out "$WORK/half"
+check 'a second run finds them' [ "$(grep -c '^reference  reused ' "$WORK/out")" = 2 ]
+succeeds train $validated --steps 4 --out "$WORK/half" --resume
+check 'so does a resumed run, whose model is another' [ "$(grep -c '^reference  reused ' "$WORK/out")" = 2 ]
+check 'and it goes on as if it had not been interrupted' [ "$(losses "$WORK/half")" = "$(losses "$WORK/straight")" ]
+check 'with the same weights' \
+    cmp -s "$WORK/half/checkpoint-00000004/model.bin" "$WORK/straight/checkpoint-00000004/model.bin"
+check 'and no other files' [ "$(references)" = 2 ]
+
+pairs="--data $WORK/pairs/train.bin --seq-len 63"
+succeeds logprobs --init $TINY $pairs --out "$WORK/named.logprobs"
+succeeds train $dpo --steps 4 --reference-logprobs "$WORK/named.logprobs" --out "$WORK/named"
+check 'a file that is named gives the same run' close "$(losses "$WORK/named" | sed -n '4s/.*: //p')" \
+    "$(losses "$WORK/straight" | sed -n '4s/.*: //p')" 1e-4
+succeeds logprobs --init $TINY $pairs --seed 3 --out "$WORK/other.logprobs"
+refuses 1 'other.logprobs: holds log-probabilities under another model' \
+    train $dpo --steps 1 --reference-logprobs "$WORK/other.logprobs"
+refuses 1 'x.logprobs: holds log-probabilities of other data or by another tokenizer' \
+    train $dpo --steps 1 --reference-logprobs "$WORK/x.logprobs"
+rm "$WORK"/pairs/reference-*.logprobs
+refuses 1 'reference-[0-9a-f]{16}.logprobs: is gone, .* that this run began with' \
+    train $validated --steps 6 --out "$WORK/half" --resume
+
+# ---- completions of another policy ---------------------------------------------------------------------------------
+make_documents "$WORK/groups.bin" 96 20,30,25,28 6 4 2
+groups="--data $WORK/groups.bin --seq-len 63"
+succeeds logprobs --init $TINY $groups --seed 3 --out "$WORK/old.logprobs"
+refuses 1 'old.logprobs: holds log-probabilities under another model' \
+    train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --old-logprobs "$WORK/old.logprobs"
+succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --old-logprobs "$WORK/old.logprobs" --any-reference
+
+# ---- for people ----------------------------------------------------------------------------------------------------
+succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs"
+check 'it says what it wrote' \
+    grep -q 'x.logprobs: [0-9]* log-probabilities of 10 documents, on average -[0-9.]*$' "$WORK/out"
+check 'it says what it reads' grep -q '^data     10 documents in 2 shards' "$WORK/out"
+
+# ---- what is refused leaves nothing behind -------------------------------------------------------------------------
+refuses 2 'no output: give --out with the file to write' logprobs --init $TINY --data $data --seq-len 64
+refuses 2 'no data: give --data' logprobs --init $TINY --out "$WORK/no.logprobs"
+refuses 1 'is one of llm.c.s shards, which have no documents' \
+    logprobs --init $TINY --data $SHARD --seq-len 64 --out "$WORK/no.logprobs"
+refuses 1 'no.logprobs: cannot be created: No such file' \
+    logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/nowhere/no.logprobs"
+refuses 1 'a.bin: is there already and is no file of log-probabilities' \
+    logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/a.bin"
+cp "$WORK/a.bin" "$WORK/faulty.bin"
+size=$(wc -c <"$WORK/faulty.bin") # near its end is a count of the last document
+printf '\007' | dd of="$WORK/faulty.bin" bs=1 seek=$((size - 5)) conv=notrunc 2>/dev/null
+refuses 1 'faulty.bin: the checksum of document 6 is wrong' \
+    logprobs --init $TINY --data "$WORK/faulty.bin" --seq-len 200 --out "$WORK/no.logprobs"
+check 'nothing is left of what failed' [ "$(find "$WORK" -name 'no.logprobs*' | wc -l)" = 0 ]
+finish

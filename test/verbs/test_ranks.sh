@@ -1,0 +1,297 @@
+#!/bin/sh
+# Many processes as a user runs them: loss, gradients and trajectories are those of one process with the same command line, for every
+# stage, with streams shared or not, of every kind of data; runs go on with another number of processes; rank 0 alone speaks.
+. test/cli.sh
+MPIRUN=test/ranks/mpirun.sh
+if ! command -v mpirun >/dev/null; then
+    echo '[  SKIPPED ] many processes: NOT TESTED, because there is no mpirun'
+    skipped=1
+    finish
+    exit 0
+fi
+for tool in make_documents compare_tensors; do
+    ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/$tool.c -lcjson -lm -o "$WORK/$tool" || { fail "$tool does not compile"; finish; exit 1; }
+done
+SANITIZED=$TRAIN
+TRAIN=${TRAIN_PLAIN:-$TRAIN} # most of it is arithmetic, which the programs of the table check for memory
+export OMP_NUM_THREADS=1
+
+ranks() { # P, arguments: that many processes
+    count=$1
+    shift
+    $MPIRUN "$count" "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"
+}
+ranks_succeed() {
+    if ranks "$@"; then pass; else fail "exit $? of $1 ranks: train $*"; grep '^train: ' "$WORK/err" | head -n 3; fi
+}
+ranks_refuse() { # CODE PATTERN P arguments: one line, in a name or two of a rank, and that exit code
+    code=$1 pattern=$2
+    shift 2
+    ranks "$@"
+    status=$?
+    lines=$(grep -c '^train: ' "$WORK/err")
+    if [ $status != "$code" ]; then fail "exit $status, not $code, of ranks: $*"
+    elif [ "$lines" != 1 ]; then fail "$lines error lines of ranks: $*"
+    elif ! grep '^train: ' "$WORK/err" | grep -qE -- "$pattern"; then
+        fail "the message does not say '$pattern': $(grep '^train: ' "$WORK/err" | cut -c1-200)"
+    else pass; fi
+}
+
+# ---- one pass ---------------------------------------------------------------------------------------------------------------
+alone() { # arguments of bp: what ranks are held against
+    common=$*
+    run bp $common --json --grads-out "$WORK/alone.safetensors" || fail "exit $? of: train bp $common: $(tail -n 1 "$WORK/err")"
+    loss=$(json loss) tokens=$(json tokens) norm=$(json grad_norm) flops=$(json model_flops)
+}
+near() { # found, expected, tolerance: of numbers that may be 0 but for rounding
+    close "$1" "$2" "$3" || awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a * a < 1e-20 && b * b < 1e-20) }'
+}
+together() { # P, options of the world
+    world_of="$* of bp $common"
+    rm -f "$WORK/ranks.safetensors"
+    ranks_succeed "$1" bp $common $(echo "$*" | cut -s -d' ' -f2-) --json --grads-out "$WORK/ranks.safetensors"
+    check "one line of JSON: $world_of" [ "$(wc -l <"$WORK/out")" = 1 ]
+    check "loss $(json loss) is $loss: $world_of" near "$(json loss)" "$loss" 1e-6
+    check "norm $(json grad_norm) is $norm: $world_of" close "$(json grad_norm)" "$norm" 1e-5
+    check "tokens: $world_of" [ "$(json tokens)" = "$tokens" ]
+    check "FLOPs of the model: $world_of" close "$(json model_flops)" "$flops" 1e-9
+    compared=$("$WORK/compare_tensors" "$WORK/ranks.safetensors" "$WORK/alone.safetensors" 1e-5 2>&1)
+    check "gradients: $world_of: $compared" [ $? = 0 ]
+}
+GPT2=gpt2,n_embd=32,n_layer=2,n_head=4,n_positions=64,vocab_size=96
+GEMMA=gemma3,hidden_size=32,intermediate_size=48,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=96,sliding_window=9,layer_types=sfs
+
+alone --init $TINY --seq-len 37 --batch 4 --grad-accum 3 --chunk 10 --logits-chunk 7
+for world in '2' '3 --zero 1' '4 --zero 2' '2 --zero 3' '2 --sp 2' '4 --sp 2 --zero 1 --profile' '3 --sp 3 --zero 3'; do together $world; done
+alone --init $TINY --seq-len 45 --batch 4 --method full
+for world in '2 --zero 1' '4 --zero 3 --profile' '4 --sp 2 --zero 2'; do together $world; done
+alone --init $GPT2 --seq-len 50 --batch 2 --grad-accum 2
+for world in '2 --zero 2' '4 --sp 2' '4 --zero 3'; do together $world; done
+alone --init $GEMMA --seq-len 50 --batch 2 --grad-accum 2
+for world in '2 --zero 3' '2 --sp 2'; do together $world; done
+alone --init $TINY --seq-len 64 --batch 2 --grad-accum 2 --data $SHARD
+for world in '2' '4 --zero 2' '2 --sp 2'; do together $world; done
+
+# Parts of packed documents: also where there are fewer documents than ranks.
+"$WORK/make_documents" "$WORK/train.bin" 96 "$(awk 'BEGIN { srand(4); for (i = 0; i < 80; i++) printf "%d,", 2 + 70 * rand() }')" 1 1
+"$WORK/make_documents" "$WORK/long.bin" 96 60,61,62 5
+alone --init $TINY --seq-len 60 --batch 3 --grad-accum 2 --data "$WORK/train.bin"
+for world in '2 --zero 1' '3 --zero 2' '4 --zero 3' '4 --sp 2'; do together $world; done
+alone --init $TINY --seq-len 64 --data "$WORK/long.bin"
+for world in '2' '3 --zero 3' '4 --sp 2 --zero 1'; do together $world; done
+
+# Objectives: pairs and groups are not cut.
+"$WORK/make_documents" "$WORK/pairs.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11 3 4 pairs
+"$WORK/make_documents" "$WORK/groups.bin" 96 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13 3 4 3
+"$WORK/make_documents" "$WORK/values.bin" 96 20,25,15,9,23,25,14,30,8,12 3 4 advantages
+alone --init $TINY --seq-len 40 --batch 2 --grad-accum 2 --objective dpo --data "$WORK/pairs.bin"
+for world in '2 --zero 1' '4 --zero 2' '2 --sp 2'; do together $world; done
+margin=$(json rewards.margins)
+check 'metrics of pairs are those of all ranks' [ "$margin" = 0 ]
+alone --init $TINY --seq-len 40 --batch 2 --objective dpo --data "$WORK/pairs.bin" --lora-rank 3 --lora-dropout 0.3 --seed 5
+for world in '2 --zero 3' '4 --sp 2 --zero 1'; do together $world; done
+alone --init $TINY --seq-len 30 --batch 2 --grad-accum 2 --objective grpo --beta 0.1 --data "$WORK/groups.bin"
+reward=$(json reward) length=$(json completion_length)
+for world in '3 --zero 2' '4 --zero 1' '2 --sp 2 --zero 3'; do together $world; done
+check 'rewards are those of all ranks' close "$(json reward)" "$reward" 1e-6
+check 'lengths are those of all ranks' close "$(json completion_length)" "$length" 1e-6
+alone --init $TINY --seq-len 30 --batch 2 --objective ppo --data "$WORK/values.bin"
+together 3 --zero 2
+alone --init $TINY --seq-len 30 --batch 4 --objective gspo --group-size 3
+for world in '2' '2 --sp 2'; do together $world; done
+alone --init $TINY --seq-len 64 --batch 4 --lora-rank 4 --lora-dropout 0.5
+for world in '2' '4 --zero 3' '2 --sp 2'; do together $world; done
+
+cp "$WORK/ranks.safetensors" "$WORK/before.safetensors"
+together 2 --sp 2
+check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WORK/before.safetensors"
+
+# What the plan says is what a rank does; a reference that is computed in the pass counts, too.
+sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
+for world in '2 --zero 1' '4 --zero 3' '4 --sp 2 --zero 2' '4 --sp 2 --kv ring --zero 1' '2 --zero 3 --sp 2 --objective dpo' \
+    '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
+    '2 --zero 3 --sp 2 --objective dpo --lora-rank 3'; do
+    set -- $world
+    count=$1
+    shift
+    ranks_succeed $count bp --init $TINY --seq-len 64 --batch 4 --json --threads 1 "$@"
+    planned=$(json plan_bytes) flops=$(json flops) traffic=$(sent)
+    succeeds plan --for bp --ranks $count --init $TINY --seq-len 64 --batch 4 --json --threads 1 "$@"
+    check "the plan of $world" [ "$(json total_bytes)" = "$planned" ]
+    check "and its FLOPs" close "$(json flops)" "$flops" 1e-9
+    check "and what is sent" [ "$(sent)" = "$traffic" ]
+done
+ranks_succeed 2 bp --init $TINY --seq-len 64 --batch 4
+check 'rank 0 alone speaks' [ "$(grep -c '^loss ' "$WORK/out")" = 1 ]
+check 'the header says how many' grep -q '^ranks    2 = 2 replicas x sp 1, ZeRO 0$' "$WORK/out"
+
+# ---- evaluation -------------------------------------------------------------------------------------------------------------
+evaluated() { # arguments of eval
+    run eval "$@" --json || fail "exit $? of: train eval $*"
+    loss=$(json loss) tokens=$(json tokens) curve=$(sed 's/.*"curve": //; s/"loss": [^,]*//g' "$WORK/out")
+    for world in '2' '3 --zero 3' '4 --sp 2'; do
+        ranks_succeed ${world%% *} eval "$@" --json $(echo "$world" | cut -s -d' ' -f2-)
+        check "loss of eval $* with $world" close "$(json loss)" "$loss" 1e-6
+        check "tokens of eval $* with $world" [ "$(json tokens)" = "$tokens" ]
+        check "curve of eval $* with $world" [ "$(sed 's/.*"curve": //; s/"loss": [^,]*//g' "$WORK/out" | grep -o '^\[.*')" = "$(echo "$curve" | grep -o '^\[.*')" ]
+    done
+}
+evaluated --init $TINY --seq-len 64 --batch 4 --data $SHARD --curve
+evaluated --init $TINY --seq-len 64 --data "$WORK/train.bin" --curve
+evaluated --init $TINY --seq-len 64 --batch 2 --objective orpo --data "$WORK/pairs.bin"
+
+# ---- training ---------------------------------------------------------------------------------------------------------------
+losses() { sed -n 's/.*"step": \([0-9]*\), "\(val_\)\{0,1\}loss": \([^,]*\),.*/\1 \2 \3/p' "$1/log.jsonl"; }
+same_losses() { # folder, folder, steps: as many lines, all within 1e-5, or 1e-9 where terms of order 1 cancel (grpo)
+    [ "$(losses "$1" | wc -l)" = "$3" ] || return 1
+    losses "$1" >"$WORK/a"
+    losses "$2" >"$WORK/b"
+    paste -d' ' "$WORK/a" "$WORK/b" | awk '{ n = NF / 2; d = $n - $NF; if (d < 0) d = -d; if ($1 != $(n + 1) || d > 1e-5 * $NF + 1e-9) bad = 1 }
+        END { exit bad }'
+}
+STREAMBP_ALLOCATION_GUARD=1
+export STREAMBP_ALLOCATION_GUARD
+trained() { # name, arguments: 20 steps alone, then by ranks
+    name=$1
+    shift
+    common=$*
+    run train $common --steps 20 --out "$WORK/$name" --save-every 6 --keep-checkpoints 9 || fail "exit $? of: train $common: $(tail -n 1 "$WORK/err")"
+    lines=$(losses "$WORK/$name" | wc -l)
+    check "20 steps: $name" [ "$lines" -ge 20 ]
+}
+trained_together() { # P, options of the world
+    folder="$WORK/$name-$(echo "$*" | tr -dc 0-9a-z)"
+    ranks_succeed $1 train $common --steps 20 --out "$folder" --save-every 6 $(echo "$*" | cut -s -d' ' -f2-)
+    check "the trajectory of $* ranks: $name" same_losses "$folder" "$WORK/$name" $lines
+}
+trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.bin" --val-every 5 --seq-len 60 --batch 3 --grad-accum 2 \
+    --lr 1e-3 --warmup 4 --seed 3
+for world in '2 --zero 1' '3 --zero 2' '4 --sp 2 --zero 3'; do trained_together $world; done
+# Streams of many lengths: of a shorter one a rank may own more.
+"$WORK/make_documents" "$WORK/lengths.bin" 96 257,256,255,254,253,252,251,250
+trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 256 --lr 1e-3
+trained_together 4 --sp 4
+trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 10 --prompt-ids 3,4 --max-new-tokens 5
+for world in '2' '4 --zero 3'; do trained_together $world; done
+# Gone on with in the plain build, from behind the middle of a cosine.
+rm -rf "$WORK/text/checkpoint-00000020"
+succeeds train $common --steps 20 --out "$WORK/text" --resume
+rm -rf "$WORK/text/checkpoint-00000020"
+ranks_succeed 2 train $common --steps 20 --out "$WORK/text" --resume
+# The reference's log-probabilities are computed once, by all, and found again.
+mkdir "$WORK/own" # where one process keeps its own
+cp "$WORK/pairs.bin" "$WORK/own"
+trained pairs --init $TINY --data "$WORK/own/pairs.bin" --objective dpo --seq-len 40 --batch 2 --lr 1e-3
+common=$(echo "$common" | sed 's|/own/pairs.bin|/pairs.bin|')
+ranks_succeed 3 train $common --steps 20 --out "$WORK/pairs-3" --zero 1
+check 'the trajectory of pairs by 3 ranks' same_losses "$WORK/pairs-3" "$WORK/pairs" 20
+check 'the reference was computed' grep -q '^reference  computing' "$WORK/out"
+check 'and is one file' [ "$(ls "$WORK" | grep -c '^reference-.*logprobs$')" = 1 ]
+ranks_succeed 2 train $common --steps 20 --out "$WORK/pairs-2"
+check 'and is found again' grep -q '^reference  reused' "$WORK/out"
+check 'the trajectory of pairs by 2 ranks' same_losses "$WORK/pairs-2" "$WORK/pairs" 20
+trained adapters --init $TINY --data "$WORK/groups.bin" --objective grpo --beta 0.1 --seq-len 30 --batch 2 --grad-accum 2 --lr 1e-3 \
+    --lora-rank 3 --lora-dropout 0.1
+for world in '2 --zero 2' '4 --sp 2 --zero 1'; do trained_together $world; done
+
+ranks_succeed 2 train $common --steps 2 --json --sp 2
+check 'one line of JSON' [ "$(wc -l <"$WORK/out")" = 1 ]
+check 'which says who did it' [ "$(json ranks) $(json zero) $(json sp)" = '2 0 2' ]
+check 'and what was sent' grep -q '"sent": {"gradients": [1-9][0-9.]*, "weights": 0, "keys_values": [1-9]' "$WORK/out"
+
+# ---- resumed by another number of ranks, in another stage -------------------------------------------------------------------
+name=documents
+common="--init $TINY --data $WORK/train.bin --val-data $WORK/long.bin --val-every 5 --seq-len 60 --batch 3 --grad-accum 2
+    --lr 1e-3 --warmup 4 --seed 3 --save-every 6"
+lines=$(losses "$WORK/$name" | wc -l)
+go_on() { # from, P, options: a copy of a run's first 6 steps, gone on with
+    folder="$WORK/resumed"
+    rm -rf "$folder"
+    mkdir "$folder"
+    cp -r "$1/checkpoint-00000006" "$1/log.jsonl" "$folder"
+    shift
+    if [ "$1" = 1 ]; then
+        succeeds train $common --steps 20 --out "$folder" --resume
+    else
+        ranks_succeed "$1" train $common --steps 20 --out "$folder" --resume $(echo "$*" | cut -s -d' ' -f2-)
+    fi
+    check "resumed by $* ranks" same_losses "$folder" "$WORK/$name" $lines
+}
+go_on "$WORK/documents" 3 --zero 2
+check 'the number of ranks is noted' grep -q 'note: ranks was 1 until' "$WORK/err"
+go_on "$WORK/documents" 4 --zero 3 --sp 2
+rm -rf "$WORK/six"
+ranks_succeed 4 train $common --steps 20 --out "$WORK/six" --zero 2 --keep-checkpoints 9
+go_on "$WORK/six" 1
+go_on "$WORK/six" 2 --zero 1
+
+# ---- rollouts ---------------------------------------------------------------------------------------------------------------
+"$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
+cat >"$WORK/reward.sh" <<'END'
+while read -r line; do
+    case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo 0 ;; esac
+done
+END
+common="--init $TINY --data $WORK/prompts.bin --rollout --seq-len 32 --batch 5 --max-new-tokens 4 --lr 1e-3 --schedule constant
+    --objective grpo --group-size 4 --seed 5 --steps 6"
+set -- --reward-command "sh $WORK/reward.sh"
+succeeds train $common "$@" --out "$WORK/rollout"
+rewards() { sed -n 's/.*"step": \([0-9]*\),.*"reward": \([^,}]*\).*/\1 \2/p' "$1/log.jsonl"; }
+for world in '2' '3 --zero 1' '4 --zero 2'; do
+    folder="$WORK/rollout-${world%% *}"
+    ranks_succeed ${world%% *} train $common "$@" --out "$folder" $(echo "$world" | cut -s -d' ' -f2-)
+    check "rewards do not depend on the number of ranks: $world" [ "$(rewards "$folder")" = "$(rewards "$WORK/rollout")" ]
+    check "6 rewards: $world" [ "$(rewards "$folder" | wc -l)" = 6 ]
+done
+ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 # streams that are empty, used twice
+unset STREAMBP_ALLOCATION_GUARD
+# The command of rank 1 has 12 lines to answer, that of rank 0 has 8.
+ranks_succeed 2 train ${common% 6} 1 --reward-failure skip \
+    --reward-command 'for i in 1 2 3 4 5 6 7 8; do read -r x; echo $((i % 3)); done'
+check "a command of another rank that fails is told of: $(grep 'left out' "$WORK/err")" grep -q \
+    'step 1: rank 1 on [^ ]*: the reward command ended after 8 of 12 .*, and 1 of 5 groups are left out' "$WORK/err"
+ranks_refuse 2 'batch 5 prompts cannot be dealt over 6 replicas; take --batch 6' 6 train $common "$@"
+ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
+ranks_refuse 2 'rollout .* not with --zero 3' 2 train $common "$@" --zero 3
+ranks_refuse 1 'the reward command ended after 0 of' 2 train $common --reward-command 'exit 3'
+
+# ---- refused ----------------------------------------------------------------------------------------------------------------
+ranks_refuse 2 'batch 6 or --grad-accum 3 would fit' 3 bp --init $TINY --seq-len 8 --batch 4
+ranks_refuse 2 'batch 2 or --grad-accum 4 would fit' 4 train --init $TINY --data $SHARD --seq-len 8 --batch 1 --grad-accum 2
+ranks_refuse 2 'sp 2: does not divide the 3 ranks' 3 bp --init $TINY --seq-len 8 --sp 2
+ranks_refuse 2 'batch 4 or --grad-accum 4 would fit' 1 plan --ranks 4 --init $TINY --seq-len 8 --batch 3
+for verb in "info --init $TINY" "sample --init $TINY --prompt-ids 1" "convert --model $GOLDEN/qwen3 --out $WORK/none.bin" \
+    "logprobs --init $TINY --data $WORK/train.bin --seq-len 8 --out $WORK/none.logprobs"; do
+    ranks_refuse 2 'is work for one process, 2 were started' 2 $verb
+done
+ranks_refuse 1 'no_shard' 2 train --init $TINY --data "$WORK/no_shard.bin"
+ranks_succeed 2 plan --init $TINY --json
+check 'a plan is one line of JSON' [ "$(wc -l <"$WORK/out")" = 1 ]
+# Other data on one rank, under the same arguments.
+cat >"$WORK/elsewhere.sh" <<END
+cd "$WORK/host\${OMPI_COMM_WORLD_RANK:-\$PMI_RANK}" && exec "$PWD/$TRAIN" "\$@"
+END
+mkdir "$WORK/host0" "$WORK/host1"
+cp $SHARD "$WORK/host0/shard.bin"
+cp $SHARD "$WORK/host1/shard.bin"
+printf '\001' | dd of="$WORK/host1/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --init $TINY --data shard.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'other data on one rank: exit 1' [ $? = 1 ]
+check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other data than rank 0' "$WORK/err")" = 1 ]
+# Another model on one rank: one byte in the middle of its weights.
+succeeds convert --init $TINY --out "$WORK/host0/model.bin"
+cp "$WORK/host0/model.bin" "$WORK/host1/model.bin"
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'the same model on all ranks' [ $? = 0 ]
+printf '\001' | dd of="$WORK/host1/model.bin" bs=1 seek=40000 conv=notrunc 2>/dev/null
+$MPIRUN 2 sh "$WORK/elsewhere.sh" bp --model model.bin --seq-len 16 --batch 2 >"$WORK/out" 2>"$WORK/err"
+check 'another model on one rank: exit 1' [ $? = 1 ]
+check 'and one line that names it' [ "$(grep -c '^train: .*rank 1 on .* has other model files than rank 0' "$WORK/err")" = 1 ]
+
+# ---- the sanitized program: once through each verb ----------------------------------------------------------------------------
+TRAIN=$SANITIZED
+ranks_succeed 2 bp --init $TINY --seq-len 30 --batch 2 --json --zero 2
+ranks_succeed 2 eval --init $TINY --seq-len 30 --data "$WORK/train.bin" --json --sp 2
+ranks_succeed 3 train --init $TINY --data "$WORK/train.bin" --seq-len 60 --batch 2 --steps 3 --out "$WORK/sanitized" --zero 1
+ranks_succeed 2 train $common "$@"
+finish
