@@ -36,8 +36,8 @@ first norm's gradient then comes in two parts, through the queries and later thr
 linear.
 
 A layer with a sliding window holds the keys and values of its window alone: they slide along the stream with the
-chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_advance in llmc/stream/stream.h,
-window_retreat below).
+chunks, forwards in the forward pass, and backwards, with dK and dV, in backward (window_slide_forward in llmc/stream/stream.h,
+window_slide_back below).
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. A plan is this same code on op set
 "dry" and an arena without memory (llmc/plan/plan.h): it visits one layer and one chunk of each length, and multiplies. The
@@ -53,7 +53,7 @@ steps never look inside a tensor.
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
 static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
-    norm_forward(s, a->normed1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
+    norm_forward(s, a->norm1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), c.n);
 }
 
@@ -61,23 +61,24 @@ static inline void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
     Shapes d = shapes_of(s->model);
     Stored *k = key_value_at(s, s->kv.k, l, c.place), *v = key_value_at(s, s->kv.v, l, c.place);
     Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.place) : k;
-    linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->normed1, NULL);
-    linear_forward(s, l, c, w, V_WEIGHT, v, a->normed1, NULL);
+    linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->norm1, NULL);
+    linear_forward(s, l, c, w, V_WEIGHT, v, a->norm1, NULL);
     norm_rotated(s, l, k, k_linear, weight_of(s, w, K_NORM), s->position + c.begin, c.n, d.NKV);
 }
 
 static inline void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
-    linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->normed1, NULL);
+    linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->norm1, NULL);
     norm_rotated(s, l, a->q, q_linear, weight_of(s, w, Q_NORM), s->position + c.begin, c.n, d.NH);
 }
 
 static inline void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const int post_norms = s->model->config.family->post_norms;
     const Stored *x = input_load(&s->memory, l, c.begin);
-    linear_forward(s, l, c, w, O_WEIGHT, post_norms ? a->added1 : a->y, a->attended, post_norms ? NULL : x);
-    if (post_norms) post_norm_forward(s, a->y, a->added1, weight_of(s, w, POST_NORM1), x, c.n);
+    linear_forward(s, l, c, w, O_WEIGHT, post_norms ? a->attention_branch : a->y, a->attention_out,
+                   post_norms ? NULL : x);
+    if (post_norms) post_norm_forward(s, a->y, a->attention_branch, weight_of(s, w, POST_NORM1), x, c.n);
 }
 
 static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
@@ -86,37 +87,37 @@ static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeight
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     queries_project(s, l, c, w, a);
-    if (!attention_is_there(s))
-        s->ops->attention_forward(a->attended, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
+    if (!attention_saved(s))
+        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
                                   layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
     attention_output(s, l, c, w, a);
     arena_pop(s->arena, mark);
 }
 
-static inline void activation_forward(StreamBP *s, Stored *out, const Stored *hidden, size_t n, size_t FF) {
+static inline void activation_forward(StreamBP *s, Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     switch (s->model->config.family->activation) {
-    case ACTIVATION_SWIGLU: s->ops->swiglu_forward(out, hidden, n, FF); break;
-    case ACTIVATION_GEGLU: s->ops->geglu_forward(out, hidden, n, FF); break;
-    default: s->ops->gelu_forward(out, hidden, n * FF);
+    case ACTIVATION_SWIGLU: s->ops->swiglu_forward(out, gate_up, n, FF); break;
+    case ACTIVATION_GEGLU: s->ops->geglu_forward(out, gate_up, n, FF); break;
+    default: s->ops->gelu_forward(out, gate_up, n * FF);
     }
 }
 
-static inline void activation_backward(StreamBP *s, Stored *dhidden, const Stored *dout, const Stored *hidden, size_t n,
-                                       size_t FF) {
+static inline void activation_backward(StreamBP *s, Stored *dgate_up, const Stored *dout, const Stored *gate_up,
+                                       size_t n, size_t FF) {
     switch (s->model->config.family->activation) {
-    case ACTIVATION_SWIGLU: s->ops->swiglu_backward(dhidden, dout, hidden, n, FF); break;
-    case ACTIVATION_GEGLU: s->ops->geglu_backward(dhidden, dout, hidden, n, FF); break;
-    default: s->ops->gelu_backward(dhidden, dout, hidden, n * FF);
+    case ACTIVATION_SWIGLU: s->ops->swiglu_backward(dgate_up, dout, gate_up, n, FF); break;
+    case ACTIVATION_GEGLU: s->ops->geglu_backward(dgate_up, dout, gate_up, n, FF); break;
+    default: s->ops->gelu_backward(dgate_up, dout, gate_up, n * FF);
     }
 }
 
 // The MLP up to what its backward needs: its activation, or the end where a norm follows.
 static inline void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
-    norm_forward(s, a->normed2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
-    linear_forward(s, l, c, w, GATE_WEIGHT, a->hidden, a->normed2, NULL);
-    activation_forward(s, a->active, a->hidden, c.n, d.FF);
-    if (d.post_norms) linear_forward(s, l, c, w, DOWN_WEIGHT, a->added2, a->active, NULL);
+    norm_forward(s, a->norm2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
+    linear_forward(s, l, c, w, GATE_WEIGHT, a->gate_up, a->norm2, NULL);
+    activation_forward(s, a->active, a->gate_up, c.n, d.FF);
+    if (d.post_norms) linear_forward(s, l, c, w, DOWN_WEIGHT, a->mlp_branch, a->active, NULL);
 }
 
 static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
@@ -124,15 +125,15 @@ static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, c
     Stored *out = input_save(&s->memory, l + 1, c.begin);
     mlp_activate(s, l, c, w, a);
     if (d.post_norms)
-        post_norm_forward(s, out, a->added2, weight_of(s, w, POST_NORM2), a->y, c.n);
+        post_norm_forward(s, out, a->mlp_branch, weight_of(s, w, POST_NORM2), a->y, c.n);
     else
         linear_forward(s, l, c, w, DOWN_WEIGHT, out, a->active, a->y);
 }
 
 // ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place ------------------------
 // The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
-static inline const Stored *added_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
-                                           Stored *added, const Stored *dx) {
+static inline const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
+                                            Stored *added, const Stored *dx) {
     if (!added) return dx;
     norm_backward(s, added, sum_of(s, sums, norm), NULL, dx, added, weight_of(s, w, norm), c.n, 0);
     return added;
@@ -141,67 +142,67 @@ static inline const Stored *added_backward(StreamBP *s, Chunk c, GroupWeights w,
 static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
                                 Stored *dx) {
     Shapes d = shapes_of(s->model);
-    Stored *dactive = a->active, *dhidden = a->hidden, *dnormed = a->normed2; // each over its own values, once used
-    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM2, a->added2, dx);
-    linear_backward(s, l, c, w, sums, DOWN_WEIGHT, dactive, dadded, a->active, 0);
-    activation_backward(s, dhidden, dactive, a->hidden, c.n, d.FF);
-    linear_backward(s, l, c, w, sums, GATE_WEIGHT, dnormed, dhidden, a->normed2, 0);
-    norm_backward(s, dx, sum_of(s, sums, NORM2_WEIGHT), sum_of(s, sums, NORM2_BIAS), dnormed, a->y,
+    Stored *dactive = a->active, *dgate_up = a->gate_up, *dnorm_out = a->norm2; // each over its own values, once used
+    const Stored *dbranch = branch_backward(s, c, w, sums, POST_NORM2, a->mlp_branch, dx);
+    linear_backward(s, l, c, w, sums, DOWN_WEIGHT, dactive, dbranch, a->active, 0);
+    activation_backward(s, dgate_up, dactive, a->gate_up, c.n, d.FF);
+    linear_backward(s, l, c, w, sums, GATE_WEIGHT, dnorm_out, dgate_up, a->norm2, 0);
+    norm_backward(s, dx, sum_of(s, sums, NORM2_WEIGHT), sum_of(s, sums, NORM2_BIAS), dnorm_out, a->y,
                   weight_of(s, w, NORM2_WEIGHT), c.n, 1);
 }
 
 // dattended[n,NH*HD] = the gradient of attention's output
 static inline void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                                   const Stored *dx, Stored *dattended) {
-    const Stored *dadded = added_backward(s, c, w, sums, POST_NORM1, a->added1, dx);
-    linear_backward(s, l, c, w, sums, O_WEIGHT, dattended, dadded, a->attended, 0);
+                                   const Stored *dx, Stored *dattention_out) {
+    const Stored *dbranch = branch_backward(s, c, w, sums, POST_NORM1, a->attention_branch, dx);
+    linear_backward(s, l, c, w, sums, O_WEIGHT, dattention_out, dbranch, a->attention_out, 0);
 }
 
 // dnormed1[n,C] = the part of the first norm's gradient that comes through the queries; dq is used up
 static inline void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
-                                    const Activations *a, Stored *dq, Stored *dnormed1) {
+                                    const Activations *a, Stored *dq, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
-    linear_backward(s, l, c, w, sums, Q_WEIGHT, dnormed1, dq, a->normed1, 0);
+    linear_backward(s, l, c, w, sums, Q_WEIGHT, dnorm1, dq, a->norm1, 0);
 }
 
 static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
-                                      const Activations *a, const Stored *dx, Stored *dnormed1) {
+                                      const Activations *a, const Stored *dx, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
-    Stored *dattended = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
+    Stored *dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
-    output_backward(s, l, c, w, sums, a, dx, dattended);
-    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattended, a->attended, a->q, layer_keys(s, s->kv.k, l),
-                               layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH, d.NKV, d.HD,
-                               attention_scale(s->model, l), scratch);
-    queries_backward(s, l, c, w, sums, a, dq, dnormed1);
+    output_backward(s, l, c, w, sums, a, dx, dattention_out);
+    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
+                               layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH,
+                               d.NKV, d.HD, attention_scale(s->model, l), scratch);
+    queries_backward(s, l, c, w, sums, a, dq, dnorm1);
     arena_pop(s->arena, mark);
 }
 
 // The same behind the ring, which has left dq of all own tokens.
 static inline void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
-                                         const Activations *a, Stored *dnormed1) {
+                                         const Activations *a, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
-    if (d.qk_norm && !s->kept.normed1) linear_forward(s, l, c, w, Q_WEIGHT, a->q_linear, a->normed1, NULL);
+    if (d.qk_norm && !s->kept.norm1) linear_forward(s, l, c, w, Q_WEIGHT, a->q_linear, a->norm1, NULL);
     s->ops->round_sums(dq, (Summed *)at(s->ring_layer.dq, c.begin * d.Q, d.summed), c.n * d.Q);
-    queries_backward(s, l, c, w, sums, a, dq, dnormed1);
+    queries_backward(s, l, c, w, sums, a, dq, dnorm1);
     arena_pop(s->arena, mark);
 }
 
 static inline void first_norm_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, Stored *dx,
-                                       const Stored *dnormed1) {
-    norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnormed1,
+                                       const Stored *dnorm1) {
+    norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnorm1,
                   input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
 }
 
 // dnormed1[n,C] = (or += with accumulate) the part that comes through keys and values; then through the norm
 static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                               Stored *dx, Stored *dnormed1, int accumulate) {
+                               Stored *dx, Stored *dnorm1, int accumulate) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
@@ -210,14 +211,14 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
         k_linear = key_value_at(s, s->kv.k_linear, l, c.place);
     } else if (d.qk_norm) {
         k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", c.n * d.KV);
-        linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->normed1, NULL);
+        linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->norm1, NULL);
     }
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.place), c.n * d.KV);
     norm_rotated_backward(s, l, dkv, sum_of(s, sums, K_NORM), k_linear, weight_of(s, w, K_NORM), c, d.NKV);
-    linear_backward(s, l, c, w, sums, K_WEIGHT, dnormed1, dkv, a->normed1, accumulate);
+    linear_backward(s, l, c, w, sums, K_WEIGHT, dnorm1, dkv, a->norm1, accumulate);
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.place), c.n * d.KV);
-    linear_backward(s, l, c, w, sums, V_WEIGHT, dnormed1, dkv, a->normed1, 1);
-    first_norm_backward(s, l, c, w, sums, dx, dnormed1);
+    linear_backward(s, l, c, w, sums, V_WEIGHT, dnorm1, dkv, a->norm1, 1);
+    first_norm_backward(s, l, c, w, sums, dx, dnorm1);
     arena_pop(s->arena, mark);
 }
 
@@ -266,7 +267,7 @@ static inline void embedding_backward(StreamBP *s) {
 static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     size_t mark = arena_mark(s->arena);
     Activations a = attention_activations(s, l, c);
-    if (!s->kept.normed1) push_mlp_activations(s, &a, c.n);
+    if (!s->kept.norm1) push_mlp_activations(s, &a, c.n);
     if (s->ring_layer.q) {
         attention_output(s, l, c, w, &a);
     } else {
@@ -287,7 +288,7 @@ static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights
     if (s->ring_layer.q)
         a = attention_activations(s, l, c);
     else
-        a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+        a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
     first_norm(s, l, c, w, &a);
     kv_project(s, l, c, w, &a);
     if (s->ring_layer.q) queries_project(s, l, c, w, &a);
@@ -317,7 +318,7 @@ static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t s
         await_shared(s, ticket[half]);
         for (i = 0; i < range_visits(s, half, size); i++) {
             Chunk c = range_visit(s, half, i, size);
-            if (slides) window_advance(s, c);
+            if (slides) window_slide_forward(s, c);
             layer_chunk_forward(s, l, c, w);
         }
     }
@@ -337,14 +338,14 @@ static inline void layers_forward(StreamBP *s) {
         weights_release(&s->memory, l);
     }
     layers_end(&s->memory);
-    kept_attention_settle(s);
+    kept_attention_finish(s);
     arena_pop(s->arena, mark);
 }
 
 // Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after
 // it did not: the window slides backwards, and dK, dV with it. At the last chunk there is nothing yet (kv.first is the
 // stream's end).
-static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
+static inline void window_slide_back(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t first = first_key(0, c.place, window_of_model(&s->model->config));
     const size_t known = min_size(s->kv.first, c.place + c.n);
@@ -366,9 +367,9 @@ static inline void window_retreat(StreamBP *s, size_t l, Chunk c, GroupWeights w
 static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), mlp_mark;
-    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1; // dx lives where x_L was
+    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnorm1; // dx lives where x_L was
     Activations a = attention_activations(s, l, c);
-    const int recompute = !s->kept.normed1, ring = s->ring_layer.q != NULL;
+    const int recompute = !s->kept.norm1, ring = s->ring_layer.q != NULL;
     if (!ring && c.visit) chunk_attention_load(s, l, c.visit - 1); // of the chunk that comes next
     if (recompute && ring) {
         attention_output(s, l, c, w, &a);
@@ -384,14 +385,14 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
     mlp_backward(s, l, c, w, sums, &a, dx);
     arena_pop(s->arena, mlp_mark);
     if (ring) {
-        output_backward(s, l, c, w, sums, &a, dx, (Stored *)at(s->ring_layer.dattended, c.begin * d.Q, d.stored));
+        output_backward(s, l, c, w, sums, &a, dx, (Stored *)at(s->ring_layer.dattention_out, c.begin * d.Q, d.stored));
     } else {
-        dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
-        attention_backward(s, l, c, w, sums, &a, dx, dnormed1);
+        dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+        attention_backward(s, l, c, w, sums, &a, dx, dnorm1);
         if (s->ranks == 1)
-            kv_backward(s, l, c, w, sums, &a, dx, dnormed1, 1);
+            kv_backward(s, l, c, w, sums, &a, dx, dnorm1, 1);
         else
-            first_norm_backward(s, l, c, w, sums, dx, dnormed1);
+            first_norm_backward(s, l, c, w, sums, dx, dnorm1);
     }
     arena_pop(s->arena, mark);
 }
@@ -401,17 +402,17 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
 static inline void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
-    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnormed1;
+    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnorm1;
     const int ring = s->ring_layer.q != NULL;
     Activations a;
-    if (s->kept.normed1 || ring)
+    if (s->kept.norm1 || ring)
         a = attention_activations(s, l, c);
     else
-        a.normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
-    if (!s->kept.normed1) first_norm(s, l, c, w, &a);
-    dnormed1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
-    if (ring) ring_queries_backward(s, l, c, w, sums, &a, dnormed1);
-    kv_backward(s, l, c, w, sums, &a, dx, dnormed1, ring);
+        a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+    if (!s->kept.norm1) first_norm(s, l, c, w, &a);
+    dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    if (ring) ring_queries_backward(s, l, c, w, sums, &a, dnorm1);
+    kv_backward(s, l, c, w, sums, &a, dx, dnorm1, ring);
     arena_pop(s->arena, mark);
 }
 
@@ -428,13 +429,13 @@ static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
     }
     if (!rings && s->own_tokens) chunk_attention_load(s, l, chunk_visits(s, size) - 1);
-    if (!slides && !s->kept.normed1) layer_kv_project(s, l, w, size, ticket);
+    if (!slides && !s->kept.norm1) layer_kv_project(s, l, w, size, ticket);
     weights_prefetch(&s->memory, l);
     for (half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
     for (half = 2; half-- > 0;) {
         for (i = range_visits(s, half, size); i-- > 0;) {
             Chunk c = range_visit(s, half, i, size);
-            if (slides) window_retreat(s, l, c, w, size);
+            if (slides) window_slide_back(s, l, c, w, size);
             layer_chunk_backward(s, l, c, w, sums);
         }
         if (s->ranks > 1) key_gradients_share(s, l, half, ticket);
@@ -469,7 +470,7 @@ static inline void layers_backward(StreamBP *s) {
         weights_release(&s->memory, l);
     }
     layers_end(&s->memory);
-    kept_attention_settle(s);
+    kept_attention_finish(s);
     arena_pop(s->arena, mark);
 }
 
@@ -482,7 +483,7 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     int full = s->method == METHOD_FULL;
     double loss;
     s->dropout = s->memory.lora ? s->memory.lora->dropout : 0;
-    stream_begin(s, batch, Z);
+    sequence_begin(s, batch, Z);
     push_inputs(s, s->own_tokens, 1);
     push_kept_attention(s);
     memset(&s->kept, 0, sizeof(s->kept));
@@ -497,8 +498,8 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
     layers_forward(s);
     if (!full) arena_pop(s->arena, kv_mark); // K, V of the last layer die: the head takes their place
     head(s, 1);
-    stream_end(s);
-    loss = stream_loss(s, metrics);
+    sequence_end(s);
+    loss = sequence_loss(s, metrics);
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
@@ -515,7 +516,7 @@ static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
     size_t mark = arena_mark(s->arena), kv_mark;
     Method method = s->method;
     if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
-    stream_begin(s, batch, Z);
+    sequence_begin(s, batch, Z);
     push_inputs(s, s->own_tokens, 0);
     memset(&s->kept, 0, sizeof(s->kept));
     kv_mark = arena_mark(s->arena);
@@ -524,7 +525,7 @@ static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
     layers_forward(s);
     arena_pop(s->arena, kv_mark);
     head(s, 0);
-    stream_end(s);
+    sequence_end(s);
     arena_pop(s->arena, mark);
     s->method = method;
 }
@@ -532,7 +533,7 @@ static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
 // The loss alone.
 static inline double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     forward_logprobs(s, batch, Z);
-    return stream_loss(s, metrics);
+    return sequence_loss(s, metrics);
 }
 
 // out[N] = log-probabilities of the targets under the model as it is, or without its adapters.

@@ -4,26 +4,26 @@ train: fine-tunes and trains GPT/Llama-style models on very long sequences with 
 C11 that is also C++20: `cc -x c` builds the CPU program from these lines, nvcc builds the GPU program. Everything done
 to tensors goes through struct Ops; nothing here looks inside one.
 */
-#include "llmc/cli/options.h"           // the command line: one table of options
-#include "llmc/cli/options_out.h"       // the same written out
+#include "llmc/cli/options.h"             // the command line: one table of options
+#include "llmc/cli/options_out.h"         // the same written out
 #include "llmc/model/config.h"            // configuration, families, presets
 #include "llmc/ranks/dist.h"              // the other processes of the run
 #include "llmc/model/model.h"             // the parameter table
 #include "llmc/files/weights.h"           // reading and writing models and gradients; random initialisation
 #include "llmc/model/lora.h"              // adapters: a table of parameters beside the model's
-#include "llmc/data/batch.h"             // a packed stream of documents
-#include "llmc/data/objective.h"         // what is minimised, as weights per token
-#include "llmc/data/dataloader.h"        // token shards; packing of documents
+#include "llmc/data/batch.h"              // a packed stream of documents
+#include "llmc/data/objective.h"          // what is minimised, as weights per token
+#include "llmc/data/dataloader.h"         // token shards; packing of documents
 #include "llmc/ranks/deal.h"              // which micro-batches, or parts of them, are a rank's
-#include "llmc/data/prefetch.h"          // the next micro-batch, read while this one is trained on
-#include "llmc/ops/ops.h"               // what can be done to tensors
-#include "llmc/ops/arena.h"             // the one allocation
-#include "streambp.h"               // steps and methods: the algorithm
-#include "llmc/plan/cache.h"             // keys and values of texts that are being written
-#include "llmc/plan/plan.h"              // what a run needs, before it is allocated
-#include "llmc/cli/run.h"               // model, settings, plan, memory: what every verb begins with
-#include "llmc/generate/sampler.h"           // generation with a key/value cache
-#include "llmc/generate/prompt.h"            // prompts from the command line, text from the sampler
+#include "llmc/data/prefetch.h"           // the next micro-batch, read while this one is trained on
+#include "llmc/ops/ops.h"                 // what can be done to tensors
+#include "llmc/ops/arena.h"               // the one allocation
+#include "streambp.h"                     // steps and methods: the algorithm
+#include "llmc/plan/cache.h"              // keys and values of texts that are being written
+#include "llmc/plan/plan.h"               // what a run needs, before it is allocated
+#include "llmc/cli/run.h"                 // model, settings, plan, memory: what every verb begins with
+#include "llmc/generate/sampler.h"        // generation with a key/value cache
+#include "llmc/generate/prompt.h"         // prompts from the command line, text from the sampler
 #include "llmc/train/world_sums.h"        // what all ranks found together
 #include "llmc/train/reference.h"         // log-probabilities under the model that training began with
 #include "llmc/train/rollout.h"           // completions, rewards and advantages: the batches of online GRPO
@@ -31,10 +31,10 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/train/schedule.h"          // learning rate by step
 #include "llmc/train/checkpoint.h"        // complete or absent; resuming to the bit
 #include "llmc/train/log.h"               // step line, log.jsonl, progress bar
-#include "llmc/cli/report.h"            // plans for people and as JSON
+#include "llmc/cli/report.h"              // plans for people and as JSON
 #include "llmc/train/trainer.h"           // a training run, and what must stay the same in it
 #include "llmc/train/trainer_reference.h" // its reference
-#include "llmc/plan/profile.h"           // where the time of a pass goes, by op
+#include "llmc/plan/profile.h"            // where the time of a pass goes, by op
 #include "llmc/verbs/verb_bp.h"           // one pass, measured
 #include "llmc/verbs/verb_plan.h"         // memory and FLOPs before anything is allocated
 #include "llmc/verbs/verb_eval.h"         // the loss of a model on data
@@ -47,9 +47,9 @@ static Trained trainer_trained(Trainer *t) {
     Trained trained;
     memset(&trained, 0, sizeof(trained));
     trained.model = run_trained(&t->run), trained.ops = ops_device;
-    trained.weights = trained_weights(&t->run.stream.memory);
-    trained.weights_held = weights_sharding(&t->run.stream.memory);
-    trained.optimizer_held = sharding_of(t->run.stream.memory.world, DEALT_OPTIMIZER);
+    trained.weights = trained_weights(&t->run.streambp.memory);
+    trained.weights_sharding_of = weights_sharding(&t->run.streambp.memory);
+    trained.optimizer_sharding = sharding_of(t->run.streambp.memory.world, ZERO_OPTIMIZER);
     trained.optimizer = t->run.optimizer;
     trained.moment_type = t->run.settings.moment_type;
     trained.lora = t->run.settings.lora;
@@ -69,8 +69,8 @@ static const char *last_good(const Trainer *t) {
 static void trainer_check_weights(const Trainer *t, size_t step) {
     char when[48];
     snprintf(when, sizeof(when), "after step %zu ", step);
-    weights_check_finite_at(run_trained(&t->run), weights_sharding(&t->run.stream.memory), ops_device,
-                            trained_weights(&t->run.stream.memory), when, last_good(t));
+    weights_check_finite_at(run_trained(&t->run), weights_sharding(&t->run.streambp.memory), ops_device,
+                            trained_weights(&t->run.streambp.memory), when, last_good(t));
 }
 
 static void trainer_save(Trainer *t) {
@@ -81,17 +81,17 @@ static void trainer_save(Trainer *t) {
 
 // The model that a run goes on with that names none: of a whole model's checkpoint. Adapters need theirs again.
 static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
-    Seal seal;
-    const char *fault = seal_check(last, &seal);
+    Manifest manifest;
+    const char *fault = manifest_check(last, &manifest);
     if (fault) die("%s: %s", last, fault);
-    checkpoint_check_kind(last, &seal, o->lora_rank || o->adapter);
-    if (!seal.adapters)
-        path_join(path, last, seal_file(&seal, SEAL_MODEL));
+    checkpoint_check_kind(last, &manifest, o->lora_rank || o->adapter);
+    if (!manifest.adapters)
+        path_join(path, last, manifest_file(&manifest, MANIFEST_MODEL));
     else if (!o->model && !o->init)
         die("%s: holds adapters alone; give the model they were trained on with --model", last);
 }
 
-static StreamBound trainer_plan_rollout(Trainer *t) {
+static SequenceBound trainer_plan_rollout(Trainer *t) {
     RolloutSettings settings;
     prompt_choose_tokenizer(&t->rollout_text, &t->run);
     t->rollout_text.ignore_end = t->run.options->ignore_eos;
@@ -131,9 +131,9 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
 }
 
 // Data, plan and memory; returns the largest stream that is planned for.
-static StreamBound trainer_allocate(Trainer *t) {
+static SequenceBound trainer_allocate(Trainer *t) {
     const Options *o = t->run.options;
-    StreamBound bound;
+    SequenceBound bound;
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
     bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
     if (o->val_data.count) {
@@ -149,10 +149,10 @@ static StreamBound trainer_allocate(Trainer *t) {
     if (o->rollout)
         trainer_open_rollout(t);
     else
-        prefetch_allocate(&t->train_batches, &t->data, t->run.deal);
+        prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
     if (o->val_data.count)
         prefetch_allocate(&t->validation_batches, &t->validation,
-                          deal_evaluation(t->run.settings.world, t->run.deal.parts));
+                          assign_evaluation(t->run.settings.world, t->run.assignment.parts));
     if (o->sample_every) {
         sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
         t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
@@ -166,8 +166,8 @@ static void trainer_load(Trainer *t, const char *last) {
     Trained trained;
     if (!*last) {
         run_load_weights(&t->run);
-        optimizer_init(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.stream.memory),
-                       &t->run.optimizer, t->run.settings.moment_type);
+        optimizer_init(run_trained(&t->run), t->run.settings.world, ops_device,
+                       trained_weights(&t->run.streambp.memory), &t->run.optimizer, t->run.settings.moment_type);
         trainer_find_reference(t, last);
         trainer_settings(t);
         return;
@@ -179,26 +179,26 @@ static void trainer_load(Trainer *t, const char *last) {
     checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-    weights_check_finite(trained.model, weights_sharding(&t->run.stream.memory), ops_device, trained.weights);
+    weights_check_finite(trained.model, weights_sharding(&t->run.streambp.memory), ops_device, trained.weights);
     run_close_source(&t->run);
 }
 
 // Everything before the first step.
 static void trainer_begin(Trainer *t, const Options *o) {
     char last[PATH_MAX] = "", model[PATH_MAX] = "";
-    StreamBound bound;
+    SequenceBound bound;
     memset(t, 0, sizeof(*t));
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
     run_open_model(&t->run, o, o->model ? NULL : model);
     check_positions(&t->run, o->seq_len, "--seq-len");
-    run_settle(&t->run);
+    run_resolve(&t->run);
     bound = trainer_allocate(t);
     trainer_schedule(t);
     report_header(&t->run);
     report_data(&t->run, &t->data, bound);
-    if (!o->quiet && speaks()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
+    if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
     if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
@@ -207,8 +207,8 @@ static void trainer_begin(Trainer *t, const Options *o) {
         if (dist_rank() == 0) tokenizer_keep(&t->run, o->out);
         checkpoint_check_space(&t->folder, &trained, o->out);
     }
-    t->log = runlog_open(o->quiet || !speaks() ? NULL : t->run.text, speaks() ? o->out : NULL, o->resume, t->state.step,
-                         t->state.schedule.steps);
+    t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL, o->resume,
+                         t->state.step, t->state.schedule.steps);
     runlog_options(&t->log, t->state.step, o);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }
@@ -229,7 +229,7 @@ static void trainer_validate(Trainer *t, size_t step) {
 static void trainer_sample(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     SamplingSettings settings = sampling_from_options(o);
-    size_t drawn = generate(&t->sampler, &t->run.stream, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
+    size_t drawn = generate(&t->sampler, &t->run.streambp, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
     runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
@@ -240,13 +240,13 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     Rollout *rollout = &t->rollout;
     size_t i;
     if ((step - 1) % updates == 0) {
-        rollout_step(rollout, &t->run.stream, (step - 1) / updates + 1);
+        rollout_step(rollout, &t->run.streambp, (step - 1) / updates + 1);
         report->rollout_seconds = rollout->sampling_seconds, report->reward_seconds = rollout->reward_seconds;
         for (i = 0; i < rollout->streams; i++) {
             Batch *batch = rollout_batch(rollout, i);
             trainer_reference(t, batch, report);
             if (!batch->old) continue;
-            forward_policy(&t->run.stream, batch, 0, batch->old);
+            forward_policy(&t->run.streambp, batch, 0, batch->old);
             report->flops += flops_of(&t->run.flop_count, batch, 0);
         }
     }
@@ -258,10 +258,10 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
 
 // The rank's i-th micro-batch of the step, and what the step's losses are divided by.
 static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepReport *report) {
-    const Objective *objective = &t->run.stream.objective;
+    const Objective *objective = &t->run.streambp.objective;
     const World world = t->run.settings.world;
     Batch *batch;
-    Counts counts;
+    TargetCounts counts;
     size_t number;
     if (t->run.options->rollout) {
         batch = rollout_batch(&t->rollout, i), counts = t->rollout.counts;
@@ -273,7 +273,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         trainer_reference(t, batch, report);
     }
     *Z = objective_normaliser(objective, counts);
-    t->run.stream.dropout_seed =
+    t->run.streambp.dropout_seed =
         random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
     return batch;
 }
@@ -282,16 +282,17 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
 static void trainer_sum_up(Trainer *t, StepReport *report) {
     const World world = t->run.settings.world;
     double of_streams[2] = {report->loss, report->tokens};
-    sum_over_streams(world, of_streams, 2);
+    sum_over_sequences(world, of_streams, 2);
     report->loss = of_streams[0], report->tokens = of_streams[1];
     dist_sum(RANKS_ALL, &report->flops, 1);
-    metrics_over_streams(world, &report->metrics);
+    metrics_over_sequences(world, &report->metrics);
 }
 
 // Loss and gradient of all micro-batches. What is not finite ends the run before anything is changed.
 static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
-    StreamBP *stream = &t->run.stream;
-    size_t streams = t->run.options->rollout ? trainer_rollout(t, step, report) : deal_own(t->run.deal), i;
+    StreamBP *stream = &t->run.streambp;
+    size_t streams = t->run.options->rollout ? trainer_rollout(t, step, report) : assigned_batches(t->run.assignment),
+           i;
     const Parameter *bad = NULL;
     grads_zero(&stream->memory);
     for (i = 0; i < streams; i++) {
@@ -323,10 +324,10 @@ static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
     adamw.weight_decay = o->weight_decay;
     adamw.gradient_scale = gradient_clip(report->grad_norm, o->grad_clip);
     adamw.step = (int64_t)step, adamw.seed = o->seed;
-    optimizer_step(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.stream.memory),
-                   t->run.stream.memory.gradients, t->run.settings.gradient_type, &t->run.optimizer,
+    optimizer_step(run_trained(&t->run), t->run.settings.world, ops_device, trained_weights(&t->run.streambp.memory),
+                   t->run.streambp.memory.gradients, t->run.settings.gradient_type, &t->run.optimizer,
                    t->run.settings.moment_type, &adamw);
-    weights_updated(&t->run.stream.memory);
+    weights_updated(&t->run.streambp.memory);
 }
 
 // Forward, backward and optimizer over the micro-batches of one step. Where none has a reward the weights stay as they
@@ -334,7 +335,7 @@ static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
 static StepReport trainer_step(Trainer *t, size_t step) {
     double begin = seconds_now(), waited = t->train_batches.waited;
     const World world = t->run.settings.world;
-    const Traffic sent = t->run.stream.memory.sent;
+    const Traffic sent = t->run.streambp.memory.sent;
     StepReport report;
     memset(&report, 0, sizeof(report));
     report.step = step;
@@ -345,7 +346,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;
     report.ranks = world_ranks(world);
-    t->sent = sent_since(world, &sent, &t->run.stream.memory.sent, 1);
+    t->sent = sent_since(world, &sent, &t->run.streambp.memory.sent, 1);
     report.sent_bytes = traffic_bytes(&t->sent);
     if (t->peak_flops > 0 && report.flops > t->peak_flops * report.seconds) // other programs were in the way before
         t->peak_flops = fmax((double)report.ranks * run_peak_flops(&t->run), report.flops / report.seconds);
@@ -359,7 +360,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
 
 static void train_json(const Trainer *t, const StepReport *last) {
     const World world = t->run.settings.world;
-    const double peak = most_of_ranks(world, (double)(ops_device->memory_peak() - t->run.memory_at_start));
+    const double peak = max_over_ranks(world, (double)(ops_device->memory_peak() - t->run.memory_at_start));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     json_size(&json, "steps", t->state.step);
@@ -439,7 +440,7 @@ int main(int argc, char **argv) {
     options = options_parse(argc, argv);
     join_ranks(&options);
     progress_off = options.quiet;
-    settle_threads(options.threads);
+    use_threads(options.threads);
     status = verbs[options.verb](&options);
     options_free(&options);
     stdout_finish();

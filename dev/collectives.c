@@ -34,12 +34,12 @@ static int64_t run_all_gather(Bench *b, size_t bytes, size_t unit) {
 
 static int64_t run_exchange(Bench *b, size_t bytes, size_t unit) {
     const size_t next = (b->rank + 1) % b->ranks, before = (b->rank + b->ranks - 1) % b->ranks;
-    Parcel parcels[2];
+    Message messages[2];
     (void)unit;
-    memset(parcels, 0, sizeof(parcels));
-    parcels[0].peer = next, parcels[0].out = b->x, parcels[0].out_bytes = bytes;
-    parcels[1].peer = before, parcels[1].in = b->x + b->most, parcels[1].in_bytes = bytes;
-    return ops_device->exchange(RANKS_ALL, parcels, 2);
+    memset(messages, 0, sizeof(messages));
+    messages[0].peer = next, messages[0].out = b->x, messages[0].out_bytes = bytes;
+    messages[1].peer = before, messages[1].in = b->x + b->most, messages[1].in_bytes = bytes;
+    return ops_device->exchange(RANKS_ALL, messages, 2);
 }
 
 // ---- checks -----------------------------------------------------------------------------------------------------------
@@ -63,14 +63,14 @@ static void fill(const Bench *b, char *host, size_t count) {
 
 // The portion's owner of element i.
 static size_t owner_of(const Bench *b, size_t i, size_t count, size_t unit) {
-    const size_t each = share_of(count, unit, b->ranks, 0).count;
+    const size_t each = shard_range(count, unit, b->ranks, 0).count;
     return each ? min_size(i / each, b->ranks - 1) : b->ranks - 1;
 }
 
 static void check(Bench *b) {
     const size_t count = 10007, unit = 32;
     const double all = (double)(b->ranks * (b->ranks + 1) / 2);
-    const Portion own = share_of(count, unit, b->ranks, b->rank);
+    const Range own = shard_range(count, unit, b->ranks, b->rank);
     char *host = (char *)checked_malloc(count * b->size, "values to be checked");
     size_t i;
     fill(b, host, count);
@@ -110,7 +110,7 @@ static double seconds_of(Bench *b, Run run, size_t bytes) {
     ops_device->finish();
     dist_barrier();
     own = seconds_now();
-    for (i = 0; i < calls; i++) ticket = run(b, bytes, SHARE_UNIT);
+    for (i = 0; i < calls; i++) ticket = run(b, bytes, SHARD_ALIGNMENT);
     ops_device->await(ticket);
     ops_device->finish();
     own = (seconds_now() - own) / (double)calls;

@@ -77,7 +77,7 @@ static inline void progress_clear(Progress *progress) {
 
 static inline int can_show_progress(FILE *file) {
     const char *terminal = getenv("TERM");
-    return file && !progress_off && speaks() && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb"));
+    return file && !progress_off && is_main_rank() && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb"));
 }
 
 // A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.

@@ -40,7 +40,7 @@ typedef struct {
 __attribute__((weak)) Voice voice;
 
 // Whether this is the process that people read: of several, rank 0.
-static inline int speaks(void) { return !voice.silent; }
+static inline int is_main_rank(void) { return !voice.silent; }
 
 __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
     char message[DIE_MESSAGE];
@@ -61,7 +61,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int 
 
 __attribute__((format(printf, 1, 2))) static inline void note(const char *format, ...) {
     va_list args;
-    if (!speaks()) return;
+    if (!is_main_rank()) return;
     if (before_message) before_message();
     fputs("note: ", stderr);
     va_start(args, format);

@@ -31,12 +31,12 @@ typedef struct {
     BaseKey adapter_base;  // what it says of its base
     BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
-    Deal deal; // of the step's micro-batches
+    Assignment assignment; // of the step's micro-batches
     Plan plan;
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.host_bytes
     Arena arena;
-    StreamBP stream;
+    StreamBP streambp;
     OptimizerState optimizer;
     FlopCount flop_count;
     LogprobFile reference, old;    // of --data, where they are named
@@ -80,7 +80,7 @@ static inline Objective objective_from_options(const Options *o) {
     objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
     objective.completion_tokens = (double)o->max_new_tokens;
     if (objective_is_of_policy(&objective)) objective.temperature = o->temperature;
-    objective_settle(&objective);
+    objective_resolve(&objective);
     return objective;
 }
 
@@ -98,7 +98,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
     memset(run, 0, sizeof(*run));
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
-    run->text = options->json && speaks() ? stderr : stdout;
+    run->text = options->json && is_main_rank() ? stderr : stdout;
     options_check_dtype(options, dtype_name(ops_device->stored));
     if (!options->init && !model) model = model_path_find(options->model, found, options->quiet);
     if (options->init) {
@@ -184,9 +184,9 @@ static inline RunSettings settings_from_options(const Run *run) {
 }
 
 // What the options say of a run whose model is open.
-static inline void run_settle(Run *run) {
+static inline void run_resolve(Run *run) {
     run->settings = settings_from_options(run);
-    run->deal = deal_step(run->settings.world, run->options->grad_accum);
+    run->assignment = assign_step(run->settings.world, run->options->grad_accum);
 }
 
 // The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a
@@ -242,34 +242,34 @@ static inline Shuffle run_shuffle(const Options *o) {
 }
 
 // B documents of T tokens. B = 0: there is no stream, only generation
-static inline StreamBound regular_bound(size_t B, size_t T) {
-    StreamBound bound;
+static inline SequenceBound regular_bound(size_t B, size_t T) {
+    SequenceBound bound;
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
     bound.N = B * T, bound.documents = B, bound.longest = T;
     return bound;
 }
 
-static inline StreamBound larger_bound(StreamBound a, StreamBound b) {
+static inline SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
     a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
     a.longest = max_size(a.longest, b.longest);
     return a;
 }
 
 // The largest stream of this rank, of data or (NULL) of random documents.
-static inline StreamBound run_bound(const Run *run, const DataLoader *data) {
+static inline SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
-    const size_t parts = run->deal.parts;
+    const size_t parts = run->assignment.parts;
     if (data && data->of_documents) return dataloader_part_bound(data, parts);
-    deal_check_regular(run->deal, run->settings.world, o->batch);
+    assign_check_regular(run->assignment, run->settings.world, o->batch);
     return data ? dataloader_part_bound(data, parts) : regular_bound(o->batch / parts * unit_documents(o), o->seq_len);
 }
 
 // Documents of T tokens that fill the largest stream.
-static inline size_t bound_documents(StreamBound bound, size_t T) { return (bound.N + T - 1) / T; }
+static inline size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
 
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
 // empty.
-static inline Batch batch_shape(StreamBound bound) {
+static inline Batch batch_shape(SequenceBound bound) {
     Batch batch;
     size_t d;
     memset(&batch, 0, sizeof(batch));
@@ -374,7 +374,7 @@ static inline void run_allocate_host(Run *run) {
 }
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
-static inline void run_allocate(Run *run, StreamBound bound) {
+static inline void run_allocate(Run *run, SequenceBound bound) {
     Batch shape = batch_shape(bound);
     const char *whose;
     size_t limit;
@@ -393,14 +393,14 @@ static inline void run_allocate(Run *run, StreamBound bound) {
             human_bytes((double)run->plan.total_bytes));
     run_allocate_host(run);
     arena_init(&run->arena, run->memory, run->plan.total_bytes);
-    run_begin(&run->stream, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
-    arena_init(&run->stream.host, run->host_memory, run->plan.host_bytes);
+    run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
+    arena_init(&run->streambp.host, run->host_memory, run->plan.host_bytes);
     if (shape.N) flop_count_begin(&run->flop_count, &run->settings, &shape);
     free(shape.document_start);
 }
 
 static inline void run_reference(Run *run, Batch *batch) {
-    if (run->settings.reference) forward_policy(&run->stream, batch, 1, batch->reference);
+    if (run->settings.reference) forward_policy(&run->streambp, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.
@@ -413,29 +413,29 @@ static inline void run_close_source(Run *run) {
 // The model's; with LoRA the weights below the adapters, which must be those that the adapters of --adapter are for.
 static inline void run_load_base(Run *run) {
     const Options *o = run->options;
-    const Sharding held = weights_sharding(&run->stream.memory);
+    const Sharding held = weights_sharding(&run->streambp.memory);
     if (run->source)
-        weights_load(run->source, &run->model, held, ops_device, run->stream.memory.weights);
+        weights_load(run->source, &run->model, held, ops_device, run->streambp.memory.weights);
     else
-        weights_init_random(&run->model, held, ops_device, run->stream.memory.weights, run->options->seed);
-    weights_check_finite(&run->model, held, ops_device, run->stream.memory.weights);
+        weights_init_random(&run->model, held, ops_device, run->streambp.memory.weights, run->options->seed);
+    weights_check_finite(&run->model, held, ops_device, run->streambp.memory.weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
-        run->base = base_key(&run->model, sharding_of(run->stream.memory.world, DEALT_WEIGHTS), ops_device,
-                             run->stream.memory.weights);
+        run->base = base_key(&run->model, sharding_of(run->streambp.memory.world, ZERO_WEIGHTS), ops_device,
+                             run->streambp.memory.weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
 }
 
 static inline void run_load_adapters(Run *run) {
     const Model *table = &run->lora.table;
-    const Sharding held = weights_sharding(&run->stream.memory);
+    const Sharding held = weights_sharding(&run->streambp.memory);
     char when[PATH_MAX + 8];
     if (!run->adapter) {
-        weights_init_random(table, held, ops_device, run->stream.memory.adapters, run->options->seed);
+        weights_init_random(table, held, ops_device, run->streambp.memory.adapters, run->options->seed);
         return;
     }
-    weights_load(run->adapter, table, held, ops_device, run->stream.memory.adapters);
+    weights_load(run->adapter, table, held, ops_device, run->streambp.memory.adapters);
     snprintf(when, sizeof(when), "%s: ", run->adapter->path);
-    weights_check_finite_at(table, held, ops_device, run->stream.memory.adapters, when,
+    weights_check_finite_at(table, held, ops_device, run->streambp.memory.adapters, when,
                             "take another copy or an earlier checkpoint");
 }
 
@@ -446,7 +446,7 @@ static inline void run_load_weights(Run *run) {
 }
 
 static inline void run_close(Run *run) {
-    run_end(&run->stream);
+    run_end(&run->streambp);
     flop_count_end(&run->flop_count);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.host_bytes);
@@ -457,7 +457,7 @@ static inline void run_close(Run *run) {
 }
 
 // What is trained: the model or its adapters.
-static inline const Model *run_trained(const Run *run) { return trained_table(&run->stream.memory); }
+static inline const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
 #ifdef _OPENMP
 // What this rank may use of its host, where others run, too: mpirun binds each to a core of its own, or lets all have all.
@@ -474,7 +474,7 @@ static inline size_t processors_of_rank(void) {
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
 // (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
 // is promised is from now on what a team has. wanted 0: as many as there are; of several ranks on a host, its share.
-static inline void settle_threads(size_t wanted) {
+static inline void use_threads(size_t wanted) {
     size_t team = 1;
 #ifdef _OPENMP
     omp_set_dynamic(0);
@@ -554,7 +554,7 @@ static inline void report_header(const Run *run) {
 }
 
 // Of shards of documents: what was made of them, and the stream that was planned for.
-static inline void report_data(const Run *run, const DataLoader *data, StreamBound bound) {
+static inline void report_data(const Run *run, const DataLoader *data, SequenceBound bound) {
     if (run->options->quiet || !data->of_documents) return;
     if (data->documents.settings.use == DATA_PROMPTS)
         fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->documents.prompts,

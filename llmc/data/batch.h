@@ -37,7 +37,7 @@ typedef struct {
     double tokens;    // sum of the weights of the targets that count
     double documents; // that have such targets
     double groups;    // pairs, or groups of completions
-} Counts;
+} TargetCounts;
 
 static inline Batch batch_allocate(size_t N, size_t documents) {
     Batch batch;
@@ -109,8 +109,8 @@ static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, 
 }
 
 // What a batch adds to the counts of its step. Fills in batch->counted where there is one.
-static inline Counts batch_count(const Batch *batch) {
-    Counts counts = {0, 0, 0};
+static inline TargetCounts batch_count(const Batch *batch) {
+    TargetCounts counts = {0, 0, 0};
     size_t d, t;
     if (batch->empty) return counts;
     for (d = 0; d < batch->documents; d++) {
@@ -127,7 +127,7 @@ static inline Counts batch_count(const Batch *batch) {
 // The sum of the weights of the targets that count.
 static inline double batch_counted(const Batch *batch) { return batch_count(batch).tokens; }
 
-static inline Counts counts_add(Counts a, Counts b) {
+static inline TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
     a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
     return a;
 }

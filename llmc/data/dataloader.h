@@ -210,21 +210,21 @@ static inline void dataloader_seek(DataLoader *loader, uint64_t place) {
 
 // Micro-batches of one epoch: of the first one, where they differ.
 static inline size_t dataloader_batches(const DataLoader *loader) {
-    return loader->of_documents ? loader->documents.first_epoch_streams : loader->batches;
+    return loader->of_documents ? loader->documents.first_epoch_sequences : loader->batches;
 }
 
 static inline int dataloader_shuffled(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.packing.shuffle : loader->order != NULL;
 }
 
-static inline StreamBound dataloader_bound(const DataLoader *loader) {
-    StreamBound bound = {loader->B * loader->T, loader->B, loader->T};
+static inline SequenceBound dataloader_bound(const DataLoader *loader) {
+    SequenceBound bound = {loader->B * loader->T, loader->B, loader->T};
     return loader->of_documents ? loader->documents.bound : bound;
 }
 
 // Of one of `parts` of a micro-batch; B is a multiple of them where documents are of equal length.
-static inline StreamBound dataloader_part_bound(const DataLoader *loader, size_t parts) {
-    StreamBound bound = dataloader_bound(loader);
+static inline SequenceBound dataloader_part_bound(const DataLoader *loader, size_t parts) {
+    SequenceBound bound = dataloader_bound(loader);
     if (loader->of_documents) return documents_part_bound(&loader->documents, parts);
     bound.N /= parts, bound.documents /= parts;
     return bound;
@@ -235,7 +235,7 @@ static inline StreamBound dataloader_part_bound(const DataLoader *loader, size_t
 static inline Batch dataloader_batch(const DataLoader *loader) {
     const DataSettings *s = loader->of_documents ? &loader->documents.settings : &loader->settings;
     const ObjectiveKind objective = data_objective(s);
-    const StreamBound bound = dataloader_bound(loader);
+    const SequenceBound bound = dataloader_bound(loader);
     Batch batch = batch_allocate(bound.N, bound.documents);
     size_t t;
     if (loader->of_documents)
@@ -258,15 +258,15 @@ static inline uint64_t dataloader_after(DataLoader *loader, uint64_t place, size
 }
 
 // What the `count` micro-batches from a place on add up to, without reading them.
-static inline Counts dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
-    Counts sum = {0, 0, 0};
+static inline TargetCounts dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
+    TargetCounts sum = {0, 0, 0};
     if (!loader->of_documents) {
         sum.tokens = (double)count * (double)(loader->B * loader->T);
         sum.documents = (double)count * (double)loader->B;
         return sum;
     }
     for (; count > 0; count--) {
-        sum = counts_add(sum, documents_counted(&loader->documents, place));
+        sum = target_counts_add(sum, documents_counted(&loader->documents, place));
         if (count > 1) place = documents_after(&loader->documents, place);
     }
     return sum;

@@ -50,7 +50,7 @@ typedef struct {
 // The largest stream there will be: all that a plan needs to know.
 typedef struct {
     size_t N, documents, longest; // positions, documents, positions of the longest document
-} StreamBound;
+} SequenceBound;
 
 typedef struct {
     TokenShard header;
@@ -85,9 +85,9 @@ typedef struct {
     size_t prompts, longest_prompt; // longest: in tokens
     unsigned char *checked;         // a bit for each document that is not one piece: its checksum was right. NULL: none
     Packing packing;
-    EpochStreams epoch[2]; // of even and odd epochs
-    StreamBound bound;
-    size_t first_epoch_streams;
+    EpochSequences epoch[2]; // of even and odd epochs
+    SequenceBound bound;
+    size_t first_epoch_sequences;
     uint64_t next; // the place
     InputFile file[OPEN_SHARDS];
     size_t file_shard[OPEN_SHARDS]; // whose file it is
@@ -356,9 +356,9 @@ static inline size_t documents_unit(const Documents *d, size_t unit, size_t *beg
 // ---- opening: the largest stream ------------------------------------------------------------------------------------
 // Of what is not shuffled: the largest that there is. Else of all that any epoch may have: no more positions than fit,
 // and no more documents than of the shortest fit.
-static inline StreamBound documents_bound(const Documents *d) {
-    const EpochStreams *e = &d->epoch[0];
-    StreamBound bound = {0, 0, 0};
+static inline SequenceBound documents_bound(const Documents *d) {
+    const EpochSequences *e = &d->epoch[0];
+    SequenceBound bound = {0, 0, 0};
     size_t s, i, N;
     for (i = 0; i < d->pieces; i++) bound.longest = max_size(bound.longest, d->piece[i].positions);
     if (d->packing.shuffle) {
@@ -384,8 +384,8 @@ static inline StreamBound documents_bound(const Documents *d) {
 }
 
 // Of one of `parts` of a stream (batch_part).
-static inline StreamBound documents_part_bound(const Documents *d, size_t parts) {
-    StreamBound bound = d->bound;
+static inline SequenceBound documents_part_bound(const Documents *d, size_t parts) {
+    SequenceBound bound = d->bound;
     size_t longest = bound.longest, u;
     for (u = 0; d->unit && u < d->units; u++) longest = max_size(longest, d->unit[u].positions);
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + longest);
@@ -411,10 +411,10 @@ static inline void documents_pack(Documents *d) {
     d->packing =
         packing_allocate(length, d->unit ? sizeof(Unit) : sizeof(Piece), d->units,
                          documents_capacity(d, d->largest_unit), d->settings.shuffle != SHUFFLE_OFF, d->settings.seed);
-    d->epoch[0] = epoch_streams_allocate(&d->packing);
-    if (d->packing.shuffle) d->epoch[1] = epoch_streams_allocate(&d->packing);
+    d->epoch[0] = epoch_sequences_allocate(&d->packing);
+    if (d->packing.shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);
-    d->first_epoch_streams = d->epoch[0].streams;
+    d->first_epoch_sequences = d->epoch[0].streams;
     d->bound = documents_bound(d);
     d->advantage = (double *)checked_calloc(d->largest_unit, sizeof(double), "the advantages of a group");
 }
@@ -476,7 +476,7 @@ static inline void documents_close(Documents *d) {
     free(d->shard), free(d->piece), free(d->unit), free(d->prompt), free(d->checked), free(d->buffer);
     free(d->advantage);
     packing_free(&d->packing);
-    epoch_streams_free(&d->epoch[0]), epoch_streams_free(&d->epoch[1]);
+    epoch_sequences_free(&d->epoch[0]), epoch_sequences_free(&d->epoch[1]);
     memset(d, 0, sizeof(*d));
 }
 
@@ -508,9 +508,9 @@ static inline uint64_t documents_fingerprint(const Documents *d) {
 
 // ---- places ---------------------------------------------------------------------------------------------------------
 // The streams of the epoch that a place is in, packed again if they are not at hand.
-static inline const EpochStreams *documents_epoch(Documents *d, uint64_t place) {
+static inline const EpochSequences *documents_epoch(Documents *d, uint64_t place) {
     uint64_t epoch = d->packing.shuffle ? place / d->units : 0;
-    EpochStreams *e = &d->epoch[epoch & 1];
+    EpochSequences *e = &d->epoch[epoch & 1];
     if (e->epoch != epoch) packing_epoch(&d->packing, e, epoch);
     if (place % d->units >= e->streams)
         die("the place %llu is not in this data, whose epoch %llu has %zu streams; was it another run's?",
@@ -519,7 +519,7 @@ static inline const EpochStreams *documents_epoch(Documents *d, uint64_t place) 
 }
 
 static inline uint64_t documents_after(Documents *d, uint64_t place) {
-    const EpochStreams *e = documents_epoch(d, place);
+    const EpochSequences *e = documents_epoch(d, place);
     uint64_t after = place % d->units + 1 < e->streams ? place + 1 : (place / d->units + 1) * d->units;
     if (after >= PLACES)
         die("epoch %llu of %zu units is beyond what a place can number", (unsigned long long)(after / d->units),
@@ -528,7 +528,7 @@ static inline uint64_t documents_after(Documents *d, uint64_t place) {
 }
 
 // The units of the stream at a place: order[*begin .. the result)
-static inline size_t documents_stream(Documents *d, uint64_t place, const EpochStreams **e, size_t *begin) {
+static inline size_t documents_stream(Documents *d, uint64_t place, const EpochSequences **e, size_t *begin) {
     size_t stream;
     *e = documents_epoch(d, place);
     stream = (*e)->stream[place % d->units];
@@ -537,10 +537,10 @@ static inline size_t documents_stream(Documents *d, uint64_t place, const EpochS
 }
 
 // What the stream at a place adds to the counts of its step; the index knows.
-static inline Counts documents_counted(Documents *d, uint64_t place) {
-    const EpochStreams *e;
+static inline TargetCounts documents_counted(Documents *d, uint64_t place) {
+    const EpochSequences *e;
     size_t begin, end = documents_stream(d, place, &e, &begin), first, last, i;
-    Counts counts = {0, 0, 0};
+    TargetCounts counts = {0, 0, 0};
     for (; begin < end; begin++) {
         last = documents_unit(d, e->order[begin], &first);
         for (i = first; i < last; i++) counts.tokens += (double)d->piece[i].counted;
@@ -557,8 +557,8 @@ static inline void documents_report(FILE *out, const Documents *d) {
     if (d->unit)
         fprintf(out, "%zu %s, documents of at most %zu positions\n", d->units,
                 d->shard[0].header.kind == KIND_PAIRS ? "preference pairs" : "groups of completions", d->bound.longest);
-    fprintf(out, "packing  %zu streams of at most %zu positions, %.1f %% full, %s\n", d->first_epoch_streams,
-            d->packing.capacity, 100 * packing_fill(&d->packing, d->first_epoch_streams),
+    fprintf(out, "packing  %zu streams of at most %zu positions, %.1f %% full, %s\n", d->first_epoch_sequences,
+            d->packing.capacity, 100 * packing_fill(&d->packing, d->first_epoch_sequences),
             d->packing.shuffle ? "shuffled every epoch" : "in the order of the files");
 }
 

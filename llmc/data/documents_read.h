@@ -257,7 +257,7 @@ static inline void documents_read_unit(Documents *d, size_t unit, size_t group, 
 
 // Fills a batch that has room for the largest stream with the next one.
 static inline void documents_next(Documents *d, Batch *batch) {
-    const EpochStreams *e;
+    const EpochSequences *e;
     size_t begin, end = documents_stream(d, d->next, &e, &begin), i;
     uint64_t after = documents_after(d, d->next);
     batch->N = 0, batch->documents = 0;

@@ -64,7 +64,7 @@ typedef struct {
     ObjectiveKind kind;
     DpoLoss dpo_loss;
     Normalisation normalisation;
-    double beta, gamma, clip_low, clip_high; // NAN: as objective_settle has it
+    double beta, gamma, clip_low, clip_high; // NAN: as objective_resolve has it
     double label_smoothing;
     double temperature;       // logits are divided by it; 1 but for grpo, gspo and ppo
     double completion_tokens; // dr_grpo: the most that a completion may have
@@ -96,7 +96,7 @@ static inline int objective_is_of_policy(const Objective *o) {
 
 // Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
 // from; the clips of dapo and gspo are those of their experiments.
-static inline void objective_settle(Objective *o) {
+static inline void objective_resolve(Objective *o) {
     int gspo = o->kind == OBJECTIVE_GSPO;
     if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : objective_is_of_pairs(o) ? 0.1 : 0;
     if (isnan(o->gamma)) o->gamma = 1;
@@ -120,7 +120,7 @@ static inline int objective_needs_reference(const Objective *o) {
 static inline int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
 
 // What the step's losses are divided by.
-static inline double objective_normaliser(const Objective *o, Counts counts) {
+static inline double objective_normaliser(const Objective *o, TargetCounts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;
     if (!objective_is_of_policy(o)) return counts.tokens;
     switch (o->normalisation) {

@@ -30,7 +30,7 @@ typedef struct {
     uint32_t *begin;  // [most streams + 1]
     uint32_t *stream; // [most streams]
     size_t streams;
-} EpochStreams;
+} EpochSequences;
 
 typedef struct {
     uint32_t positions, unit;
@@ -40,7 +40,7 @@ typedef struct {
     const uint32_t *length; // positions of the first unit, not owned; of the next, `stride` bytes further
     size_t stride, units, capacity;
     uint64_t positions; // of all units
-    size_t windows, largest_window, most_streams;
+    size_t windows, largest_window, max_sequences;
     int shuffle;
     uint64_t seed;
     PackingItem *item, *spare; // [largest_window]
@@ -113,7 +113,7 @@ static inline size_t packing_first_fit(Packing *p, size_t count) {
 }
 
 // order[first .. first + count) becomes the units of one stream after another.
-static inline void packing_window(Packing *p, EpochStreams *e, size_t first, size_t count) {
+static inline void packing_window(Packing *p, EpochSequences *e, size_t first, size_t count) {
     uint32_t *end = e->begin + e->streams; // first the end of each stream, then its beginning
     size_t streams, i;
     for (i = 0; i < count; i++) {
@@ -122,7 +122,7 @@ static inline void packing_window(Packing *p, EpochStreams *e, size_t first, siz
     }
     packing_sort(p->item, p->spare, count);
     streams = packing_first_fit(p, count);
-    if (e->streams + streams > p->most_streams) die("internal: more streams than two halves of the data make");
+    if (e->streams + streams > p->max_sequences) die("internal: more streams than two halves of the data make");
     for (i = 0; i <= streams; i++) end[i] = 0;
     for (i = 0; i < count; i++) end[p->bin[i]]++;
     for (i = 0; i < streams; i++) end[i] += (uint32_t)(i ? end[i - 1] : first);
@@ -130,7 +130,7 @@ static inline void packing_window(Packing *p, EpochStreams *e, size_t first, siz
     e->streams += streams;
 }
 
-static inline void packing_next_fit(const Packing *p, EpochStreams *e) {
+static inline void packing_next_fit(const Packing *p, EpochSequences *e) {
     size_t i, used = p->capacity;
     for (i = 0; i < p->units; i++) {
         if (used + packing_length(p, i) > p->capacity) {
@@ -144,7 +144,7 @@ static inline void packing_next_fit(const Packing *p, EpochStreams *e) {
 }
 
 // The streams of an epoch; nothing is allocated. Where nothing is shuffled, all epochs are epoch 0.
-static inline void packing_epoch(Packing *p, EpochStreams *e, uint64_t epoch) {
+static inline void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
     size_t w;
     e->epoch = epoch, e->streams = 0;
     if (p->shuffle) {
@@ -176,7 +176,7 @@ static inline Packing packing_allocate(const uint32_t *length, size_t stride, si
     p.windows = max_size((size_t)((double)units / window), 1);
     p.largest_window = (units + p.windows - 1) / p.windows;
     // of a window's streams at most one is half empty or more; of next-fit's, any two in a row hold more than one
-    p.most_streams = min_size((size_t)(2 * p.positions / capacity) + p.windows + 1, units);
+    p.max_sequences = min_size((size_t)(2 * p.positions / capacity) + p.windows + 1, units);
     if (!shuffle) return p;
     for (p.leaves = 1; p.leaves < p.largest_window;) p.leaves *= 2;
     p.item = (PackingItem *)checked_calloc(p.largest_window, sizeof(PackingItem), "packing");
@@ -191,16 +191,16 @@ static inline void packing_free(Packing *p) {
     memset(p, 0, sizeof(*p));
 }
 
-static inline EpochStreams epoch_streams_allocate(const Packing *p) {
-    EpochStreams e;
+static inline EpochSequences epoch_sequences_allocate(const Packing *p) {
+    EpochSequences e;
     e.epoch = PACKING_NO_EPOCH, e.streams = 0;
     e.order = (uint32_t *)checked_calloc(p->units, sizeof(uint32_t), "the order of the data");
-    e.begin = (uint32_t *)checked_calloc(p->most_streams + 1, sizeof(uint32_t), "the streams of an epoch");
-    e.stream = (uint32_t *)checked_calloc(p->most_streams, sizeof(uint32_t), "the streams of an epoch");
+    e.begin = (uint32_t *)checked_calloc(p->max_sequences + 1, sizeof(uint32_t), "the streams of an epoch");
+    e.stream = (uint32_t *)checked_calloc(p->max_sequences, sizeof(uint32_t), "the streams of an epoch");
     return e;
 }
 
-static inline void epoch_streams_free(EpochStreams *e) {
+static inline void epoch_sequences_free(EpochSequences *e) {
     free(e->order), free(e->begin), free(e->stream);
     memset(e, 0, sizeof(*e));
 }

@@ -17,16 +17,16 @@ allocates.
 #include <setjmp.h>
 
 typedef struct {
-    Batch whole;        // as it was read
-    Batch batch;        // the part that is this rank's
-    size_t number;      // within its step
-    Counts step_counts; // of all micro-batches of its step
-    uint64_t after;     // the place behind it; of a rank's last in a step, behind the step
+    Batch whole;              // as it was read
+    Batch batch;              // the part that is this rank's
+    size_t number;            // within its step
+    TargetCounts step_counts; // of all micro-batches of its step
+    uint64_t after;           // the place behind it; of a rank's last in a step, behind the step
 } MicroBatch;
 
 typedef struct Prefetch {
     DataLoader *loader;
-    Deal deal;
+    Assignment assignment;
     MicroBatch slot[2];
     double waited; // seconds in prefetch_take, ever
     pthread_t thread;
@@ -65,24 +65,25 @@ static inline int prefetch_may_fill(Prefetch *p) {
 
 // The rank's i-th of a step; the loader is behind the one before it.
 static inline void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
-    const Deal deal = p->deal;
-    const size_t own = deal_own(deal);
-    const size_t skipped = i ? deal.stride - 1 : deal.first, left = i + 1 == own ? deal.stride - 1 - deal.first : 0;
+    const Assignment assignment = p->assignment;
+    const size_t own = assigned_batches(assignment);
+    const size_t skipped = i ? assignment.stride - 1 : assignment.first,
+                 left = i + 1 == own ? assignment.stride - 1 - assignment.first : 0;
     dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), skipped));
     dataloader_next(p->loader, &micro->whole);
     dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), left));
-    micro->batch = batch_part(&micro->whole, deal.parts, deal.part);
-    micro->number = deal_number(deal, i);
+    micro->batch = batch_part(&micro->whole, assignment.parts, assignment.part);
+    micro->number = assigned_number(assignment, i);
     micro->after = dataloader_place(p->loader);
 }
 
 static inline void prefetch_fill(Prefetch *p) {
-    const size_t own = deal_own(p->deal);
-    Counts counts = {0, 0, 0};
+    const size_t own = assigned_batches(p->assignment);
+    TargetCounts counts = {0, 0, 0};
     size_t i;
     for (i = 0; prefetch_may_fill(p); i++) {
         MicroBatch *micro = &p->slot[i % 2];
-        if (i % own == 0) counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->deal.batches);
+        if (i % own == 0) counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->assignment.batches);
         prefetch_read(p, i % own, micro);
         micro->step_counts = counts;
         pthread_mutex_lock(&p->lock);
@@ -137,10 +138,10 @@ static inline void prefetch_start(Prefetch *p, uint64_t place) {
     p->next = prefetch_running, prefetch_running = p;
 }
 
-static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, Deal deal) {
+static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assignment) {
     int i;
     memset(p, 0, sizeof(*p));
-    p->loader = loader, p->deal = deal;
+    p->loader = loader, p->assignment = assignment;
     for (i = 0; i < 2; i++) p->slot[i].whole = dataloader_batch(loader);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);

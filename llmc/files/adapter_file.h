@@ -129,7 +129,7 @@ static inline unsigned adapter_modules(const SafeTensors *list, const Config *c,
 static inline void adapter_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, size_t rank) {
     const Parameter *p = &source->model.parameters[parameter];
     SafeTensor *tensor = safetensors_find(list, p->name);
-    TensorPlace *place = &source->places[parameter];
+    TensorLocation *place = &source->places[parameter];
     const uint64_t wanted[2] = {p->rows, p->cols};
     if (!tensor)
         die("%s: tensor %s is missing; every layer must have the same adapters, each with A and B", source->path,
@@ -166,8 +166,8 @@ static inline WeightSource *adapter_open_tensors(const char *path, SafeTensors *
     source->format = "adapters", source->path = checked_strdup(path);
     source->config = model->config, source->model = copy.table;
     source_open_file(source, path);
-    source->places =
-        (TensorPlace *)checked_calloc(copy.table.parameter_count, sizeof(TensorPlace), "the places of the adapters");
+    source->places = (TensorLocation *)checked_calloc(copy.table.parameter_count, sizeof(TensorLocation),
+                                                      "the places of the adapters");
     for (i = 0; i < copy.table.parameter_count; i++) adapter_place_tensor(source, list, i, lora->rank);
     for (i = 0; i < list->count; i++)
         if (!list->tensors[i].used)

@@ -41,78 +41,79 @@ static inline size_t checkpoint_step_of(const char *name) {
 }
 
 // ---- the seal ---------------------------------------------------------------------------------------------------------------
-enum { SEAL_MODEL, SEAL_OPTIMIZER, SEAL_STATE, SEAL_CONFIG, SEAL_FILES };
+enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES };
 
-#define SEAL_NAME  "DONE"
-#define SEAL_FIRST "version 2\n" // 1 began with the first file
-#define SEAL_TEXT  512           // bytes at most
+#define MANIFEST_NAME  "DONE"
+#define MANIFEST_FIRST "version 2\n" // 1 began with the first file
+#define MANIFEST_TEXT  512           // bytes at most
 
 // Of a checkpoint of a whole model, and of one of adapters.
-static const char *const seal_names[2][SEAL_FILES] = {
+static const char *const manifest_names[2][MANIFEST_FILES] = {
     {"model.bin", "optimizer.bin", "state.json", NULL},
     {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json"},
 };
 
 typedef struct {
     int adapters; // which of the two
-    uint64_t bytes[SEAL_FILES], checksum[SEAL_FILES];
-} Seal;
+    uint64_t bytes[MANIFEST_FILES], checksum[MANIFEST_FILES];
+} Manifest;
 
 // The i-th file of such a checkpoint, or NULL behind the last.
-static inline const char *seal_file(const Seal *seal, size_t i) {
-    return i < SEAL_FILES ? seal_names[seal->adapters][i] : NULL;
+static inline const char *manifest_file(const Manifest *manifest, size_t i) {
+    return i < MANIFEST_FILES ? manifest_names[manifest->adapters][i] : NULL;
 }
 
 // Returns the length.
-static inline size_t seal_text(const Seal *seal, char text[SEAL_TEXT]) {
-    size_t i, used = sizeof(SEAL_FIRST) - 1;
-    memcpy(text, SEAL_FIRST, used);
-    for (i = 0; seal_file(seal, i); i++)
-        used += (size_t)snprintf(text + used, SEAL_TEXT - used, "%s %llu %016llx\n", seal_file(seal, i),
-                                 (unsigned long long)seal->bytes[i], (unsigned long long)seal->checksum[i]);
+static inline size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) {
+    size_t i, used = sizeof(MANIFEST_FIRST) - 1;
+    memcpy(text, MANIFEST_FIRST, used);
+    for (i = 0; manifest_file(manifest, i); i++)
+        used += (size_t)snprintf(text + used, MANIFEST_TEXT - used, "%s %llu %016llx\n", manifest_file(manifest, i),
+                                 (unsigned long long)manifest->bytes[i], (unsigned long long)manifest->checksum[i]);
     return used;
 }
 
-static const char seal_is_older[] = "it is of version 1, this program reads version 2";
+static const char manifest_is_older[] = "it is of version 1, this program reads version 2";
 
 // Reads the seal of a checkpoint and holds it against the sizes of the files. NULL, or what is wrong; ends nothing.
-static inline const char *seal_check(const char *checkpoint, Seal *seal) {
+static inline const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     static char fault[160];
-    char path[PATH_MAX], text[SEAL_TEXT + 1], same[SEAL_TEXT], *cursor = text;
+    char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT], *cursor = text;
     struct stat status;
     ssize_t length;
     size_t i;
     int fd;
-    memset(seal, 0, sizeof(*seal));
-    path_join(path, checkpoint, SEAL_NAME);
+    memset(manifest, 0, sizeof(*manifest));
+    path_join(path, checkpoint, MANIFEST_NAME);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return "it has no " SEAL_NAME;
-    length = read(fd, text, SEAL_TEXT);
+    if (fd < 0) return "it has no " MANIFEST_NAME;
+    length = read(fd, text, MANIFEST_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
     for (i = 0; i < 2; i++)
-        if (!strncmp(text, seal_names[i][0], strlen(seal_names[i][0]))) return seal_is_older;
-    if (strncmp(text, SEAL_FIRST, sizeof(SEAL_FIRST) - 1) != 0) return "its " SEAL_NAME " is damaged";
-    cursor += sizeof(SEAL_FIRST) - 1;
-    seal->adapters = !strncmp(cursor, seal_names[1][0], strlen(seal_names[1][0]));
-    for (i = 0; seal_file(seal, i) && cursor; i++) {
+        if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0]))) return manifest_is_older;
+    if (strncmp(text, MANIFEST_FIRST, sizeof(MANIFEST_FIRST) - 1) != 0) return "its " MANIFEST_NAME " is damaged";
+    cursor += sizeof(MANIFEST_FIRST) - 1;
+    manifest->adapters = !strncmp(cursor, manifest_names[1][0], strlen(manifest_names[1][0]));
+    for (i = 0; manifest_file(manifest, i) && cursor; i++) {
         unsigned long long bytes = 0, checksum = 0;
         if (sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum) != 2) break;
-        seal->bytes[i] = bytes, seal->checksum[i] = checksum;
+        manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
         cursor = strchr(cursor, '\n');
         if (cursor) cursor++;
     }
-    if (seal_file(seal, i) || (size_t)length != seal_text(seal, same) || memcmp(text, same, (size_t)length) != 0)
-        return "its " SEAL_NAME " is damaged";
-    for (i = 0; seal_file(seal, i); i++) {
-        path_join(path, checkpoint, seal_file(seal, i));
+    if (manifest_file(manifest, i) || (size_t)length != manifest_text(manifest, same) ||
+        memcmp(text, same, (size_t)length) != 0)
+        return "its " MANIFEST_NAME " is damaged";
+    for (i = 0; manifest_file(manifest, i); i++) {
+        path_join(path, checkpoint, manifest_file(manifest, i));
         if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) {
-            snprintf(fault, sizeof(fault), "%s is missing", seal_file(seal, i));
+            snprintf(fault, sizeof(fault), "%s is missing", manifest_file(manifest, i));
             return fault;
         }
-        if ((uint64_t)status.st_size != seal->bytes[i]) {
-            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", seal_file(seal, i),
-                     (unsigned long long)status.st_size, (unsigned long long)seal->bytes[i]);
+        if ((uint64_t)status.st_size != manifest->bytes[i]) {
+            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", manifest_file(manifest, i),
+                     (unsigned long long)status.st_size, (unsigned long long)manifest->bytes[i]);
             return fault;
         }
     }
@@ -140,11 +141,11 @@ static inline size_t checkpoint_find_last(const char *folder) {
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
         const char *fault;
-        Seal seal;
+        Manifest manifest;
         checkpoint_path(path, folder, step, "");
-        fault = seal_check(path, &seal);
+        fault = manifest_check(path, &manifest);
         if (!fault) return step;
-        if (fault == seal_is_older)
+        if (fault == manifest_is_older)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
         note("%s is passed over: %s", path, fault);
     }
@@ -166,11 +167,11 @@ static inline int checkpoint_delete(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     size_t i;
     if (fd >= 0) {
-        for (i = 0; i < 2 * SEAL_FILES; i++) {
-            const char *name = seal_names[i / SEAL_FILES][i % SEAL_FILES];
+        for (i = 0; i < 2 * MANIFEST_FILES; i++) {
+            const char *name = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
             if (name) unlinkat(fd, name, 0);
         }
-        unlinkat(fd, SEAL_NAME, 0);
+        unlinkat(fd, MANIFEST_NAME, 0);
         close(fd);
     }
     return rmdir(path) == 0;
@@ -182,10 +183,10 @@ static inline void checkpoint_delete_temporaries(const char *path) {
     DIR *directory = opendir(path);
     if (!directory) return;
     while ((entry = readdir(directory))) {
-        int ours = is_temporary_of(entry->d_name, SEAL_NAME);
+        int ours = is_temporary_of(entry->d_name, MANIFEST_NAME);
         size_t i;
-        for (i = 0; i < 2 * SEAL_FILES; i++) {
-            const char *name = seal_names[i / SEAL_FILES][i % SEAL_FILES];
+        for (i = 0; i < 2 * MANIFEST_FILES; i++) {
+            const char *name = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
             ours |= name && is_temporary_of(entry->d_name, name);
         }
         if (ours) unlinkat(dirfd(directory), entry->d_name, 0);
@@ -213,9 +214,9 @@ static inline size_t checkpoint_find_first(const char *folder, size_t *complete)
     *complete = 0;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
-        Seal seal;
+        Manifest manifest;
         checkpoint_path(path, folder, step, "");
-        if (seal_check(path, &seal)) continue;
+        if (manifest_check(path, &manifest)) continue;
         first = step;
         ++*complete;
     }
@@ -303,7 +304,7 @@ static inline void make_folder(const char *path) {
 #define LOCK_TEXT  64 // bytes of the lock's file at most
 #define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
 
-// Held until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
+// ParameterShard until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
 // by which other ranks know that they see the same file.
 static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";

@@ -164,7 +164,7 @@ static inline void hf_place_tensor(WeightSource *source, const SafeTensors *list
     const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0), *path;
     int tied = parameter == 0 && source->config.tie_word_embeddings;
     SafeTensor *tensor = tied ? hf_find_tied(source, list, &name) : safetensors_find(list, name);
-    TensorPlace *place = &source->places[parameter];
+    TensorLocation *place = &source->places[parameter];
     uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
     size_t rank = p->cols ? 2 : 1;
     if (!tensor) die("%s: tensor %s is missing", source->path, name);

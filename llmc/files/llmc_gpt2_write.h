@@ -40,7 +40,7 @@ static inline void llmc_gpt2_write(const WeightSource *source, const char *path,
         die("%s: llm.c's files are fp32 or bf16, not %s; give --dtype", path, dtype_name(dtype));
     weights_check_output(source, path, dtype);
     target.places =
-        (TensorPlace *)checked_calloc(target.model.parameter_count, sizeof(TensorPlace), "the tensors' places");
+        (TensorLocation *)checked_calloc(target.model.parameter_count, sizeof(TensorLocation), "the tensors' places");
     bytes = llmc_place_tensors(&target, dtype, padded);
     output_open(&output, path, bytes);
     output_write(&output, 0, header, sizeof(header));

@@ -9,14 +9,14 @@ model, whatever else is in it.
 #include "checkpoint_folder.h"
 
 // Whether a folder is a checkpoint or a run's; then which complete checkpoint it stands for, and what that holds.
-static inline int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Seal *seal) {
+static inline int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
     size_t last;
-    path_join(model, path, seal_names[0][SEAL_MODEL]);
-    path_join(done, path, SEAL_NAME);
+    path_join(model, path, manifest_names[0][MANIFEST_MODEL]);
+    path_join(done, path, MANIFEST_NAME);
     if (path_exists(model) || path_exists(done)) {
-        fault = seal_check(path, seal);
+        fault = manifest_check(path, manifest);
         if (fault) die("%s: is no complete checkpoint: %s; give another checkpoint, or the run's folder", path, fault);
         snprintf(checkpoint, PATH_MAX, "%s", path);
         return 1;
@@ -26,7 +26,7 @@ static inline int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX]
     if (last == CHECKPOINT_NONE)
         die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
     checkpoint_path(checkpoint, path, last, "");
-    fault = seal_check(checkpoint, seal);
+    fault = manifest_check(checkpoint, manifest);
     if (fault) die("%s: %s", checkpoint, fault);
     return 1;
 }
@@ -40,17 +40,17 @@ __attribute__((noreturn)) static inline void model_path_refuse_adapters(const ch
 // `path` itself, or what it stands for, in `found`; with a note of what was taken unless `quiet`.
 static inline const char *model_path_find(const char *path, char found[PATH_MAX], int quiet) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
-    Seal seal;
+    Manifest manifest;
     if (!path_is_directory(path)) return path;
     path_join(part, path, "config.json");
     if (path_exists(part)) return path;
-    if (!checkpoint_at_path(path, checkpoint, &seal)) {
+    if (!checkpoint_at_path(path, checkpoint, &manifest)) {
         path_join(part, path, ADAPTER_CONFIG_NAME);
         if (path_exists(part)) model_path_refuse_adapters(path);
         return path;
     }
-    if (seal.adapters) model_path_refuse_adapters(path);
-    path_join(found, checkpoint, seal_names[0][SEAL_MODEL]);
+    if (manifest.adapters) model_path_refuse_adapters(path);
+    path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
     if (!quiet) note("--model %s: %s is taken", path, found);
     return found;
 }
@@ -58,17 +58,17 @@ static inline const char *model_path_find(const char *path, char found[PATH_MAX]
 // The folder of adapters that --adapter names.
 static inline const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
     char part[PATH_MAX];
-    Seal seal;
+    Manifest manifest;
     if (!path_is_directory(path))
         die("--adapter %s: %s; give the folder that " ADAPTER_CONFIG_NAME " is in", path,
             path_exists(path) ? "is a file" : strerror(errno));
     path_join(part, path, ADAPTER_CONFIG_NAME);
-    if (!checkpoint_at_path(path, found, &seal)) {
+    if (!checkpoint_at_path(path, found, &manifest)) {
         if (!path_exists(part))
             die("--adapter %s: holds neither " ADAPTER_CONFIG_NAME " nor the checkpoints of a run", path);
         return path;
     }
-    if (!seal.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
+    if (!manifest.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
     if (!quiet && strcmp(found, path) != 0) note("--adapter %s: %s is taken", path, found);
     return found;
 }

@@ -30,7 +30,7 @@ typedef struct {
 
 // parts: over whom the group is dealt; memory: how it is held, whole or in these very parts.
 static inline TablePart table_part(const Model *table, Sharding parts, Sharding memory, size_t group) {
-    const Portion own = share_of(group_elements(table, group), SHARE_UNIT, parts.ranks, parts.rank);
+    const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, parts.ranks, parts.rank);
     TablePart part;
     part.first = group_begin(table, group) + own.begin, part.count = own.count;
     part.place = holds_whole(memory) ? part.first : sharding_begin(table, memory, group);

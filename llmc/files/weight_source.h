@@ -15,7 +15,7 @@ typedef struct {
     size_t file;     // which of the source's files
     uint64_t offset; // of its first byte there
     DType type;      // of its elements there
-} TensorPlace;
+} TensorLocation;
 
 typedef struct Merge Merge; // merge.h
 
@@ -23,11 +23,11 @@ typedef struct WeightSource {
     const char *format; // for people
     char *path;         // as it was given
     Config config;
-    int transposed;      // linear weights of Conv1D families lie as [in, out]
-    DType dtype;         // what the files hold; fp32 (or double) where tensors differ
-    Model model;         // the parameter table, with that dtype
-    TensorPlace *places; // [model.parameter_count]
-    InputFile *files;    // [file_count]
+    int transposed;         // linear weights of Conv1D families lie as [in, out]
+    DType dtype;            // what the files hold; fp32 (or double) where tensors differ
+    Model model;            // the parameter table, with that dtype
+    TensorLocation *places; // [model.parameter_count]
+    InputFile *files;       // [file_count]
     size_t file_count;
     int random; // no files: initial weights, made from the seed
     uint64_t seed;
@@ -50,8 +50,8 @@ static Slab staged_reformed; // converted, not yet in its final order
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
-static inline void place_read(const WeightSource *source, const TensorPlace *place, size_t begin, size_t count,
-                              DType as, void *out) {
+static inline void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin,
+                                     size_t count, DType as, void *out) {
     size_t size = dtype_size(place->type);
     const InputFile *file;
     if (source->random) {
@@ -82,15 +82,16 @@ static inline void spread_columns(char *out, const char *in, size_t cols, size_t
 
 // The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
 // columns at a time, so that memory is written by whole cache lines.
-static inline void place_read_transposed(const WeightSource *source, const TensorPlace *place, size_t rows, size_t cols,
-                                         size_t begin, size_t count, DType as, char *out) {
+static inline void tensor_read_transposed(const WeightSource *source, const TensorLocation *place, size_t rows,
+                                          size_t cols, size_t begin, size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
     const char *in = (const char *)staged_reformed.bytes;
     size_t c, k, n;
     for (c = 0; c < cols; c += n) {
         n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
         for (k = 0; k < n; k++)
-            place_read(source, place, (c + k) * rows + first, stretch, as, staged_reformed.bytes + k * stretch * size);
+            tensor_read_range(source, place, (c + k) * rows + first, stretch, as,
+                              staged_reformed.bytes + k * stretch * size);
         switch (size) { // constants, so that copying an element becomes one instruction
         case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
         case 4: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 4); break;
@@ -103,13 +104,13 @@ static inline void place_read_transposed(const WeightSource *source, const Tenso
 static inline void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                     int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    const TensorPlace *place = &source->places[parameter];
+    const TensorLocation *place = &source->places[parameter];
     if (!p->transposed || source->transposed == transposed)
-        place_read(source, place, begin, count, as, out);
+        tensor_read_range(source, place, begin, count, as, out);
     else if (transposed)
-        place_read_transposed(source, place, p->cols, p->rows, begin, count, as, (char *)out);
+        tensor_read_transposed(source, place, p->cols, p->rows, begin, count, as, (char *)out);
     else
-        place_read_transposed(source, place, p->rows, p->cols, begin, count, as, (char *)out);
+        tensor_read_transposed(source, place, p->rows, p->cols, begin, count, as, (char *)out);
 }
 
 // out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
@@ -134,8 +135,8 @@ static inline void source_read(const WeightSource *source, size_t parameter, siz
 // Builds the table for source->config; the places are still to be filled in.
 static inline void source_build(WeightSource *source) {
     source->model = model_build(&source->config, DTYPE_FP32);
-    source->places =
-        (TensorPlace *)checked_calloc(source->model.parameter_count, sizeof(TensorPlace), "the places of the weights");
+    source->places = (TensorLocation *)checked_calloc(source->model.parameter_count, sizeof(TensorLocation),
+                                                      "the places of the weights");
 }
 
 static inline void source_open_file(WeightSource *source, const char *path) {

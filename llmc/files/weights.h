@@ -131,11 +131,11 @@ static inline void weights_load(const WeightSource *source, const Model *model, 
     size_t i, done, n;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i], *stored = &source->model.parameters[i];
-        Held held;
+        ParameterShard held;
         if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
             p->cols != stored->cols)
             die("%s: holds another model than the one to be loaded", source->path);
-        held = held_of(model, sharding, p);
+        held = parameter_shard(model, sharding, p);
         for (done = 0; done < held.count; done += n) {
             n = min_size(held.count - done, SLAB_ELEMENTS);
             weights_read(source, i, held.first + done, n, model->dtype, staged.bytes);
@@ -153,7 +153,7 @@ static inline void weights_init_random(const Model *model, Sharding sharding, co
     Progress progress = progress_begin(stderr, "initialising", 0, (double)sharding_elements(model, sharding));
     size_t i, done, n;
     for (i = 0; i < model->parameter_count; i++) {
-        const Held held = held_of(model, sharding, &model->parameters[i]);
+        const ParameterShard held = parameter_shard(model, sharding, &model->parameters[i]);
         for (done = 0; done < held.count; done += n) {
             n = min_size(held.count - done, SLAB_ELEMENTS);
             initial_weights(model, i, held.first + done, n, seed, model->dtype, staged.bytes);
@@ -167,9 +167,10 @@ static inline void weights_init_random(const Model *model, Sharding sharding, co
 
 // ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
 // Names the first bad element of what is held of a parameter. Only called when there is one.
-__attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p, Held held,
-                                                                      const Ops *ops, const void *device_base,
-                                                                      const char *when, const char *advice) {
+__attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p,
+                                                                      ParameterShard held, const Ops *ops,
+                                                                      const void *device_base, const char *when,
+                                                                      const char *advice) {
     size_t done, n, i, cols = p->cols ? p->cols : 1;
     for (done = 0; done < held.count; done += n) {
         const float *values = (const float *)(const void *)staged_reformed.bytes;
@@ -193,15 +194,16 @@ static inline void weights_check_finite_at(const Model *model, Sharding sharding
                                            const void *device_base, const char *when, const char *advice) {
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
-        const Held held = held_of(model, sharding, &model->parameters[bad]);
+        const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
         const char *values = element_address_const(device_base, model->dtype, held.place);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
     if (whose == sharding.rank)
-        weights_name_bad_element(model, &model->parameters[bad], held_of(model, sharding, &model->parameters[bad]), ops,
-                                 device_base, when, advice);
+        weights_name_bad_element(model, &model->parameters[bad],
+                                 parameter_shard(model, sharding, &model->parameters[bad]), ops, device_base, when,
+                                 advice);
     dist_barrier(); // that rank ends all
 }
 
@@ -243,7 +245,7 @@ static inline void weights_convert(const WeightSource *source, const char *path,
 
 // ---- writing gradients -------------------------------------------------------------------------------------------------------------------
 // Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at` on:
-// the reverse of place_read_transposed.
+// the reverse of tensor_read_transposed.
 static inline void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                               size_t n, const float *values) {
     float *column = (float *)(void *)staged_raw.bytes;
@@ -338,8 +340,9 @@ static inline void gradients_close(OutputFile *output, World world) {
 
 // What is held of one parameter, from `held.first` on, into a file whose tensor begins at byte `at`; in memory it lies
 // from element `place` on.
-static inline void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p, Held held,
-                                             const Ops *ops, const void *device_gradients, DType stored, size_t place) {
+static inline void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p,
+                                             ParameterShard held, const Ops *ops, const void *device_gradients,
+                                             DType stored, size_t place) {
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     size_t done, n;
     for (done = 0; done < held.count; done += n) {
@@ -360,7 +363,7 @@ static inline void gradients_write_parameter(const OutputFile *output, uint64_t 
 // writes its portions.
 static inline void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
                                    const void *device_gradients, DType stored) {
-    const Sharding own = sharding_of(world, DEALT_ALWAYS), memory = sharding_of(world, DEALT_GRADIENTS);
+    const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     Progress progress = progress_begin(stderr, "writing gradients", 0, (double)sizes.bytes);
     OutputFile output;
@@ -369,10 +372,10 @@ static inline void gradients_write(const char *path, const char *globs, const Mo
     gradients_open(&output, path, globs, world, model, sizes.bytes);
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const Held held = held_of(model, own, p);
+        const ParameterShard held = parameter_shard(model, own, p);
         if (!globs_match(globs, p->name)) continue;
         gradients_write_parameter(&output, at, p, held, ops, device_gradients, stored,
-                                  held.count ? place_of(model, memory, p, held.first) : 0);
+                                  held.count ? shard_offset(model, memory, p, held.first) : 0);
         at += (uint64_t)parameter_elements(p) * sizeof(float);
         progress_update(&progress, (double)at);
     }

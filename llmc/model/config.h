@@ -236,7 +236,7 @@ static inline size_t layer_window(const Config *config, size_t l) {
 }
 
 // The shortest pattern that gives these layers; no pattern and no window where none slides.
-static inline void config_settle_layer_types(Config *config, const char *where, int code) {
+static inline void config_resolve_layer_types(Config *config, const char *where, int code) {
     const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
     size_t period, l, sliding = 0;
     for (l = 0; l < L; l++) sliding += layer_window(config, l) != 0;
@@ -257,7 +257,7 @@ static inline void config_settle_layer_types(Config *config, const char *where, 
 }
 
 // What a way of scaling rotary positions needs.
-static inline void config_settle_rope(Config *config, const char *where, int code) {
+static inline void config_resolve_rope(Config *config, const char *where, int code) {
     static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
     size_t i;
     for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
@@ -278,11 +278,11 @@ static inline void config_settle_rope(Config *config, const char *where, int cod
 // Fills in what follows from other keys and refuses what cannot be a model.
 static inline void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
-    config_settle_layer_types(config, where, code);
+    config_resolve_layer_types(config, where, code);
     if (!strcmp(family->name, "mistral") && strchr(config->layer_types, 'f'))
         die_with(code, "%s: layer_types=%.64s, but the sliding_window of mistral is in every layer or in none", where,
                  config->layer_types);
-    config_settle_rope(config, where, code);
+    config_resolve_rope(config, where, code);
     if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
         config->num_key_value_heads = config->num_attention_heads;
     if (family->head_dim_follows && !config_given(config, "head_dim")) {

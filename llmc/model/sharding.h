@@ -1,7 +1,7 @@
 /*
 Which elements of a table of parameters a rank holds where they are dealt over ranks (ZeRO). Tables come in groups that
 are computed with, gathered and reduced as one: the embeddings, each layer, the head. Every rank has its portion of every
-group (share_of), and its memory holds these one behind the other, each in the room of the largest.
+group (shard_range), and its memory holds these one behind the other, each in the room of the largest.
 */
 #ifndef LLMC_SHARDING_H
 #define LLMC_SHARDING_H
@@ -44,15 +44,15 @@ static inline Sharding sharding_whole(void) {
 }
 
 // What a stage of ZeRO deals over the ranks, and all below it.
-enum { DEALT_ALWAYS, DEALT_OPTIMIZER, DEALT_GRADIENTS, DEALT_WEIGHTS };
+enum { ZERO_NONE, ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_WEIGHTS };
 
 static inline Sharding sharding_of(World world, size_t dealt) {
-    Sharding portions = {world_ranks(world), world.rank};
-    return world.zero >= dealt ? portions : sharding_whole();
+    Sharding ranges = {world_ranks(world), world.rank};
+    return world.zero >= dealt ? ranges : sharding_whole();
 }
 
 static inline size_t sharding_room(const Model *table, Sharding s, size_t group) {
-    return share_most(group_elements(table, group), SHARE_UNIT, s.ranks);
+    return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
 // Elements of memory that holds the table so.
@@ -72,14 +72,14 @@ static inline size_t sharding_begin(const Model *table, Sharding s, size_t group
 // The part of a parameter that is held: its elements [first, first + count), from element `place` of the memory on.
 typedef struct {
     size_t first, count, place;
-} Held;
+} ParameterShard;
 
-static inline Held held_of(const Model *table, Sharding s, const Parameter *p) {
+static inline ParameterShard parameter_shard(const Model *table, Sharding s, const Parameter *p) {
     const size_t group = group_of(table, p->offset), begin = group_begin(table, group);
-    const Portion own = share_of(group_elements(table, group), SHARE_UNIT, s.ranks, s.rank);
+    const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
     const size_t own_begin = begin + own.begin, own_end = own_begin + own.count;
     const size_t from = max_size(own_begin, p->offset), to = min_size(own_end, p->offset + parameter_elements(p));
-    Held held = {0, 0, 0};
+    ParameterShard held = {0, 0, 0};
     if (from >= to) return held;
     held.first = from - p->offset, held.count = to - from;
     held.place = sharding_begin(table, s, group) + from - own_begin;
@@ -87,8 +87,8 @@ static inline Held held_of(const Model *table, Sharding s, const Parameter *p) {
 }
 
 // Where such memory has element `first` of a parameter, one that is held.
-static inline size_t place_of(const Model *table, Sharding s, const Parameter *p, size_t first) {
-    const Held held = held_of(table, s, p);
+static inline size_t shard_offset(const Model *table, Sharding s, const Parameter *p, size_t first) {
+    const ParameterShard held = parameter_shard(table, s, p);
     return held.place + first - held.first;
 }
 

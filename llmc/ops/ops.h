@@ -87,7 +87,7 @@ typedef struct {
     const void *out; // what is sent there
     void *in;        // where what comes from there goes
     size_t out_bytes, in_bytes;
-} Parcel;
+} Message;
 
 typedef struct Ops {
     const char *name; // "cpu", "cuda", "dry"
@@ -239,13 +239,13 @@ typedef struct Ops {
     // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
     // What is asked for may run beside other ops until its ticket, which is returned, is awaited: before that, nobody
     // writes to its memory or looks at what it changes there. Tickets grow; they are done in order. Portions of ranks
-    // are share_of(count, unit, ranks of the group, rank).
+    // are shard_range(count, unit, ranks of the group, rank).
     // x[count] of all ranks are added up: each rank's own portion of x becomes that of the sums; the rest is undefined
     int64_t (*reduce_scatter)(RankGroup group, Summed *x, size_t count, size_t unit);
     // x[count] of elements of `size` bytes: each rank's own portion comes to all others
     int64_t (*all_gather)(RankGroup group, void *x, size_t count, size_t unit, size_t size);
     // parcels[n] to and from other ranks; every out has its in on the other side, in the order of this list
-    int64_t (*exchange)(RankGroup group, const Parcel *parcels, size_t n);
+    int64_t (*exchange)(RankGroup group, const Message *messages, size_t n);
     void (*await)(int64_t ticket); // later ops, and copies, find it done, and all before it
 } Ops;
 

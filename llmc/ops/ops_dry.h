@@ -353,12 +353,12 @@ static inline int64_t dry_all_gather(RankGroup group, void *x, size_t count, siz
     DRY_BYTES(all_gather, x, count * size);
     return 0;
 }
-static inline int64_t dry_exchange(RankGroup group, const Parcel *parcels, size_t n) {
+static inline int64_t dry_exchange(RankGroup group, const Message *messages, size_t n) {
     size_t i;
     (void)group;
     for (i = 0; i < n; i++) {
-        DRY_BYTES(exchange, parcels[i].out, parcels[i].out_bytes);
-        DRY_BYTES(exchange, parcels[i].in, parcels[i].in_bytes);
+        DRY_BYTES(exchange, messages[i].out, messages[i].out_bytes);
+        DRY_BYTES(exchange, messages[i].in, messages[i].in_bytes);
     }
     return 0;
 }

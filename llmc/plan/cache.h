@@ -70,7 +70,7 @@ static inline void cache_begin(Cache *cache, StreamBP *s) {
     memset(cache->used, 0, cache->slots * sizeof(size_t));
     memset(&s->kept, 0, sizeof(s->kept));
     s->batch = &cache->documents;
-    stream_deal(s, 1); // every rank generates for itself
+    sequence_split(s, 1); // every rank generates for itself
     push_key_value(s, s->model->config.num_hidden_layers, cache->tokens,
                    cache->slots > 1 ? cache->tokens : cache->chunk, 0);
     push_inputs(s, max_size(cache->chunk, cache->slots), 0);
@@ -118,7 +118,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
 // n <= chunk further tokens (host) of one slot.
 static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
     Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], n);
-    window_advance(s, c);
+    window_slide_forward(s, c);
     cache_forward(cache, s, tokens, c, 0);
     cache->used[slot] += n;
     cache->last = c;

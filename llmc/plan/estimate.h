@@ -64,13 +64,13 @@ static inline double sent_seconds(const Machine *m, World w, RankGroup group, co
 }
 
 // One stream of a rank: F, B and H in seconds, and what it sends.
-static inline double stream_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
-                                    double host, const Traffic *sent) {
+static inline double sequence_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
+                                      double host, const Traffic *sent) {
     const World w = settings->world;
     const double gradients = sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_GRADIENTS);
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
-    const double kv = sent_seconds(m, w, RANKS_OF_STREAM, sent, TRAFFIC_KEYS_VALUES);
-    const double dkv = sent_seconds(m, w, RANKS_OF_STREAM, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
+    const double kv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEYS_VALUES);
+    const double dkv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
     const double again = settings->keep || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring, backward
     forward = fmax(forward, host), backward = fmax(backward, host);
     if (settings->ring)
@@ -118,8 +118,8 @@ static inline Estimate estimate_step(const Machine *m, const RunSettings *settin
     e.work.attention_forward *= (double)step.streams, e.work.attention_backward *= (double)step.streams;
     e.work.memory += optimizer;
     e.sent = plan_traffic(settings, part, step.streams);
-    e.seconds = (double)(step.streams - 1) * stream_seconds(m, settings, forward, all - forward, host, &other) +
-                stream_seconds(m, settings, forward, all - forward, host, &last) + optimizer;
+    e.seconds = (double)(step.streams - 1) * sequence_seconds(m, settings, forward, all - forward, host, &other) +
+                sequence_seconds(m, settings, forward, all - forward, host, &last) + optimizer;
     if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
     computing = (double)step.streams * all + optimizer;
     e.communication = fmax(e.seconds - computing, 0); // rounding

@@ -179,7 +179,7 @@ static inline double work_seconds(const Machine *m, Work w) {
 
 // Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups
 // follow each other.
-static inline size_t ranks_together(const Machine *m, size_t ranks, size_t size) {
+static inline size_t ranks_per_node(const Machine *m, size_t ranks, size_t size) {
     const size_t node = (size_t)machine_value(m, GPUS_PER_NODE);
     return ranks <= node ? size : greatest_common_divisor(node, size);
 }
@@ -188,7 +188,7 @@ static inline size_t ranks_together(const Machine *m, size_t ranks, size_t size)
 // the ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
 // adapters of all are in use.
 static inline double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
-    const double together = (double)ranks_together(m, ranks, size), nodes = (double)size / together;
+    const double together = (double)ranks_per_node(m, ranks, size), nodes = (double)size / together;
     double bandwidth = machine_value(m, LINK_WITHIN), between = 0;
     if (size <= 1) return 0;
     if (nodes > 1) {

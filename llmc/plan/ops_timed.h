@@ -223,8 +223,8 @@ static inline int64_t timed_reduce_scatter(RankGroup group, Summed *x, size_t co
 static inline int64_t timed_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     TIMED_TICKET(all_gather, group, x, count, unit, size);
 }
-static inline int64_t timed_exchange(RankGroup group, const Parcel *parcels, size_t n) {
-    TIMED_TICKET(exchange, group, parcels, n);
+static inline int64_t timed_exchange(RankGroup group, const Message *messages, size_t n) {
+    TIMED_TICKET(exchange, group, messages, n);
 }
 static inline void timed_await(int64_t ticket) { TIMED(await, 0, 0, ticket); }
 #undef TIMED

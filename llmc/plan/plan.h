@@ -32,8 +32,8 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
     const Model *trained = settings->lora ? &settings->lora->table : model;
-    const Sharding dealt = sharding_of(settings->world, DEALT_WEIGHTS);
-    const size_t n = sharding_elements(trained, sharding_of(settings->world, DEALT_OPTIMIZER));
+    const Sharding dealt = sharding_of(settings->world, ZERO_WEIGHTS);
+    const size_t n = sharding_elements(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
     int kind, kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
@@ -59,7 +59,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     if (settings->backward)
         s->memory.gradients =
             (char *)arena_push(arena, SHARE_GRADIENTS, "gradients",
-                               sharding_elements(trained, sharding_of(settings->world, DEALT_GRADIENTS)),
+                               sharding_elements(trained, sharding_of(settings->world, ZERO_GRADIENTS)),
                                dtype_size(settings->gradient_type));
     if (settings->optimizer) {
         state->m = arena_push(arena, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
@@ -79,7 +79,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
     if (world_sp(settings->world) > 1) {
-        const size_t S = world_sp(settings->world), most = stream_most(largest->N, S);
+        const size_t S = world_sp(settings->world), most = sequence_share_max(largest->N, S);
         s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
     }
     if (shapes_of(model).rotary) {
@@ -205,7 +205,7 @@ static inline Traffic plan_traffic(const RunSettings *settings, const Batch *bat
 typedef struct {
     Ops ops;
     Arena arena;
-    StreamBP stream;
+    StreamBP streambp;
     OptimizerState optimizer;
 } FlopCount;
 
@@ -214,29 +214,29 @@ static inline void flop_count_begin(FlopCount *count, const RunSettings *setting
     memset(count, 0, sizeof(*count));
     arena_plan(&count->arena);
     count->ops = ops_dry(settings->model->dtype, &count->arena);
-    run_begin(&count->stream, &count->optimizer, settings, &count->ops, &count->arena, largest);
+    run_begin(&count->streambp, &count->optimizer, settings, &count->ops, &count->arena, largest);
 }
 
 // Executed by one pass over this stream, forward and backward (as Plan.flops) or forward alone.
 static inline double flops_of(FlopCount *count, const Batch *batch, int backward) {
-    count->ops = ops_dry(count->stream.model->dtype, &count->arena);
+    count->ops = ops_dry(count->streambp.model->dtype, &count->arena);
     if (backward)
-        forward_backward(&count->stream, batch, 1, NULL);
+        forward_backward(&count->streambp, batch, 1, NULL);
     else
-        forward_only(&count->stream, batch, 1, NULL);
+        forward_only(&count->streambp, batch, 1, NULL);
     return dry.flops;
 }
 
 // The same of a forward pass without adapters.
 static inline double flops_of_reference(FlopCount *count, const Batch *batch) {
     double flops;
-    count->stream.memory.without = 1;
+    count->streambp.memory.without = 1;
     flops = flops_of(count, batch, 0);
-    count->stream.memory.without = 0;
+    count->streambp.memory.without = 0;
     return flops;
 }
 
-static inline void flop_count_end(FlopCount *count) { run_end(&count->stream); }
+static inline void flop_count_end(FlopCount *count) { run_end(&count->streambp); }
 
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32

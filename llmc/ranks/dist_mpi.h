@@ -117,8 +117,8 @@ void dist_split(size_t sp) {
     const int stream = (int)(job.rank / sp), place = (int)(job.rank % sp);
     job.sp = sp;
     if (job.ranks == 1) return;
-    MPI_Comm_split(MPI_COMM_WORLD, stream, place, &job.group[RANKS_OF_STREAM]);
-    MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_OF_STREAM_REVERSED]);
+    MPI_Comm_split(MPI_COMM_WORLD, stream, place, &job.group[RANKS_SEQUENCE]);
+    MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_SEQUENCE_REVERSED]);
 }
 
 void dist_timeout(double seconds) { watch.timeout = seconds; }

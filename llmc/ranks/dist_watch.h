@@ -25,7 +25,7 @@ long a rank is at work, it is waited for. Who polls something else than MPI (GPU
 #define WATCH_HOST    128  // bytes of a host's name
 #define WATCH_NAMED   4    // ranks that a message names
 
-typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_SPEAKS, WORD_KINDS } WordKind;
+typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_REPORTS, WORD_KINDS } WordKind;
 
 // What ranks tell each other.
 typedef struct {
@@ -44,7 +44,7 @@ static struct {
     Word *said;               // [WORD_KINDS,ranks] what is on its way to others
     MPI_Request *saying;      // [WORD_KINDS,ranks]
     double listened;          // s: when this rank, at work, did last
-    int other_speaks;         // another rank has said that it prints an error
+    int other_reports;        // another rank has said that it prints an error
 } watch;
 
 // A small message that is not waited for: a rank that was stopped may never take it. Of each kind there is one on its way
@@ -75,7 +75,7 @@ static void watch_listen(void) {
         MPI_Recv(&word, (int)sizeof(word), MPI_BYTE, status.MPI_SOURCE, 0, watch.words, MPI_STATUS_IGNORE);
         if (word.kind == RANK_ASKS) watch_say((size_t)status.MPI_SOURCE, RANK_ANSWERS);
         if (word.kind == RANK_ANSWERS) watch.heard[status.MPI_SOURCE] = word;
-        if (word.kind == RANK_SPEAKS) watch.other_speaks = 1;
+        if (word.kind == RANK_REPORTS) watch.other_reports = 1;
     }
 }
 
@@ -96,9 +96,9 @@ static void watch_pause(void) {
 // As voice.before_error. Ranks that fail alike do so at about the same time: the lowest of them speaks.
 static void watch_before_error(int code) {
     const double begin = seconds_now(), patience = watch.rank ? 0.3 + fmin(0.02 * (double)watch.rank, 1.0) : 0.0;
-    for (watch_listen(); !watch.other_speaks && seconds_now() - begin < patience; watch_listen()) watch_pause();
-    if (!watch.other_speaks) {
-        watch_say_all(RANK_SPEAKS);
+    for (watch_listen(); !watch.other_reports && seconds_now() - begin < patience; watch_listen()) watch_pause();
+    if (!watch.other_reports) {
+        watch_say_all(RANK_REPORTS);
         return;
     }
     while (seconds_now() - begin < patience + WATCH_SILENCE) watch_pause();

@@ -20,7 +20,7 @@ typedef struct {
 } World;
 
 // Ranks that take part in a collective together. Reversed: the same, counted from the last one.
-typedef enum { RANKS_ALL, RANKS_OF_STREAM, RANKS_OF_STREAM_REVERSED, RANK_GROUPS } RankGroup;
+typedef enum { RANKS_ALL, RANKS_SEQUENCE, RANKS_SEQUENCE_REVERSED, RANK_GROUPS } RankGroup;
 
 static inline World world_alone(void) {
     World alone = {0, 0, 0, 0};
@@ -37,18 +37,18 @@ static inline size_t ranks_in(World w, RankGroup group) { return group == RANKS_
 
 static inline size_t rank_in(World w, RankGroup group) {
     size_t place = w.rank % world_sp(w);
-    return group == RANKS_ALL ? w.rank : group == RANKS_OF_STREAM ? place : world_sp(w) - 1 - place;
+    return group == RANKS_ALL ? w.rank : group == RANKS_SEQUENCE ? place : world_sp(w) - 1 - place;
 }
 
 // ---- shares: `count` elements dealt over ranks in whole units; the last rank has what is left over ------------------
-#define SHARE_UNIT 32 // elements of weights and gradients: 64 bytes of bf16
+#define SHARD_ALIGNMENT 32 // elements of weights and gradients: 64 bytes of bf16
 
 typedef struct {
     size_t begin, count;
-} Portion;
+} Range;
 
-static inline Portion share_of(size_t count, size_t unit, size_t ranks, size_t rank) {
-    Portion share;
+static inline Range shard_range(size_t count, size_t unit, size_t ranks, size_t rank) {
+    Range share;
     size_t each = count / unit / ranks * unit;
     share.begin = rank * each;
     share.count = rank + 1 == ranks ? count - share.begin : each;
@@ -56,42 +56,42 @@ static inline Portion share_of(size_t count, size_t unit, size_t ranks, size_t r
 }
 
 // The largest share: what memory is planned for on every rank.
-static inline size_t share_most(size_t count, size_t unit, size_t ranks) {
-    return share_of(count, unit, ranks, ranks - 1).count;
+static inline size_t shard_range_max(size_t count, size_t unit, size_t ranks) {
+    return shard_range(count, unit, ranks, ranks - 1).count;
 }
 
 // ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
 // Tokens that a rank owns at most: an even share, rounded up. It never falls as streams grow.
-static inline size_t stream_most(size_t N, size_t S) { return (N + S - 1) / S; }
+static inline size_t sequence_share_max(size_t N, size_t S) { return (N + S - 1) / S; }
 
 // The rows of a half: where several ranks share the stream S portions of one size, so that fewer rows than ranks are
 // behind the last token; else all rows are in the first.
-static inline Portion stream_half(size_t N, size_t S, size_t half) {
-    const size_t most = stream_most(N, S), second = S > 1 ? most / 2 : 0, first = most - second;
-    const Portion halves[2] = {{0, S * first}, {S * first, S * second}};
+static inline Range sequence_half(size_t N, size_t S, size_t half) {
+    const size_t most = sequence_share_max(N, S), second = S > 1 ? most / 2 : 0, first = most - second;
+    const Range halves[2] = {{0, S * first}, {S * first, S * second}};
     return halves[half];
 }
 
 // Rows of both halves.
-static inline size_t stream_rows(size_t N, size_t S) { return S * stream_most(N, S); }
+static inline size_t sequence_rows(size_t N, size_t S) { return S * sequence_share_max(N, S); }
 
-// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_OF_STREAM, of the second in that
-// of RANKS_OF_STREAM_REVERSED; as far as there are tokens.
-static inline Portion stream_part(size_t N, size_t S, size_t rank, size_t half) {
-    const Portion all = stream_half(N, S, half);
+// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_SEQUENCE, of the second in that
+// of RANKS_SEQUENCE_REVERSED; as far as there are tokens.
+static inline Range sequence_part(size_t N, size_t S, size_t rank, size_t half) {
+    const Range all = sequence_half(N, S, half);
     const size_t each = all.count / S, begin = all.begin + (half ? S - 1 - rank : rank) * each, end = begin + each;
-    Portion part;
+    Range part;
     part.begin = begin < N ? begin : N;
     part.count = (end < N ? end : N) - part.begin;
     return part;
 }
 
-static inline size_t stream_tokens(size_t N, size_t S, size_t rank) {
-    return stream_part(N, S, rank, 0).count + stream_part(N, S, rank, 1).count;
+static inline size_t sequence_tokens(size_t N, size_t S, size_t rank) {
+    return sequence_part(N, S, rank, 0).count + sequence_part(N, S, rank, 1).count;
 }
 
 // A rank that owns the most, and the longest ranges: the last one, where the halves meet, or the first of too many.
-static inline size_t stream_largest(size_t N, size_t S) { return N < S ? 0 : S - 1; }
+static inline size_t sequence_largest_rank(size_t N, size_t S) { return N < S ? 0 : S - 1; }
 
 // ---- what is sent ---------------------------------------------------------------------------------------------------
 // Bytes that a rank sends, by what for. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends

@@ -13,7 +13,7 @@ need those of the whole stream, so that a pass for log-probabilities alone comes
 typedef struct {
     const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
     const Stored *matrix;           // [V,C]
-    Stored *normed;                 // [n,C]
+    Stored *norm_out;               // [n,C]
     Stored *logits;                 // [n,V]
 } HeadStep;
 
@@ -25,10 +25,10 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.norm_bias =
         s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
     h.matrix = (const Stored *)w.matrix;
-    h.normed = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
+    h.norm_out = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
-    norm_forward(s, h.normed, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
-    s->ops->linear_forward(h.logits, h.normed, h.matrix, NULL, NULL, c.n, d.C, d.V);
+    norm_forward(s, h.norm_out, input_load(&s->memory, d.L, c.begin), h.norm, h.norm_bias, c.n);
+    s->ops->linear_forward(h.logits, h.norm_out, h.matrix, NULL, NULL, c.n, d.C, d.V);
     return h;
 }
 
@@ -53,14 +53,14 @@ static inline void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSu
     if (!sums || by_token)
         s->ops->logprob(logp, entropy, h.logits, s->targets + c.begin, NULL, c.n, d.V, s->objective.temperature);
     if (sums) {
-        Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnormed = h.normed;
+        Stored *x = input_load(&s->memory, d.L, c.begin), *dlogits = h.logits, *dnorm_out = h.norm_out;
         Summed *dnorm_bias = sums->norm && h.norm_bias ? (Summed *)at(sums->norm, d.C, d.summed) : NULL;
         if (by_token) head_weights(s, c);
         s->ops->logprob(logp, NULL, dlogits, s->targets + c.begin, (Summed *)at(s->token_weight, c.begin, d.summed),
                         c.n, d.V, s->objective.temperature);
-        if (sums->head) s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.normed, c.n, d.C, d.V);
-        s->ops->linear_backward_input(dnormed, dlogits, h.matrix, c.n, d.C, d.V, 0);
-        norm_backward(s, x, sums->norm, dnorm_bias, dnormed, x, h.norm, c.n, 0);
+        if (sums->head) s->ops->linear_backward_weight(sums->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V);
+        s->ops->linear_backward_input(dnorm_out, dlogits, h.matrix, c.n, d.C, d.V, 0);
+        norm_backward(s, x, sums->norm, dnorm_bias, dnorm_out, x, h.norm, c.n, 0);
     }
     arena_pop(s->arena, mark);
 }
@@ -81,7 +81,7 @@ static inline void head(StreamBP *s, int backward) {
         if (objective_weights_wait(&s->objective) == WEIGHTS_BY_STREAM) {
             head_pass(s, w, NULL);
             host_collect(s, s->host_sums, s->logp);
-            stream_weights(s);
+            sequence_weights(s);
         }
         head_pass(s, w, &sums);
         grads_release(&s->memory, GROUP_HEAD, sums);

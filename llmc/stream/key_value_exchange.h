@@ -18,7 +18,7 @@ begins.
 #define LLMC_KEY_VALUE_EXCHANGE_H
 #include "stream.h"
 
-static inline RankGroup group_of_half(size_t half) { return half ? RANKS_OF_STREAM_REVERSED : RANKS_OF_STREAM; }
+static inline RankGroup group_of_half(size_t half) { return half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE; }
 
 static inline void await_shared(StreamBP *s, int64_t ticket) {
     if (ticket) s->ops->await(ticket);
@@ -29,7 +29,7 @@ static inline void await_shared(StreamBP *s, int64_t ticket) {
 // the ticket; 0: there is nothing to wait for.
 static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
     Shapes d = shapes_of(s->model);
-    const Portion all = stream_half(s->N, s->ranks, half);
+    const Range all = sequence_half(s->N, s->ranks, half);
     const size_t count = all.count * d.KV;
     Stored *tensor[2] = {s->kv.k, s->kv.v};
     int64_t ticket = 0;
@@ -44,7 +44,7 @@ static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
 // dK, dV of a half: this rank's own tokens' become sums over all ranks. Rows behind the last token are zeros.
 static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
     Shapes d = shapes_of(s->model);
-    const Portion all = stream_half(s->N, s->ranks, half);
+    const Range all = sequence_half(s->N, s->ranks, half);
     const size_t count = all.count * d.KV;
     Summed *tensor[2] = {s->kv.dk, s->kv.dv};
     int64_t ticket = 0;
@@ -58,12 +58,12 @@ static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
 
 // ---- layers with a window -------------------------------------------------------------------------------------------
 // The tokens in the halo of range `half` of rank `seer` that rank `owner` owns in its range `part`.
-static inline Portion halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
-    const Portion held = held_of_rank(s, seer, half), own = stream_part(s->N, s->ranks, seer, half);
-    const Portion owned = stream_part(s->N, s->ranks, owner, part);
+static inline Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
+    const Range held = window_range_of_rank(s, seer, half), own = sequence_part(s->N, s->ranks, seer, half);
+    const Range owned = sequence_part(s->N, s->ranks, owner, part);
     const size_t begin = max_size(held.begin, owned.begin);
     const size_t end = min_size(held.begin + held.count - own.count, owned.begin + owned.count);
-    const Portion both = {begin, begin < end ? end - begin : 0};
+    const Range both = {begin, begin < end ? end - begin : 0};
     return both;
 }
 
@@ -72,46 +72,46 @@ static inline double halo_mean(const StreamBP *s) {
     size_t tokens = 0, rank, half;
     for (rank = 0; rank < s->ranks && s->dry; rank++)
         for (half = 0; half < 2; half++)
-            tokens += held_of_rank(s, rank, half).count - stream_part(s->N, s->ranks, rank, half).count;
+            tokens += window_range_of_rank(s, rank, half).count - sequence_part(s->N, s->ranks, rank, half).count;
     return (double)tokens / (double)s->ranks;
 }
 
-enum { HALO_PARCELS = 16 }; // to and from one peer each: two halos in two ranges, of keys and of values
+enum { HALO_MESSAGES = 16 }; // to and from one peer each: two halos in two ranges, of keys and of values
 
 typedef struct {
-    Parcel parcel[HALO_PARCELS];
+    Message message[HALO_MESSAGES];
     size_t count;
-} Parcels;
+} Messages;
 
 // What goes to a peer (in NULL), or comes from it (out NULL).
-static inline void parcel_add(Parcels *p, size_t peer, const void *out, void *in, size_t bytes) {
-    Parcel parcel = {peer, out, in, out ? bytes : 0, in ? bytes : 0};
-    p->parcel[p->count++] = parcel;
+static inline void message_add(Messages *p, size_t peer, const void *out, void *in, size_t bytes) {
+    Message message = {peer, out, in, out ? bytes : 0, in ? bytes : 0};
+    p->message[p->count++] = message;
 }
 
 // Peers are met one after the other: in step i each rank's halos come from the rank that is i before it.
 static inline int64_t halos_gather(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
-    const size_t S = s->ranks, rank = rank_of_stream(s), row = d.KV * d.stored;
+    const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     int64_t ticket = 0;
     size_t i, j;
     for (i = 1; i < S; i++) {
         const size_t to = (rank + i) % S, from = (rank + S - i) % S;
-        Parcels p;
+        Messages p;
         memset(&p, 0, sizeof(p));
         for (j = 0; j < 4; j++) {
-            const Portion out = halo_part(s, to, j / 2, rank, j % 2), in = halo_part(s, rank, j / 2, from, j % 2);
+            const Range out = halo_part(s, to, j / 2, rank, j % 2), in = halo_part(s, rank, j / 2, from, j % 2);
             if (out.count) {
-                parcel_add(&p, to, key_value_at(s, s->kv.k, l, out.begin), NULL, out.count * row);
-                parcel_add(&p, to, key_value_at(s, s->kv.v, l, out.begin), NULL, out.count * row);
+                message_add(&p, to, key_value_at(s, s->kv.k, l, out.begin), NULL, out.count * row);
+                message_add(&p, to, key_value_at(s, s->kv.v, l, out.begin), NULL, out.count * row);
             }
             if (in.count) {
-                parcel_add(&p, from, NULL, key_value_at(s, s->kv.k, l, in.begin), in.count * row);
-                parcel_add(&p, from, NULL, key_value_at(s, s->kv.v, l, in.begin), in.count * row);
+                message_add(&p, from, NULL, key_value_at(s, s->kv.k, l, in.begin), in.count * row);
+                message_add(&p, from, NULL, key_value_at(s, s->kv.v, l, in.begin), in.count * row);
             }
         }
-        ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_OF_STREAM, p.parcel, p.count, mean);
+        ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_SEQUENCE, p.message, p.count, mean);
     }
     return ticket;
 }
@@ -119,7 +119,7 @@ static inline int64_t halos_gather(StreamBP *s, size_t l) {
 // dK, dV of the halos go the same ways back, and are added, in the order of the steps.
 static inline void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
-    const size_t S = s->ranks, rank = rank_of_stream(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
+    const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->own_tokens, 2 * (window_of_model(&s->model->config) - 1));
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
@@ -127,24 +127,24 @@ static inline void halos_return(StreamBP *s, size_t l) {
     size_t i, j, done;
     for (i = 1; i < S; i++) {
         const size_t to = (rank + S - i) % S, from = (rank + i) % S;
-        Parcels p;
+        Messages p;
         memset(&p, 0, sizeof(p));
         for (j = 0, done = 0; j < 4; j++) {
-            const Portion out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
+            const Range out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
             if (out.count) {
-                parcel_add(&p, to, key_gradient_at(s, s->kv.dk, l, out.begin), NULL, out.count * row);
-                parcel_add(&p, to, key_gradient_at(s, s->kv.dv, l, out.begin), NULL, out.count * row);
+                message_add(&p, to, key_gradient_at(s, s->kv.dk, l, out.begin), NULL, out.count * row);
+                message_add(&p, to, key_gradient_at(s, s->kv.dv, l, out.begin), NULL, out.count * row);
             }
             if (in.count) {
-                parcel_add(&p, from, NULL, at(dk, done * d.KV, d.summed), in.count * row);
-                parcel_add(&p, from, NULL, at(dv, done * d.KV, d.summed), in.count * row);
+                message_add(&p, from, NULL, at(dk, done * d.KV, d.summed), in.count * row);
+                message_add(&p, from, NULL, at(dv, done * d.KV, d.summed), in.count * row);
             }
             done += in.count;
         }
         s->ops->await(
-            ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_OF_STREAM, p.parcel, p.count, mean));
+            ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_SEQUENCE, p.message, p.count, mean));
         for (j = 0, done = 0; j < 4; j++) {
-            const Portion in = halo_part(s, from, j / 2, rank, j % 2);
+            const Range in = halo_part(s, from, j / 2, rank, j % 2);
             const DType type = dtype_of_sums(s->model->dtype);
             if (!in.count) continue;
             s->ops->gradient_add(key_gradient_at(s, s->kv.dk, l, in.begin), type,

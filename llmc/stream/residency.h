@@ -110,23 +110,23 @@ static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup gro
 
 // mean: bytes that a rank sends on average. A plan counts these: it knows one rank's parcels alone, and others may send
 // more or less.
-static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Parcel *parcels, size_t n,
+static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
                                      double mean) {
     double bytes = 0;
     size_t i;
     if (ranks_in(r->world, group) == 1) return 0;
-    for (i = 0; i < n; i++) bytes += (double)parcels[i].out_bytes;
+    for (i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
     if (r->plan) bytes = mean;
     count_sent(r, kind, bytes, 1);
-    return r->ops->exchange(group, parcels, n);
+    return r->ops->exchange(group, messages, n);
 }
 
 static inline int alone(const Residency *r) { return world_ranks(r->world) == 1; }
-static inline Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, DEALT_WEIGHTS); }
-static inline Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, DEALT_GRADIENTS); }
+static inline Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
+static inline Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
 
-static inline Portion own_portion(const Residency *r, const Model *table, size_t group) {
-    return share_of(group_elements(table, group), SHARE_UNIT, world_ranks(r->world), r->world.rank);
+static inline Range own_range(const Residency *r, const Model *table, size_t group) {
+    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, world_ranks(r->world), r->world.rank);
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
@@ -137,12 +137,12 @@ typedef struct {
 } GroupWeights;
 
 // out = all elements of a group, from the portions of every rank.
-static inline int64_t gather_group(Residency *r, const Model *table, char *portions, size_t group, char *out) {
+static inline int64_t gather_group(Residency *r, const Model *table, char *ranges, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
-    const Portion own = own_portion(r, table, group);
-    const char *held = (const char *)at(portions, sharding_begin(table, weights_sharding(r), group), size);
+    const Range own = own_range(r, table, group);
+    const char *held = (const char *)at(ranges, sharding_begin(table, weights_sharding(r), group), size);
     if (own.count) r->ops->copy(at(out, own.begin, size), held, own.count * size);
-    return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARE_UNIT, size);
+    return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT, size);
 }
 
 static inline void gather_layer(Residency *r, size_t layer) {
@@ -214,12 +214,13 @@ static inline void weights_updated(Residency *r) {
     const size_t size = dtype_size(table->dtype), L = table->config.num_hidden_layers;
     int64_t ticket = 0;
     size_t i;
-    if (alone(r) || r->world.zero < DEALT_OPTIMIZER || r->world.zero >= DEALT_WEIGHTS) return;
+    if (alone(r) || r->world.zero < ZERO_OPTIMIZER || r->world.zero >= ZERO_WEIGHTS) return;
     for (i = 0; i < L + 2; i++) {
         const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD, count = group_elements(table, group);
         if (count)
-            ticket = ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL,
-                                  at(trained_weights(r), group_begin(table, group), size), count, SHARE_UNIT, size);
+            ticket =
+                ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, at(trained_weights(r), group_begin(table, group), size),
+                             count, SHARD_ALIGNMENT, size);
     }
     r->ops->await(ticket);
 }
@@ -251,10 +252,10 @@ static inline Summed *push_sums(Residency *r, const char *name, size_t count) {
 static inline void gather_gradient(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
-    if (r->reduce && r->world.zero < DEALT_OPTIMIZER)
+    if (r->reduce && r->world.zero < ZERO_OPTIMIZER)
         r->last_ticket =
             ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, at(r->gradients, group_begin(table, group), size),
-                         group_elements(table, group), SHARE_UNIT, size);
+                         group_elements(table, group), SHARD_ALIGNMENT, size);
 }
 
 // A group's sums in place, over all ranks; awaited at the end of the pass.
@@ -262,20 +263,20 @@ static inline void reduce_in_place(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     if (!r->reduce) return;
     r->last_ticket = ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums_at(r->gradients, group_begin(table, group), r),
-                               group_elements(table, group), SHARE_UNIT);
+                               group_elements(table, group), SHARD_ALIGNMENT);
     gather_gradient(r, group);
 }
 
 // From a buffer: asks for the sums of a group over all ranks ...
 static inline int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
-    return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARE_UNIT);
+    return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARD_ALIGNMENT);
 }
 
 // ... and, once they are there, adds this rank's portion to the stored gradient.
-static inline void add_portion(Residency *r, size_t group, Summed *sums) {
+static inline void add_range(Residency *r, size_t group, Summed *sums) {
     const Model *table = trained_table(r);
     const Sharding held = gradients_sharding(r);
-    const Portion own = own_portion(r, table, group);
+    const Range own = own_range(r, table, group);
     const size_t place = sharding_begin(table, held, group) + (held.ranks > 1 ? 0 : own.begin);
     if (own.count)
         r->ops->gradient_add(at(r->gradients, place, dtype_size(r->gradient_type)), r->gradient_type,
@@ -283,11 +284,11 @@ static inline void add_portion(Residency *r, size_t group, Summed *sums) {
     gather_gradient(r, group);
 }
 
-static inline void settle_layer(Residency *r, LayerBuffer *b) {
+static inline void finish_layer(Residency *r, LayerBuffer *b) {
     if (!b->busy) return;
     b->busy = 0;
     r->ops->await(b->ticket);
-    add_portion(r, b->layer, b->sums);
+    add_range(r, b->layer, b->sums);
 }
 
 typedef struct {
@@ -301,7 +302,7 @@ static inline Summed *layer_sums(Residency *r, size_t layer) {
     const Model *table = trained_table(r);
     LayerBuffer *b = &r->summed[alone(r) ? 0 : layer % 2];
     if (sums_in_place(r)) return sums_at(r->gradients, group_begin(table, layer), r);
-    settle_layer(r, b);
+    finish_layer(r, b);
     r->ops->zero(b->sums, table->layer_elements * dtype_size(dtype_of_sums(table->dtype)));
     return b->sums;
 }
@@ -367,11 +368,11 @@ static inline void grads_release(Residency *r, size_t group, GroupSums sums) {
         LayerBuffer *b = &r->summed[group % 2];
         b->layer = group, b->busy = 1;
         b->ticket = reduce_sums(r, group, b->sums);
-        if (r->plan) settle_layer(r, b); // counted for as many layers as it stands for
+        if (r->plan) finish_layer(r, b); // counted for as many layers as it stands for
     } else {
         Summed *all = group == GROUP_HEAD ? sums.norm : (Summed *)sums.tables;
         r->ops->await(reduce_sums(r, group, all));
-        add_portion(r, group, all);
+        add_range(r, group, all);
     }
     arena_pop(r->arena, r->sums_mark);
 }
@@ -421,7 +422,7 @@ static inline void layers_begin(Residency *r, int step) {
 
 static inline void layers_end(Residency *r) {
     size_t i;
-    for (i = 0; i < 2 && r->step < 0; i++) settle_layer(r, &r->summed[i]);
+    for (i = 0; i < 2 && r->step < 0; i++) finish_layer(r, &r->summed[i]);
     r->layers_repeat = 1;
     arena_pop(r->arena, r->layers_mark);
 }

@@ -23,33 +23,33 @@ typedef struct {
 static inline void ring_push_attention(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     RingLayer *r = &s->ring_layer;
-    const Portion all = {0, s->own_tokens};
-    if (keeps_attention(s) && !keeps_in_host_memory(s)) {
-        r->attended = kept_attended(s, l, 0), r->lse = kept_lse(s, l, 0);
+    const Range all = {0, s->own_tokens};
+    if (saves_attention(s) && !saves_in_host_memory(s)) {
+        r->attention_out = kept_attention_out(s, l, 0), r->lse = kept_lse(s, l, 0);
         return;
     }
-    r->attended = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->own_tokens * d.Q);
+    r->attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->own_tokens * d.Q);
     r->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->own_tokens * d.NH);
-    if (attention_is_there(s)) kept_attention_load(s, l, all, 0, r->attended, r->lse);
+    if (attention_saved(s)) kept_attention_load(s, l, all, 0, r->attention_out, r->lse);
 }
 
 static inline void ring_begin(StreamBP *s, size_t l, int backward) {
     Shapes d = shapes_of(s->model);
     RingLayer *r = &s->ring_layer;
     const size_t n = s->own_tokens;
-    if (s->kept.normed1) {
+    if (s->kept.norm1) {
         Activations a = kept_activations(s, l, 0);
-        r->q = a.q, r->attended = a.attended, r->lse = a.lse;
+        r->q = a.q, r->attention_out = a.attention_out, r->lse = a.lse;
     } else {
         r->q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", n * d.Q);
         ring_push_attention(s, l);
     }
-    r->dattended =
+    r->dattention_out =
         backward ? push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", n * d.Q) : NULL;
 }
 
 static inline void ring_end(StreamBP *s) {
-    if (s->ring_layer.q) kept_attention_settle(s);
+    if (s->ring_layer.q) kept_attention_finish(s);
     memset(&s->ring_layer, 0, sizeof(s->ring_layer));
 }
 
@@ -65,26 +65,26 @@ static inline void push_passing(StreamBP *s, KeyBlock passing[2]) {
 
 // Whose block this rank has in a step.
 static inline size_t block_owner(const StreamBP *s, size_t step) {
-    return (rank_of_stream(s) + s->ranks - step % s->ranks) % s->ranks;
+    return (sequence_rank(s) + s->ranks - step % s->ranks) % s->ranks;
 }
 
 // The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk
 // and dv; rows of `row` bytes.
 static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2],
                                  void *const in[2], size_t row) {
-    const size_t S = s->ranks, rank = rank_of_stream(s);
-    const size_t leaves = stream_tokens(s->N, S, block_owner(s, step));
-    const size_t comes = stream_tokens(s->N, S, block_owner(s, step + 1));
+    const size_t S = s->ranks, rank = sequence_rank(s);
+    const size_t leaves = sequence_tokens(s->N, S, block_owner(s, step));
+    const size_t comes = sequence_tokens(s->N, S, block_owner(s, step + 1));
     const double mean = 2 * (double)(s->N * row) / (double)S; // a step's blocks are all of the stream
-    Parcel parcel[4];
+    Message message[4];
     size_t count = 0, i;
     for (i = 0; i < 2; i++) {
-        const Parcel to = {(rank + 1) % S, out[i], NULL, leaves * row, 0};
-        const Parcel from = {(rank + S - 1) % S, NULL, in[i], 0, comes * row};
-        if (leaves) parcel[count++] = to;
-        if (comes) parcel[count++] = from;
+        const Message to = {(rank + 1) % S, out[i], NULL, leaves * row, 0};
+        const Message from = {(rank + S - 1) % S, NULL, in[i], 0, comes * row};
+        if (leaves) message[count++] = to;
+        if (comes) message[count++] = from;
     }
-    return ranks_exchange(&s->memory, kind, RANKS_OF_STREAM, parcel, count, mean);
+    return ranks_exchange(&s->memory, kind, RANKS_SEQUENCE, message, count, mean);
 }
 
 static inline int64_t keys_pass(StreamBP *s, size_t step, KeyBlock here, KeyBlock next) {
@@ -110,7 +110,7 @@ typedef struct {
 
 static inline BlockRange block_range(const StreamBP *s, size_t step, size_t half) {
     const size_t owner = block_owner(s, step);
-    const Portion part = stream_part(s->N, s->ranks, owner, half), before = stream_part(s->N, s->ranks, owner, 0);
+    const Range part = sequence_part(s->N, s->ranks, owner, half), before = sequence_part(s->N, s->ranks, owner, 0);
     BlockRange b = {{part.begin, part.begin + part.count}, part.begin - (half ? before.count : 0), 0};
     b.first = step == 0 && half == (before.count == 0);
     return b;
@@ -152,8 +152,8 @@ static inline void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock 
     const RingLayer *r = &s->ring_layer;
     s->ops->attention_backward_part(
         (Summed *)at(r->dq, c.begin * d.Q, d.summed), (Summed *)token_0(gradients->dk, b.skipped, sums_row),
-        (Summed *)token_0(gradients->dv, b.skipped, sums_row), (Stored *)at(r->dattended, c.begin * d.Q, d.stored),
-        (Stored *)at(r->attended, c.begin * d.Q, d.stored), (Stored *)at(r->q, c.begin * d.Q, d.stored),
+        (Summed *)token_0(gradients->dv, b.skipped, sums_row), (Stored *)at(r->dattention_out, c.begin * d.Q, d.stored),
+        (Stored *)at(r->attention_out, c.begin * d.Q, d.stored), (Stored *)at(r->q, c.begin * d.Q, d.stored),
         (Stored *)token_0(block.k, b.skipped, row), (Stored *)token_0(block.v, b.skipped, row),
         (Summed *)at(r->lse, c.begin * d.NH, d.summed), spans, b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l),
         !b.first, scratch);
@@ -190,13 +190,13 @@ static inline KeyBlock own_block(StreamBP *s, size_t l) {
 // q, and own K, V -> attended, lse, unless these have been kept
 static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
     const size_t mark = arena_mark(s->arena), count = s->own_tokens * shapes_of(s->model).Q;
-    const Portion all = {0, s->own_tokens};
+    const Range all = {0, s->own_tokens};
     Summed *sums;
     KeyBlock passing[2];
     int64_t ticket = 0;
     size_t step;
-    if (attention_is_there(s)) {
-        kept_attention_settle(s);
+    if (attention_saved(s)) {
+        kept_attention_finish(s);
         return;
     }
     sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
@@ -207,8 +207,8 @@ static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
         if (step + 1 < s->ranks) ticket = keys_pass(s, step, here, passing[step % 2]);
         block_attention(s, l, here, sums, NULL, step, size);
     }
-    s->ops->round_sums(s->ring_layer.attended, sums, count);
-    if (!s->kept.normed1) kept_attention_store(s, l, all, 0, s->ring_layer.attended, s->ring_layer.lse);
+    s->ops->round_sums(s->ring_layer.attention_out, sums, count);
+    if (!s->kept.norm1) kept_attention_store(s, l, all, 0, s->ring_layer.attention_out, s->ring_layer.lse);
     arena_pop(s->arena, mark);
 }
 
@@ -230,7 +230,7 @@ static inline void ring_backward(StreamBP *s, size_t l, size_t size) {
     for (step = 0; step < S; step++) {
         const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
         const GradientBlock on = travelling[(S - step) % 2], to = step ? found : on;
-        const size_t count = stream_tokens(s->N, S, block_owner(s, step)) * d.KV;
+        const size_t count = sequence_tokens(s->N, S, block_owner(s, step)) * d.KV;
         if (step) s->ops->await(keys);
         if (step + 1 < S) keys = keys_pass(s, step, here, passing[step % 2]);
         s->ops->zero(to.dk, count * d.summed);

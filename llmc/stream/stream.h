@@ -35,17 +35,17 @@ typedef struct {
 
 // What one chunk's forward leaves for its backward. With method full one set for each layer, n = N.
 typedef struct {
-    Stored *normed1;  // [n,C]      norm of x_l
-    Stored *q_linear; // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
-    Stored *q;        // [n,NH*HD]  after QK-norm and RoPE
-    Stored *attended; // [n,NH*HD]  attention's output
-    Summed *lse;      // [n,NH]     log-sum-exp of its scores
-    Stored *added1;   // [n,C]      attention part before its post norm; NULL where there is none
-    Stored *y;        // [n,C]      x_l + attention part
-    Stored *normed2;  // [n,C]      norm of y
-    Stored *hidden;   // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
-    Stored *active;   // [n,FF]     after the activation
-    Stored *added2;   // [n,C]      MLP part before its post norm; NULL where there is none
+    Stored *norm1;            // [n,C]      norm of x_l
+    Stored *q_linear;         // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
+    Stored *q;                // [n,NH*HD]  after QK-norm and RoPE
+    Stored *attention_out;    // [n,NH*HD]  attention's output
+    Summed *lse;              // [n,NH]     log-sum-exp of its scores
+    Stored *attention_branch; // [n,C]      attention part before its post norm; NULL where there is none
+    Stored *y;                // [n,C]      x_l + attention part
+    Stored *norm2;            // [n,C]      norm of y
+    Stored *gate_up;          // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
+    Stored *active;           // [n,FF]     after the activation
+    Stored *mlp_branch;       // [n,C]      MLP part before its post norm; NULL where there is none
 } Activations;
 
 // Keys and values of a layer, or of every layer. A layer that sees everything holds its whole stream; one with a window
@@ -57,28 +57,28 @@ typedef struct {
     size_t rows[2];   // held of a layer that sees everything, of one with a window
     size_t layers;    // 1: one layer's at a time
     size_t first;     // alone: the token in row 0 of layers with a window
-    Portion held[2];  // of several ranks: the tokens that this one holds of layers with a window (held_of_rank)
+    Range held[2];    // of several ranks: the tokens that this one holds of layers with a window (window_range_of_rank)
 } KeyValue;
 
 // What a layer keeps of this rank's own tokens while blocks of keys pass by (ring.h)
 typedef struct {
-    Stored *q;         // [own_tokens,NH*HD]; NULL: the layer at hand has all its keys
-    Stored *attended;  // [own_tokens,NH*HD]
-    Stored *dattended; // [own_tokens,NH*HD]
-    Summed *lse;       // [own_tokens,NH]
-    Summed *dq;        // [own_tokens,NH*HD]
+    Stored *q;              // [own_tokens,NH*HD]; NULL: the layer at hand has all its keys
+    Stored *attention_out;  // [own_tokens,NH*HD]
+    Stored *dattention_out; // [own_tokens,NH*HD]
+    Summed *lse;            // [own_tokens,NH]
+    Summed *dq;             // [own_tokens,NH*HD]
 } RingLayer;
 
 // What stays of attention from a stream's forward to its backward pass (kept_attention.h)
 typedef struct {
-    Stored *attended; // [L,own_tokens,NH*HD], on the device or in host memory; NULL: nothing stays
-    Summed *lse;      // [L,own_tokens,NH]
-    int backward;     // they are there
+    Stored *attention_out; // [L,own_tokens,NH*HD], on the device or in host memory; NULL: nothing stays
+    Summed *lse;           // [L,own_tokens,NH]
+    int backward;          // they are there
     // Of those in host memory two chunks' are on the device, by turns: chunks of even and of odd visits.
-    Stored *chunk_attended[2]; // [chunk,NH*HD]
-    Summed *chunk_lse[2];      // [chunk,NH]
-    int64_t ticket[2];         // of the last transfer of each
-    size_t chunk;              // tokens
+    Stored *chunk_attention_out[2]; // [chunk,NH*HD]
+    Summed *chunk_lse[2];           // [chunk,NH]
+    int64_t ticket[2];              // of the last transfer of each
+    size_t chunk;                   // tokens
 } KeptAttention;
 
 typedef struct {
@@ -99,7 +99,7 @@ typedef struct {
     const Batch *batch;
     size_t N;
     size_t ranks;                       // that share it
-    Portion own[2];                     // this rank's tokens of it, in rows 0, 1, ...; alone: all of it, and nothing
+    Range own[2];                       // this rank's tokens of it, in rows 0, 1, ...; alone: all of it, and nothing
     size_t own_tokens;                  // of both
     Span *span;                         // [2 * documents], of the chunk being visited, then as a layer's keys lie
     double Z;                           // what its loss is divided by
@@ -176,16 +176,16 @@ static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tens
 
 // ---- the tokens of a rank -------------------------------------------------------------------------------------------
 // Which of the stream's ranks this is; in a plan the one that owns the most.
-static inline size_t rank_of_stream(const StreamBP *s) {
+static inline size_t sequence_rank(const StreamBP *s) {
     if (s->ranks == 1) return 0;
-    return s->dry ? stream_largest(s->N, s->ranks) : rank_in(s->memory.world, RANKS_OF_STREAM);
+    return s->dry ? sequence_largest_rank(s->N, s->ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
 }
 
 // Deals the stream of s->batch over so many ranks.
-static inline void stream_deal(StreamBP *s, size_t ranks) {
+static inline void sequence_split(StreamBP *s, size_t ranks) {
     size_t half;
     s->N = s->batch->N, s->ranks = ranks;
-    for (half = 0; half < 2; half++) s->own[half] = stream_part(s->N, ranks, rank_of_stream(s), half);
+    for (half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
     s->own_tokens = s->own[0].count + s->own[1].count;
 }
 
@@ -266,7 +266,7 @@ static inline Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
 }
 
 // Query-key pairs of the queries of a range in one layer, and of a whole stream.
-static inline double range_pairs(const Batch *batch, Portion range, size_t window) {
+static inline double range_pairs(const Batch *batch, Range range, size_t window) {
     const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
     size_t d;
@@ -278,22 +278,22 @@ static inline double range_pairs(const Batch *batch, Portion range, size_t windo
 }
 
 static inline double batch_pairs(const Batch *batch, size_t window) {
-    const Portion all = {0, batch->N};
+    const Range all = {0, batch->N};
     return range_pairs(batch, all, window);
 }
 
 // The tokens of the index-th visit of a loop over chunks of `size` of a range. In a plan there are two: the first
 // chunk, which stands for all whole ones, and the last.
-static inline Portion visited_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
-    const Portion range = s->own[half];
+static inline Range visited_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
+    const Range range = s->own[half];
     const size_t skipped = s->dry && index ? range.count / size * size : index * size;
-    const Portion tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
+    const Range tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
     return tokens;
 }
 
 // The same as a chunk.
 static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
-    const Portion range = s->own[half], tokens = visited_tokens(s, half, index, size);
+    const Range range = s->own[half], tokens = visited_tokens(s, half, index, size);
     const size_t whole = range.count / size, visit = index + (half ? range_visits(s, 0, size) : 0);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
     double repeat = 1;
@@ -376,24 +376,24 @@ static inline void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summ
 // ---- activations: pushed for a chunk, or kept for every layer -------------------------------------------------------
 static inline void push_attention_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
-    a->normed1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
+    a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
     a->q_linear = d.qk_norm ? push_stored(s, SHARE_WORKSPACE, "queries before QK-norm", n * d.Q) : NULL;
-    a->q = a->attended = NULL, a->lse = NULL;
+    a->q = a->attention_out = NULL, a->lse = NULL;
     if (!s->ring_layer.q) a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
-    if (!s->ring_layer.q && !s->kept_attention.attended) {
-        a->attended = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
+    if (!s->ring_layer.q && !s->kept_attention.attention_out) {
+        a->attention_out = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
         a->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp", n * d.NH);
     }
-    a->added1 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "attention before its norm", n * d.C) : NULL;
+    a->attention_branch = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "attention before its norm", n * d.C) : NULL;
     a->y = push_stored(s, SHARE_WORKSPACE, "after attention", n * d.C);
 }
 
 static inline void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
-    a->normed2 = push_stored(s, SHARE_WORKSPACE, "second norm", n * d.C);
-    a->hidden = push_stored(s, SHARE_WORKSPACE, d.gated ? "gate and up" : "before GELU", n * d.H);
+    a->norm2 = push_stored(s, SHARE_WORKSPACE, "second norm", n * d.C);
+    a->gate_up = push_stored(s, SHARE_WORKSPACE, d.gated ? "gate and up" : "before GELU", n * d.H);
     a->active = push_stored(s, SHARE_WORKSPACE, "after activation", n * d.FF);
-    a->added2 = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "MLP before its norm", n * d.C) : NULL;
+    a->mlp_branch = d.post_norms ? push_stored(s, SHARE_WORKSPACE, "MLP before its norm", n * d.C) : NULL;
 }
 
 // Method full: layer l's set, from a row of the rank's own tokens on.
@@ -401,16 +401,16 @@ static inline Activations kept_activations(StreamBP *s, size_t l, size_t begin) 
     Shapes d = shapes_of(s->model);
     Activations a = s->kept;
     size_t row = l * s->own_tokens + begin;
-    a.normed1 = (Stored *)at(a.normed1, row * d.C, d.stored);
+    a.norm1 = (Stored *)at(a.norm1, row * d.C, d.stored);
     if (d.qk_norm) a.q_linear = (Stored *)at(a.q_linear, row * d.Q, d.stored);
     a.q = (Stored *)at(a.q, row * d.Q, d.stored);
-    a.attended = (Stored *)at(a.attended, row * d.Q, d.stored);
+    a.attention_out = (Stored *)at(a.attention_out, row * d.Q, d.stored);
     a.lse = (Summed *)at(a.lse, row * d.NH, d.summed);
-    if (d.post_norms) a.added1 = (Stored *)at(a.added1, row * d.C, d.stored);
-    if (d.post_norms) a.added2 = (Stored *)at(a.added2, row * d.C, d.stored);
+    if (d.post_norms) a.attention_branch = (Stored *)at(a.attention_branch, row * d.C, d.stored);
+    if (d.post_norms) a.mlp_branch = (Stored *)at(a.mlp_branch, row * d.C, d.stored);
     a.y = (Stored *)at(a.y, row * d.C, d.stored);
-    a.normed2 = (Stored *)at(a.normed2, row * d.C, d.stored);
-    a.hidden = (Stored *)at(a.hidden, row * d.H, d.stored);
+    a.norm2 = (Stored *)at(a.norm2, row * d.C, d.stored);
+    a.gate_up = (Stored *)at(a.gate_up, row * d.H, d.stored);
     a.active = (Stored *)at(a.active, row * d.FF, d.stored);
     return a;
 }
@@ -488,10 +488,10 @@ static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
 
 // What a rank of the stream holds of layers with a window: each of its ranges, and before it the keys that the first
 // query sees, its halo; the second as far as the first does not hold them already. An empty range holds nothing.
-static inline Portion held_of_rank(const StreamBP *s, size_t rank, size_t half) {
+static inline Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
     const size_t window = window_of_model(&s->model->config);
-    const Portion first = stream_part(s->N, s->ranks, rank, 0), own = stream_part(s->N, s->ranks, rank, half);
-    Portion held = {half ? s->N : 0, 0};
+    const Range first = sequence_part(s->N, s->ranks, rank, 0), own = sequence_part(s->N, s->ranks, rank, half);
+    Range held = {half ? s->N : 0, 0};
     if (!own.count) return held;
     held.begin = first_key(s->batch->document_start[document_of(s->batch, own.begin)], own.begin, window);
     if (half && first.count) held.begin = max_size(held.begin, first.begin + first.count);
@@ -518,9 +518,11 @@ static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, siz
     size_t windows = layers_with_window(&s->model->config), count, half;
     memset(&s->kv, 0, sizeof(s->kv));
     s->kv.layers = layers;
-    s->kv.rows[0] = s->ranks == 1 ? tokens : s->ring ? stream_most(s->N, s->ranks) : stream_rows(s->N, s->ranks);
+    s->kv.rows[0] = s->ranks == 1 ? tokens
+                    : s->ring     ? sequence_share_max(s->N, s->ranks)
+                                  : sequence_rows(s->N, s->ranks);
     s->kv.rows[1] = window_rows(s, tokens, chunk);
-    for (half = 0; half < 2 && s->ranks > 1; half++) s->kv.held[half] = held_of_rank(s, rank_of_stream(s), half);
+    for (half = 0; half < 2 && s->ranks > 1; half++) s->kv.held[half] = window_range_of_rank(s, sequence_rank(s), half);
     if (layers > 1)
         count = (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1];
     else
@@ -559,7 +561,7 @@ static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
 
 // Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once
 // where they would have come to be.
-static inline void window_advance(StreamBP *s, Chunk c) {
+static inline void window_slide_forward(StreamBP *s, Chunk c) {
     size_t window = window_of_model(&s->model->config), first = first_key(0, c.place, window), l;
     if (c.place + c.n - s->kv.first <= s->kv.rows[1]) return;
     for (l = 0; l < s->model->config.num_hidden_layers; l++) {

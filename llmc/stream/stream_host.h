@@ -28,16 +28,16 @@ static inline void own_copy_out(const StreamBP *s, void *host, void *device, siz
 // Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
 static inline void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
-    const size_t most = stream_most(s->N, S);
+    const size_t most = sequence_share_max(s->N, S);
     char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
     size_t rank, half;
     if (S == 1) return;
     for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
         memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
-    dist_gather(RANKS_OF_STREAM, own, most * size, all);
+    dist_gather(RANKS_SEQUENCE, own, most * size, all);
     for (rank = 0; rank < S; rank++) {
         for (half = 0, packed = all + rank * most * size; half < 2; half++) {
-            const Portion part = stream_part(s->N, S, rank, half);
+            const Range part = sequence_part(s->N, S, rank, half);
             memcpy(at(host, part.begin, size), packed, part.count * size);
             packed += part.count * size;
         }
@@ -52,7 +52,7 @@ static inline void host_collect(StreamBP *s, void *host, Summed *device) {
 }
 
 // Weights of all targets; where they wait for log-probabilities, these are in host_sums.
-static inline void stream_weights(StreamBP *s) {
+static inline void sequence_weights(StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
     if (s->dry) return;
@@ -61,10 +61,10 @@ static inline void stream_weights(StreamBP *s) {
 }
 
 // Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
-static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
+static inline void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
     size_t n;
     s->batch = batch, s->Z = Z;
-    stream_deal(s, world_sp(s->memory.world));
+    sequence_split(s, world_sp(s->memory.world));
     n = s->own_tokens;
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
     s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
@@ -79,16 +79,16 @@ static inline void stream_begin(StreamBP *s, const Batch *batch, double Z) {
     own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
     own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
     own_copy_in(s, s->position, batch->position, sizeof(int32_t));
-    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) stream_weights(s);
+    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
 // Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
-static inline void stream_end(StreamBP *s) {
+static inline void sequence_end(StreamBP *s) {
     host_collect(s, s->host_sums, s->logp);
     if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
 }
 
-static inline double stream_loss(const StreamBP *s, Metrics *metrics) {
+static inline double sequence_loss(const StreamBP *s, Metrics *metrics) {
     if (s->dry) return 0;
     return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
                           dtype_of_sums(s->model->dtype), metrics);

@@ -25,10 +25,10 @@ static inline double gradient_norm(const Model *model, World world, const Ops *o
     double sum = 0;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const Held own = held_of(model, sharding_of(world, DEALT_ALWAYS), p);
+        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_NONE), p);
         double squares = 0;
         if (own.count) {
-            size_t place = place_of(model, sharding_of(world, DEALT_GRADIENTS), p, own.first);
+            size_t place = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
             squares = ops->sum_of_squares((const char *)gradients + place * dtype_size(type), type, own.count);
         }
         if (!isfinite(squares) && first_bad > i) first_bad = i;
@@ -50,8 +50,8 @@ static inline void optimizer_fill_master(const Model *model, World world, const 
     size_t i, done, n, size = dtype_size(model->dtype);
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const Held own = held_of(model, sharding_of(world, DEALT_OPTIMIZER), p);
-        const size_t from = place_of(model, sharding_of(world, DEALT_WEIGHTS), p, own.first);
+        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
+        const size_t from = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
         for (done = 0; done < own.count; done += n) {
             n = min_size(own.count - done, SLAB_ELEMENTS);
             ops->copy_out(staged_raw.bytes, (const char *)weights + (from + done) * size, n * size);
@@ -64,7 +64,7 @@ static inline void optimizer_fill_master(const Model *model, World world, const 
 // Before the first step, once the weights are there.
 static inline void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
                                   const OptimizerState *state, DType moment_type) {
-    const size_t elements = sharding_elements(model, sharding_of(world, DEALT_OPTIMIZER));
+    const size_t elements = sharding_elements(model, sharding_of(world, ZERO_OPTIMIZER));
     ops->zero(state->m, elements * dtype_size(moment_type));
     ops->zero(state->v, elements * dtype_size(moment_type));
     if (state->master) optimizer_fill_master(model, world, ops, weights, state->master);
@@ -78,12 +78,12 @@ static inline void optimizer_step(const Model *model, World world, const Ops *op
     size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type), i;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const Held own = held_of(model, sharding_of(world, DEALT_OPTIMIZER), p);
+        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
         size_t weight, slope;
         AdamW s = *step;
         if (!own.count) continue;
-        weight = place_of(model, sharding_of(world, DEALT_WEIGHTS), p, own.first);
-        slope = place_of(model, sharding_of(world, DEALT_GRADIENTS), p, own.first);
+        weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
+        slope = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
         if (!parameter_decays(p)) s.weight_decay = 0;
         s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step), s.first = own.first;
         ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.place : NULL,

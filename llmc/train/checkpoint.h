@@ -26,8 +26,8 @@ adding up their checksums waits for, rank 0 gives the file its name, and in the 
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 // A large file: rank 0 makes it at its full size, with its header, and all ranks write their parts.
-static inline void save_large(const char *path, const Trained *t, size_t file, size_t step, Seal *seal,
-                              Passage *passage) {
+static inline void save_large(const char *path, const Trained *t, size_t file, size_t step, Manifest *manifest,
+                              CheckpointProgress *progress) {
     const size_t header = file_header(t, file, step, staged_reformed.bytes);
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
@@ -37,9 +37,9 @@ static inline void save_large(const char *path, const Trained *t, size_t file, s
     uint64_t at = header;
     size_t i;
     memset(&output, 0, sizeof(output));
-    seal->bytes[file] = header + sections_bytes(t, file);
+    manifest->bytes[file] = header + sections_bytes(t, file);
     if (dist_rank() == 0) {
-        output_open(&output, path, seal->bytes[file]);
+        output_open(&output, path, manifest->bytes[file]);
         output_write(&output, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
         memcpy(temporary, output.temporary, sizeof(temporary));
@@ -47,12 +47,12 @@ static inline void save_large(const char *path, const Trained *t, size_t file, s
     dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
     if (dist_rank() != 0) output_join(&output, path, temporary);
     for (i = 0; i < count; i++) {
-        section_write(&output, at, t, sections[i], &sum, passage);
+        section_write(&output, at, t, sections[i], &sum, progress);
         at += section_size(t, sections[i]);
     }
     if (dist_rank() != 0) output_leave(&output);
     checksum_join(&sum); // once every other rank's part is synced
-    seal->checksum[file] = checksum_value(0, &sum, seal->bytes[file]);
+    manifest->checksum[file] = checksum_value(0, &sum, manifest->bytes[file]);
     if (dist_rank() == 0) output_commit(&output);
 }
 
@@ -79,16 +79,16 @@ static inline void save_state(const char *path, const RunState *run, uint64_t *b
 
 // Rank 0: the small files; then it counts.
 static inline void save_finish(CheckpointFolder *folder, const char *partial, const Trained *t, const RunState *run,
-                               Seal *seal) {
-    char path[PATH_MAX], done[SEAL_TEXT];
-    path_join(path, partial, seal_file(seal, SEAL_STATE));
-    save_state(path, run, &seal->bytes[SEAL_STATE], &seal->checksum[SEAL_STATE]);
+                               Manifest *manifest) {
+    char path[PATH_MAX], done[MANIFEST_TEXT];
+    path_join(path, partial, manifest_file(manifest, MANIFEST_STATE));
+    save_state(path, run, &manifest->bytes[MANIFEST_STATE], &manifest->checksum[MANIFEST_STATE]);
     if (t->lora) {
-        path_join(path, partial, seal_file(seal, SEAL_CONFIG));
-        save_config(path, t, &seal->bytes[SEAL_CONFIG], &seal->checksum[SEAL_CONFIG]);
+        path_join(path, partial, manifest_file(manifest, MANIFEST_CONFIG));
+        save_config(path, t, &manifest->bytes[MANIFEST_CONFIG], &manifest->checksum[MANIFEST_CONFIG]);
     }
-    path_join(path, partial, SEAL_NAME);
-    save_text(path, done, seal_text(seal, done));
+    path_join(path, partial, MANIFEST_NAME);
+    save_text(path, done, manifest_text(manifest, done));
     checkpoint_finish(folder, run->step, partial);
 }
 
@@ -105,23 +105,23 @@ static inline void checkpoint_check_space(const CheckpointFolder *folder, const 
 
 static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
     char partial[PATH_MAX], path[PATH_MAX];
-    Passage passage;
-    Seal seal;
+    CheckpointProgress progress;
+    Manifest manifest;
     if (folder->last == run->step) return; // it is there
-    passage = passage_begin("saving", t, dist_ranks());
-    memset(&seal, 0, sizeof(seal));
-    seal.adapters = t->lora != NULL;
+    progress = checkpoint_progress_begin("saving", t, dist_ranks());
+    memset(&manifest, 0, sizeof(manifest));
+    manifest.adapters = t->lora != NULL;
     checkpoint_path(path, folder->path, run->step, "");
     checkpoint_check_space(folder, t, path);
     checkpoint_path(partial, folder->path, run->step, ".partial");
     if (dist_rank() == 0) checkpoint_begin(folder, run->step, partial);
-    path_join(path, partial, seal_file(&seal, SEAL_MODEL));
-    save_large(path, t, SEAL_MODEL, run->step, &seal, &passage);
-    path_join(path, partial, seal_file(&seal, SEAL_OPTIMIZER));
-    save_large(path, t, SEAL_OPTIMIZER, run->step, &seal, &passage);
-    if (dist_rank() == 0) save_finish(folder, partial, t, run, &seal);
+    path_join(path, partial, manifest_file(&manifest, MANIFEST_MODEL));
+    save_large(path, t, MANIFEST_MODEL, run->step, &manifest, &progress);
+    path_join(path, partial, manifest_file(&manifest, MANIFEST_OPTIMIZER));
+    save_large(path, t, MANIFEST_OPTIMIZER, run->step, &manifest, &progress);
+    if (dist_rank() == 0) save_finish(folder, partial, t, run, &manifest);
     folder->last = run->step;
-    progress_end(&passage.bar);
+    progress_end(&progress.bar);
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ static inline void load_check_sum(const char *path, uint64_t found, uint64_t exp
             path, (unsigned long long)found, (unsigned long long)expected);
 }
 
-static inline void load_state(const char *path, const char *checkpoint, RunState *run, const Seal *seal) {
+static inline void load_state(const char *path, const char *checkpoint, RunState *run, const Manifest *manifest) {
     size_t length;
     char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
-    load_check_sum(path, checksum_piece(0, text, length), seal->checksum[SEAL_STATE]);
+    load_check_sum(path, checksum_piece(0, text, length), manifest->checksum[MANIFEST_STATE]);
     run_state_resume(run, text, length, checkpoint, path);
     free(text);
 }
@@ -143,7 +143,7 @@ static inline void load_state(const char *path, const char *checkpoint, RunState
 // What memory holds of sections behind `header` bytes of a file. Who holds all of it verifies all of it; else the ranks
 // do so together.
 static inline void load_sections(const InputFile *file, size_t header, const Trained *t, const Section *sections,
-                                 size_t count, Passage *passage, uint64_t expected) {
+                                 size_t count, CheckpointProgress *progress, uint64_t expected) {
     const int whole = holds_whole(sections[0].held);
     Checksum sum = {{0, 0}};
     uint64_t at = header;
@@ -153,14 +153,15 @@ static inline void load_sections(const InputFile *file, size_t header, const Tra
         checksum_add(&sum, 0, staged_reformed.bytes, header);
     }
     for (i = 0; i < count; i++) {
-        section_read(file, at, t, sections[i], &sum, passage);
+        section_read(file, at, t, sections[i], &sum, progress);
         at += section_size(t, sections[i]);
     }
     if (!whole) checksum_join(&sum);
     load_check_sum(file->path, checksum_value(0, &sum, file->bytes), expected);
 }
 
-static inline void load_weights(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
+static inline void load_weights(const char *path, const Trained *t, CheckpointProgress *progress,
+                                const Manifest *manifest) {
     WeightSource *source = weights_open(path);
     const Section section = weights_section(t);
     char saved[4096], wanted[4096];
@@ -174,13 +175,13 @@ static inline void load_weights(const char *path, const Trained *t, Passage *pas
     if (source->dtype != t->model->dtype)
         die("%s: holds %s weights, this program trains in %s; resume with one built by make PRECISION=%s", path,
             dtype_name(source->dtype), dtype_name(t->model->dtype), dtype_name(source->dtype));
-    load_sections(&source->files[0], sizeof(FlatHeader), t, &section, 1, passage, seal->checksum[SEAL_MODEL]);
+    load_sections(&source->files[0], sizeof(FlatHeader), t, &section, 1, progress, manifest->checksum[MANIFEST_MODEL]);
     weights_close(source);
 }
 
 // Of any file, each rank a part of it: the parser of adapters shall not be the one to find damage. Collective.
 static inline uint64_t file_checksum(const InputFile *file) {
-    const Portion own = share_of((size_t)file->bytes, 1, dist_ranks(), dist_rank());
+    const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
     Checksum sum = {{0, 0}};
     size_t at, n;
     for (at = own.begin; at < own.begin + own.count; at += n) {
@@ -192,12 +193,13 @@ static inline uint64_t file_checksum(const InputFile *file) {
     return checksum_value(0, &sum, file->bytes);
 }
 
-static inline void load_adapters(const char *path, const Trained *t, Passage *passage, const Seal *seal) {
+static inline void load_adapters(const char *path, const Trained *t, CheckpointProgress *progress,
+                                 const Manifest *manifest) {
     InputFile file = input_open(path);
     WeightSource *source;
     SafeTensors list;
     BaseKey base;
-    load_check_sum(path, file_checksum(&file), seal->checksum[SEAL_MODEL]);
+    load_check_sum(path, file_checksum(&file), manifest->checksum[MANIFEST_MODEL]);
     input_close(&file);
     list = adapter_list(path);
     source = adapter_open_tensors(path, &list, t->lora, t->base_model);
@@ -206,26 +208,26 @@ static inline void load_adapters(const char *path, const Trained *t, Passage *pa
     if (source->dtype != saved_type(t))
         die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
             dtype_name(source->dtype), dtype_name(saved_type(t)));
-    weights_load(source, t->model, t->weights_held, t->ops, t->weights); // rounds the master weights
-    passage_advance(passage, sections_bytes(t, SEAL_MODEL) / t->weights_held.ranks);
+    weights_load(source, t->model, t->weights_sharding_of, t->ops, t->weights); // rounds the master weights
+    checkpoint_progress_advance(progress, sections_bytes(t, MANIFEST_MODEL) / t->weights_sharding_of.ranks);
     safetensors_free(&list);
     weights_close(source);
 }
 
-static inline void load_config(const char *path, const Seal *seal) {
+static inline void load_config(const char *path, const Manifest *manifest) {
     size_t length;
     char *text = input_read_text(path, ADAPTER_CONFIG_TEXT, &length);
-    load_check_sum(path, checksum_piece(0, text, length), seal->checksum[SEAL_CONFIG]);
+    load_check_sum(path, checksum_piece(0, text, length), manifest->checksum[MANIFEST_CONFIG]);
     free(text);
 }
 
 // A run goes on with what it began with. lora: whether this run trains adapters
-static inline void checkpoint_check_kind(const char *checkpoint, const Seal *seal, int lora) {
-    if (seal->adapters && !lora)
+static inline void checkpoint_check_kind(const char *checkpoint, const Manifest *manifest, int lora) {
+    if (manifest->adapters && !lora)
         die("%s: holds adapters, but without --lora-rank or --adapter this run trains the whole model; resume with the "
             "options that the run began with",
             checkpoint);
-    if (!seal->adapters && lora)
+    if (!manifest->adapters && lora)
         die("%s: holds a whole model, but --lora-rank or --adapter trains adapters; resume without, or begin a new run "
             "with --model %s and another --out",
             checkpoint, checkpoint);
@@ -251,8 +253,9 @@ static inline void load_check_optimizer(const char *path, const OptimizerHeader 
             (unsigned long long)wanted->step);
 }
 
-static inline void load_optimizer(const char *path, const Trained *t, size_t step, Passage *passage, const Seal *seal) {
-    const uint64_t expected = sizeof(OptimizerHeader) + sections_bytes(t, SEAL_OPTIMIZER);
+static inline void load_optimizer(const char *path, const Trained *t, size_t step, CheckpointProgress *progress,
+                                  const Manifest *manifest) {
+    const uint64_t expected = sizeof(OptimizerHeader) + sections_bytes(t, MANIFEST_OPTIMIZER);
     OptimizerHeader header, wanted = optimizer_header(t, step);
     Section sections[SECTIONS];
     InputFile file = input_open(path);
@@ -263,7 +266,7 @@ static inline void load_optimizer(const char *path, const Trained *t, size_t ste
     if (file.bytes != expected)
         die("%s: has %llu bytes, %llu were expected", path, (unsigned long long)file.bytes,
             (unsigned long long)expected);
-    load_sections(&file, sizeof(header), t, sections, SECTIONS, passage, seal->checksum[SEAL_OPTIMIZER]);
+    load_sections(&file, sizeof(header), t, sections, SECTIONS, progress, manifest->checksum[MANIFEST_OPTIMIZER]);
     input_close(&file);
 }
 
@@ -272,25 +275,25 @@ static inline void load_optimizer(const char *path, const Trained *t, size_t ste
 // Collective.
 static inline void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
     char checkpoint[PATH_MAX], path[PATH_MAX];
-    Passage passage = passage_begin("resuming", t, t->optimizer_held.ranks);
+    CheckpointProgress progress = checkpoint_progress_begin("resuming", t, t->optimizer_sharding.ranks);
     const char *fault;
-    Seal seal;
+    Manifest manifest;
     checkpoint_path(checkpoint, folder->path, step, "");
-    fault = seal_check(checkpoint, &seal);
+    fault = manifest_check(checkpoint, &manifest);
     if (fault) die("%s: is not a complete checkpoint: %s", checkpoint, fault);
-    checkpoint_check_kind(checkpoint, &seal, t->lora != NULL);
-    path_join(path, checkpoint, seal_file(&seal, SEAL_STATE));
-    load_state(path, checkpoint, run, &seal);
+    checkpoint_check_kind(checkpoint, &manifest, t->lora != NULL);
+    path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_STATE));
+    load_state(path, checkpoint, run, &manifest);
     if (run->step != step) die("%s: is of step %zu, its folder's name says %zu", path, run->step, step);
-    path_join(path, checkpoint, seal_file(&seal, SEAL_MODEL));
-    (t->lora ? load_adapters : load_weights)(path, t, &passage, &seal);
+    path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_MODEL));
+    (t->lora ? load_adapters : load_weights)(path, t, &progress, &manifest);
     if (t->lora) {
-        path_join(path, checkpoint, seal_file(&seal, SEAL_CONFIG));
-        load_config(path, &seal);
+        path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_CONFIG));
+        load_config(path, &manifest);
     }
-    path_join(path, checkpoint, seal_file(&seal, SEAL_OPTIMIZER));
-    load_optimizer(path, t, step, &passage, &seal);
-    progress_end(&passage.bar);
+    path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_OPTIMIZER));
+    load_optimizer(path, t, step, &progress, &manifest);
+    progress_end(&progress.bar);
 }
 
 #endif

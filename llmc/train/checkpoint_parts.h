@@ -17,7 +17,7 @@ typedef struct {
     const Model *model; // the table of what is trained: the model's or the adapters'
     const Ops *ops;
     char *weights;
-    Sharding weights_held, optimizer_held; // whole, or this rank's portions
+    Sharding weights_sharding_of, optimizer_sharding; // whole, or this rank's portions
     OptimizerState optimizer;
     DType moment_type;
     const Lora *lora; // NULL: the model itself is trained
@@ -43,13 +43,13 @@ static inline size_t section_size(const Trained *t, Section s) {
 // m, v and master in the order of the file.
 static inline void optimizer_sections(const Trained *t, Section sections[SECTIONS]) {
     size_t i;
-    for (i = 0; i < SECTIONS; i++) sections[i].type = t->moment_type, sections[i].held = t->optimizer_held;
+    for (i = 0; i < SECTIONS; i++) sections[i].type = t->moment_type, sections[i].held = t->optimizer_sharding;
     sections[0].memory = (char *)t->optimizer.m, sections[1].memory = (char *)t->optimizer.v;
     sections[2].memory = (char *)t->optimizer.master, sections[2].type = DTYPE_FP32;
 }
 
 static inline Section weights_section(const Trained *t) {
-    Section section = {t->weights, t->model->dtype, t->weights_held};
+    Section section = {t->weights, t->model->dtype, t->weights_sharding_of};
     return section;
 }
 
@@ -64,10 +64,10 @@ static inline Section saved_weights(const Trained *t) {
     return saves_master(t) ? sections[2] : weights_section(t);
 }
 
-// The sections of a file, SEAL_MODEL or SEAL_OPTIMIZER; returns how many.
+// The sections of a file, MANIFEST_MODEL or MANIFEST_OPTIMIZER; returns how many.
 static inline size_t file_sections(const Trained *t, size_t file, Section sections[SECTIONS]) {
     optimizer_sections(t, sections);
-    if (file == SEAL_OPTIMIZER) return SECTIONS;
+    if (file == MANIFEST_OPTIMIZER) return SECTIONS;
     sections[0] = saved_weights(t);
     return 1;
 }
@@ -113,7 +113,7 @@ static inline OptimizerHeader optimizer_header(const Trained *t, size_t step) {
 
 // The first bytes of a file, up to its sections; returns how many.
 static inline size_t file_header(const Trained *t, size_t file, size_t step, void *room) {
-    if (file == SEAL_OPTIMIZER) {
+    if (file == MANIFEST_OPTIMIZER) {
         const OptimizerHeader header = optimizer_header(t, step);
         memcpy(room, &header, sizeof(header));
         return sizeof(header);
@@ -127,27 +127,27 @@ static inline size_t file_header(const Trained *t, size_t file, size_t step, voi
 static inline uint64_t checkpoint_bytes(const Trained *t) {
     uint64_t headers = sizeof(FlatHeader) + sizeof(OptimizerHeader);
     if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
-    return headers + sections_bytes(t, SEAL_MODEL) + sections_bytes(t, SEAL_OPTIMIZER) + RUN_STATE_LIMIT;
+    return headers + sections_bytes(t, MANIFEST_MODEL) + sections_bytes(t, MANIFEST_OPTIMIZER) + RUN_STATE_LIMIT;
 }
 
 // ---- how far a checkpoint is, for people ----------------------------------------------------------------------------
 typedef struct {
     Progress bar;
     size_t done; // bytes
-} Passage;
+} CheckpointProgress;
 
 // ranks: over how many the bytes are dealt
-static inline Passage passage_begin(const char *what, const Trained *t, size_t ranks) {
-    const uint64_t bytes = sections_bytes(t, SEAL_MODEL) + sections_bytes(t, SEAL_OPTIMIZER);
-    Passage passage;
-    passage.bar = progress_begin(stderr, what, 0, (double)bytes / (double)ranks);
-    passage.done = 0;
-    return passage;
+static inline CheckpointProgress checkpoint_progress_begin(const char *what, const Trained *t, size_t ranks) {
+    const uint64_t bytes = sections_bytes(t, MANIFEST_MODEL) + sections_bytes(t, MANIFEST_OPTIMIZER);
+    CheckpointProgress progress;
+    progress.bar = progress_begin(stderr, what, 0, (double)bytes / (double)ranks);
+    progress.done = 0;
+    return progress;
 }
 
-static inline void passage_advance(Passage *passage, size_t bytes) {
-    passage->done += bytes;
-    progress_update(&passage->bar, (double)passage->done);
+static inline void checkpoint_progress_advance(CheckpointProgress *progress, size_t bytes) {
+    progress->done += bytes;
+    progress_update(&progress->bar, (double)progress->done);
 }
 
 // ---- between device and file, a piece at a time ---------------------------------------------------------------------
@@ -156,7 +156,7 @@ static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through 
 
 // This rank's part of a section that begins at byte `at` of the file.
 static inline void section_write(const OutputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
-                                 Passage *passage) {
+                                 CheckpointProgress *progress) {
     const size_t size = dtype_size(s.type);
     size_t i, begin, n;
     for (i = 0; i < group_count(t->model) && s.memory; i++) {
@@ -167,14 +167,14 @@ static inline void section_write(const OutputFile *file, uint64_t at, const Trai
             t->ops->copy_out(staged.bytes, s.memory + (part.place + begin) * size, n * size);
             checksum_add(sum, place, staged.bytes, n * size);
             output_write(file, place, staged.bytes, n * size);
-            passage_advance(passage, n * size);
+            checkpoint_progress_advance(progress, n * size);
         }
     }
 }
 
 // What memory holds of a section that begins at byte `at` of the file.
 static inline void section_read(const InputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
-                                Passage *passage) {
+                                CheckpointProgress *progress) {
     const size_t size = dtype_size(s.type);
     size_t i, begin, n;
     for (i = 0; i < group_count(t->model) && s.memory; i++) {
@@ -185,7 +185,7 @@ static inline void section_read(const InputFile *file, uint64_t at, const Traine
             input_read(file, place, staged.bytes, n * size);
             checksum_add(sum, place, staged.bytes, n * size);
             t->ops->copy_in(s.memory + (part.place + begin) * size, staged.bytes, n * size);
-            passage_advance(passage, n * size);
+            checkpoint_progress_advance(progress, n * size);
         }
     }
 }

@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     double loss; // of the objective; of sft mean nats over the counted targets
-    Counts counts;
+    TargetCounts counts;
     Metrics metrics;
 } Evaluation;
 

@@ -32,14 +32,14 @@ static inline uint64_t model_key(const Model *model, Sharding memory, const Ops 
 
 // Of a run's model without adapters.
 static inline uint64_t run_base_key(const Run *run) {
-    const Residency *memory = &run->stream.memory;
-    return model_key(&run->model, sharding_of(memory->world, DEALT_WEIGHTS), ops_device, memory->weights, 0);
+    const Residency *memory = &run->streambp.memory;
+    return model_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights, 0);
 }
 
 // With the adapters that it has.
 static inline uint64_t run_model_key(const Run *run) {
-    const Residency *memory = &run->stream.memory;
-    const Sharding held = sharding_of(memory->world, DEALT_WEIGHTS);
+    const Residency *memory = &run->streambp.memory;
+    const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
     uint64_t adapter;
     if (!run->lora.rank) return run_base_key(run);
     adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
@@ -114,7 +114,7 @@ static inline void logprobs_finish(LogprobWriter *w, uint64_t counted) {
 // All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
 // batch: of dataloader_batch, or as large. The loader is somewhere else afterwards.
 static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
-                                          Deal deal) {
+                                          Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
     Documents *d = &data->documents;
@@ -122,19 +122,19 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
     LogprobSum sum = {0, 0};
     double positions = 0, sums[2];
     size_t streams = dataloader_batches(data), done, i;
-    for (done = 0; done < streams; done += deal.stride) {
-        const int any = done + deal.first < streams;
+    for (done = 0; done < streams; done += assignment.stride) {
+        const int any = done + assignment.first < streams;
         Batch part;
-        dataloader_seek(data, any ? done + deal.first : 0);
+        dataloader_seek(data, any ? done + assignment.first : 0);
         dataloader_next(data, batch);
-        part = any ? batch_part(batch, deal.parts, deal.part) : batch_empty(batch);
+        part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
         forward_logprobs(stream, &part, 1);
         for (i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
             logprobs_write_document(writer, d, &part, i, stream->host_sums, type, &sum);
-        progress_update(&progress, positions += (double)(deal.stride * deal.parts) * batch_tokens(&part));
+        progress_update(&progress, positions += (double)(assignment.stride * assignment.parts) * batch_tokens(&part));
     }
     sums[0] = sum.sum, sums[1] = sum.counted;
-    sum_over_streams(world, sums, 2);
+    sum_over_sequences(world, sums, 2);
     sum.sum = sums[0], sum.counted = sums[1];
     logprobs_finish(writer, (uint64_t)sum.counted);
     progress_end(&progress);
@@ -208,9 +208,10 @@ static inline void reference_compute(Run *run, DataLoader *data, Batch *batch, c
     fflush(run->text);
     if (dist_rank() == 0) logprobs_create(&writer, path, wanted);
     logprobs_share(&writer, path);
-    run->stream.memory.without = 1; // adapters are what is trained
-    logprobs_compute(&writer, &run->stream, data, batch, deal_evaluation(run->settings.world, run->deal.parts));
-    run->stream.memory.without = 0;
+    run->streambp.memory.without = 1; // adapters are what is trained
+    logprobs_compute(&writer, &run->streambp, data, batch,
+                     assign_evaluation(run->settings.world, run->assignment.parts));
+    run->streambp.memory.without = 0;
 }
 
 // The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,

@@ -47,7 +47,7 @@ typedef struct {
     World world;
     size_t max_new_tokens;     // of a completion
     size_t slots;              // completions written side by side
-    size_t stream_tokens;      // positions of a stream, at most; a group's at least, and so 0 is one group
+    size_t sequence_tokens;    // positions of a stream, at most; a group's at least, and so 0 is one group
     SamplingSettings sampling; // its seed is the run's
     int scale_rewards;         // advantages are divided by the standard deviation of their group's rewards
     int stop;                  // where the reward command fails the run ends; else its groups are left out
@@ -91,7 +91,7 @@ typedef struct {
     Batch all;            // what the streams are parts of; document_start has one more for each stream
     Batch *stream;        // [P]
     size_t streams;       // of every replica
-    Counts counts;        // of the step, of all replicas
+    TargetCounts counts;  // of the step, of all replicas
     Metrics metrics;      // of the step, beside those of the objective
     double sampling_seconds, reward_seconds; // of the step
     size_t failures;                         // steps in a row
@@ -103,14 +103,14 @@ static inline size_t rollout_capacity(const RolloutSettings *settings, const Doc
     return prompts_longest(data) + settings->max_new_tokens - 1;
 }
 
-static inline StreamBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
+static inline SequenceBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
-    StreamBound bound;
+    SequenceBound bound;
     if (longest > PLACES / (P * G))
         die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
             longest);
     bound.longest = longest;
-    bound.N = settings->stream_tokens ? settings->stream_tokens : G * longest;
+    bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
             "and lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
@@ -152,7 +152,7 @@ static inline void rollout_allocate_streams(Rollout *r) {
     size_t P = s->prompts, texts = P * s->group_size, streams = s->most_prompts;
     Packing *packing = &r->packing;
     for (packing->leaves = 1; packing->leaves < P;) packing->leaves *= 2;
-    packing->capacity = s->stream_tokens;
+    packing->capacity = s->sequence_tokens;
     packing->item = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
     packing->spare = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
     packing->bin = (uint32_t *)checked_calloc(P, sizeof(uint32_t), "packing");
@@ -169,7 +169,7 @@ static inline void rollout_allocate_streams(Rollout *r) {
 static inline void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, Documents *data) {
     memset(r, 0, sizeof(*r));
     r->settings = *settings, r->data = data;
-    r->settings.stream_tokens = rollout_bound(settings, data).N;
+    r->settings.sequence_tokens = rollout_bound(settings, data).N;
     sampler_batch_allocate(&r->sampler, model, settings->slots, rollout_capacity(settings, data));
     rollout_allocate_text(r);
     rollout_allocate_step(r);
@@ -370,7 +370,7 @@ static inline void rollout_pack(Rollout *r, size_t known) {
     }
     packing_sort(r->packing.item, r->packing.spare, count);
     r->streams = count ? packing_first_fit(&r->packing, count) : 0;
-    r->streams = (size_t)most_of_ranks(s->world, (double)r->streams);
+    r->streams = (size_t)max_over_ranks(s->world, (double)r->streams);
     for (p = 0; p < count; p++) r->group_stream[r->packing.item[p].unit] = r->packing.bin[p];
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
@@ -428,9 +428,9 @@ static inline void rollout_fill(Rollout *r) {
         }
         if (!groups) *b = rollout_empty(r, b);
         positions += b->N, documents += b->documents;
-        r->counts = counts_add(r->counts, batch_count(b));
+        r->counts = target_counts_add(r->counts, batch_count(b));
     }
-    r->counts = counts_over_streams(s->world, r->counts);
+    r->counts = target_counts_over_sequences(s->world, r->counts);
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t
 }
 
 // The step's prompts over the replicas, one more or less for each.
-static inline void rollout_deal(RolloutSettings *s, World w, size_t prompts) {
+static inline void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     const size_t D = world_replicas(w), d = world_replica(w);
     if (prompts < D)
         die_usage("--batch %zu prompts cannot be dealt over %zu replicas; take --batch %zu or more", prompts, D, D);
@@ -487,11 +487,11 @@ static inline RolloutSettings rollout_from_options(const Run *run, const Prompt 
         if ((size_t)o->stop_ids.id[i] >= V)
             die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
     memset(&s, 0, sizeof(s));
-    rollout_deal(&s, run->settings.world, o->batch);
+    rollout_assignment(&s, run->settings.world, o->batch);
     s.group_size = o->group_size;
     s.max_new_tokens = o->max_new_tokens;
     s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.most_prompts * s.group_size);
-    s.stream_tokens = s.group_size * o->seq_len;
+    s.sequence_tokens = s.group_size * o->seq_len;
     s.sampling.temperature = o->temperature, s.sampling.top_k = o->top_k, s.sampling.top_p = o->top_p;
     s.sampling.seed = o->seed;
     s.scale_rewards = run_scales_rewards(o);
@@ -504,8 +504,8 @@ static inline RolloutSettings rollout_from_options(const Run *run, const Prompt 
 
 // What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
 // written.
-static inline StreamBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
-                                       size_t seq_len) {
+static inline SequenceBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
+                                         size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
     if (settings->rollout_tokens > seq_len)
         die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "

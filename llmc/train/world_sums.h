@@ -8,24 +8,24 @@ the same bits. The ranks of a stream all know its loss and its tokens: these cou
 #include "llmc/data/objective.h"
 
 // What a rank adds to a sum over streams.
-static inline double once_per_stream(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
+static inline double once_per_sequence(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
 
 // Of all streams, where `values` are this one's.
-static inline void sum_over_streams(World w, double *values, size_t count) {
+static inline void sum_over_sequences(World w, double *values, size_t count) {
     size_t i;
-    for (i = 0; i < count; i++) values[i] = once_per_stream(w, values[i]);
+    for (i = 0; i < count; i++) values[i] = once_per_sequence(w, values[i]);
     dist_sum(RANKS_ALL, values, count);
 }
 
-static inline Counts counts_over_streams(World w, Counts counts) {
+static inline TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
     double sums[3] = {counts.tokens, counts.documents, counts.groups};
-    sum_over_streams(w, sums, 3);
+    sum_over_sequences(w, sums, 3);
     counts.tokens = sums[0], counts.documents = sums[1], counts.groups = sums[2];
     return counts;
 }
 
 // What every rank says, one behind the other: [ranks][bytes]. Made by the first step, and kept.
-static inline void *said_by_all(World w, const void *own, size_t bytes) {
+static inline void *gather_from_all(World w, const void *own, size_t bytes) {
     static void *all;
     static size_t room;
     if (world_ranks(w) * bytes > room) {
@@ -36,12 +36,12 @@ static inline void *said_by_all(World w, const void *own, size_t bytes) {
     return all;
 }
 
-static inline double most_of_ranks(World w, double value) {
+static inline double max_over_ranks(World w, double value) {
     const double *all;
     double most;
     size_t r;
     if (world_ranks(w) == 1) return value;
-    all = (const double *)said_by_all(w, &value, sizeof(value));
+    all = (const double *)gather_from_all(w, &value, sizeof(value));
     most = all[0];
     for (r = 1; r < world_ranks(w); r++) most = fmax(most, all[r]);
     return most;
@@ -65,7 +65,7 @@ static inline const char *metric_name_kept(const char *name) {
     return kept[i];
 }
 
-static inline void metrics_over_streams(World w, Metrics *metrics) {
+static inline void metrics_over_sequences(World w, Metrics *metrics) {
     MetricRecord own[METRICS_MOST];
     const MetricRecord *all;
     size_t i;
@@ -73,10 +73,10 @@ static inline void metrics_over_streams(World w, Metrics *metrics) {
     memset(own, 0, sizeof(own));
     for (i = 0; i < metrics->count; i++) {
         snprintf(own[i].name, METRIC_NAME, "%s", metrics->metric[i].name);
-        own[i].sum = once_per_stream(w, metrics->metric[i].sum);
-        own[i].count = once_per_stream(w, metrics->metric[i].count);
+        own[i].sum = once_per_sequence(w, metrics->metric[i].sum);
+        own[i].count = once_per_sequence(w, metrics->metric[i].count);
     }
-    all = (const MetricRecord *)said_by_all(w, own, sizeof(own));
+    all = (const MetricRecord *)gather_from_all(w, own, sizeof(own));
     metrics->count = 0;
     for (i = 0; i < world_ranks(w) * METRICS_MOST; i++)
         if (*all[i].name) metric_add(metrics, metric_name_kept(all[i].name), all[i].sum, all[i].count);

@@ -46,38 +46,38 @@ static inline void bp_answers(const Run *run, Batch *batch) {
 // This rank's i-th micro-batch of the pass, or its part: from --data, or random ids. In the memory of `whole`.
 static inline Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
-    const size_t documents = o->batch * unit_documents(o), number = deal_number(run->deal, i);
+    const size_t documents = o->batch * unit_documents(o), number = assigned_number(run->assignment, i);
     if (o->data.count)
         dataloader_seek(loader, number), dataloader_next(loader, whole);
     else
         batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed);
     if (!o->data.count && whole->group) bp_answers(run, whole);
-    return batch_part(whole, run->deal.parts, run->deal.part);
+    return batch_part(whole, run->assignment.parts, run->assignment.part);
 }
 
 // What the pass works on; returns what its losses are divided by.
 static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
     const World world = run->settings.world;
-    Counts counts = {0, 0, 0};
+    TargetCounts counts = {0, 0, 0};
     double once[2] = {0, 0};
     size_t i;
-    for (i = 0; i < deal_own(run->deal); i++) {
+    for (i = 0; i < assigned_batches(run->assignment); i++) {
         Batch batch = bp_batch(run, loader, i, whole);
-        counts = counts_add(counts, batch_count(&batch));
+        counts = target_counts_add(counts, batch_count(&batch));
         result->flops += flops_of(&run->flop_count, &batch, 1);
         if (run->settings.reference) result->flops += flops_of_reference(&run->flop_count, &batch);
         once[0] += batch_tokens(&batch);
         if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
     }
-    sum_over_streams(world, once, 2);
+    sum_over_sequences(world, once, 2);
     dist_sum(RANKS_ALL, &result->flops, 1);
     result->tokens = once[0], result->model_flops = once[1];
-    return objective_normaliser(&run->settings.objective, counts_over_streams(world, counts));
+    return objective_normaliser(&run->settings.objective, target_counts_over_sequences(world, counts));
 }
 
 // Loss and gradient of one pass, on gradients that are zero; returns its seconds on this rank.
 static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
-    const size_t own = deal_own(run->deal);
+    const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
     size_t i;
     result->loss = 0, result->metrics.count = 0;
@@ -85,8 +85,8 @@ static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double 
         Batch batch = bp_batch(run, loader, i, whole);
         double begin = seconds_now();
         run_reference(run, &batch);
-        run->stream.memory.reduce = i + 1 == own;
-        result->loss += forward_backward(&run->stream, &batch, Z, &result->metrics);
+        run->streambp.memory.reduce = i + 1 == own;
+        result->loss += forward_backward(&run->streambp, &batch, Z, &result->metrics);
         ops_device->finish();
         seconds += seconds_now() - begin;
     }
@@ -97,7 +97,7 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
     const World world = run->settings.world;
     const size_t repeats = run->options->repeat;
     double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
-    const Traffic before = run->stream.memory.sent;
+    const Traffic before = run->streambp.memory.sent;
     PassResult result;
     const Parameter *bad = NULL;
     size_t repeat;
@@ -105,25 +105,25 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
     result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
     Z = bp_count(run, loader, whole, &result);
     for (repeat = 0; repeat < repeats; repeat++) {
-        grads_zero(&run->stream.memory);
+        grads_zero(&run->streambp.memory);
         ops_device->finish();
         result.seconds_each[repeat] = bp_pass(run, loader, whole, Z, &result);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     }
     allocation_guard = 0;
-    result.sent = sent_since(world, &before, &run->stream.memory.sent, (double)repeats);
+    result.sent = sent_since(world, &before, &run->streambp.memory.sent, (double)repeats);
     for (repeat = 0; repeat < repeats; repeat++)
-        sorted[repeat] = result.seconds_each[repeat] = most_of_ranks(world, result.seconds_each[repeat]);
+        sorted[repeat] = result.seconds_each[repeat] = max_over_ranks(world, result.seconds_each[repeat]);
     qsort(sorted, repeats, sizeof(double), compare_doubles);
     result.seconds = sorted[repeats / 2];
     free(sorted);
-    sum_over_streams(world, &result.loss, 1);
-    metrics_over_streams(world, &result.metrics);
+    sum_over_sequences(world, &result.loss, 1);
+    metrics_over_sequences(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
-    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->stream.memory.gradients,
+    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->streambp.memory.gradients,
                                      run->settings.gradient_type, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
-    result.peak_bytes = (size_t)most_of_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
+    result.peak_bytes = (size_t)max_over_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;
 }
 
@@ -135,15 +135,15 @@ static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     double Z, seconds;
     memset(&again, 0, sizeof(again));
     Z = bp_count(run, loader, whole, &again);
-    grads_zero(&run->stream.memory);
+    grads_zero(&run->streambp.memory);
     ops_device->finish();
-    run->stream.ops = run->stream.memory.ops = &timed;
+    run->streambp.ops = run->streambp.memory.ops = &timed;
     allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     dry_ridge = machine ? machine_ridge(machine) : 0;
     seconds = bp_pass(run, loader, whole, Z, &again);
     dry_ridge = 0;
     allocation_guard = 0;
-    run->stream.ops = run->stream.memory.ops = ops_device;
+    run->streambp.ops = run->streambp.memory.ops = ops_device;
     timing_sort();
     return seconds;
 }
@@ -183,7 +183,7 @@ static inline void bp_json(const Run *run, const PassResult *result) {
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
     report_world_json(&json, run->settings.world, &result->sent);
-    if (run->options->profile) profile_json(&json, &run->stream, bp_machine(run->options), result->profiled);
+    if (run->options->profile) profile_json(&json, &run->streambp, bp_machine(run->options), result->profiled);
     json_object_end(&json);
     json_finish(&json);
 }
@@ -194,10 +194,10 @@ static inline int verb_bp(const Options *options) {
     DataLoader loader;
     Batch batch;
     PassResult result;
-    StreamBound bound;
+    SequenceBound bound;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
-    run_settle(&run);
+    run_resolve(&run);
     memset(&loader, 0, sizeof(loader));
     if (options->data.count) loader = bp_open_data(&run);
     bound = run_bound(&run, options->data.count ? &loader : NULL);
@@ -218,10 +218,10 @@ static inline int verb_bp(const Options *options) {
     if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
     if (options->grads_out)
         gradients_write(options->grads_out, options->grads_of, run_trained(&run), run.settings.world, ops_device,
-                        run.stream.memory.gradients, run.settings.gradient_type);
+                        run.streambp.memory.gradients, run.settings.gradient_type);
     if (!options->quiet || !options->json) bp_report(&run, &result);
     if (options->profile && (!options->quiet || !options->json))
-        profile_report(run.text, &run.stream, bp_machine(options), result.profiled, result.seconds);
+        profile_report(run.text, &run.streambp, bp_machine(options), result.profiled, result.seconds);
     if (options->json) bp_json(&run, &result);
     if (options->data.count) dataloader_close(&loader);
     free(result.seconds_each);

@@ -15,10 +15,10 @@ The verb `eval`, and the evaluation that training runs between its steps: the lo
 // log-probabilities are added to
 static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
     const World world = run->settings.world;
-    StreamBP *stream = &run->stream;
-    Progress progress = progress_begin(speaks() ? stderr : NULL, "evaluating", 0, (double)steps);
+    StreamBP *stream = &run->streambp;
+    Progress progress = progress_begin(is_main_rank() ? stderr : NULL, "evaluating", 0, (double)steps);
     Evaluation found;
-    size_t done, step = data->deal.stride;
+    size_t done, step = data->assignment.stride;
     memset(&found, 0, sizeof(found));
     prefetch_start(data, 0);
     for (done = 0; done < steps; done += step) {
@@ -27,24 +27,24 @@ static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve 
         run_reference(run, &batch);
         found.loss += forward_only(stream, &batch, 1, &found.metrics); // Z = 1: the sum of the losses
         if (curve) curve_add(curve, &batch, stream->host_sums, dtype_of_sums(stream->model->dtype));
-        found.counts = counts_add(found.counts, batch_count(&batch));
+        found.counts = target_counts_add(found.counts, batch_count(&batch));
         progress_update(&progress, (double)min_size(done + step, steps));
     }
     prefetch_stop(data);
     progress_end(&progress);
-    sum_over_streams(world, &found.loss, 1);
-    found.counts = counts_over_streams(world, found.counts);
-    metrics_over_streams(world, &found.metrics);
-    if (curve) sum_over_streams(world, curve->sum, curve->buckets);
-    if (curve) sum_over_streams(world, curve->tokens, curve->buckets);
+    sum_over_sequences(world, &found.loss, 1);
+    found.counts = target_counts_over_sequences(world, found.counts);
+    metrics_over_sequences(world, &found.metrics);
+    if (curve) sum_over_sequences(world, curve->sum, curve->buckets);
+    if (curve) sum_over_sequences(world, curve->tokens, curve->buckets);
     found.loss /= objective_normaliser(&stream->objective, found.counts);
     return found;
 }
 
 // The parts that micro-batches of B documents, pairs or groups are dealt in, where nothing else decides.
-static inline Deal eval_deal(const Run *run) {
+static inline Assignment eval_assignment(const Run *run) {
     const World world = run->settings.world;
-    return deal_evaluation(world, greatest_common_divisor(run->options->batch, world_replicas(world)));
+    return assign_evaluation(world, greatest_common_divisor(run->options->batch, world_replicas(world)));
 }
 
 static inline void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {
@@ -77,14 +77,14 @@ static inline int verb_eval(const Options *options) {
     Curve curve;
     int with_curve = options->curve || options->curve_tokens;
     Evaluation found;
-    StreamBound bound;
+    SequenceBound bound;
     Traffic sent;
     double begin;
     size_t steps;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
-    run.deal = eval_deal(&run);
+    run.assignment = eval_assignment(&run);
     loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     bound = run_bound(&run, &loader);
     steps = dataloader_batches(&loader);
@@ -95,7 +95,7 @@ static inline int verb_eval(const Options *options) {
                        options->objective);
     reference_check(&run, &loader, 0, 0);
     run_allocate(&run, bound);
-    prefetch_allocate(&data, &loader, run.deal);
+    prefetch_allocate(&data, &loader, run.assignment);
     curve = curve_allocate(options->curve_tokens, bound.longest);
     run_load_weights(&run);
     report_header(&run);
@@ -104,7 +104,7 @@ static inline int verb_eval(const Options *options) {
     found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
     if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
     memset(&sent, 0, sizeof(sent));
-    sent = sent_since(run.settings.world, &sent, &run.stream.memory.sent, 1);
+    sent = sent_since(run.settings.world, &sent, &run.streambp.memory.sent, 1);
     if (!options->quiet || !options->json) eval_report(&run, &found, with_curve ? &curve : NULL);
     if (options->json) eval_json(&run, &found, with_curve ? &curve : NULL, seconds_now() - begin, &sent);
     curve_free(&curve);

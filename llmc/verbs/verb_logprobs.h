@@ -32,7 +32,7 @@ static inline int verb_logprobs(const Options *options) {
     LogprobHeader header;
     LogprobWriter writer;
     LogprobSum sum;
-    StreamBound bound;
+    SequenceBound bound;
     double begin;
     if (options->temperature == 0)
         options_refuse(options->verb, "--temperature 0 leaves the likeliest token alone; give a number above 0");
@@ -51,7 +51,7 @@ static inline int verb_logprobs(const Options *options) {
     report_data(&run, &loader, bound);
     begin = seconds_now();
     writer.header.model_key = run_model_key(&run);
-    sum = logprobs_compute(&writer, &run.stream, &loader, &batch, deal_alone(1));
+    sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1));
     if (!options->quiet || !options->json)
         fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,
                 (unsigned long long)writer.header.documents, sum.sum / sum.counted);

@@ -10,7 +10,7 @@ several processes, what a rank sends and how long a step is estimated to take on
 #include "llmc/train/rollout.h"
 #include "llmc/cli/run.h"
 
-static inline StreamBound plan_rollout(Run *run, const DataLoader *data) {
+static inline SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     RolloutSettings settings;
     Prompt text;
     memset(&text, 0, sizeof(text));
@@ -74,8 +74,8 @@ static inline void report_estimate_json(JsonOut *json, const Run *run, const Mac
 
 // ---- the verb -------------------------------------------------------------------------------------------------------
 typedef struct {
-    StreamBound whole; // the largest micro-batch
-    StreamBound part;  // and of micro-batches, what a rank takes
+    SequenceBound whole; // the largest micro-batch
+    SequenceBound part;  // and of micro-batches, what a rank takes
 } PlanBound;
 
 static inline PlanBound plan_bound(Run *run, DataLoader *data) {
@@ -94,11 +94,11 @@ static inline PlanBound plan_bound(Run *run, DataLoader *data) {
 }
 
 // A step of all ranks.
-static inline StepShape plan_step(const Run *run, StreamBound whole) {
-    const double batches = (double)run->deal.batches;
+static inline StepShape plan_step(const Run *run, SequenceBound whole) {
+    const double batches = (double)run->assignment.batches;
     Batch shape = batch_shape(whole);
     StepShape step;
-    step.streams = deal_own(run->deal);
+    step.streams = assigned_batches(run->assignment);
     step.tokens = batches * (double)shape.N;
     step.model_flops = batches * model_flops(&run->model, run->settings.lora, &shape, 1);
     free(shape.document_start);
@@ -134,7 +134,7 @@ static inline int verb_plan(const Options *options) {
     memset(&data, 0, sizeof(data)), memset(&estimate, 0, sizeof(estimate));
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
-    run_settle(&run);
+    run_resolve(&run);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);

@@ -47,7 +47,7 @@ static inline void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt,
     TokenIds turn = {NULL, 0, 0};
     char *line = NULL;
     size_t capacity = 0, bytes, room, drawn, turns = 0;
-    sampler_begin(sampler, &run->stream);
+    sampler_begin(sampler, &run->streambp);
     while (chat_line(&line, &capacity, &bytes)) {
         TextOut out = text_out_to(stdout, NULL);
         if (!bytes) continue;
@@ -98,7 +98,7 @@ static inline int verb_sample(const Options *options) {
     if (chat) {
         sample_chat(&run, &sampler, &prompt, ids);
     } else {
-        drawn = generate(&sampler, &run.stream, &prompt, &sampling, ids, options->max_new_tokens,
+        drawn = generate(&sampler, &run.streambp, &prompt, &sampling, ids, options->max_new_tokens,
                          options->json ? NULL : stdout);
         if (options->json) sample_json(&prompt, ids, drawn);
     }

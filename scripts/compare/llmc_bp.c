@@ -55,7 +55,7 @@ static float *gradients_read(const WeightSource *source) {
     size_t i;
     for (i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const TensorPlace *place = &source->places[i];
+        const TensorLocation *place = &source->places[i];
         const uint64_t first = (place->offset - LLMC_HEADER_INTS * sizeof(int32_t)) / dtype_size(place->type);
         peer_gradients((size_t)first, parameter_elements(p), gradients + p->offset);
     }

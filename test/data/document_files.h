@@ -60,7 +60,7 @@ static inline DataLoader open_data(const char *path, const DataSettings *setting
 
 // Room for the loader's largest stream, full of what must be overwritten.
 static inline Batch batch_for(const DataLoader *loader) {
-    StreamBound bound = dataloader_bound(loader);
+    SequenceBound bound = dataloader_bound(loader);
     Batch batch = dataloader_batch(loader);
     memset(batch.tokens, 0xee, bound.N * 4), memset(batch.targets, 0xee, bound.N * 4);
     memset(batch.position, 0xee, bound.N * 4), memset(batch.loss_weight, 0xee, bound.N * 4);

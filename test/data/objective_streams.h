@@ -108,9 +108,9 @@ static double metric_of(const Metrics *m, const char *name) {
 }
 
 static double normaliser(const Objective *o, const Stream *stream, size_t streams) {
-    Counts counts = {0, 0, 0};
+    TargetCounts counts = {0, 0, 0};
     size_t i;
-    for (i = 0; i < streams; i++) counts = counts_add(counts, batch_count(&stream[i].batch));
+    for (i = 0; i < streams; i++) counts = target_counts_add(counts, batch_count(&stream[i].batch));
     return objective_normaliser(o, counts);
 }
 
@@ -130,7 +130,7 @@ static Objective make(ObjectiveKind kind, double beta) {
     memset(&o, 0, sizeof(o));
     o.kind = kind, o.beta = beta, o.gamma = o.clip_low = o.clip_high = NAN;
     o.temperature = 1, o.completion_tokens = 16;
-    objective_settle(&o);
+    objective_resolve(&o);
     return o;
 }
 

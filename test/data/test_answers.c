@@ -48,13 +48,13 @@ static size_t check_unit(Answers *x, const Batch *batch, size_t first, size_t gr
 
 static void check_answers(Answers *x, DataLoader *loader, Batch *batch) {
     const size_t streams = dataloader_batches(loader);
-    const StreamBound bound = dataloader_bound(loader);
+    const SequenceBound bound = dataloader_bound(loader);
     size_t epoch, s, d, group;
     for (epoch = 0; epoch < 3; epoch++) {
         const uint64_t begin = dataloader_place(loader);
         memset(x->seen, 0, x->documents);
         for (s = 0; dataloader_place(loader) / x->units == begin / x->units; s++) {
-            Counts told = dataloader_counted(loader, dataloader_place(loader), 1), counts;
+            TargetCounts told = dataloader_counted(loader, dataloader_place(loader), 1), counts;
             dataloader_next(loader, batch);
             assert_true(batch->N <= bound.N && batch->documents <= bound.documents);
             for (d = 0, group = 0; d < batch->documents; group++) d = check_unit(x, batch, d, group);
@@ -291,14 +291,14 @@ TEST(values_are_advantages_of_their_targets) {
         DataLoader loader;
         Batch batch;
         size_t s, t, streams, seen = 0;
-        Counts counts = {0, 0, 0};
+        TargetCounts counts = {0, 0, 0};
         loader = open_data(write_image("values.bin", image_of_values(document, 15, 41)), &settings);
         batch = batch_for(&loader);
         streams = dataloader_batches(&loader);
         allocation_guard = 1;
         for (s = 0; s < streams; s++) {
             dataloader_next(&loader, &batch);
-            counts = counts_add(counts, batch_count(&batch));
+            counts = target_counts_add(counts, batch_count(&batch));
             for (t = 0; t < batch.N; t++, seen++) {
                 size_t number = (size_t)batch.tokens[t] / DOCUMENT_IDS, token = (size_t)batch.tokens[t] % DOCUMENT_IDS;
                 if (batch.advantage[t] != document[number].value[token + 1])

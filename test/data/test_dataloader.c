@@ -424,7 +424,7 @@ TEST(random_batches) {
 
 TEST(counted_targets) {
     Batch batch = batch_allocate(6, 3);
-    Counts counts;
+    TargetCounts counts;
     static const float weights[] = {1, 1, 0.5f, 2, 7, 0};
     static const int32_t targets[] = {3, -1, 0, 4, -1, 9}, positions[] = {0, 1, 2, 0, 0, 1};
     memcpy(batch.loss_weight, weights, sizeof(weights)), memcpy(batch.targets, targets, sizeof(targets));

@@ -34,7 +34,7 @@ static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t en
 // One epoch from where the loader stands; returns the positions.
 static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
     const uint64_t epoch = dataloader_place(loader) / loader->documents.pieces;
-    const StreamBound bound = dataloader_bound(loader);
+    const SequenceBound bound = dataloader_bound(loader);
     size_t positions = 0, d;
     memset(x->trained, 0, x->documents * DOCUMENT_IDS);
     while (dataloader_place(loader) / loader->documents.pieces == epoch) {

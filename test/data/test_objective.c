@@ -532,10 +532,10 @@ TEST(defaults) {
     o = make(OBJECTIVE_GRPO, 0.5);
     assert_true(o.beta == 0.5 && o.clip_low == 0.2 && o.clip_high == 0.2);
     o.normalisation = NORMALISE_DAPO, o.clip_high = NAN;
-    objective_settle(&o);
+    objective_resolve(&o);
     assert_true(o.clip_low == 0.2 && o.clip_high == 0.28);
     o.normalisation = NORMALISE_GRPO, o.clip_low = 0.1, o.clip_high = NAN;
-    objective_settle(&o);
+    objective_resolve(&o);
     assert_true(o.clip_low == 0.1 && o.clip_high == 0.1);
 }
 

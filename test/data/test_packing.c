@@ -31,10 +31,10 @@ static size_t lognormal_lengths(uint32_t *length, size_t most, double median, do
 }
 
 // ---- what must hold for any epoch ------------------------------------------------------------------------------------------------
-static void check_epoch(const Packing *p, const EpochStreams *e) {
+static void check_epoch(const Packing *p, const EpochSequences *e) {
     unsigned char *seen = (unsigned char *)calloc(p->units, 1), *stream = (unsigned char *)calloc(e->streams, 1);
     size_t s, i, pieces = 0;
-    assert_true(e->streams >= 1 && e->streams <= p->most_streams);
+    assert_true(e->streams >= 1 && e->streams <= p->max_sequences);
     assert_int_equal(e->begin[0], 0);
     assert_int_equal(e->begin[e->streams], p->units);
     for (s = 0; s < e->streams; s++) {
@@ -60,12 +60,12 @@ TEST(every_piece_exactly_once) {
         for (shuffle = 0; shuffle < 2; shuffle++) {
             size_t most = 1 + test_random_below(1000), capacity = most + test_random_below(3000);
             Packing p;
-            EpochStreams e;
+            EpochSequences e;
             test_case("%zu pieces of %zu at most into %zu, %s", counts[c], most, capacity,
                       shuffle ? "shuffled" : "in order");
             p = packing_allocate(uniform_lengths(counts[c], 1, most), sizeof(uint32_t), counts[c], capacity, shuffle,
                                  c);
-            e = epoch_streams_allocate(&p);
+            e = epoch_sequences_allocate(&p);
             allocation_guard = 1;
             for (epoch = 0; epoch < 4; epoch++) {
                 packing_epoch(&p, &e, epoch);
@@ -73,7 +73,7 @@ TEST(every_piece_exactly_once) {
                 check_epoch(&p, &e);
             }
             allocation_guard = 0;
-            packing_free(&p), epoch_streams_free(&e);
+            packing_free(&p), epoch_sequences_free(&e);
         }
     }
 }
@@ -85,16 +85,16 @@ TEST(the_worst_case_of_streams_is_planned_for) {
         size_t count = 20000;
         uint32_t *length = lengths_of(count);
         Packing p;
-        EpochStreams e;
+        EpochSequences e;
         int shuffle;
         for (i = 0; i < count; i++) length[i] = (uint32_t)lengths[k];
         for (shuffle = 0; shuffle < 2; shuffle++) {
             p = packing_allocate(length, sizeof(uint32_t), count, 100, shuffle, 1);
-            e = epoch_streams_allocate(&p);
+            e = epoch_sequences_allocate(&p);
             packing_epoch(&p, &e, 0);
             check_epoch(&p, &e);
             if (p.windows == 1) assert_int_equal(e.streams, (count + 100 / lengths[k] - 1) / (100 / lengths[k]));
-            packing_free(&p), epoch_streams_free(&e);
+            packing_free(&p), epoch_sequences_free(&e);
         }
     }
 }
@@ -158,12 +158,12 @@ TEST(long_tails_fill_streams) {
         for (seed = 0; seed < 3; seed++) {
             uint32_t *length;
             Packing p;
-            EpochStreams e;
+            EpochSequences e;
             test_case("case %zu, seed %zu", c, seed);
             length = lengths_of(cases[c].pieces);
             lognormal_lengths(length, cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
             p = packing_allocate(length, sizeof(uint32_t), cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
-            e = epoch_streams_allocate(&p);
+            e = epoch_sequences_allocate(&p);
             for (epoch = 0; epoch < 2; epoch++) {
                 packing_epoch(&p, &e, epoch);
                 check_epoch(&p, &e);
@@ -172,7 +172,7 @@ TEST(long_tails_fill_streams) {
                     test_fail("%zu streams in %zu windows, %.2f %% full", e.streams, p.windows,
                               100 * packing_fill(&p, e.streams));
             }
-            packing_free(&p), epoch_streams_free(&e);
+            packing_free(&p), epoch_sequences_free(&e);
         }
     }
     printf("             least fill %.2f %%\n", 100 * least);
@@ -182,11 +182,11 @@ TEST(a_million_pieces_take_a_moment) {
     size_t count = 1000000;
     uint32_t *length = lengths_of(count);
     Packing p;
-    EpochStreams e;
+    EpochSequences e;
     double begin;
     lognormal_lengths(length, count, 300, 1.3, 8192);
     p = packing_allocate(length, sizeof(uint32_t), count, 8192, 1, 5);
-    e = epoch_streams_allocate(&p);
+    e = epoch_sequences_allocate(&p);
     begin = seconds_now();
     packing_epoch(&p, &e, 0);
     printf("             %.2f s, %zu windows, %zu streams, %.2f %% full\n", seconds_now() - begin, p.windows, e.streams,
@@ -194,12 +194,12 @@ TEST(a_million_pieces_take_a_moment) {
     assert_true(seconds_now() - begin <
                 20); // sanitized, on a machine that has other things to do; quadratic would be hours
     assert_true(p.windows > 10);
-    packing_free(&p), epoch_streams_free(&e);
+    packing_free(&p), epoch_sequences_free(&e);
 }
 
 // ---- orders -------------------------------------------------------------------------------------------------------------------------
 // The pieces of an epoch, stream after stream as they come.
-static uint32_t *walk(const Packing *p, const EpochStreams *e) {
+static uint32_t *walk(const Packing *p, const EpochSequences *e) {
     uint32_t *out = (uint32_t *)case_memory(p->units * sizeof(uint32_t));
     size_t s, i, n = 0;
     for (s = 0; s < e->streams; s++)
@@ -221,7 +221,7 @@ TEST(epochs_and_seeds_differ_and_repeat) {
     uint32_t *length = uniform_lengths(count, 1, 700);
     Packing p = packing_allocate(length, sizeof(uint32_t), count, 4096, 1, 7),
             q = packing_allocate(length, sizeof(uint32_t), count, 4096, 1, 8);
-    EpochStreams e = epoch_streams_allocate(&p), f = epoch_streams_allocate(&q);
+    EpochSequences e = epoch_sequences_allocate(&p), f = epoch_sequences_allocate(&q);
     const uint32_t *first, *again, *second, *other;
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
     packing_epoch(&p, &e, 1), second = walk(&p, &e);
@@ -232,7 +232,7 @@ TEST(epochs_and_seeds_differ_and_repeat) {
     assert_memory_not_equal(first, other, bytes);
     assert_true(same_neighbours(first, second, count) < count / 100); // other pieces meet, too
     assert_true(same_neighbours(first, other, count) < count / 100);
-    packing_free(&p), packing_free(&q), epoch_streams_free(&e), epoch_streams_free(&f);
+    packing_free(&p), packing_free(&q), epoch_sequences_free(&e), epoch_sequences_free(&f);
 }
 
 TEST(small_sets_are_permuted_too) {
@@ -240,17 +240,17 @@ TEST(small_sets_are_permuted_too) {
     size_t i, epoch, changed = 0;
     uint32_t *first;
     Packing p;
-    EpochStreams e;
+    EpochSequences e;
     for (i = 0; i < 64; i++) length[i] = 25; // four to a stream: only the order can differ
     p = packing_allocate(length, sizeof(uint32_t), 64, 100, 1, 3);
-    e = epoch_streams_allocate(&p);
+    e = epoch_sequences_allocate(&p);
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
     for (epoch = 1; epoch < 5; epoch++) {
         packing_epoch(&p, &e, epoch);
         changed += same_neighbours(first, walk(&p, &e), 64) < 10;
     }
     assert_int_equal(changed, 4);
-    packing_free(&p), epoch_streams_free(&e);
+    packing_free(&p), epoch_sequences_free(&e);
 }
 
 TEST(not_shuffled_is_the_order_of_the_file) {
@@ -258,15 +258,15 @@ TEST(not_shuffled_is_the_order_of_the_file) {
     uint32_t *length = lengths_of(7);
     size_t i;
     Packing p;
-    EpochStreams e;
+    EpochSequences e;
     for (i = 0; i < 7; i++) length[i] = lengths[i];
     p = packing_allocate(length, sizeof(uint32_t), 7, 100, 0, 0);
-    e = epoch_streams_allocate(&p);
+    e = epoch_sequences_allocate(&p);
     packing_epoch(&p, &e, 0);
     assert_int_equal(e.streams, 5);
     for (i = 0; i < 7; i++) assert_int_equal(e.order[i], i);
     for (i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
-    packing_free(&p), epoch_streams_free(&e);
+    packing_free(&p), epoch_sequences_free(&e);
 }
 
 TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than a length
@@ -274,10 +274,10 @@ TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than
     uint32_t *length = uniform_lengths(count, 1, 300),
              (*table)[4] = (uint32_t(*)[4])case_memory(count * sizeof(*table));
     Packing p = packing_allocate(length, sizeof(uint32_t), count, 1000, 1, 4), q;
-    EpochStreams e = epoch_streams_allocate(&p), f;
+    EpochSequences e = epoch_sequences_allocate(&p), f;
     for (i = 0; i < count; i++) table[i][0] = table[i][1] = table[i][3] = 7777777, table[i][2] = length[i];
     q = packing_allocate(&table[0][2], sizeof(*table), count, 1000, 1, 4);
-    f = epoch_streams_allocate(&q);
+    f = epoch_sequences_allocate(&q);
     assert_int_equal(p.positions, q.positions);
     for (epoch = 0; epoch < 3; epoch++) {
         packing_epoch(&p, &e, epoch), packing_epoch(&q, &f, epoch);
@@ -285,7 +285,7 @@ TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than
         assert_int_equal(e.streams, f.streams);
         assert_memory_equal(e.order, f.order, count * sizeof(uint32_t));
     }
-    packing_free(&p), packing_free(&q), epoch_streams_free(&e), epoch_streams_free(&f);
+    packing_free(&p), packing_free(&q), epoch_sequences_free(&e), epoch_sequences_free(&f);
 }
 
 TEST(permutations_are_uniform) {

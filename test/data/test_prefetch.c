@@ -19,8 +19,8 @@ static void wait_microseconds(size_t most) {
 static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_t steps, size_t pause) {
     size_t step, i;
     for (step = 0; step < steps; step++) {
-        Counts sum = {0, 0, 0}, told = {0, 0, 0};
-        for (i = 0; i < ahead->deal.batches; i++) {
+        TargetCounts sum = {0, 0, 0}, told = {0, 0, 0};
+        for (i = 0; i < ahead->assignment.batches; i++) {
             const MicroBatch *micro;
             if (pause) wait_microseconds(pause);
             dataloader_next(alone, batch);
@@ -28,7 +28,7 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
             if (pause) wait_microseconds(pause); // it stays ours for that long
             expect_same_batch(&micro->batch, batch);
             assert_int_equal(micro->after, dataloader_place(alone));
-            sum = counts_add(sum, batch_count(batch));
+            sum = target_counts_add(sum, batch_count(batch));
             told = micro->step_counts;
         }
         assert_true(sum.tokens == told.tokens && sum.documents == told.documents && sum.groups == told.groups);
@@ -50,7 +50,7 @@ TEST(the_same_at_any_speed) {
                 path = write_documents(l ? 30 : 900, lengths[l]);
                 one = open_data(path, &settings), other = open_data(path, &settings);
                 batch = batch_for(&other);
-                prefetch_allocate(&ahead, &one, deal_alone(accumulated));
+                prefetch_allocate(&ahead, &one, assign_alone(accumulated));
                 prefetch_start(&ahead, 0);
                 allocation_guard = 1;
                 expect_steps(&ahead, &other, &batch, 150 / accumulated, pauses[p]); // over the end of epochs
@@ -72,7 +72,7 @@ TEST(stopped_and_started_anywhere) {
     Batch batch = batch_for(&other);
     Prefetch ahead;
     size_t round;
-    prefetch_allocate(&ahead, &one, deal_alone(2));
+    prefetch_allocate(&ahead, &one, assign_alone(2));
     for (round = 0; round < 60; round++) {
         uint64_t place = test_random_below(5) * one.documents.pieces + test_random_below(20);
         dataloader_seek(&other, place);
@@ -93,7 +93,7 @@ TEST(llmc_shards_are_read_ahead_too) {
     DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
     Batch batch = batch_for(&other);
     Prefetch ahead;
-    prefetch_allocate(&ahead, &one, deal_alone(3));
+    prefetch_allocate(&ahead, &one, assign_alone(3));
     prefetch_start(&ahead, 0);
     expect_steps(&ahead, &other, &batch, 50, 0);
     prefetch_free(&ahead);
@@ -119,7 +119,7 @@ TEST(answers_are_read_ahead_too) {
         path = write_shard("answers.bin", &made, document, count);
         one = open_data(path, &settings), other = open_data(path, &settings);
         batch = batch_for(&other);
-        prefetch_allocate(&ahead, &one, deal_alone(3));
+        prefetch_allocate(&ahead, &one, assign_alone(3));
         prefetch_start(&ahead, 0);
         allocation_guard = 1;
         expect_steps(&ahead, &other, &batch, 40, 0); // over the end of epochs
@@ -137,7 +137,7 @@ TEST(waiting_is_measured) {
     Prefetch ahead;
     double before;
     size_t i;
-    prefetch_allocate(&ahead, &loader, deal_alone(1));
+    prefetch_allocate(&ahead, &loader, assign_alone(1));
     prefetch_start(&ahead, 0);
     for (i = 0; i < 50; i++) prefetch_take(&ahead);
     assert_true(ahead.waited > 0);
@@ -167,7 +167,7 @@ static void take_until_it_fails(const void *context) {
     size_t i;
     settings.shuffle = SHUFFLE_OFF;
     loader = open_data(f->path, &settings);
-    prefetch_allocate(&ahead, &loader, deal_alone(1));
+    prefetch_allocate(&ahead, &loader, assign_alone(1));
     prefetch_start(&ahead, 0);
     for (i = 0; i < f->steps; i++) {
         usleep(5000); // the thread is ahead, and has failed already
@@ -202,7 +202,7 @@ static void end_in_the_middle(const void *context) {
     size_t i;
     for (i = 0; i < 3; i++) {
         loader[i] = open_data((const char *)context, &settings);
-        prefetch_allocate(&ahead[i], &loader[i], deal_alone(1));
+        prefetch_allocate(&ahead[i], &loader[i], assign_alone(1));
         prefetch_start(&ahead[i], 0);
         prefetch_take(&ahead[i]);
     }

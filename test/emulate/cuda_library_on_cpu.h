@@ -62,8 +62,8 @@ static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t u
 static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     return ops_cpu_device->all_gather(group, x, count, unit, size);
 }
-static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
-    return ops_cpu_device->exchange(group, parcels, n);
+static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
+    return ops_cpu_device->exchange(group, messages, n);
 }
 static void await(int64_t ticket) { ops_cpu_device->await(ticket); }
 

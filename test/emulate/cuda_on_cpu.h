@@ -278,7 +278,7 @@ inline void give_way(unsigned from_place) {
     // back: whoever switched here has called enter()
 }
 
-inline unsigned place_of(unsigned t) { return reverse ? block.threads - 1 - t : t; }
+inline unsigned shard_offset(unsigned t) { return reverse ? block.threads - 1 - t : t; }
 
 inline void barrier(int line) {
     unsigned self = block.running, i;
@@ -290,7 +290,7 @@ inline void barrier(int line) {
              block.thread[block.barrier_thread].line);
     t->state = AT_BARRIER, t->line = line;
     if (++block.arrived < block.threads) {
-        give_way(place_of(self));
+        give_way(shard_offset(self));
         return;
     }
     block.arrived = 0;
@@ -319,7 +319,7 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
     w->line = line;
     if (++w->arrived < lanes) {
         t->state = IN_WARP, t->line = line;
-        give_way(place_of(self));
+        give_way(shard_offset(self));
         return set;
     }
     if (last) last(set);
@@ -342,7 +342,7 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
             pool_free[pool_free_count++] = (unsigned)(mine - pool);
             switch_fiber(mine, &block.home);
         }
-        next = next_ready(place_of(self));
+        next = next_ready(shard_offset(self));
         if (next == MOST_THREADS) stuck();
         if (block.thread[next].state == UNSTARTED) {
             block.thread[next].fiber = mine;

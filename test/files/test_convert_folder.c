@@ -229,22 +229,22 @@ TEST(names_of_temporaries) {
 // ---- what --model may name -----------------------------------------------------------------------------------------------------------
 static void write_checkpoint(const char *run, const char *name, const char *flat) {
     static const char *const other[] = {"optimizer.bin", "state.json"};
-    char checkpoint[PATH_MAX], path[PATH_MAX], text[SEAL_TEXT];
-    Seal seal;
+    char checkpoint[PATH_MAX], path[PATH_MAX], text[MANIFEST_TEXT];
+    Manifest manifest;
     size_t bytes, i;
     const char *model = read_whole(flat, &bytes);
-    memset(&seal, 0, sizeof(seal));
+    memset(&manifest, 0, sizeof(manifest));
     path_join(checkpoint, run, name);
     mkdir(run, 0777), mkdir(checkpoint, 0777);
     path_join(path, checkpoint, "model.bin");
     write_file(path, model, bytes);
-    seal.bytes[SEAL_MODEL] = bytes, seal.bytes[SEAL_OPTIMIZER] = seal.bytes[SEAL_STATE] = 5;
+    manifest.bytes[MANIFEST_MODEL] = bytes, manifest.bytes[MANIFEST_OPTIMIZER] = manifest.bytes[MANIFEST_STATE] = 5;
     for (i = 0; i < 2; i++) {
         path_join(path, checkpoint, other[i]);
         write_file(path, "other", 5);
     }
-    path_join(path, checkpoint, SEAL_NAME);
-    write_file(path, text, seal_text(&seal, text));
+    path_join(path, checkpoint, MANIFEST_NAME);
+    write_file(path, text, manifest_text(&manifest, text));
 }
 
 static void find_body(const void *path) {
@@ -270,7 +270,7 @@ TEST(model_paths) {
     write_checkpoint(run, "checkpoint-00000005", flat);
     write_checkpoint(run, "checkpoint-00000010", flat);
     write_checkpoint(run, "checkpoint-00000020", flat);
-    path_join(path, run, "checkpoint-00000020/" SEAL_NAME);
+    path_join(path, run, "checkpoint-00000020/" MANIFEST_NAME);
     assert_int_equal(unlink(path), 0);
     path_join(path, run, "checkpoint-00000010/model.bin");
     expect_model(run, path); // the last complete one

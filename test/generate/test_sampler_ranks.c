@@ -11,7 +11,7 @@ TEST(ranks_write_one_text) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model model = model_build(&config, ops_device->stored);
     RunSettings settings = sampling_run(&model, 5, TOKENS);
-    const World world = {dist_ranks(), dist_rank(), DEALT_WEIGHTS, 1};
+    const World world = {dist_ranks(), dist_rank(), ZERO_WEIGHTS, 1};
     SamplingSettings sampling = {1, 0, 1, 7 + dist_rank()};
     int32_t ids[TOKENS] = {3, 1, 4}, first[TOKENS];
     Run *run;

@@ -100,7 +100,7 @@ static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, 
     const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
     Batch largest = batches[0];
     TinyResult result = {0, NULL, trained->elements};
-    Counts counts = {0, 0, 0};
+    TargetCounts counts = {0, 0, 0};
     OptimizerState state;
     StreamBP s;
     Arena arena;
@@ -109,7 +109,7 @@ static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, 
     double Z;
     size_t i;
     for (i = 0; i < count; i++) {
-        counts = counts_add(counts, batch_count(&batches[i]));
+        counts = target_counts_add(counts, batch_count(&batches[i]));
         if (batches[i].N > largest.N) largest = batches[i];
     }
     Z = objective_normaliser(&settings.objective, counts);

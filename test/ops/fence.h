@@ -186,7 +186,7 @@ static inline void fence_host(const char *op, const char *name, const void *memo
     OP(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit), (x)) \
     OP(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size), \
         (group, x, count, unit, size), (x)) \
-    OP(int64_t, exchange, (RankGroup group, const Parcel *parcels, size_t n), (group, parcels, n), (NULL)) \
+    OP(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n), (NULL)) \
     OP(void, await, (int64_t ticket), (ticket), (NULL))
 // clang-format on
 

@@ -112,9 +112,9 @@ static Case case_make(const char *text, int lora) {
 static void case_add(Case *c, Batch batch) { c->batch[c->streams++] = batch; }
 
 static void case_normalise(Case *c) {
-    Counts counts = {0, 0, 0};
+    TargetCounts counts = {0, 0, 0};
     size_t i;
-    for (i = 0; i < c->streams; i++) counts = counts_add(counts, batch_count(&c->batch[i]));
+    for (i = 0; i < c->streams; i++) counts = target_counts_add(counts, batch_count(&c->batch[i]));
     c->Z = objective_normaliser(&c->settings.objective, counts);
 }
 
@@ -414,7 +414,7 @@ static void case_objective(Case *c, const Tried *t) {
     Objective *o = &c->settings.objective;
     o->kind = t->kind, o->normalisation = t->normalisation, o->beta = t->beta, o->temperature = t->temperature;
     o->gamma = 0.5, o->clip_low = 0.2, o->clip_high = NAN, o->completion_tokens = 12;
-    objective_settle(o);
+    objective_resolve(o);
 }
 
 static void objectives_agree(size_t sp) {

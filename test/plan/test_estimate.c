@@ -270,7 +270,7 @@ TEST(memory_of_the_stages) {
                 // whole units of each group are dealt evenly, the last rank has what is left over of them
                 const size_t dealt = zero >= held[i].stage ? ranks[p] : 1, groups = 2 + 36;
                 const double exact = (double)(c.model.elements * held[i].bytes) / (double)dealt;
-                const double more = dealt > 1 ? (double)(groups * SHARE_UNIT * dealt * held[i].bytes) : 0;
+                const double more = dealt > 1 ? (double)(groups * SHARD_ALIGNMENT * dealt * held[i].bytes) : 0;
                 const double found = (double)region_bytes(&plan, held[i].region);
                 if (!(found >= exact && found <= exact + more + ARENA_ALIGNMENT))
                     test_fail("%s: %.12g bytes, from %.12g to %.12g more", held[i].region, found, exact, more);

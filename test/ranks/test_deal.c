@@ -17,17 +17,18 @@ TEST(every_part_of_every_micro_batch_once) {
     size_t D, A, sp, d, s, i;
     for (D = 1; D <= 12; D++) {
         for (A = 1; A <= 12; A++) {
-            const size_t parts = deal_step(world_of(D, 0, 1), A).parts;
+            const size_t parts = assign_step(world_of(D, 0, 1), A).parts;
             unsigned char taken[12][12] = {{0}};
             test_case("%zu replicas, %zu micro-batches", D, A);
             for (d = 0; d < D; d++) {
-                const Deal deal = deal_step(world_of(D, d, 1), A);
-                assert_int_equal(deal_own(deal) * D, A * parts); // the same work for each
-                for (i = 0; i < deal_own(deal); i++) taken[deal_number(deal, i)][deal.part]++;
+                const Assignment assignment = assign_step(world_of(D, d, 1), A);
+                assert_int_equal(assigned_batches(assignment) * D, A * parts); // the same work for each
+                for (i = 0; i < assigned_batches(assignment); i++)
+                    taken[assigned_number(assignment, i)][assignment.part]++;
                 for (sp = 2; sp < 4; sp++) {
                     for (s = 0; s < sp; s++) { // ranks of a stream take the same
-                        const Deal shared = deal_step(world_of(D * sp, d * sp + s, sp), A);
-                        assert_memory_equal(&shared, &deal, sizeof(deal));
+                        const Assignment shared = assign_step(world_of(D * sp, d * sp + s, sp), A);
+                        assert_memory_equal(&shared, &assignment, sizeof(assignment));
                     }
                 }
             }
@@ -44,10 +45,10 @@ TEST(evaluations_go_round_by_round) {
             unsigned char taken[12][12] = {{0}};
             if (D % parts) continue;
             for (d = 0; d < D; d++) {
-                const Deal deal = deal_evaluation(world_of(D, d, 1), parts);
-                assert_int_equal(deal_own(deal), 1);
-                assert_int_equal(deal.stride * deal.parts, D);
-                taken[deal.first][deal.part]++;
+                const Assignment assignment = assign_evaluation(world_of(D, d, 1), parts);
+                assert_int_equal(assigned_batches(assignment), 1);
+                assert_int_equal(assignment.stride * assignment.parts, D);
+                taken[assignment.first][assignment.part]++;
             }
             for (d = 0; d < D; d++) assert_int_equal(taken[d / parts][d % parts], 1);
         }
@@ -56,7 +57,7 @@ TEST(evaluations_go_round_by_round) {
 
 // ---- the tokens of a shared stream ----------------------------------------------------------------------------------
 static size_t longest_range(size_t N, size_t S, size_t rank) {
-    return max_size(stream_part(N, S, rank, 0).count, stream_part(N, S, rank, 1).count);
+    return max_size(sequence_part(N, S, rank, 0).count, sequence_part(N, S, rank, 1).count);
 }
 
 // Ranges as they are defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end.
@@ -68,7 +69,7 @@ static void expect_ranges(size_t N, size_t S) {
         const size_t to[] = {min_size(first, from[0] + each), min_size(N, from[1] + second)};
         size_t half;
         for (half = 0; half < 2; half++) {
-            const Portion part = stream_part(N, S, rank, half);
+            const Range part = sequence_part(N, S, rank, half);
             assert_int_equal(part.count, to[half] - from[half]);
             if (part.count) assert_int_equal(part.begin, from[half]);
         }
@@ -80,11 +81,11 @@ static void expect_portions(size_t N, size_t S) {
     size_t rank, half;
     for (rank = 0; rank < S; rank++) {
         for (half = 0; half < 2; half++) {
-            const Portion rows = stream_half(N, S, half), part = stream_part(N, S, rank, half);
-            const Portion portion = share_of(rows.count, 1, S, half ? S - 1 - rank : rank);
-            assert_int_equal(portion.count, rows.count / S);
-            assert_true(part.count <= portion.count);
-            if (part.count) assert_int_equal(part.begin, rows.begin + portion.begin);
+            const Range rows = sequence_half(N, S, half), part = sequence_part(N, S, rank, half);
+            const Range range = shard_range(rows.count, 1, S, half ? S - 1 - rank : rank);
+            assert_int_equal(range.count, rows.count / S);
+            assert_true(part.count <= range.count);
+            if (part.count) assert_int_equal(part.begin, rows.begin + range.begin);
         }
     }
 }
@@ -98,8 +99,8 @@ TEST(streams_are_dealt_evenly) {
             test_case("%zu tokens, %zu ranks", N, S);
             for (rank = 0; rank < S; rank++)
                 for (half = 0; half < 2; half++)
-                    for (t = 0; t < stream_part(N, S, rank, half).count; t++)
-                        owned[stream_part(N, S, rank, half).begin + t]++;
+                    for (t = 0; t < sequence_part(N, S, rank, half).count; t++)
+                        owned[sequence_part(N, S, rank, half).begin + t]++;
             for (t = 0; t < N; t++) assert_int_equal(owned[t], 1);
             expect_ranges(N, S);
             expect_portions(N, S);
@@ -113,17 +114,17 @@ TEST(plans_of_shared_streams_hold_all_shorter_ones) {
     for (S = 1; S <= 17; S++) {
         size_t tokens = 0, longest = 0, rows = 0;
         for (N = 1; N <= 400; N++) {
-            const size_t largest = stream_largest(N, S);
+            const size_t largest = sequence_largest_rank(N, S);
             test_case("%zu tokens, %zu ranks", N, S);
-            assert_int_equal(stream_tokens(N, S, largest), stream_most(N, S));
-            assert_int_equal(stream_most(N, S), N / S + (N % S != 0));
-            assert_int_equal(stream_rows(N, S), stream_half(N, S, 0).count + stream_half(N, S, 1).count);
-            assert_in_range(stream_rows(N, S), N, N + S - 1);
-            assert_true(stream_most(N, S) >= tokens && stream_rows(N, S) >= rows);
+            assert_int_equal(sequence_tokens(N, S, largest), sequence_share_max(N, S));
+            assert_int_equal(sequence_share_max(N, S), N / S + (N % S != 0));
+            assert_int_equal(sequence_rows(N, S), sequence_half(N, S, 0).count + sequence_half(N, S, 1).count);
+            assert_in_range(sequence_rows(N, S), N, N + S - 1);
+            assert_true(sequence_share_max(N, S) >= tokens && sequence_rows(N, S) >= rows);
             assert_true(longest_range(N, S, largest) >= longest);
-            tokens = stream_most(N, S), longest = longest_range(N, S, largest), rows = stream_rows(N, S);
+            tokens = sequence_share_max(N, S), longest = longest_range(N, S, largest), rows = sequence_rows(N, S);
             for (rank = 0; rank < S; rank++) {
-                assert_true(stream_tokens(N, S, rank) <= tokens);
+                assert_true(sequence_tokens(N, S, rank) <= tokens);
                 assert_true(longest_range(N, S, rank) <= longest);
             }
         }
@@ -138,7 +139,7 @@ typedef struct {
 static void check_uneven(const void *context) {
     const Uneven *u = (const Uneven *)context;
     const World w = world_of(u->ranks, 0, 1);
-    deal_check_regular(deal_step(w, u->A), w, u->B);
+    assign_check_regular(assign_step(w, u->A), w, u->B);
 }
 
 TEST(what_does_not_come_out_even_is_refused) {
@@ -194,7 +195,7 @@ static Ranks *ranks_begin(const char *path, const DataSettings *settings, size_t
     size_t d;
     for (d = 0; d < D; d++) {
         ranks->loader[d] = open_data(path, settings);
-        prefetch_allocate(&ranks->ahead[d], &ranks->loader[d], deal_step(world_of(D, d, 1), A));
+        prefetch_allocate(&ranks->ahead[d], &ranks->loader[d], assign_step(world_of(D, d, 1), A));
         prefetch_start(&ranks->ahead[d], place);
     }
     return ranks;
@@ -207,22 +208,23 @@ static void ranks_end(Ranks *ranks, size_t D) {
 
 // One step of D ranks, held against the loader alone; returns the place behind it, and how many parts were empty.
 static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *whole, size_t A, size_t *empty) {
-    const Deal any = ranks->ahead[0].deal;
-    const StreamBound bound = dataloader_part_bound(alone, any.parts);
+    const Assignment any = ranks->ahead[0].assignment;
+    const SequenceBound bound = dataloader_part_bound(alone, any.parts);
     size_t covered[RANKS * 2] = {0}, i, d;
-    Counts counts = {0, 0, 0}, own = {0, 0, 0};
+    TargetCounts counts = {0, 0, 0}, own = {0, 0, 0};
     uint64_t after = 0;
-    for (i = 0; i < A; i++) dataloader_next(alone, &whole[i]), counts = counts_add(counts, batch_count(&whole[i]));
-    for (i = 0; i < deal_own(any); i++) {
+    for (i = 0; i < A; i++)
+        dataloader_next(alone, &whole[i]), counts = target_counts_add(counts, batch_count(&whole[i]));
+    for (i = 0; i < assigned_batches(any); i++) {
         for (d = 0; d < D; d++) {
             const MicroBatch *micro = prefetch_take(&ranks->ahead[d]);
             const Batch *part = &micro->batch;
-            const Deal deal = ranks->ahead[d].deal;
-            assert_int_equal(micro->number, deal_number(deal, i));
+            const Assignment assignment = ranks->ahead[d].assignment;
+            assert_int_equal(micro->number, assigned_number(assignment, i));
             assert_true(micro->step_counts.tokens == counts.tokens && micro->step_counts.documents == counts.documents);
             assert_true(micro->step_counts.groups == counts.groups);
             assert_true(part->N <= bound.N && part->documents <= bound.documents);
-            own = counts_add(own, batch_count(part));
+            own = target_counts_add(own, batch_count(part));
             after = micro->after;
             *empty += part->empty != 0;
             if (part->empty) {
@@ -248,7 +250,7 @@ static void expect_dealt(const char *path, const DataSettings *settings, size_t 
     uint64_t place = 0;
     for (i = 0; i < A; i++) whole[i] = batch_for(&alone);
     for (D = 1; D <= RANKS; D++) {
-        const size_t parts = deal_step(world_of(D, 0, 1), A).parts;
+        const size_t parts = assign_step(world_of(D, 0, 1), A).parts;
         Ranks *ranks;
         if (regular && settings->B % parts) continue;
         test_case("B %zu, T %zu, %zu micro-batches, %zu ranks", settings->B, settings->T, A, D);
@@ -321,7 +323,7 @@ TEST(an_empty_part_adds_nothing) {
         Batch whole = batch_allocate(6, 2), part;
         double logp = -1.5, entropy = 0.5, weight = 7;
         Metrics metrics;
-        Counts counts;
+        TargetCounts counts;
         o.beta = 0.1, o.gamma = 1, o.clip_low = o.clip_high = 0.2, o.temperature = 1;
         batch_allocate_answers(&whole, 1, 1);
         for (i = 0; i < 6; i++) whole.loss_weight[i] = whole.advantage[i] = 1, whole.targets[i] = 3;

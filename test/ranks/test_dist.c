@@ -17,7 +17,7 @@ static const char *const group_names[RANK_GROUPS] = {"all", "of a stream", "of a
 // The rank among all that has this place in the group of this process.
 static size_t rank_at(size_t place) {
     const size_t first = world.rank / world.sp * world.sp;
-    return group == RANKS_ALL ? place : group == RANKS_OF_STREAM ? first + place : first + world.sp - 1 - place;
+    return group == RANKS_ALL ? place : group == RANKS_SEQUENCE ? first + place : first + world.sp - 1 - place;
 }
 
 // ---- a tensor with sentinels, on the device -------------------------------------------------------------------------
@@ -67,7 +67,7 @@ static void write_sum(char *x, size_t i, size_t ranks) {
 
 // Holds the rank's own portion against the expected sums. In another order of additions of terms below 1/2: each of the
 // two orders rounds less than `ranks` sums, which are below ranks / 2. Then takes what the first run gave for expected.
-static void check_sums(const char *x, char *expected, Portion own, size_t ranks, int run) {
+static void check_sums(const char *x, char *expected, Range own, size_t ranks, int run) {
     const DType type = ops_device->summed;
     const int in_order = run > 0 || !strcmp(ops_device->name, "cpu");
     const double allowed = in_order ? 0 : 0x1p-24 * (double)(ranks * ranks);
@@ -81,7 +81,7 @@ static void check_sums(const char *x, char *expected, Portion own, size_t ranks,
 
 static void check_reduce_scatter(size_t count, size_t unit) {
     const size_t ranks = ranks_in(world, group), size = dtype_size(ops_device->summed);
-    const Portion own = share_of(count, unit, ranks, rank_in(world, group));
+    const Range own = shard_range(count, unit, ranks, rank_in(world, group));
     Tensor t = tensor_new(count * size);
     char *expected = (char *)malloc(count * size);
     size_t i;
@@ -130,7 +130,7 @@ static void check_all_gather_of(size_t count, size_t unit, size_t size) {
     size_t i, r;
     int run;
     for (r = 0; r < ranks; r++) {
-        const Portion p = share_of(count, unit, ranks, r);
+        const Range p = shard_range(count, unit, ranks, r);
         for (i = p.begin * size; i < (p.begin + p.count) * size; i++) {
             expected[i] = gathered(rank_at(r), i);
             if (rank_at(r) == world.rank) t.as[SENTINEL + i] = expected[i];
@@ -176,7 +176,7 @@ TEST(exchange_keeps_the_order_of_parcels) {
     enum { EACH = 3 };
     const size_t ranks = world.ranks;
     Tensor out[4 * EACH], in[4 * EACH];
-    Parcel parcels[4 * EACH];
+    Message messages[4 * EACH];
     size_t peer, k, i, n = 0;
     int64_t ticket;
     for (k = 0; k < EACH; k++)
@@ -187,11 +187,11 @@ TEST(exchange_keeps_the_order_of_parcels) {
             for (i = 0; i < out[place].bytes; i++) out[place].as[SENTINEL + i] = parcel_byte(world.rank, peer, k, i);
             tensor_load(&out[place]), tensor_load(&in[place]);
             if (peer == world.rank) continue;
-            parcels[n].peer = peer;
-            parcels[n].out = tensor_data(&out[place]), parcels[n].out_bytes = out[place].bytes;
-            parcels[n].in = tensor_data(&in[place]), parcels[n++].in_bytes = in[place].bytes;
+            messages[n].peer = peer;
+            messages[n].out = tensor_data(&out[place]), messages[n].out_bytes = out[place].bytes;
+            messages[n].in = tensor_data(&in[place]), messages[n++].in_bytes = in[place].bytes;
         }
-    ticket = ops_device->exchange(RANKS_ALL, parcels, n);
+    ticket = ops_device->exchange(RANKS_ALL, messages, n);
     for (i = 0; i < EACH * ranks; i++)
         if (memcmp(tensor_read(&in[i]), in[i].as + SENTINEL, in[i].bytes)) test_fail("it ran before it was awaited");
     ops_device->await(ticket);
@@ -337,7 +337,7 @@ TEST(ranks_are_numbered_on_their_host) {
     assert_int_equal(dist_local_ranks(), dist_ranks()); // one machine
     assert_int_equal(dist_local_rank(), dist_rank());
     assert_true(*dist_host(dist_ranks() - 1) != 0);
-    assert_int_equal(speaks(), dist_rank() == 0);
+    assert_int_equal(is_main_rank(), dist_rank() == 0);
 }
 
 // In bytes; 0 where the system does not tell.

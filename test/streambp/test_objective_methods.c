@@ -86,7 +86,7 @@ static Case case_make(const Tried *t, int lora) {
     o->kind = t->kind, o->dpo_loss = t->dpo_loss, o->normalisation = t->normalisation;
     o->beta = t->beta, o->gamma = 0.5, o->label_smoothing = t->label_smoothing;
     o->clip_low = 0.2, o->clip_high = NAN, o->temperature = t->temperature, o->completion_tokens = 12;
-    objective_settle(o);
+    objective_resolve(o);
     c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also of several micro-batches
     c.batch = case_batch(t, config.vocab_size);
     test_case("%s%s", t->text, lora ? ", LoRA" : "");

@@ -21,7 +21,7 @@ static Step step_run(const Case *c, RunSettings settings) {
     Step step;
     beside_begin(&b, c, settings);
     step.loss = beside_gradient(&b, c);
-    step.gradient = read_held(table, sharding_of(settings.world, DEALT_ALWAYS), gradients_sharding(&b.s.memory),
+    step.gradient = read_held(table, sharding_of(settings.world, ZERO_NONE), gradients_sharding(&b.s.memory),
                               b.s.memory.gradients, settings.gradient_type);
     step.norm = gradient_norm(table, settings.world, ops_device, b.s.memory.gradients, settings.gradient_type, &bad);
     assert_null(bad);
@@ -148,7 +148,7 @@ TEST(gradients_of_the_type_of_weights) {
 // What this rank does not own of memory that holds all: nobody may look at it.
 static void poison_others(const Model *table, void *memory, DType type) {
     double *values = device_read(ops_device, memory, type, table->elements);
-    double *own = read_held(table, sharding_of(world, DEALT_ALWAYS), sharding_whole(), memory, type);
+    double *own = read_held(table, sharding_of(world, ZERO_NONE), sharding_whole(), memory, type);
     device_write(ops_device, memory, type, own, table->elements);
     free(values), free(own);
 }
@@ -159,7 +159,7 @@ static int64_t steps(void) { return ops_device->stored == DTYPE_BF16 ? 2 : 5; }
 // Some steps; returns the weights, all of them, on every rank. norms[steps()]
 static double *train(const Case *c, RunSettings settings, double *norms) {
     const Model *table = case_table(c);
-    const Sharding own = sharding_of(settings.world, DEALT_ALWAYS);
+    const Sharding own = sharding_of(settings.world, ZERO_NONE);
     double *weights, *all;
     AdamW step;
     Beside b;
@@ -392,20 +392,20 @@ TEST(initial_weights_by_portions) {
     size_t m, i;
     for (m = 0; m < MODELS; m++) {
         Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
-        const Sharding own = sharding_of(world, DEALT_ALWAYS);
+        const Sharding own = sharding_of(world, ZERO_NONE);
         const size_t bytes = c.model.elements * dtype_size(c.model.dtype);
         void *memory = ops_device->allocate(bytes);
-        double *whole, *portions;
+        double *whole, *ranges;
         weights_init_random(&c.model, sharding_whole(), ops_device, memory, 3);
         whole = device_read(ops_device, memory, c.model.dtype, c.model.elements);
         ops_device->zero(memory, bytes);
         weights_init_random(&c.model, own, ops_device, memory, 3);
         weights_check_finite(&c.model, own, ops_device, memory);
-        portions = read_held(&c.model, own, own, memory, c.model.dtype);
+        ranges = read_held(&c.model, own, own, memory, c.model.dtype);
         for (i = 0; i < c.model.elements; i++)
-            if (!isnan(portions[i]) && portions[i] != whole[i])
-                test_fail("element %zu is %.9g, of the whole %.9g", i, portions[i], whole[i]);
-        free(whole), free(portions);
+            if (!isnan(ranges[i]) && ranges[i] != whole[i])
+                test_fail("element %zu is %.9g, of the whole %.9g", i, ranges[i], whole[i]);
+        free(whole), free(ranges);
         ops_device->release(memory, bytes);
         case_free(&c);
     }
@@ -417,7 +417,7 @@ TEST(bad_gradients_are_named) {
     size_t stage, i;
     for (stage = 0; stage < STAGES; stage++) {
         const RunSettings settings = case_settings(&c, stage);
-        const Sharding own = sharding_of(world, DEALT_ALWAYS);
+        const Sharding own = sharding_of(world, ZERO_NONE);
         const size_t last = c.model.parameter_count - 1; // the last rank's, or a portion of it
         const double nan = NAN;
         const Parameter *bad;
@@ -427,10 +427,10 @@ TEST(bad_gradients_are_named) {
         beside_gradient(&b, &c);
         for (i = last - 1; i <= last && world.rank + 1 == world.ranks; i++) {
             const Parameter *p = &c.model.parameters[i];
-            const Held held = held_of(&c.model, own, p);
+            const ParameterShard held = parameter_shard(&c.model, own, p);
             size_t place;
             if (!held.count) continue;
-            place = place_of(&c.model, gradients_sharding(&b.s.memory), p, held.first + held.count - 1);
+            place = shard_offset(&c.model, gradients_sharding(&b.s.memory), p, held.first + held.count - 1);
             device_write(ops_device, at(b.s.memory.gradients, place, dtype_size(settings.gradient_type)),
                          settings.gradient_type, &nan, 1);
         }
@@ -471,7 +471,7 @@ TEST(gradients_are_written_together) {
             beside_gradient(&b, &c);
             gradients_write(path[1], globs[stage], &c.model, settings.world, ops_device, b.s.memory.gradients,
                             settings.gradient_type);
-            gradient = read_held(&c.model, sharding_of(world, DEALT_ALWAYS), gradients_sharding(&b.s.memory),
+            gradient = read_held(&c.model, sharding_of(world, ZERO_NONE), gradients_sharding(&b.s.memory),
                                  b.s.memory.gradients, settings.gradient_type);
             for (i = 0; i < c.model.elements; i++) gradient[i] = isnan(gradient[i]) ? 0 : gradient[i];
             dist_sum(RANKS_ALL, gradient, c.model.elements);

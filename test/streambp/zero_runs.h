@@ -38,7 +38,7 @@ typedef struct {
     size_t streams;            // of each replica
     Batch batch[MOST_STREAMS]; // of all replicas, one's after the other's
     Batch largest;
-    Counts counts;
+    TargetCounts counts;
 } Case;
 
 // Lengths differ from stream to stream, and with them what ranks have to do. Every document has a target that counts.
@@ -78,13 +78,13 @@ static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, siz
     o = &c.settings.objective;
     o->kind = kind, o->beta = 0.3, o->gamma = NAN, o->clip_low = 0.2, o->clip_high = NAN;
     o->temperature = 1, o->completion_tokens = 12;
-    objective_settle(o);
+    objective_resolve(o);
     c.settings.method = method, c.settings.chunk = 5, c.settings.logits_chunk = 7, c.settings.backward = 1;
     c.settings.gradient_type = dtype_of_sums(c.model.dtype);
     c.streams = streams;
     for (i = 0; i < streams * world_replicas(world); i++) {
         c.batch[i] = case_batch(o, config.vocab_size, 100 + i);
-        c.counts = counts_add(c.counts, batch_count(&c.batch[i]));
+        c.counts = target_counts_add(c.counts, batch_count(&c.batch[i]));
         if (c.batch[i].N > c.largest.N) c.largest = c.batch[i];
     }
     test_case("%.6s, %s, method %d, %zu streams%s", models[m], objective_names[kind], (int)method, streams,
@@ -126,7 +126,7 @@ static void write_held(const Model *table, Sharding sharding, void *memory, cons
     size_t i;
     for (i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
-        const Held held = held_of(table, sharding, p);
+        const ParameterShard held = parameter_shard(table, sharding, p);
         if (held.count)
             device_write(ops_device, at(memory, held.place, dtype_size(table->dtype)), table->dtype,
                          values + p->offset + held.first, held.count);
@@ -140,10 +140,11 @@ static double *read_held(const Model *table, Sharding held_by, Sharding layout, 
     for (i = 0; i < table->elements; i++) values[i] = NAN;
     for (i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
-        const Held held = held_of(table, held_by, p);
+        const ParameterShard held = parameter_shard(table, held_by, p);
         if (!held.count) continue;
-        part = device_read(ops_device, (const char *)memory + place_of(table, layout, p, held.first) * dtype_size(type),
-                           type, held.count);
+        part = device_read(ops_device,
+                           (const char *)memory + shard_offset(table, layout, p, held.first) * dtype_size(type), type,
+                           held.count);
         memcpy(values + p->offset + held.first, part, held.count * sizeof(double));
         free(part);
     }

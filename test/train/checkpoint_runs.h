@@ -49,10 +49,10 @@ static inline size_t held_bytes(const Trained *t, Section s) {
 static inline void trained_allocate(Trained *t, DType moments, int master) {
     size_t n;
     t->ops = ops_fenced(), t->moment_type = moments;
-    t->weights_held = sharding_of(test_world, DEALT_WEIGHTS);
-    t->optimizer_held = sharding_of(test_world, DEALT_OPTIMIZER);
-    t->weights = (char *)t->ops->allocate(held_elements(t, t->weights_held) * dtype_size(t->model->dtype));
-    n = held_elements(t, t->optimizer_held);
+    t->weights_sharding_of = sharding_of(test_world, ZERO_WEIGHTS);
+    t->optimizer_sharding = sharding_of(test_world, ZERO_OPTIMIZER);
+    t->weights = (char *)t->ops->allocate(held_elements(t, t->weights_sharding_of) * dtype_size(t->model->dtype));
+    n = held_elements(t, t->optimizer_sharding);
     t->optimizer.m = t->ops->allocate(n * dtype_size(moments));
     t->optimizer.v = t->ops->allocate(n * dtype_size(moments));
     if (master) t->optimizer.master = (float *)t->ops->allocate(n * sizeof(float));

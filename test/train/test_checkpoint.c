@@ -353,18 +353,18 @@ TEST(other_states_are_refused) {
          "state.json: \"the model\" is not text"},
     };
     Resumption r = usual_resumption();
-    char checkpoint[PATH_MAX], seal_of[SEAL_TEXT];
-    Seal seal;
+    char checkpoint[PATH_MAX], seal_of[MANIFEST_TEXT];
+    Manifest manifest;
     size_t i;
     save_usual();
     checkpoint_path(checkpoint, scratch_path("out"), 7, "");
-    assert_null(seal_check(checkpoint, &seal));
+    assert_null(manifest_check(checkpoint, &manifest));
     for (i = 0; i < COUNT_OF(cases); i++) {
         test_case("case %zu", i);
-        seal.bytes[SEAL_STATE] = strlen(cases[i].text);
-        seal.checksum[SEAL_STATE] = checksum_piece(0, cases[i].text, strlen(cases[i].text));
+        manifest.bytes[MANIFEST_STATE] = strlen(cases[i].text);
+        manifest.checksum[MANIFEST_STATE] = checksum_piece(0, cases[i].text, strlen(cases[i].text));
         write_file(file_in("checkpoint-00000007", "state.json"), cases[i].text, strlen(cases[i].text));
-        write_file(file_in("checkpoint-00000007", "DONE"), seal_of, seal_text(&seal, seal_of));
+        write_file(file_in("checkpoint-00000007", "DONE"), seal_of, manifest_text(&manifest, seal_of));
         expect_refused(resume_body, &r, 1, cases[i].refusal);
     }
 }
@@ -408,7 +408,7 @@ TEST(file_size_limit) {
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/model.bin: reserving");
     expect_untouched();
     saving.file_limit =
-        sizeof(FlatHeader) + sections_bytes(&t, SEAL_MODEL); // room for model.bin, not for optimizer.bin
+        sizeof(FlatHeader) + sections_bytes(&t, MANIFEST_MODEL); // room for model.bin, not for optimizer.bin
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/optimizer.bin: reserving");
     expect_untouched();
     trained_close(&t);

@@ -148,10 +148,10 @@ static void expect_clean(const char *out) {
     assert_non_null(directory);
     while ((entry = readdir(directory))) {
         char path[PATH_MAX];
-        Seal seal;
+        Manifest manifest;
         if (entry->d_name[0] == '.' || !strcmp(entry->d_name, "lock")) continue;
         path_join(path, out, entry->d_name);
-        if (checkpoint_step_of(entry->d_name) == CHECKPOINT_NONE || seal_check(path, &seal))
+        if (checkpoint_step_of(entry->d_name) == CHECKPOINT_NONE || manifest_check(path, &manifest))
             test_fail("%s is no complete checkpoint", entry->d_name);
     }
     closedir(directory);

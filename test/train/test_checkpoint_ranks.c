@@ -187,8 +187,9 @@ static void job_body(const void *command) {
 __attribute__((format(printf, 2, 3))) static const Child *run_job(size_t ranks, const char *format, ...) {
     char command[8192];
     va_list args;
-    int used = ranks == 1 ? snprintf(command, sizeof(command), "exec %s --job ", program)
-                          : snprintf(command, sizeof(command), "exec test/ranks/mpirun.sh %zu %s --job ", ranks, program);
+    int used = ranks == 1
+                   ? snprintf(command, sizeof(command), "exec %s --job ", program)
+                   : snprintf(command, sizeof(command), "exec test/ranks/mpirun.sh %zu %s --job ", ranks, program);
     va_start(args, format);
     vsnprintf(command + used, sizeof(command) - (size_t)used, format, args);
     va_end(args);
@@ -340,8 +341,8 @@ TEST(a_killed_job_leaves_the_last_checkpoint) {
         assert_true(process >= 0);
         if (process == 0) {
             setpgid(0, 0);
-            snprintf(command, sizeof(command), "exec test/ranks/mpirun.sh 3 %s --job many %s %zu 2>/dev/null", program, out,
-                     i);
+            snprintf(command, sizeof(command), "exec test/ranks/mpirun.sh 3 %s --job many %s %zu 2>/dev/null", program,
+                     out, i);
             job_body(command);
         }
         nanosleep(&pause, NULL);

@@ -59,12 +59,12 @@ static Opened *opened(const Setup *s) {
     o.options = options_parse(argc, argv);
     progress_off = 1;
     run_open_model(&o.run, &o.options, NULL);
-    run_settle(&o.run);
+    run_resolve(&o.run);
     o.data = data_of(s, &o.options);
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);
     run_load_weights(&o.run);
-    o.key = model_key(&o.run.model, sharding_whole(), ops_device, o.run.stream.memory.weights, 0);
+    o.key = model_key(&o.run.model, sharding_whole(), ops_device, o.run.streambp.memory.weights, 0);
     return &o;
 }
 
@@ -132,13 +132,13 @@ TEST(key_of_bytes_changes_with_every_bit) {
 // One bit of one weight, through the device.
 static uint64_t key_with_a_flipped_bit(Opened *o, size_t element) {
     const size_t size = dtype_size(o->run.model.dtype);
-    char *at = o->run.stream.memory.weights + element * size;
+    char *at = o->run.streambp.memory.weights + element * size;
     unsigned char value[8];
     uint64_t key;
     ops_device->copy_out(value, at, size);
     value[0] ^= 1;
     ops_device->copy_in(at, value, size);
-    key = model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0);
+    key = model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 0);
     value[0] ^= 1;
     ops_device->copy_in(at, value, size);
     return key;
@@ -155,12 +155,12 @@ TEST(key_of_the_model) {
         if (key_with_a_flipped_bit(o, i == 0 ? elements - 1 : i == 1 ? 0 : test_random_below(elements)) == key)
             test_fail("a changed weight has the same key");
     omp_set_num_threads(1);
-    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0) == key);
-    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 1) != key);
-    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 2) !=
-                model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 1));
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 0) == key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 1) != key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 2) !=
+                model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 1));
     o->run.model.config.rope_theta *= 2; // the same weights in another model
-    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.stream.memory.weights, 0) != key);
+    assert_true(model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 0) != key);
     closed(o);
     s.seed = "6";
     o = opened(&s);
@@ -202,7 +202,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
     LogprobFile f;
     float *value;
     logprobs_create(&w, scratch_path(name), &header);
-    *sum = logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
+    *sum = logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1));
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
@@ -223,10 +223,10 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (place = 0; place < d->documents; place++) {
         dataloader_next(&o->data, &o->batch);
-        forward_logprobs(&o->run.stream, &o->batch, 1);
+        forward_logprobs(&o->run.streambp, &o->batch, 1);
         for (t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
-                value[first] = (float)value_at(o->run.stream.host_sums, dtype_of_sums(o->run.model.dtype), t);
+                value[first] = (float)value_at(o->run.streambp.host_sums, dtype_of_sums(o->run.model.dtype), t);
         first++; // the next document's first token is nobody's target
     }
     *tokens = first - 1;
@@ -324,10 +324,10 @@ static void overflow(const void *setup) {
     LogprobWriter w;
     size_t i;
     for (i = 0; i < head; i++) huge[i] = i % 2 ? 3e38f : -3e38f; // finite, but the logits are not
-    ops_device->copy_in(o->run.stream.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
+    ops_device->copy_in(o->run.streambp.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
                         head * sizeof(float));
     logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
-    logprobs_compute(&w, &o->run.stream, &o->data, &o->batch, deal_alone(1));
+    logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1));
 }
 
 TEST(values_that_are_none_are_refused) {
@@ -344,9 +344,9 @@ static void prepare(const Setup *s, int at_hand) {
     Opened *o = opened(s);
     LogprobFile f;
     float value[3];
-    const Objective before = o->run.stream.objective;
+    const Objective before = o->run.streambp.objective;
     reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, at_hand);
-    assert_memory_equal(&before, &o->run.stream.objective, sizeof(before));
+    assert_memory_equal(&before, &o->run.streambp.objective, sizeof(before));
     logprobs_read(&f, 0, 3, value);
     assert_true(value[0] == 0 && value[1] < 0 && value[2] < 0);
     snprintf(reference_path, sizeof(reference_path), "%s", f.file.path);
@@ -497,7 +497,7 @@ TEST(a_batch_gets_its_reference) {
     objective.kind = OBJECTIVE_DPO, objective.beta = 2, objective.temperature = 1;
     s.objective = &objective, s.shuffle = "on", s.B = "2";
     o = opened(&s);
-    o->run.stream.objective = objective;
+    o->run.streambp.objective = objective;
     reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
     o->data.documents.settings.reference = &f;
     dataloader_seek(&o->data, 0);
@@ -505,7 +505,7 @@ TEST(a_batch_gets_its_reference) {
     for (i = 0; i < dataloader_batches(&o->data); i++) {
         double loss;
         dataloader_next(&o->data, &o->batch);
-        loss = forward_only(&o->run.stream, &o->batch, batch_count(&o->batch).groups, NULL);
+        loss = forward_only(&o->run.streambp, &o->batch, batch_count(&o->batch).groups, NULL);
         if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
         for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
     }

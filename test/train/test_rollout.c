@@ -120,7 +120,7 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
     Config parsed = config_from_text(config, "test", EXIT_USAGE);
     double *weights;
-    StreamBound bound;
+    SequenceBound bound;
     Batch shape;
     size_t d;
     r->model = model_build(&parsed, ops_device->stored);
@@ -290,7 +290,7 @@ TEST(lines_and_streams) {
             RolloutSettings settings = rollout_settings();
             Rolling *r;
             test_case("tokens as %s, capacity %zu", tokens[k], c);
-            settings.stream_tokens = capacities[c] * G * (LONGEST + NEW);
+            settings.sequence_tokens = capacities[c] * G * (LONGEST + NEW);
             r = rolling_open(settings, "numbers", tokens[k]);
             for (number = 1; number <= 6; number++) {
                 size_t streams, i;
@@ -302,7 +302,7 @@ TEST(lines_and_streams) {
                     ended += (size_t)text->ended;
                     assert_true(text->tokens == NEW || text->ended);
                 }
-                expect_streams(r, streams, P * G, r->rollout.settings.stream_tokens);
+                expect_streams(r, streams, P * G, r->rollout.settings.sequence_tokens);
                 assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "zero_spread") < 1);
                 // the command keeps its file open and buffered: it is whole when the command has ended
                 reward_close(&r->rollout.command);
@@ -445,7 +445,7 @@ static void skip_failures(const void *how) {
     r = rolling_open(settings, (const char *)how, "bytes");
     for (number = 1; number <= 12; number++) {
         size_t streams = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
-        expect_streams(r, streams, known, r->rollout.settings.stream_tokens);
+        expect_streams(r, streams, known, r->rollout.settings.sequence_tokens);
         if (metric(&r->rollout, "left_out") != (double)(P - known / G) / P) exit(4);
     }
     rolling_close(r);
@@ -460,7 +460,7 @@ static void stop_at_failure(const void *how) {
 static void too_small_streams(const void *context) {
     RolloutSettings settings = rollout_settings();
     (void)context;
-    settings.stream_tokens = 20;
+    settings.sequence_tokens = 20;
     rolling_close(rolling_open(settings, "numbers", "bytes"));
 }
 

@@ -144,7 +144,7 @@ static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr
 
 // What rows [row, row + rows) of a query block see of keys [key, key + keys), see attention_block.h.
 typedef struct {
-    size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
+    size_t seen[BLOCK_ROWS], gate_up[BLOCK_ROWS];
 } Sight;
 
 static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row, size_t rows, size_t key, size_t keys) {
@@ -152,7 +152,7 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
     for (size_t r = 0; r < rows; r++) {
         const size_t first = first_key(b.document, position, a->window);
         sight->seen[r] = position < key ? 0 : min_size(position - key + 1, keys);
-        sight->hidden[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
+        sight->gate_up[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
         if (++head == a->group) head = 0, position++;
     }
 }
@@ -256,8 +256,8 @@ static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryB
             see_keys(&sight, a, b, row, count, key, keys);
             block_scores(s->scores, s->q + row * width, s->kt, sight.seen, count, HD);
             block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
-                          s->sum + row, sight.seen, sight.hidden, count, HD);
-            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.hidden, count);
+                          s->sum + row, sight.seen, sight.gate_up, count, HD);
+            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.gate_up, count);
             block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
         }
     }
@@ -304,7 +304,7 @@ static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t k
         see_keys(&sight, a, b, row, count, key, keys);
         block_scores(s->scores, q, s->kt, sight.seen, count, HD);
         block_scores(s->dscores, dout, s->vt, sight.seen, count, HD);
-        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, sight.seen, sight.hidden, count);
+        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, sight.seen, sight.gate_up, count);
         block_apply(dq + row * width, s->dscores, s->keys, sight.seen, count, HD);
         block_apply_transposed(s->dv, s->scores, dout, sight.seen, exact, HD);
         block_apply_transposed(s->dk, s->dscores, q, sight.seen, exact, HD);

@@ -132,8 +132,8 @@ static inline size_t row_extent(const size_t *seen, size_t r) {
 VECTOR_INLINE VectorBits lanes_before(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 
 // The mask of those that a row sees.
-VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t hidden, size_t j) {
-    return lanes_before(seen, j) & ~lanes_before(hidden, j);
+VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t gate_up, size_t j) {
+    return lanes_before(seen, j) & ~lanes_before(gate_up, j);
 }
 
 // row[HD] *= factor
@@ -144,15 +144,15 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
 // Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL: nothing is
 // yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
 static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
-                                          const size_t *seen, const size_t *hidden, size_t rows, size_t HD) {
+                                          const size_t *seen, const size_t *gate_up, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
     const Vector unseen = vector_of(-(floatS)INFINITY);
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         Vector most = vector_of(largest[r]);
-        for (size_t j = 0; j < hidden[r]; j += VECTOR_LANES)
-            vector_store(row + j, vector_select(lanes_before(hidden[r], j), unseen, vector_load(row + j)));
+        for (size_t j = 0; j < gate_up[r]; j += VECTOR_LANES)
+            vector_store(row + j, vector_select(lanes_before(gate_up[r], j), unseen, vector_load(row + j)));
         for (size_t j = seen[r] - seen[r] % VECTOR_LANES; j < extent; j += VECTOR_LANES)
             vector_store(row + j, vector_select(lanes_before(seen[r], j), vector_load(row + j), unseen));
         for (size_t j = 0; j < extent; j += VECTOR_LANES) most = vector_max(vector_load(row + j), most);
@@ -169,15 +169,15 @@ static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *f
 
 // Scores (to base 2) become weights relative to the row's largest score; 0 for keys that the row does not see.
 static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, double *sum, const size_t *seen,
-                                          const size_t *hidden, size_t rows) {
+                                          const size_t *gate_up, size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         Vector total = {0};
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             Vector weight = vector_exp2(vector_load(row + j) - largest[r]);
-            if (j + VECTOR_LANES > seen[r] || j < hidden[r])
-                weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], hidden[r], j));
+            if (j + VECTOR_LANES > seen[r] || j < gate_up[r])
+                weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], gate_up[r], j));
             vector_store(row + j, weight);
             total += weight;
         }
@@ -197,15 +197,15 @@ static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows,
 // The backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and
 // dscores = p * (dweights - delta) in place of dweights; both 0 for keys that the row does not see.
 static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweights, const floatS *lse,
-                                                   const floatS *delta, const size_t *seen, const size_t *hidden,
+                                                   const floatS *delta, const size_t *seen, const size_t *gate_up,
                                                    size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE, *drow = dweights + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             Vector p = vector_exp2(vector_load(row + j) - lse[r]), ds = p * (vector_load(drow + j) - delta[r]);
-            if (j + VECTOR_LANES > seen[r] || j < hidden[r]) {
-                const VectorBits mask = lanes_seen(seen[r], hidden[r], j);
+            if (j + VECTOR_LANES > seen[r] || j < gate_up[r]) {
+                const VectorBits mask = lanes_seen(seen[r], gate_up[r], j);
                 p = (Vector)((VectorBits)p & mask);
                 ds = (Vector)((VectorBits)ds & mask);
             }

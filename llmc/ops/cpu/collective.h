@@ -9,14 +9,14 @@ not on a GPU alone.
 #include "precision.h"
 
 typedef enum { REDUCE_SCATTER, ALL_GATHER, EXCHANGE } CollectiveKind;
-enum { COLLECTIVES = 16, PARCELS = 64 };
+enum { COLLECTIVES = 16, MESSAGES = 64 };
 
 typedef struct {
     CollectiveKind kind;
     RankGroup group;
     char *x;
-    size_t count, unit, size, parcels;
-    Parcel parcel[PARCELS];
+    size_t count, unit, size, messages;
+    Message message[MESSAGES];
 } Collective;
 
 static Collective queue[COLLECTIVES];
@@ -25,8 +25,8 @@ static int64_t asked, done; // queue[i % COLLECTIVES] of done <= i < asked wait
 #ifdef HAVE_MPI
 // All three go directly from rank to rank, in pieces, so that MPI needs no memory of the tensor's size, and each rank sends
 // what has to be sent and no more. Ranks begin with their neighbour: nobody is everybody's first.
-static Portion piece_of(Portion p, size_t begin, size_t most) {
-    Portion piece;
+static Range piece_of(Range p, size_t begin, size_t most) {
+    Range piece;
     piece.begin = p.begin + min_size(begin, p.count);
     piece.count = min_size(most, p.count - min_size(begin, p.count));
     return piece;
@@ -64,16 +64,16 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
 
 static void run_reduce_scatter(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group);
-    const size_t most = STAGING_BYTES / ranks / sizeof(floatS), longest = share_most(c->count, c->unit, ranks);
-    const Portion own = share_of(c->count, c->unit, ranks, rank);
+    const size_t most = STAGING_BYTES / ranks / sizeof(floatS), longest = shard_range_max(c->count, c->unit, ranks);
+    const Range own = shard_range(c->count, c->unit, ranks, rank);
     floatS *x = (floatS *)(void *)c->x, *staging = (floatS *)(void *)job.staging;
     size_t begin, i;
     for (begin = 0; begin < longest; begin += most) {
-        const Portion mine = piece_of(own, begin, most);
+        const Range mine = piece_of(own, begin, most);
         int n = 0;
         for (i = 1; i < ranks; i++) {
             const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
-            const Portion theirs = piece_of(share_of(c->count, c->unit, ranks, to), begin, most);
+            const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, to), begin, most);
             n = receive_piece(n, c, staging + from * most, mine.count * sizeof(floatS), from);
             n = send_piece(n, c, x + theirs.begin, theirs.count * sizeof(floatS), to);
         }
@@ -84,15 +84,15 @@ static void run_reduce_scatter(const Collective *c) {
 
 static void run_all_gather(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
-    const size_t most = max_size(STAGING_BYTES / size, 1), longest = share_most(c->count, c->unit, ranks);
-    const Portion own = share_of(c->count, c->unit, ranks, rank);
+    const size_t most = max_size(STAGING_BYTES / size, 1), longest = shard_range_max(c->count, c->unit, ranks);
+    const Range own = shard_range(c->count, c->unit, ranks, rank);
     size_t begin, i;
     for (begin = 0; begin < longest; begin += most) {
-        const Portion mine = piece_of(own, begin, most);
+        const Range mine = piece_of(own, begin, most);
         int n = 0;
         for (i = 1; i < ranks; i++) {
             const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
-            const Portion theirs = piece_of(share_of(c->count, c->unit, ranks, from), begin, most);
+            const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, from), begin, most);
             n = receive_piece(n, c, c->x + theirs.begin * size, theirs.count * size, from);
             n = send_piece(n, c, c->x + mine.begin * size, mine.count * size, to);
         }
@@ -102,13 +102,13 @@ static void run_all_gather(const Collective *c) {
 
 static void run_exchange(const Collective *c) {
     size_t begin, i, longest = 0;
-    for (i = 0; i < c->parcels; i++)
-        longest = max_size(longest, max_size(c->parcel[i].in_bytes, c->parcel[i].out_bytes));
+    for (i = 0; i < c->messages; i++)
+        longest = max_size(longest, max_size(c->message[i].in_bytes, c->message[i].out_bytes));
     for (begin = 0; begin < longest; begin += STAGING_BYTES) {
         int n = 0;
-        for (i = 0; i < c->parcels; i++) {
-            const Parcel *p = &c->parcel[i];
-            const Portion in = {0, p->in_bytes}, out = {0, p->out_bytes};
+        for (i = 0; i < c->messages; i++) {
+            const Message *p = &c->message[i];
+            const Range in = {0, p->in_bytes}, out = {0, p->out_bytes};
             n = receive_piece(n, c, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
             n = send_piece(n, c, (const char *)p->out + begin, piece_of(out, begin, STAGING_BYTES).count, p->peer);
         }
@@ -145,11 +145,11 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
     return asked;
 }
 
-static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
+static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
     Collective *c = enqueue(EXCHANGE, group);
-    if (n > PARCELS) die("internal: an exchange of %zu parcels, at most %d", n, PARCELS);
-    memcpy(c->parcel, parcels, n * sizeof(*parcels));
-    c->parcels = n;
+    if (n > MESSAGES) die("internal: an exchange of %zu parcels, at most %d", n, MESSAGES);
+    memcpy(c->message, messages, n * sizeof(*messages));
+    c->messages = n;
     return asked;
 }
 

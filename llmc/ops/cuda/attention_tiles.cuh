@@ -85,15 +85,15 @@ template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
 // smallest head's to fit more.
 template <int HD> constexpr unsigned LEAST_BLOCKS = HD > 32 ? 0 : sizeof(floatX) == 2 ? 6 : 4;
 
-template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned held_tensors) {
-    return (held_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
+template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned own_tensors) {
+    return (own_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
 }
 
 // The first that fits. 32 rows are 16 registers of scores, or twice that in backward, beside HD / 2 or HD of sums.
-template <int HD> constexpr Tiles tiles_that_fit(unsigned held_tensors) {
+template <int HD> constexpr Tiles tiles_that_fit(unsigned own_tensors) {
     const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
     for (const Tiles t : choices)
-        if (tiles_bytes<HD>(t, held_tensors) <= SHARED_LIMIT) return t;
+        if (tiles_bytes<HD>(t, own_tensors) <= SHARED_LIMIT) return t;
     return Tiles{};
 }
 template <int HD> constexpr Tiles FORWARD_TILES = tiles_that_fit<HD>(1);

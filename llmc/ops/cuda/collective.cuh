@@ -172,7 +172,7 @@ static ncclComm_t communicator_of(RankGroup group) {
     const World world = job_world();
     ncclComm_t *communicator = &collectives.communicator[group];
     ncclUniqueId id;
-    if (group == RANKS_OF_STREAM && world_replicas(world) == 1) return communicator_of(RANKS_ALL);
+    if (group == RANKS_SEQUENCE && world_replicas(world) == 1) return communicator_of(RANKS_ALL);
     if (*communicator) return *communicator;
     memset(&id, 0, sizeof(id));
     if (rank_in(world, group) == 0) nccl_check(nccl.GetUniqueId(&id), NULL, "making an id");
@@ -203,7 +203,7 @@ static int64_t asked_for(const Collective *c, ncclComm_t communicator) {
 // Portions are equal but for what the last rank has beyond: that goes by a reduction to it, or a broadcast from it.
 static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     const World world = job_world();
-    const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count, rest = ranks * each;
+    const size_t ranks = ranks_in(world, group), each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
     ncclComm_t communicator = communicator_of(group);
     const Collective *c = ask("a reduce-scatter");
     float *sums = (float *)x;
@@ -220,7 +220,7 @@ static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t u
 
 static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     const World world = job_world();
-    const size_t ranks = ranks_in(world, group), each = share_of(count, unit, ranks, 0).count * size;
+    const size_t ranks = ranks_in(world, group), each = shard_range(count, unit, ranks, 0).count * size;
     const size_t rest = ranks * each, bytes = count * size;
     ncclComm_t communicator = communicator_of(group);
     const Collective *c = ask("an all-gather");
@@ -236,11 +236,11 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
     return asked_for(c, communicator);
 }
 
-static int64_t exchange(RankGroup group, const Parcel *parcels, size_t n) {
+static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
     ncclComm_t communicator = communicator_of(group);
     const Collective *c = ask("an exchange");
     for (size_t i = 0; i < n; i++) {
-        const Parcel *p = &parcels[i];
+        const Message *p = &messages[i];
         if (p->out_bytes)
             nccl_check(nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
                        communicator, c->what);
@@ -279,16 +279,16 @@ static void devices_check(int count) {
 // ranks of a stream; farther ones connect when they are first made.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
-    Parcel parcels[64];
+    Message messages[64];
     size_t n = 0;
     reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     all_gather(group, x, ranks + 1, 1, 1);
-    if (group != RANKS_OF_STREAM) return;
+    if (group != RANKS_SEQUENCE) return;
     for (size_t step = 1; step < ranks && step <= 32; step++) {
-        parcels[n++] = Parcel{(rank + step) % ranks, x, NULL, 1, 0};
-        parcels[n++] = Parcel{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
+        messages[n++] = Message{(rank + step) % ranks, x, NULL, 1, 0};
+        messages[n++] = Message{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
     }
-    exchange(group, parcels, n);
+    exchange(group, messages, n);
 }
 
 // At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end for them.
