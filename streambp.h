@@ -52,12 +52,12 @@ steps never look inside a tensor.
 #include "llmc/stream/ring.h"
 
 // ---- the steps: forward ---------------------------------------------------------------------------------------------
-static inline void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
+static void first_norm(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
     norm_forward(s, a->norm1, input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), c.n);
 }
 
-static inline void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *k = key_value_at(s, s->kv.k, l, c.place), *v = key_value_at(s, s->kv.v, l, c.place);
     Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.place) : k;
@@ -66,14 +66,14 @@ static inline void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
     norm_rotated(s, l, k, k_linear, weight_of(s, w, K_NORM), s->position + c.begin, c.n, d.NKV);
 }
 
-static inline void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
     linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->norm1, NULL);
     norm_rotated(s, l, a->q, q_linear, weight_of(s, w, Q_NORM), s->position + c.begin, c.n, d.NH);
 }
 
-static inline void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const int post_norms = s->model->config.family->post_norms;
     const Stored *x = input_load(&s->memory, l, c.begin);
     linear_forward(s, l, c, w, O_WEIGHT, post_norms ? a->attention_branch : a->y, a->attention_out,
@@ -81,7 +81,7 @@ static inline void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights
     if (post_norms) post_norm_forward(s, a->y, a->attention_branch, weight_of(s, w, POST_NORM1), x, c.n);
 }
 
-static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Summed *scratch =
@@ -94,7 +94,7 @@ static inline void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeight
     arena_pop(s->arena, mark);
 }
 
-static inline void activation_forward(StreamBP *s, Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+static void activation_forward(StreamBP *s, Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     switch (s->model->config.family->activation) {
     case ACTIVATION_SWIGLU: s->ops->swiglu_forward(out, gate_up, n, FF); break;
     case ACTIVATION_GEGLU: s->ops->geglu_forward(out, gate_up, n, FF); break;
@@ -102,7 +102,7 @@ static inline void activation_forward(StreamBP *s, Stored *out, const Stored *ga
     }
 }
 
-static inline void activation_backward(StreamBP *s, Stored *dgate_up, const Stored *dout, const Stored *gate_up,
+static void activation_backward(StreamBP *s, Stored *dgate_up, const Stored *dout, const Stored *gate_up,
                                        size_t n, size_t FF) {
     switch (s->model->config.family->activation) {
     case ACTIVATION_SWIGLU: s->ops->swiglu_backward(dgate_up, dout, gate_up, n, FF); break;
@@ -112,7 +112,7 @@ static inline void activation_backward(StreamBP *s, Stored *dgate_up, const Stor
 }
 
 // The MLP up to what its backward needs: its activation, or the end where a norm follows.
-static inline void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     norm_forward(s, a->norm2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
     linear_forward(s, l, c, w, GATE_WEIGHT, a->gate_up, a->norm2, NULL);
@@ -120,7 +120,7 @@ static inline void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
     if (d.post_norms) linear_forward(s, l, c, w, DOWN_WEIGHT, a->mlp_branch, a->active, NULL);
 }
 
-static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *out = input_save(&s->memory, l + 1, c.begin);
     mlp_activate(s, l, c, w, a);
@@ -132,14 +132,14 @@ static inline void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, c
 
 // ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place ------------------------
 // The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
-static inline const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
+static const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
                                             Stored *added, const Stored *dx) {
     if (!added) return dx;
     norm_backward(s, added, sum_of(s, sums, norm), NULL, dx, added, weight_of(s, w, norm), c.n, 0);
     return added;
 }
 
-static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
                                 Stored *dx) {
     Shapes d = shapes_of(s->model);
     Stored *dactive = a->active, *dgate_up = a->gate_up, *dnorm_out = a->norm2; // each over its own values, once used
@@ -152,21 +152,21 @@ static inline void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
 }
 
 // dattended[n,NH*HD] = the gradient of attention's output
-static inline void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
                                    const Stored *dx, Stored *dattention_out) {
     const Stored *dbranch = branch_backward(s, c, w, sums, POST_NORM1, a->attention_branch, dx);
     linear_backward(s, l, c, w, sums, O_WEIGHT, dattention_out, dbranch, a->attention_out, 0);
 }
 
 // dnormed1[n,C] = the part of the first norm's gradient that comes through the queries; dq is used up
-static inline void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
                                     const Activations *a, Stored *dq, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
     linear_backward(s, l, c, w, sums, Q_WEIGHT, dnorm1, dq, a->norm1, 0);
 }
 
-static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
                                       const Activations *a, const Stored *dx, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
@@ -183,7 +183,7 @@ static inline void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
 }
 
 // The same behind the ring, which has left dq of all own tokens.
-static inline void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
+static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
                                          const Activations *a, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
@@ -194,14 +194,14 @@ static inline void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWe
     arena_pop(s->arena, mark);
 }
 
-static inline void first_norm_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, Stored *dx,
+static void first_norm_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, Stored *dx,
                                        const Stored *dnorm1) {
     norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnorm1,
                   input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
 }
 
 // dnormed1[n,C] = (or += with accumulate) the part that comes through keys and values; then through the norm
-static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
                                Stored *dx, Stored *dnorm1, int accumulate) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
@@ -223,7 +223,7 @@ static inline void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 }
 
 // ---- the embedding --------------------------------------------------------------------------------------------------
-static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
+static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
@@ -231,7 +231,7 @@ static inline void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
                               (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
 }
 
-static inline void embedding_forward(StreamBP *s) {
+static void embedding_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), i;
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
@@ -239,7 +239,7 @@ static inline void embedding_forward(StreamBP *s) {
 }
 
 // A rank without tokens has nothing to add.
-static inline void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const int32_t *index, size_t rows) {
+static void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const int32_t *index, size_t rows) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     void *dw = at(sums.tables, s->model->model_offset[table], dtype_size(sums.tables_type));
@@ -252,7 +252,7 @@ static inline void table_backward(StreamBP *s, GroupSums sums, ModelTensor table
     arena_pop(s->arena, mark);
 }
 
-static inline void embedding_backward(StreamBP *s) {
+static void embedding_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     GroupSums sums;
     if (s->memory.lora) return;
@@ -264,7 +264,7 @@ static inline void embedding_backward(StreamBP *s) {
 }
 
 // ---- methods --------------------------------------------------------------------------------------------------------
-static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+static void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     size_t mark = arena_mark(s->arena);
     Activations a = attention_activations(s, l, c);
     if (!s->kept.norm1) push_mlp_activations(s, &a, c.n);
@@ -281,7 +281,7 @@ static inline void layer_chunk_forward(StreamBP *s, size_t l, Chunk c, GroupWeig
 }
 
 // K and V of c alone, for the ring its queries, too ...
-static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Activations a;
@@ -297,7 +297,7 @@ static inline void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights
 
 // ... or of a whole layer's own tokens. Where ranks share the stream they then come together: ticket[half] is what
 // queries of a half have to wait for. In the ring all wait.
-static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size, int64_t ticket[2]) {
+static void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size, int64_t ticket[2]) {
     size_t half, i;
     for (half = 0; half < 2; half++) {
         for (i = 0; i < range_visits(s, half, size); i++) chunk_kv_project(s, l, range_visit(s, half, i, size), w);
@@ -306,7 +306,7 @@ static inline void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_
     if (s->ring_layer.q) ring_forward(s, l, size);
 }
 
-static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t size) {
+static void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t size) {
     const int slides = s->ranks == 1 && layer_slides(s, l);
     int64_t ticket[2] = {0, 0};
     size_t half, i, mark = arena_mark(s->arena);
@@ -326,7 +326,7 @@ static inline void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t s
     arena_pop(s->arena, mark);
 }
 
-static inline void layers_forward(StreamBP *s) {
+static void layers_forward(StreamBP *s) {
     size_t size = effective_chunk(s, s->chunk), visit;
     const size_t mark = arena_mark(s->arena);
     kept_attention_begin(s, size, 0);
@@ -345,7 +345,7 @@ static inline void layers_forward(StreamBP *s) {
 // Backward K and V are projected again, once per pass. Of a layer with a window what chunk c sees and the chunk after
 // it did not: the window slides backwards, and dK, dV with it. At the last chunk there is nothing yet (kv.first is the
 // stream's end).
-static inline void window_slide_back(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
+static void window_slide_back(StreamBP *s, size_t l, Chunk c, GroupWeights w, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t first = first_key(0, c.place, window_of_model(&s->model->config));
     const size_t known = min_size(s->kv.first, c.place + c.n);
@@ -364,7 +364,7 @@ static inline void window_slide_back(StreamBP *s, size_t l, Chunk c, GroupWeight
     }
 }
 
-static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
+static void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), mlp_mark;
     Stored *dx = input_load(&s->memory, d.L, c.begin), *dnorm1; // dx lives where x_L was
@@ -399,7 +399,7 @@ static inline void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWei
 
 // What is left where ranks share the stream, once dK, dV of c are the sums of what all of them have found; and behind
 // the ring the queries' part.
-static inline void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
+static void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dx = input_load(&s->memory, d.L, c.begin), *dnorm1;
@@ -416,7 +416,7 @@ static inline void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, Group
     arena_pop(s->arena, mark);
 }
 
-static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums, size_t size) {
+static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t rows = s->kv.rows[layer_window(&s->model->config, l) != 0], mark = arena_mark(s->arena);
     const int slides = s->ranks == 1 && layer_slides(s, l), rings = layer_rings(s, l);
@@ -453,7 +453,7 @@ static inline void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
     arena_pop(s->arena, mark);
 }
 
-static inline void layers_backward(StreamBP *s) {
+static void layers_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     size_t size = effective_chunk(s, s->chunk), visit, mark = arena_mark(s->arena);
     size_t rows = rows_of_a_layer(s);
@@ -477,7 +477,7 @@ static inline void layers_backward(StreamBP *s) {
 // ---- one stream through the model -----------------------------------------------------------------------------------
 // The loss of one stream (its share of the accumulated batch's); gradients are added to the stored ones, and metrics
 // (or NULL) to metrics.
-static inline double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
+static double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), host_mark = arena_mark(&s->host), kv_mark;
     int full = s->method == METHOD_FULL;
@@ -512,7 +512,7 @@ static inline double forward_backward(StreamBP *s, const Batch *batch, double Z,
 }
 
 // Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
-static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
+static void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
     size_t mark = arena_mark(s->arena), kv_mark;
     Method method = s->method;
     if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
@@ -531,13 +531,13 @@ static inline void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
 }
 
 // The loss alone.
-static inline double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
+static double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     forward_logprobs(s, batch, Z);
     return sequence_loss(s, metrics);
 }
 
 // out[N] = log-probabilities of the targets under the model as it is, or without its adapters.
-static inline void forward_policy(StreamBP *s, const Batch *batch, int without_adapters, float *out) {
+static void forward_policy(StreamBP *s, const Batch *batch, int without_adapters, float *out) {
     const DType type = dtype_of_sums(s->model->dtype);
     size_t t;
     s->memory.without = without_adapters;

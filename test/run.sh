@@ -152,7 +152,7 @@ nccl_flags() {
 
 # Compiles a row's program, sanitized. Objects of the op set are shared by programs of one configuration.
 flags_of() { # precision, op set
-    printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -O1 -g1 -march=native \
+    printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native \
 -fno-omit-frame-pointer -fopenmp -I."
     case $1-$2 in # the GPU's kernels are the same lines: both sanitizers in bf16 alone, where they take minutes; what is
         *-cudnn) ;; # run in double is run in fp32 or bf16, too
@@ -172,7 +172,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
     cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;;
     nccl)
         nccl=$(nccl_flags) || { rm -f "$folder/ops.o"; return 0; }
-        compile="$CXX -std=c++20 $(flags_of "$1" "$2") $nccl -Wno-missing-field-initializers -c test/emulate/ops_nccl.cc -o $folder/ops.o"
+        compile="$CXX -std=c++20 -Wno-missing-field-initializers $(flags_of "$1" "$2") $nccl -c test/emulate/ops_nccl.cc -o $folder/ops.o"
         ;;
     esac
     mkdir -p "$folder"
@@ -180,7 +180,7 @@ build_ops() { # precision, op set; again when a source or the command changed (a
         [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' -o -name '*nccl*' \) -type f | head -n 1)" ] && return 0
     rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
     if [ "$2" = cuda ] || [ "$2" = cudnn ]; then # -O2: a kernel's threads take turns on one core
-        $compile -O2 && $CXX -std=c++20 -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/ops/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
+        $compile -O2 && $CXX -std=c++20 -Wno-missing-field-initializers -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/ops/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
             ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
     elif [ "$2" = nccl ]; then
         $compile
@@ -199,7 +199,7 @@ build() { # name, precision, op set
     folder=$(folder_of "$2" "$3")
     source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
     if [ "${source%.cc}" != "$source" ]; then
-        $CXX -std=c++20 $flags -Wno-unknown-pragmas -Wno-pass-failed "$source" $libraries -o "$folder/test_$1"
+        $CXX -std=c++20 -Wno-missing-field-initializers $flags -Wno-unknown-pragmas -Wno-pass-failed "$source" $libraries -o "$folder/test_$1"
     else
         $CC -std=gnu11 $flags "$source" "$folder/ops.o" $libraries -o "$folder/test_$1"
     fi

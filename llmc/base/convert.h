@@ -7,7 +7,7 @@ value is rounded to nearest, ties to even. What ops do to tensors in device memo
 #include "dtype.h"
 #include "utils.h"
 
-static inline void elements_to_float(float *out, const void *in, DType type, size_t count) {
+static void elements_to_float(float *out, const void *in, DType type, size_t count) {
     size_t i;
     switch (type) {
     case DTYPE_FP32: memcpy(out, in, count * sizeof(float)); break;
@@ -22,7 +22,7 @@ static inline void elements_to_float(float *out, const void *in, DType type, siz
     }
 }
 
-static inline void elements_from_float(void *out, DType type, const float *in, size_t count) {
+static void elements_from_float(void *out, DType type, const float *in, size_t count) {
     size_t i;
     switch (type) {
     case DTYPE_FP32: memcpy(out, in, count * sizeof(float)); break;
@@ -37,7 +37,7 @@ static inline void elements_from_float(void *out, DType type, const float *in, s
 }
 
 // Every conversion passes through fp32, which holds all of fp16 and bf16.
-static inline void elements_convert(void *out, DType as, const void *in, DType type, size_t count) {
+static void elements_convert(void *out, DType as, const void *in, DType type, size_t count) {
     float block[1024];
     size_t done, n;
     if (as == type) {

@@ -11,7 +11,7 @@ crc32_prepare makes the tables. A program calls it before it has threads that ch
 
 static uint32_t crc32_table[8][256]; // [k][byte]: of the byte and k zeros behind it
 
-static inline void crc32_prepare(void) {
+static void crc32_prepare(void) {
     uint32_t i, bit, k;
     if (crc32_table[0][1]) return;
     for (i = 0; i < 256; i++) {
@@ -24,7 +24,7 @@ static inline void crc32_prepare(void) {
             crc32_table[k][i] = crc32_table[k - 1][i] >> 8 ^ crc32_table[0][crc32_table[k - 1][i] & 0xff];
 }
 
-static inline uint32_t crc32_of(uint32_t crc, const void *data, size_t bytes) {
+static uint32_t crc32_of(uint32_t crc, const void *data, size_t bytes) {
     const unsigned char *p = (const unsigned char *)data;
     crc = ~crc;
     for (; bytes >= 8; bytes -= 8, p += 8) {

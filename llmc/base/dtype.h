@@ -11,9 +11,9 @@ Files may hold more types than we compute in (fp16): those are converted while r
 
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_COUNT } DType;
 
-static inline size_t dtype_size(DType type) { return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2; }
+static size_t dtype_size(DType type) { return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2; }
 
-static inline const char *dtype_name(DType type) {
+static const char *dtype_name(DType type) {
     switch (type) {
     case DTYPE_FP32: return "fp32";
     case DTYPE_BF16: return "bf16";
@@ -24,9 +24,9 @@ static inline const char *dtype_name(DType type) {
 }
 
 // The type in which sums that cross tokens are kept beside tensors of `type`: fp32, or double in the double build.
-static inline DType dtype_of_sums(DType type) { return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32; }
+static DType dtype_of_sums(DType type) { return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32; }
 
-static inline float bf16_to_float(uint16_t bits) {
+static float bf16_to_float(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float value;
     memcpy(&value, &wide, sizeof(value));
@@ -34,7 +34,7 @@ static inline float bf16_to_float(uint16_t bits) {
 }
 
 // Round to nearest, ties to even; NaN stays NaN.
-static inline uint16_t float_to_bf16(float value) {
+static uint16_t float_to_bf16(float value) {
     uint32_t bits, rounded;
     memcpy(&bits, &value, sizeof(bits));
     rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -42,11 +42,11 @@ static inline uint16_t float_to_bf16(float value) {
 }
 
 // A constant as transformers has it: fp32, and bf16 in a bf16 model.
-static inline double rounded_to(DType type, double value) {
+static double rounded_to(DType type, double value) {
     return type == DTYPE_BF16 ? (double)bf16_to_float(float_to_bf16((float)value)) : (double)(float)value;
 }
 
-static inline float fp16_to_float(uint16_t bits) {
+static float fp16_to_float(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
     uint32_t wide;
     float value;
@@ -60,7 +60,7 @@ static inline float fp16_to_float(uint16_t bits) {
 }
 
 // Element i of a run of elements in host memory.
-static inline double element_to_double(const void *elements, DType type, size_t i) {
+static double element_to_double(const void *elements, DType type, size_t i) {
     switch (type) {
     case DTYPE_FP64: return ((const double *)elements)[i];
     case DTYPE_FP32: return (double)((const float *)elements)[i];

@@ -25,23 +25,23 @@ typedef struct {
 } InputFile;
 
 // Whether `path` names the file that is open as fd.
-static inline int path_is_file(const char *path, int fd) {
+static int path_is_file(const char *path, int fd) {
     struct stat named, opened;
     return !stat(path, &named) && !fstat(fd, &opened) && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
-static inline int path_exists(const char *path) {
+static int path_exists(const char *path) {
     struct stat status;
     return stat(path, &status) == 0;
 }
 
-static inline int path_is_directory(const char *path) {
+static int path_is_directory(const char *path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
 // Makes what was created, renamed or removed in a folder survive a power failure.
-static inline void sync_folder(const char *path) {
+static void sync_folder(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
     fsync(fd); // some file systems refuse, and then there is no more to be done
@@ -49,19 +49,19 @@ static inline void sync_folder(const char *path) {
 }
 
 // The same for the folder that `path` is in.
-static inline void sync_folder_of(const char *path) {
+static void sync_folder_of(const char *path) {
     char folder[PATH_MAX];
     const char *slash = strrchr(path, '/');
     snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path) : 0, path);
     sync_folder(*folder ? folder : slash ? "/" : ".");
 }
 
-static inline void path_join(char path[PATH_MAX], const char *directory, const char *name) {
+static void path_join(char path[PATH_MAX], const char *directory, const char *name) {
     if (snprintf(path, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX)
         die("%s/%s: this path is longer than the %d bytes the system allows", directory, name, PATH_MAX);
 }
 
-static inline InputFile input_open(const char *path) {
+static InputFile input_open(const char *path) {
     InputFile file;
     struct stat status;
     file.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not block before fstat says what it is
@@ -76,13 +76,13 @@ static inline InputFile input_open(const char *path) {
     return file;
 }
 
-static inline void input_close(InputFile *file) {
+static void input_close(InputFile *file) {
     close(file->fd);
     free(file->path);
     file->path = NULL;
 }
 
-static inline void input_read(const InputFile *file, uint64_t offset, void *out, size_t bytes) {
+static void input_read(const InputFile *file, uint64_t offset, void *out, size_t bytes) {
     char *cursor = (char *)out;
     while (bytes) {
         ssize_t got = pread(file->fd, cursor, min_size(bytes, (size_t)1 << 30), (off_t)offset);
@@ -98,7 +98,7 @@ static inline void input_read(const InputFile *file, uint64_t offset, void *out,
 }
 
 // A whole text file of at most `limit` bytes, with a zero behind it; the caller frees it.
-static inline char *input_read_text(const char *path, size_t limit, size_t *length) {
+static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);
     char *text;
     if (file.bytes > limit)
@@ -112,7 +112,7 @@ static inline char *input_read_text(const char *path, size_t limit, size_t *leng
 }
 
 // What is still to come from a stream, of at most `limit` bytes, with a zero behind it; the caller frees it.
-static inline char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
+static char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
     size_t capacity = 65536, got;
     char *text = (char *)checked_malloc(capacity, name), *grown;
     *length = 0;
@@ -140,20 +140,20 @@ static OutputFile *volatile output_pending; // the one that is being written
 static void (*volatile discard_more)(
     void); // who has more than that to remove sets this; it runs in a signal handler, too
 
-static inline void output_discard(void) {
+static void output_discard(void) {
     if (output_pending) unlink(output_pending->temporary);
     output_pending = NULL;
     if (discard_more) discard_more();
 }
 
 // Ctrl-C, a closed terminal, a batch system: what is half written goes, then the signal does what it always does.
-static inline void end_by_signal(int number) {
+static void end_by_signal(int number) {
     output_discard();
     kill(getpid(), number); // its action is the default one again (SA_RESETHAND)
 }
 
 // What main calls before anything is written.
-static inline void signals_prepare(void) {
+static void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     static int prepared;
     struct sigaction action, before;
@@ -172,13 +172,13 @@ static inline void signals_prepare(void) {
 }
 
 // ---- output -----------------------------------------------------------------------------------------------------------
-__attribute__((noreturn)) static inline void output_fail(const OutputFile *file, const char *action, int error) {
+__attribute__((noreturn)) static void output_fail(const OutputFile *file, const char *action, int error) {
     die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path,
         action, strerror(error));
 }
 
 // file->path = where a file that is to be written to `path` has to go.
-static inline void output_find_place(OutputFile *file, const char *path) {
+static void output_find_place(OutputFile *file, const char *path) {
     struct stat link, status;
     if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
         die("%.200s...: this path is too long to write to", path);
@@ -193,7 +193,7 @@ static inline void output_find_place(OutputFile *file, const char *path) {
 }
 
 // Names of the process's own: two that write to one place do not mix, and what a user calls X.tmp stays.
-static inline void output_create_temporary(OutputFile *file) {
+static void output_create_temporary(OutputFile *file) {
     int attempt;
     file->fd = -1;
     for (attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
@@ -208,7 +208,7 @@ static inline void output_create_temporary(OutputFile *file) {
 }
 
 // Whether `name` is one that output_create_temporary gives to what will be `base`.
-static inline int is_temporary_of(const char *name, const char *base) {
+static int is_temporary_of(const char *name, const char *base) {
     size_t length = strlen(base), digits;
     if (strncmp(name, base, length) != 0 || name[length] != '.') return 0;
     name += length + 1;
@@ -220,7 +220,7 @@ static inline int is_temporary_of(const char *name, const char *base) {
 }
 
 // `bytes` is the size the file will have: a disk that is too small says so now and not at the end.
-static inline void output_open(OutputFile *file, const char *path, uint64_t bytes) {
+static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
     signals_prepare();
     output_find_place(file, path);
@@ -238,7 +238,7 @@ static inline void output_open(OutputFile *file, const char *path, uint64_t byte
 #endif
 }
 
-static inline void output_write(const OutputFile *file, uint64_t offset, const void *data, size_t bytes) {
+static void output_write(const OutputFile *file, uint64_t offset, const void *data, size_t bytes) {
     const char *cursor = (const char *)data;
     while (bytes) {
         ssize_t put = pwrite(file->fd, cursor, min_size(bytes, (size_t)1 << 30), (off_t)offset);
@@ -254,7 +254,7 @@ static inline void output_write(const OutputFile *file, uint64_t offset, const v
 }
 
 // Another process's unfinished file, of which this one writes a part, and then leaves it to be committed there.
-static inline void output_join(OutputFile *file, const char *path, const char *temporary) {
+static void output_join(OutputFile *file, const char *path, const char *temporary) {
     snprintf(file->path, sizeof(file->path), "%s", path);
     snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
     file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
@@ -263,13 +263,13 @@ static inline void output_join(OutputFile *file, const char *path, const char *t
             strerror(errno));
 }
 
-static inline void output_leave(const OutputFile *file) {
+static void output_leave(const OutputFile *file) {
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
     if (close(file->fd) != 0) output_fail(file, "closing", errno);
 }
 
 // After this the file is there under its name, whatever happens to the machine.
-static inline void output_commit(OutputFile *file) {
+static void output_commit(OutputFile *file) {
     if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
     if (close(file->fd) != 0) output_fail(file, "closing", errno);
     if (rename(file->temporary, file->path) != 0) output_fail(file, "renaming the finished file", errno);

@@ -12,7 +12,7 @@ A text that fails ends the program with one line that begins with `where`, the n
 #define JSON_VALUES_MAX ((size_t)1 << 21)
 
 // The first byte that is not part of valid UTF-8 or is a control character, or length.
-static inline size_t json_valid_until(const unsigned char *text, size_t length) {
+static size_t json_valid_until(const unsigned char *text, size_t length) {
     size_t i, bytes;
     for (i = 0; i < length; i += bytes) {
         bytes = utf8_length(text + i, length - i);
@@ -22,18 +22,18 @@ static inline size_t json_valid_until(const unsigned char *text, size_t length) 
 }
 
 // Text from a file that goes into a message must not move the cursor or break the line.
-static inline int json_printable(const char *text) {
+static int json_printable(const char *text) {
     for (; *text; text++) {
         if ((unsigned char)*text < 0x20 || *text == 0x7f) return 0;
     }
     return 1;
 }
 
-static inline int json_compare_names(const void *a, const void *b) {
+static int json_compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static inline void json_check_keys(const cJSON *object, const char *where) {
+static void json_check_keys(const cJSON *object, const char *where) {
     size_t count = 0, i = 0;
     const cJSON *child;
     const char **names;
@@ -51,7 +51,7 @@ static inline void json_check_keys(const cJSON *object, const char *where) {
 }
 
 // The same for every object of a tree, whose depth cJSON limits.
-static inline void json_check_all_keys(const cJSON *value, const char *where) {
+static void json_check_all_keys(const cJSON *value, const char *where) {
     const cJSON *child;
     if (cJSON_IsObject(value)) json_check_keys(value, where);
     cJSON_ArrayForEach(child, value) {
@@ -61,7 +61,7 @@ static inline void json_check_all_keys(const cJSON *value, const char *where) {
 
 // The first \u that is not followed by four digits, or that means the character 0, which would end a text early; or length.
 // cJSON takes both. Backslashes stand in strings only, or the text is refused anyway.
-static inline size_t json_escapes_valid_until(const char *text, size_t length) {
+static size_t json_escapes_valid_until(const char *text, size_t length) {
     size_t i, digits;
     for (i = 0; i + 1 < length; i++) {
         if (text[i] != '\\') continue;
@@ -73,7 +73,7 @@ static inline size_t json_escapes_valid_until(const char *text, size_t length) {
 }
 
 // The text must be one object. text[length] must be readable and zero. The caller frees the tree with cJSON_Delete.
-static inline cJSON *json_parse_object(const char *text, size_t length, const char *where) {
+static cJSON *json_parse_object(const char *text, size_t length, const char *where) {
     size_t valid = json_valid_until((const unsigned char *)text, length), values = 0, i;
     const char *end = text;
     cJSON *root;
@@ -90,19 +90,19 @@ static inline cJSON *json_parse_object(const char *text, size_t length, const ch
 }
 
 // The value of a key; a key whose value is null counts as absent.
-static inline const cJSON *json_get(const cJSON *object, const char *key) {
+static const cJSON *json_get(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return item && !cJSON_IsNull(item) ? item : NULL;
 }
 
-static inline int json_whole_number(const cJSON *item, uint64_t *value) {
+static int json_whole_number(const cJSON *item, uint64_t *value) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) return 0;
     *value = (uint64_t)item->valuedouble;
     return (double)*value == item->valuedouble;
 }
 
 // A scalar as text, so that it can be named in a message or handed to a parser of text.
-static inline const char *json_scalar_text(const cJSON *item, char *text, size_t size) {
+static const char *json_scalar_text(const cJSON *item, char *text, size_t size) {
     uint64_t whole;
     if (cJSON_IsString(item))
         snprintf(text, size, "%s", json_printable(item->valuestring) ? item->valuestring : "?");

@@ -12,7 +12,7 @@ typedef struct {
     int comma; // a value came before on this level
 } JsonOut;
 
-static inline JsonOut json_open(FILE *file) {
+static JsonOut json_open(FILE *file) {
     JsonOut json;
     json.file = file;
     json.comma = 0;
@@ -20,7 +20,7 @@ static inline JsonOut json_open(FILE *file) {
 }
 
 // The character at the beginning of text[left] as it stands in a JSON string: its bytes, at most 6. *taken: of the text
-static inline size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
+static size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
     const unsigned char c = (unsigned char)*text;
     size_t length = utf8_length((const unsigned char *)text, left);
     *taken = length ? length : 1;
@@ -33,7 +33,7 @@ static inline size_t json_escape(const char *text, size_t left, char out[8], siz
     return length;
 }
 
-static inline void json_quote(FILE *file, const char *text, size_t bytes) {
+static void json_quote(FILE *file, const char *text, size_t bytes) {
     size_t i, taken;
     char out[8];
     fputc('"', file);
@@ -41,35 +41,35 @@ static inline void json_quote(FILE *file, const char *text, size_t bytes) {
     fputc('"', file);
 }
 
-static inline void json_key(JsonOut *json, const char *key) {
+static void json_key(JsonOut *json, const char *key) {
     if (json->comma) fputs(", ", json->file);
     json->comma = 1;
     if (key) fprintf(json->file, "\"%s\": ", key);
 }
 
-static inline void json_open_level(JsonOut *json, const char *key, char bracket) {
+static void json_open_level(JsonOut *json, const char *key, char bracket) {
     json_key(json, key);
     fputc(bracket, json->file);
     json->comma = 0;
 }
 
-static inline void json_close_level(JsonOut *json, char bracket) {
+static void json_close_level(JsonOut *json, char bracket) {
     fputc(bracket, json->file);
     json->comma = 1;
 }
 
-static inline void json_object(JsonOut *json, const char *key) { json_open_level(json, key, '{'); }
-static inline void json_object_end(JsonOut *json) { json_close_level(json, '}'); }
-static inline void json_array(JsonOut *json, const char *key) { json_open_level(json, key, '['); }
-static inline void json_array_end(JsonOut *json) { json_close_level(json, ']'); }
+static void json_object(JsonOut *json, const char *key) { json_open_level(json, key, '{'); }
+static void json_object_end(JsonOut *json) { json_close_level(json, '}'); }
+static void json_array(JsonOut *json, const char *key) { json_open_level(json, key, '['); }
+static void json_array_end(JsonOut *json) { json_close_level(json, ']'); }
 
-static inline void json_null(JsonOut *json, const char *key) {
+static void json_null(JsonOut *json, const char *key) {
     json_key(json, key);
     fputs("null", json->file);
 }
 
 // The shortest of %.15g, %.16g and %.17g that reads back as the same number.
-static inline const char *number_text(double value, char text[32]) {
+static const char *number_text(double value, char text[32]) {
     int digits;
     for (digits = 15; digits <= 17; digits++) {
         snprintf(text, 32, "%.*g", digits, value);
@@ -78,7 +78,7 @@ static inline const char *number_text(double value, char text[32]) {
     return text;
 }
 
-static inline void json_number(JsonOut *json, const char *key, double value) {
+static void json_number(JsonOut *json, const char *key, double value) {
     char text[32];
     if (!isfinite(value)) {
         json_null(json, key);
@@ -88,30 +88,30 @@ static inline void json_number(JsonOut *json, const char *key, double value) {
     fputs(number_text(value, text), json->file);
 }
 
-static inline void json_numbers(JsonOut *json, const char *key, const double *values, size_t count) {
+static void json_numbers(JsonOut *json, const char *key, const double *values, size_t count) {
     size_t i;
     json_array(json, key);
     for (i = 0; i < count; i++) json_number(json, NULL, values[i]);
     json_array_end(json);
 }
 
-static inline void json_size(JsonOut *json, const char *key, size_t value) {
+static void json_size(JsonOut *json, const char *key, size_t value) {
     json_key(json, key);
     fprintf(json->file, "%zu", value);
 }
 
-static inline void json_bool(JsonOut *json, const char *key, int value) {
+static void json_bool(JsonOut *json, const char *key, int value) {
     json_key(json, key);
     fputs(value ? "true" : "false", json->file);
 }
 
-static inline void json_bytes(JsonOut *json, const char *key, const char *text, size_t bytes) {
+static void json_bytes(JsonOut *json, const char *key, const char *text, size_t bytes) {
     json_key(json, key);
     json_quote(json->file, text, bytes);
 }
 
 // NULL becomes null.
-static inline void json_text(JsonOut *json, const char *key, const char *text) {
+static void json_text(JsonOut *json, const char *key, const char *text) {
     if (!text)
         json_null(json, key);
     else
@@ -119,14 +119,14 @@ static inline void json_text(JsonOut *json, const char *key, const char *text) {
 }
 
 // Ends the outermost value's line. Returns 0 when the file took everything, otherwise the error number.
-static inline int json_close(JsonOut *json) {
+static int json_close(JsonOut *json) {
     errno = 0;
     if (fputc('\n', json->file) != EOF && fflush(json->file) == 0 && !ferror(json->file)) return 0;
     return errno ? errno : EIO;
 }
 
 // The same for standard output, where a failure ends the program.
-static inline void json_finish(JsonOut *json) {
+static void json_finish(JsonOut *json) {
     int error = json_close(json);
     if (error) die("cannot write the JSON to standard output: %s", strerror(error));
 }

@@ -19,7 +19,7 @@ typedef struct {
 static OutputFolder *volatile folder_pending;
 
 // Nothing but system calls: a signal handler may come here. Runs after the file that was being written is gone.
-static inline void folder_discard(void) {
+static void folder_discard(void) {
     OutputFolder *folder = folder_pending;
     size_t i;
     if (!folder) return;
@@ -29,7 +29,7 @@ static inline void folder_discard(void) {
 }
 
 // ---- the place -----------------------------------------------------------------------------------------------------------
-static inline int folder_is_empty(const char *path) {
+static int folder_is_empty(const char *path) {
     const struct dirent *entry;
     DIR *directory = opendir(path);
     int empty = 1;
@@ -40,7 +40,7 @@ static inline int folder_is_empty(const char *path) {
 }
 
 // folder->path = where a folder that is to be written to `path` has to go.
-static inline void folder_find_place(OutputFolder *folder, const char *path) {
+static void folder_find_place(OutputFolder *folder, const char *path) {
     struct stat status, here;
     size_t length;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
@@ -62,7 +62,7 @@ static inline void folder_find_place(OutputFolder *folder, const char *path) {
 }
 
 // The folder that `path` is in; base points at its last part.
-static inline void folder_above(char above[PATH_MAX], const char *path, const char **base) {
+static void folder_above(char above[PATH_MAX], const char *path, const char **base) {
     const char *slash = strrchr(path, '/');
     *base = slash ? slash + 1 : path;
     snprintf(above, PATH_MAX, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
@@ -71,7 +71,7 @@ static inline void folder_above(char above[PATH_MAX], const char *path, const ch
 
 // ---- what was left by others --------------------------------------------------------------------------------------------
 // Cuts off what output_create_temporary adds to a name.
-static inline void name_without_temporary(char name[256]) {
+static void name_without_temporary(char name[256]) {
     char *dot, base[256];
     for (dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
         snprintf(base, sizeof(base), "%.*s", (int)(dot - name), name);
@@ -82,7 +82,7 @@ static inline void name_without_temporary(char name[256]) {
 }
 
 // Removes what a process that was killed left of a folder; only files whose names `ours` knows.
-static inline void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
+static void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
     const struct dirent *entry;
     DIR *directory;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -108,7 +108,7 @@ static inline void folder_clear_stale(const char *path, int (*ours)(const char *
         close(fd);
 }
 
-static inline void folder_clear_others(const OutputFolder *folder, int (*ours)(const char *name)) {
+static void folder_clear_others(const OutputFolder *folder, int (*ours)(const char *name)) {
     char above[PATH_MAX], path[PATH_MAX];
     const char *base;
     const struct dirent *entry;
@@ -125,7 +125,7 @@ static inline void folder_clear_others(const OutputFolder *folder, int (*ours)(c
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-static inline void folder_create_temporary(OutputFolder *folder) {
+static void folder_create_temporary(OutputFolder *folder) {
     int attempt;
     for (attempt = 0; attempt < 1000; attempt++) {
         snprintf(folder->temporary, sizeof(folder->temporary), "%.*s.%ld-%d.tmp", PATH_MAX - 40, folder->path,
@@ -144,7 +144,7 @@ static inline void folder_create_temporary(OutputFolder *folder) {
 }
 
 // bytes, files: what will be in it. ours: whether a file of this name, found in one that was left over, may be removed.
-static inline void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
+static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
                                int (*ours)(const char *name)) {
     char above[PATH_MAX];
     const char *base;
@@ -165,7 +165,7 @@ static inline void folder_open(OutputFolder *folder, const char *path, uint64_t 
 }
 
 // A file in it, which is closed with output_commit.
-static inline void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
+static void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
     char path[PATH_MAX];
     if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
     snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
@@ -175,7 +175,7 @@ static inline void folder_open_file(OutputFolder *folder, OutputFile *file, cons
 }
 
 // Everything in it is written and synced: the rename makes it count.
-static inline void folder_commit(OutputFolder *folder) {
+static void folder_commit(OutputFolder *folder) {
     fsync(folder->fd);
     if (rename(folder->temporary, folder->path) != 0)
         die("%s: the finished folder cannot be given its name: %s; choose another --out", folder->path,

@@ -23,7 +23,7 @@ typedef struct {
 } Progress;
 
 // "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h"
-static inline const char *human_seconds(double seconds, char text[32]) {
+static const char *human_seconds(double seconds, char text[32]) {
     unsigned long s = seconds > 0 && seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 0;
     if (!(seconds < 1e9))
         snprintf(text, 32, "?");
@@ -39,7 +39,7 @@ static inline const char *human_seconds(double seconds, char text[32]) {
 }
 
 // One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not known yet.
-static inline void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
+static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
     char head[64], tail[64], left[32];
     int bar, filled, i, used;
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
@@ -64,24 +64,24 @@ static inline void progress_text(char *line, size_t width, const char *label, do
 static Progress *progress_shown; // the one that is on the screen, or NULL
 static int progress_off;         // --quiet: there are no bars in this process
 
-static inline void progress_clear_shown(void) {
+static void progress_clear_shown(void) {
     if (!progress_shown || !progress_shown->shown) return;
     fputs("\r\033[K", progress_shown->file);
     fflush(progress_shown->file);
     progress_shown->shown = 0;
 }
 
-static inline void progress_clear(Progress *progress) {
+static void progress_clear(Progress *progress) {
     if (progress->shown) progress_clear_shown();
 }
 
-static inline int can_show_progress(FILE *file) {
+static int can_show_progress(FILE *file) {
     const char *terminal = getenv("TERM");
     return file && !progress_off && is_main_rank() && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb"));
 }
 
 // A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.
-static inline Progress progress_begin(FILE *file, const char *label, double done, double total) {
+static Progress progress_begin(FILE *file, const char *label, double done, double total) {
     Progress progress;
     memset(&progress, 0, sizeof(progress));
     progress.file = can_show_progress(file) ? file : NULL;
@@ -93,14 +93,14 @@ static inline Progress progress_begin(FILE *file, const char *label, double done
     return progress;
 }
 
-static inline size_t terminal_width(FILE *file) {
+static size_t terminal_width(FILE *file) {
     struct winsize size;
     if (ioctl(fileno(file), TIOCGWINSZ, &size) || size.ws_col == 0) return 80;
     return size.ws_col;
 }
 
 // `progress` stays where it is until progress_end: the screen refers to it.
-static inline void progress_update(Progress *progress, double done) {
+static void progress_update(Progress *progress, double done) {
     char line[PROGRESS_LINE];
     double now, advanced = done - progress->begun_done, left = -1;
     if (!progress->file) return;
@@ -118,7 +118,7 @@ static inline void progress_update(Progress *progress, double done) {
     before_message = progress_clear_shown;
 }
 
-static inline void progress_end(Progress *progress) {
+static void progress_end(Progress *progress) {
     progress_clear(progress);
     if (progress_shown == progress) progress_shown = NULL;
     progress->file = NULL;

@@ -13,31 +13,31 @@ order all come from here; resuming needs the index only.
 #define DEVICE_TOO
 #endif
 
-DEVICE_TOO static inline uint64_t random_mix(uint64_t x) {
+DEVICE_TOO static uint64_t random_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15ull;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
 }
 
-DEVICE_TOO static inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
+DEVICE_TOO static uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
     return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
 }
 
 // Whether dropout keeps element `index`: with probability 1 - rate, of which threshold = dropout_threshold(rate).
-DEVICE_TOO static inline int dropout_keeps(uint64_t seed, uint64_t index, uint64_t threshold) {
+DEVICE_TOO static int dropout_keeps(uint64_t seed, uint64_t index, uint64_t threshold) {
     return random_bits(seed, 0, index) >= threshold;
 }
 
-static inline uint64_t dropout_threshold(double rate) { return (uint64_t)(rate * 0x1p64); } // rate < 1
+static uint64_t dropout_threshold(double rate) { return (uint64_t)(rate * 0x1p64); } // rate < 1
 
 // Uniform in [0, 1) with 53 bits.
-static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+static double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     return (double)(random_bits(seed, stream, index) >> 11) * 0x1p-53;
 }
 
 // Uniform in [0, bound); the bias, below bound / 2^64, does not matter here.
-static inline uint64_t random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound) {
+static uint64_t random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound) {
     return (uint64_t)(((unsigned __int128)random_bits(seed, stream, index) * bound) >> 64);
 }
 

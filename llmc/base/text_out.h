@@ -15,14 +15,14 @@ typedef struct {
     size_t count;
 } TextOut;
 
-static inline TextOut text_out_to(FILE *file, char *memory) {
+static TextOut text_out_to(FILE *file, char *memory) {
     TextOut out;
     memset(&out, 0, sizeof(out));
     out.file = file, out.memory = memory;
     return out;
 }
 
-static inline void text_out_pass(TextOut *out, const void *text, size_t bytes) {
+static void text_out_pass(TextOut *out, const void *text, size_t bytes) {
     if (out->file)
         fwrite(text, 1, bytes, out->file);
     else
@@ -31,7 +31,7 @@ static inline void text_out_pass(TextOut *out, const void *text, size_t bytes) {
 }
 
 // Whether bytes can be put behind part[count] so that it is a character: the lowest and the highest continuations are tried.
-static inline int is_beginning_of_character(const unsigned char *part, size_t count) {
+static int is_beginning_of_character(const unsigned char *part, size_t count) {
     static const unsigned char ends[] = {0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf};
     unsigned char whole[4] = {0, 0x80, 0x80, 0x80};
     size_t i;
@@ -45,7 +45,7 @@ static inline int is_beginning_of_character(const unsigned char *part, size_t co
     return 0;
 }
 
-static inline void text_out(TextOut *out, const char *text, size_t bytes) {
+static void text_out(TextOut *out, const char *text, size_t bytes) {
     size_t i;
     for (i = 0; i < bytes; i++) {
         out->part[out->count++] = (unsigned char)text[i];
@@ -60,7 +60,7 @@ static inline void text_out(TextOut *out, const char *text, size_t bytes) {
     }
 }
 
-static inline void text_out_end(TextOut *out) {
+static void text_out_end(TextOut *out) {
     if (out->count) text_out_pass(out, "\xef\xbf\xbd", 3);
     out->count = 0;
 }

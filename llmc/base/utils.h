@@ -40,9 +40,9 @@ typedef struct {
 __attribute__((weak)) Voice voice;
 
 // Whether this is the process that people read: of several, rank 0.
-static inline int is_main_rank(void) { return !voice.silent; }
+static int is_main_rank(void) { return !voice.silent; }
 
-__attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int code, const char *format, ...) {
+__attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, const char *format, ...) {
     char message[DIE_MESSAGE];
     va_list args;
     va_start(args, format);
@@ -59,7 +59,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void die_with(int 
 #define die(...)       die_with(EXIT_RUNTIME, __VA_ARGS__)
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
-__attribute__((format(printf, 1, 2))) static inline void note(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static void note(const char *format, ...) {
     va_list args;
     if (!is_main_rank()) return;
     if (before_message) before_message();
@@ -71,7 +71,7 @@ __attribute__((format(printf, 1, 2))) static inline void note(const char *format
 }
 
 // What main calls last: results that a full disk did not take are a failure like any other.
-static inline void stdout_finish(void) {
+static void stdout_finish(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
     die("standard output is not complete: %s", errno ? strerror(errno) : "an earlier write to it failed");
@@ -81,7 +81,7 @@ static inline void stdout_finish(void) {
 // After the first step nothing of ours may allocate: tests set the guard, and an allocation then is fatal.
 static int allocation_guard;
 
-static inline void *checked_malloc(size_t bytes, const char *what) {
+static void *checked_malloc(size_t bytes, const char *what) {
     void *memory;
     if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
     memory = malloc(bytes ? bytes : 1);
@@ -90,7 +90,7 @@ static inline void *checked_malloc(size_t bytes, const char *what) {
     return memory;
 }
 
-static inline void *checked_calloc(size_t count, size_t size, const char *what) {
+static void *checked_calloc(size_t count, size_t size, const char *what) {
     void *memory;
     if (allocation_guard)
         die("allocation of %zu x %zu bytes for %s after the first step (allocation guard)", count, size, what);
@@ -101,7 +101,7 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
     return memory;
 }
 
-static inline char *checked_strdup(const char *text) {
+static char *checked_strdup(const char *text) {
     size_t bytes = strlen(text) + 1;
     char *copy = (char *)checked_malloc(bytes, "a string");
     memcpy(copy, text, bytes);
@@ -109,7 +109,7 @@ static inline char *checked_strdup(const char *text) {
 }
 
 // ---- numbers: the whole text must be one number, or 0 is returned -------------------------------------------------
-static inline int parse_size(const char *text, size_t *value) {
+static int parse_size(const char *text, size_t *value) {
     char *end;
     unsigned long long parsed;
     if (*text < '0' || *text > '9') return 0;
@@ -120,7 +120,7 @@ static inline int parse_size(const char *text, size_t *value) {
     return 1;
 }
 
-static inline int parse_double(const char *text, double *value) {
+static int parse_double(const char *text, double *value) {
     char *end;
     if (!((*text >= '0' && *text <= '9') || *text == '-' || *text == '.')) return 0;
     if (strpbrk(text, "xX")) return 0;
@@ -129,14 +129,14 @@ static inline int parse_double(const char *text, double *value) {
     return *end == 0 && isfinite(*value);
 }
 
-static inline int parse_bool(const char *text, int *value) {
+static int parse_bool(const char *text, int *value) {
     if (!strcmp(text, "true") || !strcmp(text, "True") || !strcmp(text, "1")) return *value = 1, 1;
     if (!strcmp(text, "false") || !strcmp(text, "False") || !strcmp(text, "0")) return *value = 0, 1;
     return 0;
 }
 
 // "80GiB", "78.5GB", "900MiB", "1024": bytes
-static inline int parse_bytes(const char *text, size_t *bytes) {
+static int parse_bytes(const char *text, size_t *bytes) {
     static const struct {
         const char *unit;
         double factor;
@@ -173,7 +173,7 @@ static inline int parse_bytes(const char *text, size_t *bytes) {
 
 // ---- text ---------------------------------------------------------------------------------------------------------
 // Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
-static inline size_t utf8_length(const unsigned char *text, size_t left) {
+static size_t utf8_length(const unsigned char *text, size_t left) {
     unsigned char c = text[0], least = 0x80, most = 0xbf;
     size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
     size_t i;
@@ -190,7 +190,7 @@ static inline size_t utf8_length(const unsigned char *text, size_t left) {
 }
 
 // Bytes for people: "1.25 GiB". The buffer is one of a few static ones, so that several fit in one printf.
-static inline const char *human_bytes(double bytes) {
+static const char *human_bytes(double bytes) {
     static char buffers[16][24];
     static int next;
     static const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -201,18 +201,18 @@ static inline const char *human_bytes(double bytes) {
     return out;
 }
 
-static inline double seconds_now(void) {
+static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 // Of `count` > 0 ascending numbers, `stride` bytes apart (a field of an array of structs, say), the last that is at most `value`;
 // the first where none is.
-static inline size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
+static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
     size_t low = 0, high = count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;

@@ -19,34 +19,34 @@ on stderr that says what is wrong and what is allowed, and with exit 2.
 
 // ---- looking things up ---------------------------------------------------------------------------------------------------
 // -1: no row has this name
-static inline int option_find(const char *name) {
+static int option_find(const char *name) {
     size_t i;
     for (i = 0; i < OPTION_ROWS; i++)
         if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
     return -1;
 }
 
-static inline int option_given(const Options *options, const char *name) {
+static int option_given(const Options *options, const char *name) {
     int index = option_find(name);
     if (index < 0) die("internal: no option is called '%s'", name);
     return options->given[index];
 }
 
-static inline int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
+static int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
 
 // A plan takes any option of the run it plans, so that a run's own command line can be planned.
-static inline int option_accepted(const OptionRow *row, Verb verb) {
+static int option_accepted(const OptionRow *row, Verb verb) {
     return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
 }
 
 // The word that stands for 0 as the value of a number, or NULL.
-static inline const char *option_word(const OptionRow *row) {
+static const char *option_word(const OptionRow *row) {
     int number = row->kind == OPTION_SIZE || row->kind == OPTION_DOUBLE || row->kind == OPTION_BYTES;
     return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
 }
 
 // The verbs of a row: "bp, plan".
-static inline const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
+static const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
     int verb;
     *text = 0;
     for (verb = 0; verb < VERBS; verb++)
@@ -59,7 +59,7 @@ static inline const char *option_verbs_text(const OptionRow *row, char *text, si
 #define SPELLING_MOST 32
 
 // Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
-static inline size_t spelling_distance(const char *a, const char *b) {
+static size_t spelling_distance(const char *a, const char *b) {
     size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b), i, j; // d[i][j]: of the first i and j
     if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
     for (i = 0; i <= m; i++) d[i][0] = i;
@@ -75,14 +75,14 @@ static inline size_t spelling_distance(const char *a, const char *b) {
 }
 
 // How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
-static inline size_t spelling_offer(const char *typed, const char *name) {
+static size_t spelling_offer(const char *typed, const char *name) {
     size_t length = strlen(typed), distance = spelling_distance(typed, name);
     if (length >= 2 && !strncmp(typed, name, length)) return 0;
     return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
 }
 
 // The nearest option, first among those of the verb; NULL: none is near.
-static inline const char *option_nearest(const char *typed, Verb verb) {
+static const char *option_nearest(const char *typed, Verb verb) {
     const char *nearest = NULL;
     size_t best = SIZE_MAX, i;
     int pass;
@@ -99,7 +99,7 @@ static inline const char *option_nearest(const char *typed, Verb verb) {
 
 // ---- help ----------------------------------------------------------------------------------------------------------------
 // Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
-static inline size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
+static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
     while (*text) {
         size_t length = strcspn(text, " ");
         if (column > indent && column + 1 + length > HELP_WIDTH) {
@@ -118,7 +118,7 @@ static inline size_t help_wrap(FILE *out, const char *text, size_t column, size_
 }
 
 // verbs: also say which verbs have it.
-static inline void help_option(FILE *out, const OptionRow *row, int verbs) {
+static void help_option(FILE *out, const OptionRow *row, int verbs) {
     char extra[128], names[96];
     size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
     if (column + 2 > HELP_COLUMN)
@@ -138,7 +138,7 @@ static inline void help_option(FILE *out, const OptionRow *row, int verbs) {
 }
 
 // The options of one verb, or of all (VERBS), under their headings.
-static inline void help_options(FILE *out, Verb verb) {
+static void help_options(FILE *out, Verb verb) {
     const OptionRow *heading = NULL;
     size_t i;
     for (i = 0; i < OPTION_ROWS; i++) {
@@ -154,7 +154,7 @@ static inline void help_options(FILE *out, Verb verb) {
 }
 
 // VERBS: the help of the program.
-static inline void options_help(FILE *out, Verb verb) {
+static void options_help(FILE *out, Verb verb) {
     int i;
     if (verb == VERBS) {
         fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
@@ -176,7 +176,7 @@ static inline void options_help(FILE *out, Verb verb) {
 
 // ---- refusals --------------------------------------------------------------------------------------------------------------
 // One line, ending with where to read on; exit 2.
-__attribute__((noreturn, format(printf, 2, 3))) static inline void options_refuse(Verb verb, const char *format, ...) {
+__attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
     char message[1024], *c;
     va_list args;
     va_start(args, format);
@@ -188,7 +188,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void options_refus
 }
 
 // "a, b or c" of "a|b|c"
-static inline void words_text(const char *choices, char *text, size_t size) {
+static void words_text(const char *choices, char *text, size_t size) {
     size_t used = 0;
     *text = 0;
     while (*choices) {
@@ -201,7 +201,7 @@ static inline void words_text(const char *choices, char *text, size_t size) {
 }
 
 // What a value has to be.
-static inline const char *option_allowed(const OptionRow *row, char *text, size_t size) {
+static const char *option_allowed(const OptionRow *row, char *text, size_t size) {
     const char *kind = row->kind == OPTION_DOUBLE ? "a number" : "a whole number", *word = option_word(row);
     switch (row->kind) {
     case OPTION_SIZE:
@@ -222,7 +222,7 @@ static inline const char *option_allowed(const OptionRow *row, char *text, size_
 
 // ---- values --------------------------------------------------------------------------------------------------------------
 // Points *word at the text if it is one of the row's choices.
-static inline int choice_parse(const OptionRow *row, const char *text, const char **word) {
+static int choice_parse(const OptionRow *row, const char *text, const char **word) {
     const char *choices = row->value;
     size_t length = strlen(text);
     while (*choices) {
@@ -233,7 +233,7 @@ static inline int choice_parse(const OptionRow *row, const char *text, const cha
     return 0;
 }
 
-static inline int ids_parse(const OptionRow *row, const char *text, IdList *list) {
+static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
     size_t most = 1, i, value;
     char number[24];
     for (i = 0; text[i]; i++) most += text[i] == ',';
@@ -252,7 +252,7 @@ static inline int ids_parse(const OptionRow *row, const char *text, IdList *list
 }
 
 // Stores the value of one row; returns 0 where the text is not one.
-static inline int option_set(const OptionRow *row, Options *options, const char *text) {
+static int option_set(const OptionRow *row, Options *options, const char *text) {
     void *field = (char *)options + row->offset;
     const char *word = option_word(row);
     int zero = word && !strcmp(word, text);
@@ -277,7 +277,7 @@ static inline int option_set(const OptionRow *row, Options *options, const char 
     }
 }
 
-static inline void options_set_defaults(Options *options) {
+static void options_set_defaults(Options *options) {
     size_t i;
     memset(options, 0, sizeof(*options));
     for (i = 0; i < OPTION_ROWS; i++) {
@@ -288,10 +288,10 @@ static inline void options_set_defaults(Options *options) {
 }
 
 // ---- parsing -------------------------------------------------------------------------------------------------------------
-static inline int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
+static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
 
 // The verb, and in *first the index of the first option.
-static inline Verb options_verb(int argc, char **argv, int *first) {
+static Verb options_verb(int argc, char **argv, int *first) {
     char all[128] = "", text[128];
     const char *nearest = NULL;
     size_t best = SIZE_MAX;
@@ -312,7 +312,7 @@ static inline Verb options_verb(int argc, char **argv, int *first) {
 }
 
 // The row of an argument "--name" or "--name=value" (then *value is set).
-static inline int options_row_of(const char *argument, Verb verb, const char **value) {
+static int options_row_of(const char *argument, Verb verb, const char **value) {
     char name[64], verbs[96];
     const char *nearest;
     size_t length, i;
@@ -338,7 +338,7 @@ static inline int options_row_of(const char *argument, Verb verb, const char **v
     return index;
 }
 
-static inline void options_refuse_value(const OptionRow *row, Verb verb, const char *value) {
+static void options_refuse_value(const OptionRow *row, Verb verb, const char *value) {
     char allowed[256];
     size_t i;
     option_allowed(row, allowed, sizeof(allowed));
@@ -350,7 +350,7 @@ static inline void options_refuse_value(const OptionRow *row, Verb verb, const c
 }
 
 // argv[i], whatever it looks like, and all arguments up to the next option, in place.
-static inline int options_take_paths(int argc, char **argv, int i, PathList *list, const OptionRow *row, Verb verb) {
+static int options_take_paths(int argc, char **argv, int i, PathList *list, const OptionRow *row, Verb verb) {
     list->path = (const char *const *)(argv + i);
     list->count = 0;
     do {
@@ -361,7 +361,7 @@ static inline int options_take_paths(int argc, char **argv, int i, PathList *lis
 }
 
 // Reads the option at argv[i]; returns the index of the next.
-static inline int options_parse_one(Options *options, int argc, char **argv, int i) {
+static int options_parse_one(Options *options, int argc, char **argv, int i) {
     Verb verb = options->verb;
     const char *value = NULL;
     int index = options_row_of(argv[i], verb, &value), joined = value != NULL;
@@ -387,7 +387,7 @@ static inline int options_parse_one(Options *options, int argc, char **argv, int
 }
 
 // Options that need or exclude each other.
-static inline void options_check(const Options *o) {
+static void options_check(const Options *o) {
     int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
     if (o->model && o->init)
         options_refuse(o->verb, "--model and --init exclude each other: one model is read or made");
@@ -420,7 +420,7 @@ static inline void options_check(const Options *o) {
 }
 
 // Rollouts need a reward, and leave other options without meaning.
-static inline void options_check_rollout(const Options *o) {
+static void options_check_rollout(const Options *o) {
     if (!o->rollout) return;
     if (o->verb == VERB_TRAIN && !o->reward_command)
         options_refuse(o->verb, "--rollout needs --reward-command, which says what a completion is worth");
@@ -451,7 +451,7 @@ static inline void options_check_rollout(const Options *o) {
 }
 
 // Whether a flag, a text or a number that can be off is neither absent nor off.
-static inline int option_in_force(const Options *options, const char *name) {
+static int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
     if (row->kind == OPTION_STRING) return *(const char *const *)field != NULL;
@@ -459,7 +459,7 @@ static inline int option_in_force(const Options *options, const char *name) {
 }
 
 // Options of objectives that have no meaning for the one at hand, or need each other.
-static inline void options_check_objective(const Options *o) {
+static void options_check_objective(const Options *o) {
     char word[16];
     size_t i;
     if (!o->objective) return;
@@ -491,10 +491,10 @@ static inline void options_check_objective(const Options *o) {
         options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0", o->objective);
 }
 
-static inline void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
+static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
-static inline Options options_parse(int argc, char **argv) {
+static Options options_parse(int argc, char **argv) {
     Options options;
     int i = 1;
     options_set_defaults(&options);
@@ -521,7 +521,7 @@ static inline Options options_parse(int argc, char **argv) {
 }
 
 // `build` is the name of the build's own dtype: fp32, bf16 or double. Another can be planned and converted to.
-static inline void options_check_dtype(const Options *options, const char *build) {
+static void options_check_dtype(const Options *options, const char *build) {
     if (options->verb == VERB_PLAN || options->verb == VERB_CONVERT) return;
     if (!strcmp(options->dtype, "build") || !strcmp(options->dtype, build)) return;
     options_refuse(options->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
@@ -529,7 +529,7 @@ static inline void options_check_dtype(const Options *options, const char *build
 }
 
 // Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
-static inline void options_check_storage(const Options *options, const char *dtype) {
+static void options_check_storage(const Options *options, const char *dtype) {
     size_t i;
     for (i = 0; i < WITHOUT_MEANING; i++) {
         const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];

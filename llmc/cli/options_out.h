@@ -10,7 +10,7 @@ options), options_json into a log, with them.
 #define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
 
 // A scalar's value as it would be typed; NULL: unset.
-static inline const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
+static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
     const char *word = option_word(row);
     char number[32];
@@ -29,12 +29,12 @@ static inline const char *option_text(const OptionRow *row, const Options *optio
 }
 
 // Whether the row says anything about a run of this verb.
-static inline int option_echoed(const OptionRow *row, Verb verb) {
+static int option_echoed(const OptionRow *row, Verb verb) {
     return option_of(row, verb) && strcmp(row->name, "help") != 0 && strcmp(row->name, "version") != 0;
 }
 
 // One word, quoted where a shell would read it differently.
-static inline void echo_quoted(FILE *out, const char *text) {
+static void echo_quoted(FILE *out, const char *text) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,:/@%";
     const char *c;
     size_t length = strlen(text);
@@ -53,7 +53,7 @@ static inline void echo_quoted(FILE *out, const char *text) {
 }
 
 // "--name value", or "--name=value" where the value could be taken for an option, on a new line where this one is full.
-static inline void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
+static void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
     size_t length = strlen(row->name) + 4 + (value ? strlen(value) : 0);
     if (*column + length > HELP_WIDTH - ECHO_MARGIN) {
         fputs(" \\\n   ", out);
@@ -67,7 +67,7 @@ static inline void echo_option(FILE *out, const OptionRow *row, const char *valu
 }
 
 // The command line that repeats this run: what was given, as it was understood.
-static inline void options_echo(FILE *out, const Options *options) {
+static void options_echo(FILE *out, const Options *options) {
     size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name), i, j;
     for (i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
@@ -96,7 +96,7 @@ static inline void options_echo(FILE *out, const Options *options) {
 }
 
 // An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
-static inline void options_json(JsonOut *json, const char *key, const Options *options) {
+static void options_json(JsonOut *json, const char *key, const Options *options) {
     size_t i, j;
     json_object(json, key);
     json_text(json, "verb", verb_rows[options->verb].name);

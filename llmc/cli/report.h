@@ -17,7 +17,7 @@ static const struct {
     {"rewards/accuracies", "accuracy"}, {"rewards/margins", "margin"}, {"reward", "reward"},           {"kl", "KL"},
     {"clip_fraction", "clipped"},       {"entropy", "entropy"},        {"completion_length", "length"}};
 
-static inline void metrics_print(FILE *out, const Metrics *m, const char *separator) {
+static void metrics_print(FILE *out, const Metrics *m, const char *separator) {
     size_t i, k;
     for (k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++)
         for (i = 0; i < m->count; i++)
@@ -26,7 +26,7 @@ static inline void metrics_print(FILE *out, const Metrics *m, const char *separa
 }
 
 // prefix: before every name
-static inline void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
+static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     char name[64];
     size_t i;
     for (i = 0; i < m->count; i++) {
@@ -36,7 +36,7 @@ static inline void metrics_json(JsonOut *json, const Metrics *m, const char *pre
 }
 
 // 8190735360 -> "8.19 B"
-static inline const char *human_count(double count) {
+static const char *human_count(double count) {
     static char buffers[8][24];
     static int next;
     static const char *const units[] = {"", " k", " M", " B", " T"};
@@ -47,7 +47,7 @@ static inline const char *human_count(double count) {
     return out;
 }
 
-static inline const char *human_flops(double flops) {
+static const char *human_flops(double flops) {
     static char buffers[4][24];
     static int next;
     static const char *const units[] = {"", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP", " EFLOP", " ZFLOP"};
@@ -58,7 +58,7 @@ static inline const char *human_flops(double flops) {
     return out;
 }
 
-static inline void report_model(FILE *out, const Model *model) {
+static void report_model(FILE *out, const Model *model) {
     const Config *c = &model->config;
     fprintf(out,
             "model    %s, %s parameters, %zu layers, hidden %zu, heads %zu/%zu x %zu, MLP %zu, vocabulary %zu, %s\n",
@@ -68,14 +68,14 @@ static inline void report_model(FILE *out, const Model *model) {
 }
 
 // ring: ranks of a stream pass keys and values around
-static inline void report_world(FILE *out, World w, int ring) {
+static void report_world(FILE *out, World w, int ring) {
     if (world_ranks(w) == 1) return;
     fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),
             w.zero, ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
 }
 
 // Who did it, and the bytes that each rank sent in a step, by kind; into an open object. Nothing of a process alone.
-static inline void report_world_json(JsonOut *json, World w, const Traffic *sent) {
+static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     int kind;
     if (world_ranks(w) == 1) return;
     json_size(json, "ranks", world_ranks(w));
@@ -87,7 +87,7 @@ static inline void report_world_json(JsonOut *json, World w, const Traffic *sent
 }
 
 // One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
-static inline void report_regions(FILE *out, const Arena *plan) {
+static void report_regions(FILE *out, const Arena *plan) {
     size_t i, j;
     for (i = 0; i < plan->regions_at_peak; i++) {
         const Region *region = &plan->at_peak[i];
@@ -105,7 +105,7 @@ static inline void report_regions(FILE *out, const Arena *plan) {
 }
 
 // "total_bytes", the share of each kind, and the regions, into an open object.
-static inline void report_plan_json(JsonOut *json, const Arena *plan) {
+static void report_plan_json(JsonOut *json, const Arena *plan) {
     size_t i;
     int share;
     json_size(json, "total_bytes", plan->peak);
@@ -122,7 +122,7 @@ static inline void report_plan_json(JsonOut *json, const Arena *plan) {
 }
 
 // Configuration and tensors, as one object. dtype: of the weights as they are stored in the model's files
-static inline void report_model_json(JsonOut *json, const Model *model, DType dtype) {
+static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     const Config *config = &model->config;
     size_t i;
     json_object(json, NULL);

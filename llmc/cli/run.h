@@ -43,7 +43,7 @@ typedef struct {
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
-static inline DType dtype_from_name(const char *name, DType otherwise) {
+static DType dtype_from_name(const char *name, DType otherwise) {
     if (!strcmp(name, "fp32")) return DTYPE_FP32;
     if (!strcmp(name, "bf16")) return DTYPE_BF16;
     if (!strcmp(name, "double")) return DTYPE_FP64;
@@ -52,7 +52,7 @@ static inline DType dtype_from_name(const char *name, DType otherwise) {
 
 // ---- LoRA and the objective -----------------------------------------------------------------------------------------
 // Those of --adapter, or new ones of --lora-rank.
-static inline void run_open_lora(Run *run) {
+static void run_open_lora(Run *run) {
     const Options *o = run->options;
     Lora *lora = &run->lora;
     char found[PATH_MAX];
@@ -69,7 +69,7 @@ static inline void run_open_lora(Run *run) {
     lora_build(lora, &run->model);
 }
 
-static inline Objective objective_from_options(const Options *o) {
+static Objective objective_from_options(const Options *o) {
     Objective objective;
     memset(&objective, 0, sizeof(objective));
     objective.temperature = 1;
@@ -85,14 +85,14 @@ static inline Objective objective_from_options(const Options *o) {
 }
 
 // Documents that --batch counts as one: the two of a pair, the completions of a group.
-static inline size_t unit_documents(const Options *o) {
+static size_t unit_documents(const Options *o) {
     const Objective objective = objective_from_options(o);
     if (objective_is_of_pairs(&objective)) return 2;
     return objective.kind == OBJECTIVE_GRPO || objective.kind == OBJECTIVE_GSPO ? o->group_size : 1;
 }
 
 // From --model or --init, or from `model` where a run that is resumed names neither.
-static inline void run_open_model(Run *run, const Options *options, const char *model) {
+static void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
     char remark[256] = "", found[PATH_MAX];
     memset(run, 0, sizeof(*run));
@@ -117,7 +117,7 @@ static inline void run_open_model(Run *run, const Options *options, const char *
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
-static inline void check_positions(const Run *run, size_t T, const char *what) {
+static void check_positions(const Run *run, size_t T, const char *what) {
     const Config *c = &run->model.config;
     if (T <= c->max_position_embeddings) return;
     if (c->family->learned_positions)
@@ -129,7 +129,7 @@ static inline void check_positions(const Run *run, size_t T, const char *what) {
 }
 
 // The processes of this run, or of the one that is planned: as its last rank, whose portions are the largest.
-static inline World world_from_options(const Options *o) {
+static World world_from_options(const Options *o) {
     World world;
     world.ranks = o->verb == VERB_PLAN ? o->ranks : dist_ranks();
     world.rank = o->verb == VERB_PLAN ? o->ranks - 1 : dist_rank();
@@ -143,13 +143,13 @@ static inline World world_from_options(const Options *o) {
 // Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single
 // pass the model itself: computed as they are needed. A run that trains a model has computed them before its first step
 // (reference.h).
-static inline int computes_reference(const Run *run, const RunSettings *settings) {
+static int computes_reference(const Run *run, const RunSettings *settings) {
     const Options *o = run->options;
     const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "bp"));
     return objective_needs_reference(&settings->objective) && !o->reference_logprobs && (run->lora.rank || single);
 }
 
-static inline RunSettings settings_from_options(const Run *run) {
+static RunSettings settings_from_options(const Run *run) {
     const Options *o = run->options;
     RunSettings settings;
     DType stored = run->model.dtype;
@@ -184,14 +184,14 @@ static inline RunSettings settings_from_options(const Run *run) {
 }
 
 // What the options say of a run whose model is open.
-static inline void run_resolve(Run *run) {
+static void run_resolve(Run *run) {
     run->settings = settings_from_options(run);
     run->assignment = assign_step(run->settings.world, run->options->grad_accum);
 }
 
 // The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a
 // run.
-static inline void run_find_tokenizer(Run *run) {
+static void run_find_tokenizer(Run *run) {
     const char *model = run->options->model, *path = run->source ? run->source->path : model;
     *run->tokenizer_path = 0;
     if (!model) return;
@@ -201,13 +201,13 @@ static inline void run_find_tokenizer(Run *run) {
 }
 
 // Whether advantages are divided by the standard deviation of their group's rewards.
-static inline int run_scales_rewards(const Options *o) {
+static int run_scales_rewards(const Options *o) {
     if (strcmp(o->scale_rewards, "auto") != 0) return !strcmp(o->scale_rewards, "group");
     return strcmp(o->normalisation, "dr_grpo") != 0;
 }
 
 // What --data and --val-data are opened with.
-static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
+static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
     DataSettings settings;
     DataLoader loader;
@@ -235,28 +235,28 @@ static inline DataLoader run_open_data(Run *run, const PathList *paths, Shuffle 
 }
 
 // As --shuffle says; a pass and an evaluation read in the order of the files.
-static inline Shuffle run_shuffle(const Options *o) {
+static Shuffle run_shuffle(const Options *o) {
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
     if (!trains || !strcmp(o->shuffle, "off")) return SHUFFLE_OFF;
     return !strcmp(o->shuffle, "on") ? SHUFFLE_ON : SHUFFLE_AUTO;
 }
 
 // B documents of T tokens. B = 0: there is no stream, only generation
-static inline SequenceBound regular_bound(size_t B, size_t T) {
+static SequenceBound regular_bound(size_t B, size_t T) {
     SequenceBound bound;
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
     bound.N = B * T, bound.documents = B, bound.longest = T;
     return bound;
 }
 
-static inline SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
+static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
     a.N = max_size(a.N, b.N), a.documents = max_size(a.documents, b.documents),
     a.longest = max_size(a.longest, b.longest);
     return a;
 }
 
 // The largest stream of this rank, of data or (NULL) of random documents.
-static inline SequenceBound run_bound(const Run *run, const DataLoader *data) {
+static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = run->assignment.parts;
     if (data && data->of_documents) return dataloader_part_bound(data, parts);
@@ -265,11 +265,11 @@ static inline SequenceBound run_bound(const Run *run, const DataLoader *data) {
 }
 
 // Documents of T tokens that fill the largest stream.
-static inline size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
+static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
 
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
 // empty.
-static inline Batch batch_shape(SequenceBound bound) {
+static Batch batch_shape(SequenceBound bound) {
     Batch batch;
     size_t d;
     memset(&batch, 0, sizeof(batch));
@@ -281,7 +281,7 @@ static inline Batch batch_shape(SequenceBound bound) {
 }
 
 // What a rank may use: --memory-limit, or what is available where that is less; 0: not known.
-static inline size_t run_limit(const Run *run, const char **whose) {
+static size_t run_limit(const Run *run, const char **whose) {
     const size_t limit = run->options->memory_limit, available = ops_device->memory_available();
     const int less = available && (!limit || available < limit);
     *whose = less ? "the memory available" : "--memory-limit";
@@ -292,13 +292,13 @@ static inline size_t run_limit(const Run *run, const char **whose) {
 // memory. Either spares memory of the device; the second costs less time.
 enum { IN_HOST_MEMORY = 1, AROUND = 2, CHOICES = 4 };
 
-static inline int run_may_choose(const Run *run, int choice) {
+static int run_may_choose(const Run *run, int choice) {
     const int keeps = !strcmp(run->options->keep_on, "auto") && run->settings.keep != KEEP_NOTHING;
     const int ranks = !strcmp(run->options->kv, "auto") && world_sp(run->settings.world) > 1;
     return (keeps || !(choice & IN_HOST_MEMORY)) && (ranks || !(choice & AROUND));
 }
 
-static inline RunSettings run_chosen(const Run *run, int choice) {
+static RunSettings run_chosen(const Run *run, int choice) {
     RunSettings settings = run->settings;
     if (choice & IN_HOST_MEMORY) settings.keep = KEEP_IN_HOST_MEMORY;
     if (choice & AROUND) settings.ring = 1;
@@ -306,12 +306,12 @@ static inline RunSettings run_chosen(const Run *run, int choice) {
 }
 
 // Of a run: a plan may be made for another machine.
-static inline HostAvailable run_host(const Run *run) {
+static HostAvailable run_host(const Run *run) {
     return run->options->verb == VERB_PLAN ? NULL : ops_device->host_available;
 }
 
 // The first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
-static inline void run_choose(Run *run, const Batch *shape, size_t limit) {
+static void run_choose(Run *run, const Batch *shape, size_t limit) {
     const Run open = *run;
     int choice;
     for (choice = 0; choice < CHOICES; choice++) {
@@ -328,7 +328,7 @@ static inline void run_choose(Run *run, const Batch *shape, size_t limit) {
 }
 
 // The longest documents, B to a stream, that fit, whatever is chosen.
-static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
+static size_t run_longest(const Run *run, size_t B, size_t limit) {
     size_t longest = 0;
     int choice;
     for (choice = 0; choice < CHOICES; choice++) {
@@ -340,7 +340,7 @@ static inline size_t run_longest(const Run *run, size_t B, size_t limit) {
 
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
 // generation. limit, whose: of run_limit
-static inline void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
+static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
     size_t longest;
     if (!limit || run->plan.total_bytes <= limit) return;
     if (!B)
@@ -354,7 +354,7 @@ static inline void check_memory(const Run *run, size_t B, size_t limit, const ch
         human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
 }
 
-static inline void check_host_memory(const Run *run) {
+static void check_host_memory(const Run *run) {
     if (host_is_short(&run->plan, run_host(run)))
         die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "
             "--keep none",
@@ -363,7 +363,7 @@ static inline void check_host_memory(const Run *run) {
             run_may_choose(run, IN_HOST_MEMORY) ? "" : ", --keep-on device"); // else it has been tried
 }
 
-static inline void run_allocate_host(Run *run) {
+static void run_allocate_host(Run *run) {
     const size_t bytes = run->plan.host_bytes;
     if (!bytes) return;
     run->host_memory = ops_device->host_allocate(bytes);
@@ -374,7 +374,7 @@ static inline void run_allocate_host(Run *run) {
 }
 
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
-static inline void run_allocate(Run *run, SequenceBound bound) {
+static void run_allocate(Run *run, SequenceBound bound) {
     Batch shape = batch_shape(bound);
     const char *whose;
     size_t limit;
@@ -399,19 +399,19 @@ static inline void run_allocate(Run *run, SequenceBound bound) {
     free(shape.document_start);
 }
 
-static inline void run_reference(Run *run, Batch *batch) {
+static void run_reference(Run *run, Batch *batch) {
     if (run->settings.reference) forward_policy(&run->streambp, batch, 1, batch->reference);
 }
 
 // A file that is kept open keeps its place on the disk, also when it is pruned.
-static inline void run_close_source(Run *run) {
+static void run_close_source(Run *run) {
     if (run->source) weights_close(run->source);
     if (run->adapter) weights_close(run->adapter);
     run->source = run->adapter = NULL;
 }
 
 // The model's; with LoRA the weights below the adapters, which must be those that the adapters of --adapter are for.
-static inline void run_load_base(Run *run) {
+static void run_load_base(Run *run) {
     const Options *o = run->options;
     const Sharding held = weights_sharding(&run->streambp.memory);
     if (run->source)
@@ -425,7 +425,7 @@ static inline void run_load_base(Run *run) {
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
 }
 
-static inline void run_load_adapters(Run *run) {
+static void run_load_adapters(Run *run) {
     const Model *table = &run->lora.table;
     const Sharding held = weights_sharding(&run->streambp.memory);
     char when[PATH_MAX + 8];
@@ -439,13 +439,13 @@ static inline void run_load_adapters(Run *run) {
                             "take another copy or an earlier checkpoint");
 }
 
-static inline void run_load_weights(Run *run) {
+static void run_load_weights(Run *run) {
     run_load_base(run);
     if (run->settings.lora) run_load_adapters(run);
     run_close_source(run);
 }
 
-static inline void run_close(Run *run) {
+static void run_close(Run *run) {
     run_end(&run->streambp);
     flop_count_end(&run->flop_count);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
@@ -457,11 +457,11 @@ static inline void run_close(Run *run) {
 }
 
 // What is trained: the model or its adapters.
-static inline const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
+static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
 #ifdef _OPENMP
 // What this rank may use of its host, where others run, too: mpirun binds each to a core of its own, or lets all have all.
-static inline size_t processors_of_rank(void) {
+static size_t processors_of_rank(void) {
     const size_t granted = (size_t)omp_get_num_procs(), ranks = dist_local_ranks();
     const size_t share = max_size((size_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks, 1);
     if (granted < share)
@@ -474,7 +474,7 @@ static inline size_t processors_of_rank(void) {
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
 // (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
 // is promised is from now on what a team has. wanted 0: as many as there are; of several ranks on a host, its share.
-static inline void use_threads(size_t wanted) {
+static void use_threads(size_t wanted) {
     size_t team = 1;
 #ifdef _OPENMP
     omp_set_dynamic(0);
@@ -490,7 +490,7 @@ static inline void use_threads(size_t wanted) {
     if (wanted > team) note("--threads %zu: the OpenMP runtime grants this process %zu", wanted, team);
 }
 
-static inline int cpu_threads(void) {
+static int cpu_threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
 #else
@@ -500,7 +500,7 @@ static inline int cpu_threads(void) {
 
 // FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in
 // use (between two streams: nearly all of it); 0 where that is too small.
-static inline double run_product_rate(Run *run, size_t n) {
+static double run_product_rate(Run *run, size_t n) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;
     Stored *x[3];
@@ -522,7 +522,7 @@ static inline double run_product_rate(Run *run, size_t n) {
 }
 
 // The machine's peak as far as this op set reaches it: larger products until one takes a few milliseconds.
-static inline double run_peak_flops(Run *run) {
+static double run_peak_flops(Run *run) {
     double best = 0, rate = 1;
     size_t n;
     for (n = 1024; n <= 8192 && rate > 0; n *= 2) {
@@ -533,7 +533,7 @@ static inline double run_peak_flops(Run *run) {
     return best;
 }
 
-static inline void report_header(const Run *run) {
+static void report_header(const Run *run) {
     if (run->options->quiet) return;
     fputs("command  ", run->text);
     options_echo(run->text, run->options);
@@ -554,7 +554,7 @@ static inline void report_header(const Run *run) {
 }
 
 // Of shards of documents: what was made of them, and the stream that was planned for.
-static inline void report_data(const Run *run, const DataLoader *data, SequenceBound bound) {
+static void report_data(const Run *run, const DataLoader *data, SequenceBound bound) {
     if (run->options->quiet || !data->of_documents) return;
     if (data->documents.settings.use == DATA_PROMPTS)
         fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->documents.prompts,
@@ -567,7 +567,7 @@ static inline void report_data(const Run *run, const DataLoader *data, SequenceB
 }
 
 // What one step computes, and how, into an open object.
-static inline void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
+static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
     json_text(json, "method", run->options->method);
     json_size(json, "chunk", run->plan.chunk);
     json_size(json, "logits_chunk", run->plan.logits_chunk);

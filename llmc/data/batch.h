@@ -39,7 +39,7 @@ typedef struct {
     double groups;    // pairs, or groups of completions
 } TargetCounts;
 
-static inline Batch batch_allocate(size_t N, size_t documents) {
+static Batch batch_allocate(size_t N, size_t documents) {
     Batch batch;
     memset(&batch, 0, sizeof(batch));
     batch.N = N;
@@ -54,7 +54,7 @@ static inline Batch batch_allocate(size_t N, size_t documents) {
 
 // Room for what objectives over answers know of a batch that has been allocated; of the two kinds of log-probabilities
 // only where they are asked for.
-static inline void batch_allocate_answers(Batch *batch, int reference, int old) {
+static void batch_allocate_answers(Batch *batch, int reference, int old) {
     batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
     batch->counted = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
     batch->reward = (float *)checked_calloc(batch->documents, sizeof(float), "the rewards of a batch");
@@ -63,7 +63,7 @@ static inline void batch_allocate_answers(Batch *batch, int reference, int old) 
     if (old) batch->old = (float *)checked_calloc(batch->N, sizeof(float), "the old log-probabilities of a batch");
 }
 
-static inline void batch_free(Batch *batch) {
+static void batch_free(Batch *batch) {
     free(batch->tokens);
     free(batch->targets);
     free(batch->loss_weight);
@@ -75,7 +75,7 @@ static inline void batch_free(Batch *batch) {
 }
 
 // Positions from document_start[1..documents-1], which the caller has filled in; the first is 0 and the last N.
-static inline void batch_set_positions(Batch *batch) {
+static void batch_set_positions(Batch *batch) {
     size_t d, t;
     batch->document_start[0] = 0;
     batch->document_start[batch->documents] = batch->N;
@@ -85,7 +85,7 @@ static inline void batch_set_positions(Batch *batch) {
 }
 
 // B documents of T tokens, every target with weight 1. The batch was allocated for B*T tokens and B documents.
-static inline void batch_set_regular(Batch *batch, size_t B, size_t T) {
+static void batch_set_regular(Batch *batch, size_t B, size_t T) {
     size_t b, t;
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
@@ -96,7 +96,7 @@ static inline void batch_set_regular(Batch *batch, size_t B, size_t T) {
 
 // B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b
 // reads ids [b(T+1), b(T+1) + T), its targets are one further on.
-static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
+static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     size_t b, t;
     batch_set_regular(batch, B, T);
     for (b = 0; b < B; b++) {
@@ -109,7 +109,7 @@ static inline void batch_random(Batch *batch, size_t B, size_t T, size_t first, 
 }
 
 // What a batch adds to the counts of its step. Fills in batch->counted where there is one.
-static inline TargetCounts batch_count(const Batch *batch) {
+static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0, 0, 0};
     size_t d, t;
     if (batch->empty) return counts;
@@ -125,26 +125,26 @@ static inline TargetCounts batch_count(const Batch *batch) {
 }
 
 // The sum of the weights of the targets that count.
-static inline double batch_counted(const Batch *batch) { return batch_count(batch).tokens; }
+static double batch_counted(const Batch *batch) { return batch_count(batch).tokens; }
 
-static inline TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
+static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
     a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
     return a;
 }
 
 // Tokens that are worked on.
-static inline double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
+static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- parts ----------------------------------------------------------------------------------------------------------
 // Behind the documents that are not to be parted from document d: the others of its pair or group.
-static inline size_t batch_unit_end(const Batch *batch, size_t d) {
+static size_t batch_unit_end(const Batch *batch, size_t d) {
     size_t end = d + 1;
     while (batch->group && end < batch->documents && batch->group[end] == batch->group[d]) end++;
     return end;
 }
 
 // Documents [begin, end) of the batch, as a batch in the same memory: what the whole says of its documents is used up.
-static inline Batch batch_slice(Batch *whole, size_t begin, size_t end) {
+static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = *whole;
     size_t d;
@@ -163,7 +163,7 @@ static inline Batch batch_slice(Batch *whole, size_t begin, size_t end) {
 }
 
 // A stream that adds nothing, in the memory of a batch: its first token, as one that does not count.
-static inline Batch batch_empty(Batch *whole) {
+static Batch batch_empty(Batch *whole) {
     Batch empty = *whole;
     empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
     empty.targets[0] = -1, empty.position[0] = 0;
@@ -174,7 +174,7 @@ static inline Batch batch_empty(Batch *whole) {
 
 // One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
 // is, so that none is longer than N / parts and the longest of them. Uses the whole up.
-static inline Batch batch_part(Batch *whole, size_t parts, size_t part) {
+static Batch batch_part(Batch *whole, size_t parts, size_t part) {
     size_t begin = whole->documents, end = 0, d, next;
     if (parts == 1) return *whole;
     for (d = 0; d < whole->documents; d = next) {

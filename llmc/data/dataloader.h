@@ -55,7 +55,7 @@ typedef struct {
 
 // ---- one file -------------------------------------------------------------------------------------------------------
 // Fills in id_bytes and tokens from the header.
-static inline void shard_examine(Shard *shard) {
+static void shard_examine(Shard *shard) {
     unsigned char header[SHARD_HEADER_BYTES];
     const char *path = shard->path;
     size_t bytes, expected, i;
@@ -89,14 +89,14 @@ static inline void shard_examine(Shard *shard) {
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 // The longest T of which one shard holds a micro-batch.
-static inline size_t dataloader_longest(const DataLoader *loader, size_t *tokens) {
+static size_t dataloader_longest(const DataLoader *loader, size_t *tokens) {
     size_t i;
     *tokens = 0;
     for (i = 0; i < loader->shards; i++) *tokens = max_size(*tokens, loader->shard[i].tokens);
     return *tokens ? (*tokens - 1) / loader->B : 0;
 }
 
-static inline void dataloader_refuse_short(const DataLoader *loader) {
+static void dataloader_refuse_short(const DataLoader *loader) {
     size_t tokens, T = dataloader_longest(loader, &tokens);
     const char *longest = loader->shards > 1 ? "the longest shard" : loader->shard[0].path;
     char advice[96];
@@ -111,7 +111,7 @@ static inline void dataloader_refuse_short(const DataLoader *loader) {
 }
 
 // llm.c's shards hold running text and nothing else.
-static inline void dataloader_check_use(const DataLoader *loader, const char *path) {
+static void dataloader_check_use(const DataLoader *loader, const char *path) {
     const ObjectiveKind objective = data_objective(&loader->settings);
     if (loader->settings.use == DATA_TRAINS && objective != OBJECTIVE_SFT)
         die("%s: is one of llm.c's shards, which hold text, --objective %s trains on %s; prepare these", path,
@@ -122,7 +122,7 @@ static inline void dataloader_check_use(const DataLoader *loader, const char *pa
 }
 
 // paths: taken over
-static inline void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
+static void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
     size_t i, tokens = 0, B = loader->B, T = loader->T;
     dataloader_check_use(loader, paths->path[0]);
     loader->file.fd = -1;
@@ -150,7 +150,7 @@ static inline void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
     loader->order_epoch = PACKING_NO_EPOCH;
 }
 
-static inline DataLoader dataloader_open(const char *const *paths, size_t count, const DataSettings *settings) {
+static DataLoader dataloader_open(const char *const *paths, size_t count, const DataSettings *settings) {
     ShardPaths found = shard_paths_find(paths, count);
     DataLoader loader;
     size_t i;
@@ -170,12 +170,12 @@ static inline DataLoader dataloader_open(const char *const *paths, size_t count,
 }
 
 // The first of its shards, for messages.
-static inline const char *dataloader_path(const DataLoader *loader) {
+static const char *dataloader_path(const DataLoader *loader) {
     return loader->shards ? loader->shard[0].path : loader->documents.shard[0].header.path;
 }
 
 // Training and validation data of one run: of one kind, made with one tokenizer.
-static inline void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
+static void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
     const TokenShard *a, *b;
     if (data->of_documents != validation->of_documents)
         die("--data and --val-data: %s is a shard of documents, %s one of llm.c's; prepare both alike",
@@ -188,7 +188,7 @@ static inline void dataloader_check_pair(const DataLoader *data, const DataLoade
             a->tokenizer_name, b->path, b->tokenizer_name);
 }
 
-static inline void dataloader_close(DataLoader *loader) {
+static void dataloader_close(DataLoader *loader) {
     size_t i;
     if (loader->of_documents) documents_close(&loader->documents);
     if (!loader->of_documents && loader->file.fd >= 0) close(loader->file.fd);
@@ -200,30 +200,30 @@ static inline void dataloader_close(DataLoader *loader) {
 
 // ---- place ----------------------------------------------------------------------------------------------------------
 // The state is the place of the next micro-batch; a resumed run seeks to it.
-static inline uint64_t dataloader_place(const DataLoader *loader) {
+static uint64_t dataloader_place(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.next : loader->next;
 }
 
-static inline void dataloader_seek(DataLoader *loader, uint64_t place) {
+static void dataloader_seek(DataLoader *loader, uint64_t place) {
     *(loader->of_documents ? &loader->documents.next : &loader->next) = place;
 }
 
 // Micro-batches of one epoch: of the first one, where they differ.
-static inline size_t dataloader_batches(const DataLoader *loader) {
+static size_t dataloader_batches(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.first_epoch_sequences : loader->batches;
 }
 
-static inline int dataloader_shuffled(const DataLoader *loader) {
+static int dataloader_shuffled(const DataLoader *loader) {
     return loader->of_documents ? loader->documents.packing.shuffle : loader->order != NULL;
 }
 
-static inline SequenceBound dataloader_bound(const DataLoader *loader) {
+static SequenceBound dataloader_bound(const DataLoader *loader) {
     SequenceBound bound = {loader->B * loader->T, loader->B, loader->T};
     return loader->of_documents ? loader->documents.bound : bound;
 }
 
 // Of one of `parts` of a micro-batch; B is a multiple of them where documents are of equal length.
-static inline SequenceBound dataloader_part_bound(const DataLoader *loader, size_t parts) {
+static SequenceBound dataloader_part_bound(const DataLoader *loader, size_t parts) {
     SequenceBound bound = dataloader_bound(loader);
     if (loader->of_documents) return documents_part_bound(&loader->documents, parts);
     bound.N /= parts, bound.documents /= parts;
@@ -232,7 +232,7 @@ static inline SequenceBound dataloader_part_bound(const DataLoader *loader, size
 
 // A batch with room for the largest micro-batch, and for what objectives over answers know of one; old
 // log-probabilities only where the settings name them by now. The reference's are NAN until somebody knows them.
-static inline Batch dataloader_batch(const DataLoader *loader) {
+static Batch dataloader_batch(const DataLoader *loader) {
     const DataSettings *s = loader->of_documents ? &loader->documents.settings : &loader->settings;
     const ObjectiveKind objective = data_objective(s);
     const SequenceBound bound = dataloader_bound(loader);
@@ -251,14 +251,14 @@ static inline Batch dataloader_batch(const DataLoader *loader) {
 }
 
 // The place behind the `count` micro-batches from a place on.
-static inline uint64_t dataloader_after(DataLoader *loader, uint64_t place, size_t count) {
+static uint64_t dataloader_after(DataLoader *loader, uint64_t place, size_t count) {
     if (!loader->of_documents) return place + count;
     for (; count > 0; count--) place = documents_after(&loader->documents, place);
     return place;
 }
 
 // What the `count` micro-batches from a place on add up to, without reading them.
-static inline TargetCounts dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
+static TargetCounts dataloader_counted(DataLoader *loader, uint64_t place, size_t count) {
     TargetCounts sum = {0, 0, 0};
     if (!loader->of_documents) {
         sum.tokens = (double)count * (double)(loader->B * loader->T);
@@ -273,7 +273,7 @@ static inline TargetCounts dataloader_counted(DataLoader *loader, uint64_t place
 }
 
 // Mixes bytes of the file into a hash, eight at a time; what is behind its end counts as zeros.
-static inline uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t offset, size_t bytes) {
+static uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t offset, size_t bytes) {
     uint64_t words[SHARD_SAMPLE_BYTES / sizeof(uint64_t)] = {0};
     size_t i;
     input_read(file, offset, words, bytes);
@@ -283,7 +283,7 @@ static inline uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t
 
 // Changes when the shards do (llm.c's, that have no checksum: by their lengths, their first and their last bytes), or
 // their order, or when B and T do, or what shuffles them: the same place would be other tokens.
-static inline uint64_t dataloader_fingerprint(const DataLoader *loader) {
+static uint64_t dataloader_fingerprint(const DataLoader *loader) {
     uint64_t mixed = random_mix(random_mix(loader->B) ^ loader->T);
     size_t i;
     if (loader->of_documents) return documents_fingerprint(&loader->documents);
@@ -301,7 +301,7 @@ static inline uint64_t dataloader_fingerprint(const DataLoader *loader) {
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 // Keeps one shard open at a time. Nothing is allocated here: this happens in the middle of training.
-static inline const Shard *dataloader_open_shard(DataLoader *loader, size_t index) {
+static const Shard *dataloader_open_shard(DataLoader *loader, size_t index) {
     Shard *shard = &loader->shard[index];
     if (loader->file.fd >= 0 && loader->open_shard == index) return shard;
     if (loader->file.fd >= 0) close(loader->file.fd);
@@ -313,13 +313,13 @@ static inline const Shard *dataloader_open_shard(DataLoader *loader, size_t inde
 }
 
 // Stores id number i of the B*T+1 that make up a micro-batch: a token, the target of the one before it, or both.
-static inline void batch_set_id(Batch *batch, size_t i, uint32_t id) {
+static void batch_set_id(Batch *batch, size_t i, uint32_t id) {
     if (i < batch->N) batch->tokens[i] = (int32_t)id;
     if (i > 0) batch->targets[i - 1] = (int32_t)id;
 }
 
 // Which micro-batch of its epoch comes at a place.
-static inline size_t dataloader_index(DataLoader *loader, uint64_t place) {
+static size_t dataloader_index(DataLoader *loader, uint64_t place) {
     const uint64_t epoch = place / loader->batches;
     const size_t index = (size_t)(place % loader->batches);
     if (!loader->order) return index;
@@ -331,7 +331,7 @@ static inline size_t dataloader_index(DataLoader *loader, uint64_t place) {
 }
 
 // Fills a batch of B documents and B*T tokens with the next micro-batch.
-static inline void dataloader_next_llmc(DataLoader *loader, Batch *batch) {
+static void dataloader_next_llmc(DataLoader *loader, Batch *batch) {
     size_t index = dataloader_index(loader, loader->next);
     size_t ids = loader->B * loader->T + 1, first, done, i, count;
     const Shard *shard;
@@ -357,7 +357,7 @@ static inline void dataloader_next_llmc(DataLoader *loader, Batch *batch) {
 }
 
 // Fills a batch that was allocated for the loader's bound with the next micro-batch.
-static inline void dataloader_next(DataLoader *loader, Batch *batch) {
+static void dataloader_next(DataLoader *loader, Batch *batch) {
     if (loader->of_documents)
         documents_next(&loader->documents, batch);
     else

@@ -110,22 +110,22 @@ static const struct {
 } objective_data[OBJECTIVES] = {{KIND_DOCUMENTS, 0}, {KIND_PAIRS, 0},  {KIND_PAIRS, 0},    {KIND_PAIRS, 0},
                                 {KIND_GROUPS, 0},    {KIND_GROUPS, 0}, {KIND_DOCUMENTS, 1}}; // by ObjectiveKind
 
-static inline ObjectiveKind data_objective(const DataSettings *s) {
+static ObjectiveKind data_objective(const DataSettings *s) {
     return s->objective ? s->objective->kind : OBJECTIVE_SFT;
 }
 
-static inline const char *kind_name(ShardKind kind, int values) {
+static const char *kind_name(ShardKind kind, int values) {
     static const char *const names[] = {"documents", "preference pairs", "groups of completions with rewards",
                                         "prompts alone"};
     return values ? "documents with an advantage for each token" : names[kind];
 }
 
-static inline const char *kind_objectives(ShardKind kind, int values) {
+static const char *kind_objectives(ShardKind kind, int values) {
     static const char *const names[] = {"sft", "dpo, simpo or orpo", "grpo or gspo", "grpo or gspo with --rollout"};
     return values ? "ppo" : names[kind];
 }
 
-static inline void documents_check_kinds(const Documents *d) {
+static void documents_check_kinds(const Documents *d) {
     const TokenShard *first = &d->shard[0].header;
     const ObjectiveKind objective = data_objective(&d->settings);
     const ShardKind wanted = objective_data[objective].kind;
@@ -150,7 +150,7 @@ static inline void documents_check_kinds(const Documents *d) {
             first->path);
 }
 
-static inline void documents_check_tokenizers(const Documents *d) {
+static void documents_check_tokenizers(const Documents *d) {
     const DataSettings *settings = &d->settings;
     const TokenShard *first = &d->shard[0].header;
     uint64_t wanted;
@@ -175,14 +175,14 @@ static inline void documents_check_tokenizers(const Documents *d) {
 }
 
 // ---- opening: tables ------------------------------------------------------------------------------------------------
-static inline uint64_t documents_total_groups(const Documents *d) {
+static uint64_t documents_total_groups(const Documents *d) {
     uint64_t groups = 0;
     size_t i;
     for (i = 0; i < d->shards; i++) groups += d->shard[i].header.groups;
     return groups;
 }
 
-static inline void documents_check_tables(Documents *d) {
+static void documents_check_tables(Documents *d) {
     unsigned char *table =
         (unsigned char *)checked_malloc((size_t)TABLE_ENTRIES * TOKEN_SHARD_ENTRY, "a part of a document table");
     size_t i;
@@ -202,7 +202,7 @@ static inline void documents_check_tables(Documents *d) {
 typedef void (*DocumentVisit)(Documents *d, const DocumentAt *document, int begins);
 
 // Every document of every table, in order.
-static inline void documents_walk(Documents *d, DocumentVisit visit) {
+static void documents_walk(Documents *d, DocumentVisit visit) {
     unsigned char *table =
         (unsigned char *)checked_malloc((size_t)TABLE_ENTRIES * TOKEN_SHARD_ENTRY, "a part of a document table");
     uint64_t first, group = 0;
@@ -228,12 +228,12 @@ static inline void documents_walk(Documents *d, DocumentVisit visit) {
 }
 
 // ---- opening: pieces and units --------------------------------------------------------------------------------------
-static inline size_t pieces_of_document(const DataSettings *s, uint64_t tokens) {
+static size_t pieces_of_document(const DataSettings *s, uint64_t tokens) {
     return s->long_documents == LONG_SPLIT ? (size_t)((tokens - 1 + s->T - 1) / s->T) : 1;
 }
 
 // Into d->pieces, how many there may be.
-static inline void documents_count_pieces(Documents *d, const DocumentAt *at, int begins) {
+static void documents_count_pieces(Documents *d, const DocumentAt *at, int begins) {
     const DataSettings *settings = &d->settings;
     const TokenShard *s = &at->shard->header;
     const int answers = kind_has_groups(s->kind);
@@ -247,7 +247,7 @@ static inline void documents_count_pieces(Documents *d, const DocumentAt *at, in
 }
 
 // Sum of the counts of tokens [first, first + n) of the shard; a count is 0 or 1.
-static inline size_t documents_sum_counts(Documents *d, const TokenShard *s, const InputFile *file, uint64_t first,
+static size_t documents_sum_counts(Documents *d, const TokenShard *s, const InputFile *file, uint64_t first,
                                           size_t n) {
     size_t sum = 0, done, part, i;
     for (done = 0; done < n; done += part) {
@@ -258,7 +258,7 @@ static inline size_t documents_sum_counts(Documents *d, const TokenShard *s, con
     return sum;
 }
 
-static inline void documents_add_piece(Documents *d, size_t document, size_t part, size_t positions, size_t counted) {
+static void documents_add_piece(Documents *d, size_t document, size_t part, size_t positions, size_t counted) {
     Piece *piece = &d->piece[d->pieces];
     if (!counted && !d->unit) { // of a pair or group, documents_end_unit decides
         d->left_out++;
@@ -270,7 +270,7 @@ static inline void documents_add_piece(Documents *d, size_t document, size_t par
 }
 
 // The pair or group whose pieces were added last is complete; it stays if all of them have targets that count.
-static inline void documents_end_unit(Documents *d) {
+static void documents_end_unit(Documents *d) {
     Unit *unit = &d->unit[d->units];
     size_t i, counted = 0;
     if (unit->first == d->pieces) return; // the first one has not begun
@@ -286,7 +286,7 @@ static inline void documents_end_unit(Documents *d) {
     d->unit[d->units].first = (uint32_t)d->pieces;
 }
 
-static inline void documents_add(Documents *d, const DocumentAt *at, int begins) {
+static void documents_add(Documents *d, const DocumentAt *at, int begins) {
     const size_t document = at->shard->documents_before + (size_t)at->number;
     const uint64_t positions = at->entry.tokens - 1, T = d->settings.T;
     size_t parts = pieces_of_document(&d->settings, at->entry.tokens), k;
@@ -305,7 +305,7 @@ static inline void documents_add(Documents *d, const DocumentAt *at, int begins)
     }
 }
 
-static inline void documents_tell(const Documents *d) {
+static void documents_tell(const Documents *d) {
     const char *path = d->shard[0].header.path, *others = d->shards > 1 ? " and others" : "";
     const size_t T = d->settings.T;
     if (d->long_documents && d->settings.long_documents == LONG_SPLIT)
@@ -324,7 +324,7 @@ static inline void documents_tell(const Documents *d) {
         note("%s%s: %zu pieces of documents are left out, no target in them counts", path, others, d->left_out);
 }
 
-static inline void documents_find_pieces(Documents *d) {
+static void documents_find_pieces(Documents *d) {
     const int in_units = d->settings.use == DATA_TRAINS && kind_has_groups(d->shard[0].header.kind);
     size_t most;
     documents_walk(d, documents_count_pieces);
@@ -348,7 +348,7 @@ static inline void documents_find_pieces(Documents *d) {
 }
 
 // Pieces [*begin, the result) of a unit
-static inline size_t documents_unit(const Documents *d, size_t unit, size_t *begin) {
+static size_t documents_unit(const Documents *d, size_t unit, size_t *begin) {
     *begin = d->unit ? d->unit[unit].first : unit;
     return d->unit ? d->unit[unit + 1].first : unit + 1;
 }
@@ -356,7 +356,7 @@ static inline size_t documents_unit(const Documents *d, size_t unit, size_t *beg
 // ---- opening: the largest stream ------------------------------------------------------------------------------------
 // Of what is not shuffled: the largest that there is. Else of all that any epoch may have: no more positions than fit,
 // and no more documents than of the shortest fit.
-static inline SequenceBound documents_bound(const Documents *d) {
+static SequenceBound documents_bound(const Documents *d) {
     const EpochSequences *e = &d->epoch[0];
     SequenceBound bound = {0, 0, 0};
     size_t s, i, N;
@@ -384,7 +384,7 @@ static inline SequenceBound documents_bound(const Documents *d) {
 }
 
 // Of one of `parts` of a stream (batch_part).
-static inline SequenceBound documents_part_bound(const Documents *d, size_t parts) {
+static SequenceBound documents_part_bound(const Documents *d, size_t parts) {
     SequenceBound bound = d->bound;
     size_t longest = bound.longest, u;
     for (u = 0; d->unit && u < d->units; u++) longest = max_size(longest, d->unit[u].positions);
@@ -393,7 +393,7 @@ static inline SequenceBound documents_part_bound(const Documents *d, size_t part
 }
 
 // Positions of a stream, at most: B x T, of pairs and groups for as many documents as the largest has.
-static inline size_t documents_capacity(const Documents *d, size_t unit_documents) {
+static size_t documents_capacity(const Documents *d, size_t unit_documents) {
     const size_t B = d->settings.B, T = d->settings.T;
     if (T > INT32_MAX / (B * unit_documents) && unit_documents > 1)
         die_usage(
@@ -406,7 +406,7 @@ static inline size_t documents_capacity(const Documents *d, size_t unit_document
     return B * T * unit_documents;
 }
 
-static inline void documents_pack(Documents *d) {
+static void documents_pack(Documents *d) {
     const uint32_t *length = d->unit ? &d->unit[0].positions : &d->piece[0].positions;
     d->packing =
         packing_allocate(length, d->unit ? sizeof(Unit) : sizeof(Piece), d->units,
@@ -420,7 +420,7 @@ static inline void documents_pack(Documents *d) {
 }
 
 // A document of which prompts are wanted: of a group, whose prompt is one, only the first counts.
-static inline void documents_add_prompt(Documents *d, const DocumentAt *at, int begins) {
+static void documents_add_prompt(Documents *d, const DocumentAt *at, int begins) {
     if (!begins) return;
     if (!at->entry.prompt)
         die("%s: document %llu does not say where its prompt ends, and --rollout needs prompts; prepare samples of "
@@ -430,14 +430,14 @@ static inline void documents_add_prompt(Documents *d, const DocumentAt *at, int 
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);
 }
 
-static inline void documents_find_prompts(Documents *d) {
+static void documents_find_prompts(Documents *d) {
     d->prompt = (uint32_t *)checked_calloc(d->documents, sizeof(uint32_t), "the index of the prompts");
     documents_walk(d, documents_add_prompt);
     if (!d->prompts) die("%s%s: holds no prompts", d->shard[0].header.path, d->shards > 1 ? " and others" : "");
 }
 
 // paths: taken over.
-static inline Documents documents_open(ShardPaths *paths, const DataSettings *settings) {
+static Documents documents_open(ShardPaths *paths, const DataSettings *settings) {
     Documents d;
     size_t tokens = 0, i;
     memset(&d, 0, sizeof(d));
@@ -468,7 +468,7 @@ static inline Documents documents_open(ShardPaths *paths, const DataSettings *se
     return d;
 }
 
-static inline void documents_close(Documents *d) {
+static void documents_close(Documents *d) {
     size_t i;
     for (i = 0; i < OPEN_SHARDS; i++)
         if (d->file[i].fd >= 0) close(d->file[i].fd);
@@ -481,7 +481,7 @@ static inline void documents_close(Documents *d) {
 }
 
 // Changes with the documents: a header's checksum covers its table's, the table holds the documents'.
-static inline uint64_t documents_mix_shards(const Documents *d, uint64_t mixed) {
+static uint64_t documents_mix_shards(const Documents *d, uint64_t mixed) {
     size_t i;
     for (i = 0; i < d->shards; i++) {
         const TokenShard *header = &d->shard[i].header;
@@ -492,12 +492,12 @@ static inline uint64_t documents_mix_shards(const Documents *d, uint64_t mixed) 
 }
 
 // Of the documents in the order of the shards, whatever is made of them.
-static inline uint64_t documents_content_key(const Documents *d) {
+static uint64_t documents_content_key(const Documents *d) {
     return documents_mix_shards(d, random_mix(d->shards));
 }
 
 // Of the documents, their order, and everything that decides which of them a place is.
-static inline uint64_t documents_fingerprint(const Documents *d) {
+static uint64_t documents_fingerprint(const Documents *d) {
     const DataSettings *s = &d->settings;
     uint64_t mixed = random_mix(random_mix(s->B) ^ s->T);
     mixed = random_mix(mixed ^ (uint64_t)s->long_documents);
@@ -508,7 +508,7 @@ static inline uint64_t documents_fingerprint(const Documents *d) {
 
 // ---- places ---------------------------------------------------------------------------------------------------------
 // The streams of the epoch that a place is in, packed again if they are not at hand.
-static inline const EpochSequences *documents_epoch(Documents *d, uint64_t place) {
+static const EpochSequences *documents_epoch(Documents *d, uint64_t place) {
     uint64_t epoch = d->packing.shuffle ? place / d->units : 0;
     EpochSequences *e = &d->epoch[epoch & 1];
     if (e->epoch != epoch) packing_epoch(&d->packing, e, epoch);
@@ -518,7 +518,7 @@ static inline const EpochSequences *documents_epoch(Documents *d, uint64_t place
     return e;
 }
 
-static inline uint64_t documents_after(Documents *d, uint64_t place) {
+static uint64_t documents_after(Documents *d, uint64_t place) {
     const EpochSequences *e = documents_epoch(d, place);
     uint64_t after = place % d->units + 1 < e->streams ? place + 1 : (place / d->units + 1) * d->units;
     if (after >= PLACES)
@@ -528,7 +528,7 @@ static inline uint64_t documents_after(Documents *d, uint64_t place) {
 }
 
 // The units of the stream at a place: order[*begin .. the result)
-static inline size_t documents_stream(Documents *d, uint64_t place, const EpochSequences **e, size_t *begin) {
+static size_t documents_stream(Documents *d, uint64_t place, const EpochSequences **e, size_t *begin) {
     size_t stream;
     *e = documents_epoch(d, place);
     stream = (*e)->stream[place % d->units];
@@ -537,7 +537,7 @@ static inline size_t documents_stream(Documents *d, uint64_t place, const EpochS
 }
 
 // What the stream at a place adds to the counts of its step; the index knows.
-static inline TargetCounts documents_counted(Documents *d, uint64_t place) {
+static TargetCounts documents_counted(Documents *d, uint64_t place) {
     const EpochSequences *e;
     size_t begin, end = documents_stream(d, place, &e, &begin), first, last, i;
     TargetCounts counts = {0, 0, 0};
@@ -550,7 +550,7 @@ static inline TargetCounts documents_counted(Documents *d, uint64_t place) {
 }
 
 // ---- for people -----------------------------------------------------------------------------------------------------
-static inline void documents_report(FILE *out, const Documents *d) {
+static void documents_report(FILE *out, const Documents *d) {
     fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; ", d->documents, d->shards,
             d->shards > 1 ? "s" : "", d->shard[0].header.tokenizer_name);
     if (!d->unit) fprintf(out, "%zu pieces of at most %zu positions\n", d->pieces, d->bound.longest);

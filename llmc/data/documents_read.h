@@ -13,7 +13,7 @@ settings name: all that objectives over answers (objective.h) need.
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 // A shard's file: kept open, or opened again. Nothing is allocated here: this happens in the middle of training.
-static inline const InputFile *documents_file(Documents *d, size_t shard) {
+static const InputFile *documents_file(Documents *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     InputFile *file = &d->file[slot];
     unsigned char crc[4];
@@ -34,7 +34,7 @@ static inline const InputFile *documents_file(Documents *d, size_t shard) {
     return file;
 }
 
-static inline DocumentAt documents_find(Documents *d, size_t document) {
+static DocumentAt documents_find(Documents *d, size_t document) {
     unsigned char entry[TOKEN_SHARD_ENTRY];
     size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
     DocumentAt at;
@@ -50,13 +50,13 @@ static inline DocumentAt documents_find(Documents *d, size_t document) {
 }
 
 // The number of a document's first token, counted over all shards: as files of log-probabilities count.
-static inline size_t documents_token_offset(Documents *d, size_t document) {
+static size_t documents_token_offset(Documents *d, size_t document) {
     DocumentAt at = documents_find(d, document);
     return at.shard->tokens_before + (size_t)at.entry.first;
 }
 
 // The document that a token counted like this is in, for messages.
-static inline DocumentAt documents_find_token(Documents *d, size_t token) {
+static DocumentAt documents_find_token(Documents *d, size_t token) {
     const DocumentShard *shard =
         &d->shard[last_at_most(&d->shard[0].tokens_before, sizeof(d->shard[0]), d->shards, token)];
     size_t low = 0, high = (size_t)shard->header.documents;
@@ -70,14 +70,14 @@ static inline DocumentAt documents_find_token(Documents *d, size_t token) {
     return documents_find(d, shard->documents_before + low);
 }
 
-static inline void documents_check_crc(const DocumentAt *at, uint32_t crc) {
+static void documents_check_crc(const DocumentAt *at, uint32_t crc) {
     if (crc != at->entry.crc)
         die("%s: the checksum of document %llu is wrong, the file is damaged; copy or write it again",
             at->shard->header.path, (unsigned long long)at->number);
 }
 
 // Of a document that is read in parts: the whole checksum, of its ids, counts and values.
-static inline void documents_check_whole(Documents *d, const DocumentAt *at) {
+static void documents_check_whole(Documents *d, const DocumentAt *at) {
     const TokenShard *s = &at->shard->header;
     const uint64_t first = at->entry.first, tokens = at->entry.tokens;
     const uint64_t begin[3] = {s->ids + first * s->id_bytes, s->counts + first, s->values + first * sizeof(float)};
@@ -103,7 +103,7 @@ typedef struct {
 } Misfit; // the first id outside of the vocabulary, the first count that is none
 
 // The n + 1 ids from token `first` of the document on, into the n positions behind `at`; returns their checksum.
-static inline uint32_t documents_read_ids(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
+static uint32_t documents_read_ids(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
                                           Batch *batch, size_t at, Misfit *bad) {
     const TokenShard *s = &document->shard->header;
     size_t done, part, i;
@@ -125,7 +125,7 @@ static inline uint32_t documents_read_ids(Documents *d, const DocumentAt *docume
 }
 
 // Masks the targets that do not count; returns how many do.
-static inline size_t documents_read_counts(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
+static size_t documents_read_counts(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
                                            Batch *batch, size_t at, uint32_t *crc, Misfit *bad) {
     size_t done, part, i, counted = 0;
     memset(bad, 0, sizeof(*bad));
@@ -148,7 +148,7 @@ static inline size_t documents_read_counts(Documents *d, const DocumentAt *docum
 }
 
 // The advantage of each of the n targets, into batch->advantage where there is one.
-static inline void documents_read_values(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
+static void documents_read_values(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
                                          Batch *batch, size_t at, uint32_t *crc) {
     const TokenShard *s = &document->shard->header;
     size_t done, part, i;
@@ -163,7 +163,7 @@ static inline void documents_read_values(Documents *d, const DocumentAt *documen
     }
 }
 
-static inline void documents_check_values(const DocumentAt *document, uint64_t first, size_t n,
+static void documents_check_values(const DocumentAt *document, uint64_t first, size_t n,
                                           const float *advantage) {
     size_t i;
     for (i = 0; i < n; i++)
@@ -173,7 +173,7 @@ static inline void documents_check_values(const DocumentAt *document, uint64_t f
                 (double)advantage[i]);
 }
 
-__attribute__((noreturn)) static inline void documents_refuse_id(const DocumentAt *document, uint64_t token,
+__attribute__((noreturn)) static void documents_refuse_id(const DocumentAt *document, uint64_t token,
                                                                  uint32_t id) {
     die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; write "
         "it again",
@@ -181,7 +181,7 @@ __attribute__((noreturn)) static inline void documents_refuse_id(const DocumentA
         (unsigned long long)document->shard->header.vocabulary);
 }
 
-static inline void documents_check_found(const DocumentAt *document, const Piece *piece, uint64_t first, Misfit id,
+static void documents_check_found(const DocumentAt *document, const Piece *piece, uint64_t first, Misfit id,
                                          Misfit count, size_t counted) {
     const TokenShard *s = &document->shard->header;
     const unsigned long long number = document->number;
@@ -196,7 +196,7 @@ static inline void documents_check_found(const DocumentAt *document, const Piece
 }
 
 // token: the first of the document's n + 1, counted over all shards
-static inline void documents_read_logprobs(const Documents *d, size_t token, size_t n, Batch *batch) {
+static void documents_read_logprobs(const Documents *d, size_t token, size_t n, Batch *batch) {
     const DataSettings *s = &d->settings;
     if (batch->origin) batch->origin[batch->documents] = token;
     if (batch->reference && s->reference) logprobs_read(s->reference, token + 1, n, batch->reference + batch->N);
@@ -204,7 +204,7 @@ static inline void documents_read_logprobs(const Documents *d, size_t token, siz
 }
 
 // Behind the documents that the batch has; their reward, too.
-static inline void documents_read_piece(Documents *d, const Piece *piece, Batch *batch) {
+static void documents_read_piece(Documents *d, const Piece *piece, Batch *batch) {
     DocumentAt document = documents_find(d, piece->document);
     const uint64_t first = (uint64_t)piece->part * d->settings.T;
     const size_t n = piece->positions, at = batch->N;
@@ -234,7 +234,7 @@ static inline void documents_read_piece(Documents *d, const Piece *piece, Batch 
 }
 
 // Those of a group, documents [first, batch->documents) of the batch: one for all positions of a document.
-static inline void documents_set_advantages(Documents *d, Batch *batch, size_t first) {
+static void documents_set_advantages(Documents *d, Batch *batch, size_t first) {
     size_t i, t;
     group_advantages(batch->reward + first, batch->documents - first, d->settings.scale_rewards, d->advantage);
     for (i = first; i < batch->documents; i++)
@@ -242,7 +242,7 @@ static inline void documents_set_advantages(Documents *d, Batch *batch, size_t f
             batch->advantage[t] = (float)d->advantage[i - first];
 }
 
-static inline void documents_read_unit(Documents *d, size_t unit, size_t group, Batch *batch) {
+static void documents_read_unit(Documents *d, size_t unit, size_t group, Batch *batch) {
     const size_t first = batch->documents;
     size_t i, end = documents_unit(d, unit, &i);
     for (; i < end; i++) {
@@ -256,7 +256,7 @@ static inline void documents_read_unit(Documents *d, size_t unit, size_t group, 
 }
 
 // Fills a batch that has room for the largest stream with the next one.
-static inline void documents_next(Documents *d, Batch *batch) {
+static void documents_next(Documents *d, Batch *batch) {
     const EpochSequences *e;
     size_t begin, end = documents_stream(d, d->next, &e, &begin), i;
     uint64_t after = documents_after(d, d->next);

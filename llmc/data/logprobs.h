@@ -50,16 +50,16 @@ typedef struct LogprobFile {
     LogprobHeader header;
 } LogprobFile;
 
-static inline uint32_t logprobs_header_crc(const LogprobHeader *header) {
+static uint32_t logprobs_header_crc(const LogprobHeader *header) {
     LogprobHeader copy = *header;
     copy.header_crc = 0;
     return crc32_of(0, &copy, sizeof(copy));
 }
 
-static inline uint64_t logprobs_place(uint64_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
+static uint64_t logprobs_place(uint64_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
 // name = the text, or as much of its end as there is room for.
-static inline void logprobs_name(char name[64], const char *text) {
+static void logprobs_name(char name[64], const char *text) {
     size_t length = strlen(text), begin = length < 64 ? 0 : length - 63;
     while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // not in the middle of a character
     snprintf(name, 64, "%s", text + begin);
@@ -73,7 +73,7 @@ typedef struct {
     float value;  // of it
 } LogprobScan;
 
-static inline LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) {
+static LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) {
     LogprobScan scan = {0, 0, tokens, 0};
     float value[LOGPROBS_AT_ONCE];
     uint64_t first;
@@ -98,7 +98,7 @@ typedef struct {
 } LogprobWriter;
 
 // A file of another kind is not replaced: a shard or a model named by mistake.
-static inline void logprobs_check_place(const char *path) {
+static void logprobs_check_place(const char *path) {
     char magic[8] = "";
     struct stat status;
     InputFile file;
@@ -111,7 +111,7 @@ static inline void logprobs_check_place(const char *path) {
 }
 
 // header: what it shall say; sizes, checksums and `counted` are filled in. Every value is 0 at first.
-static inline void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
+static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
     LogprobHeader *h = &w->header;
     crc32_prepare();
     *h = *header;
@@ -125,14 +125,14 @@ static inline void logprobs_create(LogprobWriter *w, const char *path, const Log
 }
 
 // Of tokens [token, token + n), counted over all shards; in any order, each at most once.
-static inline void logprobs_write(LogprobWriter *w, uint64_t token, size_t n, const float *value) {
+static void logprobs_write(LogprobWriter *w, uint64_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
         die("internal: log-probabilities of tokens that are not in the data");
     output_write(&w->output, logprobs_place(token), value, n * sizeof(float));
 }
 
 // What was written is read back for its checksum, wherever the values came in; then the file is there.
-static inline void logprobs_commit(LogprobWriter *w, uint64_t counted) {
+static void logprobs_commit(LogprobWriter *w, uint64_t counted) {
     InputFile written = input_open(w->output.temporary);
     w->header.body_crc = logprobs_scan(&written, w->header.tokens).crc;
     input_close(&written);
@@ -145,7 +145,7 @@ static inline void logprobs_commit(LogprobWriter *w, uint64_t counted) {
 // ---- opening ------------------------------------------------------------------------------------------------------
 #define LOGPROBS_AGAIN "remove it and compute it again (train logprobs)"
 
-static inline void logprobs_check_begin(const LogprobHeader *h, const InputFile *file) {
+static void logprobs_check_begin(const LogprobHeader *h, const InputFile *file) {
     const char *path = file->path;
     if (memcmp(h->magic, LOGPROBS_MAGIC, sizeof(h->magic)) != 0)
         die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; `train logprobs` "
@@ -165,7 +165,7 @@ static inline void logprobs_check_begin(const LogprobHeader *h, const InputFile 
 }
 
 // With a right checksum, too: another program may have written it.
-static inline void logprobs_check_header(const LogprobHeader *h, const char *path) {
+static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
     const char *fault = h->byte_order != LOGPROBS_BYTE_ORDER ? "byte order mark"
                         : h->header_bytes != sizeof(*h)      ? "length of the header"
@@ -182,7 +182,7 @@ static inline void logprobs_check_header(const LogprobHeader *h, const char *pat
     if (fault) die("%s: the %s in its header cannot be; " LOGPROBS_AGAIN, path, fault);
 }
 
-static inline void logprobs_open(LogprobFile *f, const char *path) {
+static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobHeader *h = &f->header;
     LogprobScan scan;
     char *c;
@@ -207,12 +207,12 @@ static inline void logprobs_open(LogprobFile *f, const char *path) {
 }
 
 // Of zeros, one that was never opened: nothing.
-static inline void logprobs_close(LogprobFile *f) {
+static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
 }
 
 // ---- is it the right one? -----------------------------------------------------------------------------------------
-static inline const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
+static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     if (h->cut == DOCUMENTS_WHOLE) return "whole";
     snprintf(text, 64, "%s %llu positions", h->cut == DOCUMENTS_SPLIT ? "split into" : "truncated to",
              (unsigned long long)h->seq_len);
@@ -221,7 +221,7 @@ static inline const char *logprobs_cut_text(const LogprobHeader *h, char text[64
 
 // Whether tokens that `wanted` looks at are in `have`, and saw the same tokens before them: what comes later does not
 // matter.
-static inline int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
+static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
     case DOCUMENTS_SPLIT: return wanted->cut == DOCUMENTS_SPLIT && wanted->seq_len == have->seq_len;
@@ -231,7 +231,7 @@ static inline int logprobs_cut_serves(const LogprobHeader *have, const LogprobHe
 
 // Ends the program where the file is not of what this run is of: `wanted`, as reference.h makes it; `data` names its
 // shards. A model key of 0: any model's.
-static inline void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
+static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
     const LogprobHeader *h = &f->header;
     const char *path = f->file.path;
     char had[64], want[64];
@@ -258,7 +258,7 @@ static inline void logprobs_check(const LogprobFile *f, const LogprobHeader *wan
 
 // ---- reading ------------------------------------------------------------------------------------------------------
 // out[n] = those of tokens [token, token + n), counted over all shards. Any thread's.
-static inline void logprobs_read(const LogprobFile *f, uint64_t token, size_t n, float *out) {
+static void logprobs_read(const LogprobFile *f, uint64_t token, size_t n, float *out) {
     if (token > f->header.tokens || n > f->header.tokens - token)
         die("%s: has no log-probabilities of tokens %llu to %llu", f->file.path, (unsigned long long)token,
             (unsigned long long)(token + n));

@@ -78,25 +78,25 @@ typedef enum {
 } ObjectiveWeights;
 
 // The place of a word in one of the tables above; options.h has let no other pass.
-static inline int objective_word(const char *const *names, int count, const char *word) {
+static int objective_word(const char *const *names, int count, const char *word) {
     int i;
     for (i = 0; i < count; i++)
         if (!strcmp(names[i], word)) return i;
     die("internal: the objective's tables have no '%s'", word);
 }
 
-static inline int objective_is_of_pairs(const Objective *o) {
+static int objective_is_of_pairs(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_SIMPO || o->kind == OBJECTIVE_ORPO;
 }
 
 // With advantages, a clipped ratio and perhaps a divergence.
-static inline int objective_is_of_policy(const Objective *o) {
+static int objective_is_of_policy(const Objective *o) {
     return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_GSPO || o->kind == OBJECTIVE_PPO;
 }
 
 // Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
 // from; the clips of dapo and gspo are those of their experiments.
-static inline void objective_resolve(Objective *o) {
+static void objective_resolve(Objective *o) {
     int gspo = o->kind == OBJECTIVE_GSPO;
     if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : objective_is_of_pairs(o) ? 0.1 : 0;
     if (isnan(o->gamma)) o->gamma = 1;
@@ -106,21 +106,21 @@ static inline void objective_resolve(Objective *o) {
     if (isnan(o->clip_high)) o->clip_high = o->clip_low;
 }
 
-static inline ObjectiveWeights objective_weights_wait(const Objective *o) {
+static ObjectiveWeights objective_weights_wait(const Objective *o) {
     if (o->kind == OBJECTIVE_SFT) return WEIGHTS_AT_ONCE;
     return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_PPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_STREAM;
 }
 
 // Whether the batch must know the reference's log-probabilities.
-static inline int objective_needs_reference(const Objective *o) {
+static int objective_needs_reference(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || (objective_is_of_policy(o) && o->beta != 0);
 }
 
 // Whether the entropy of the distributions is wanted, for its metrics.
-static inline int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
+static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
 
 // What the step's losses are divided by.
-static inline double objective_normaliser(const Objective *o, TargetCounts counts) {
+static double objective_normaliser(const Objective *o, TargetCounts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;
     if (!objective_is_of_policy(o)) return counts.tokens;
     switch (o->normalisation) {
@@ -130,11 +130,11 @@ static inline double objective_normaliser(const Objective *o, TargetCounts count
     }
 }
 
-static inline double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
+static double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
 
 // Advantages of a group of n completions: rewards less their mean, and with `scale` over 1e-4 + their standard
 // deviation (squares over n - 1), as TRL has it. Exactly 0 where all are equal, NaN where one is not finite.
-static inline void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
+static void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
     double mean = 0, squares = 0;
     size_t i, equal = 0;
     for (i = 0; i < n; i++) mean += (double)reward[i] / (double)n, equal += reward[i] == reward[0];
@@ -149,11 +149,11 @@ static inline void group_advantages(const float *reward, size_t n, int scale, do
 }
 
 // ---- values of a target ---------------------------------------------------------------------------------------------
-static inline double value_at(const void *values, DType type, size_t i) {
+static double value_at(const void *values, DType type, size_t i) {
     return type == DTYPE_FP64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
 }
 
-static inline void value_set(void *values, DType type, size_t i, double value) {
+static void value_set(void *values, DType type, size_t i, double value) {
     if (type == DTYPE_FP64)
         ((double *)values)[i] = value;
     else
@@ -161,16 +161,16 @@ static inline void value_set(void *values, DType type, size_t i, double value) {
 }
 
 // An infinity could be lost in a clip or in the flat part of a loss; NaN is not.
-static inline double logp_at(const void *logp, DType type, size_t i) { return finite_or_nan(value_at(logp, type, i)); }
+static double logp_at(const void *logp, DType type, size_t i) { return finite_or_nan(value_at(logp, type, i)); }
 
 // Of target t in the loss; 0 where it is masked.
-static inline double target_weight(const Batch *batch, size_t t) {
+static double target_weight(const Batch *batch, size_t t) {
     return batch->targets[t] >= 0 ? (double)batch->loss_weight[t] : 0.0;
 }
 
-static inline double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x)); }
+static double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x)); }
 
-static inline double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
+static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
 // ---- pairs ----------------------------------------------------------------------------------------------------------
 // Sums over the targets of a document.
@@ -185,7 +185,7 @@ typedef struct {
     double reward[2], logps[2]; // for people
 } PairLoss;
 
-static inline DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp,
+static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp,
                                          DType type) {
     DocumentSums sums = {0, 0, 0};
     size_t t;
@@ -199,7 +199,7 @@ static inline DocumentSums document_sums(const Objective *o, const Batch *batch,
 }
 
 // The loss of dpo and simpo from x_chosen - x_rejected, of sums (dpo) or means (ipo, simpo); *slope is its derivative.
-static inline double margin_loss(const Objective *o, double margin, double *slope) {
+static double margin_loss(const Objective *o, double margin, double *slope) {
     double scaled = o->beta * margin, e = o->label_smoothing, rest;
     if (o->kind == OBJECTIVE_SIMPO) {
         *slope = -o->beta * sigmoid(o->gamma - scaled);
@@ -222,7 +222,7 @@ static inline double margin_loss(const Objective *o, double margin, double *slop
 
 // The log odds of a mean log-probability, and their derivative by it. Certainty has infinite odds: 1 - exp(a) is at
 // least 2^-24, which log-probabilities in fp32 can hardly tell from 0.
-static inline double log_odds(double a, double *slope) {
+static double log_odds(double a, double *slope) {
     double rest = -expm1(a);
     if (rest < 0x1p-24) rest = 0x1p-24;
     *slope = 1 / rest;
@@ -230,7 +230,7 @@ static inline double log_odds(double a, double *slope) {
 }
 
 // orpo's loss from the mean log-probabilities a[chosen, rejected]; slope[2]: its derivatives.
-static inline double odds_ratio_loss(const Objective *o, const double a[2], double slope[2]) {
+static double odds_ratio_loss(const Objective *o, const double a[2], double slope[2]) {
     double by_mean[2], ratio = log_odds(a[0], &by_mean[0]) - log_odds(a[1], &by_mean[1]);
     double by_ratio = -o->beta * sigmoid(-ratio);
     slope[0] = -1 + by_ratio * by_mean[0], slope[1] = -by_ratio * by_mean[1];
@@ -238,7 +238,7 @@ static inline double odds_ratio_loss(const Objective *o, const double a[2], doub
 }
 
 // side: the chosen and the rejected document.
-static inline PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
+static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
     int i, dpo = o->kind == OBJECTIVE_DPO, of_means = !dpo || o->dpo_loss == DPO_IPO;
     double x[2], share[2]; // sums or means of log-ratios, and how much of a token's log-probability is in them
     PairLoss pair;
@@ -260,7 +260,7 @@ static inline PairLoss pair_loss(const Objective *o, const DocumentSums side[2])
 }
 
 // The pair whose chosen document is d.
-static inline PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
+static PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     DocumentSums side[2];
     if (d + 1 >= batch->documents || batch->group[d] != batch->group[d + 1])
         die("internal: document %zu of a stream of pairs has no partner", d);
@@ -268,7 +268,7 @@ static inline PairLoss pair_at(const Objective *o, const Batch *batch, size_t d,
     return pair_loss(o, side);
 }
 
-static inline void pair_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
+static void pair_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
                                 DType type) {
     const size_t *start = batch->document_start;
     size_t d, side, t;
@@ -291,7 +291,7 @@ typedef struct {
     int clipped;
 } Surrogate;
 
-static inline Surrogate surrogate_of(const Objective *o, double ratio, double A) {
+static Surrogate surrogate_of(const Objective *o, double ratio, double A) {
     double low = 1 - o->clip_low, high = 1 + o->clip_high;
     Surrogate s;
     s.clipped = A > 0 && ratio > high ? 1 : A < 0 && ratio < low ? -1 : 0;
@@ -300,25 +300,25 @@ static inline Surrogate surrogate_of(const Objective *o, double ratio, double A)
     return s;
 }
 
-static inline double advantage_at(const Batch *batch, size_t t) { return finite_or_nan((double)batch->advantage[t]); }
+static double advantage_at(const Batch *batch, size_t t) { return finite_or_nan((double)batch->advantage[t]); }
 
 // log r of a token.
-static inline double log_ratio_at(const Batch *batch, size_t t, double logp) {
+static double log_ratio_at(const Batch *batch, size_t t, double logp) {
     return logp - (batch->old ? finite_or_nan((double)batch->old[t]) : logp);
 }
 
 // ref - logp of target t
-static inline double reference_over(const Batch *batch, size_t t, double logp) {
+static double reference_over(const Batch *batch, size_t t, double logp) {
     return finite_or_nan((double)batch->reference[t]) - logp;
 }
 
 // n of the formulas above; of documents with counted tokens, as the next two.
-static inline double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
+static double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->counted[d] : 1.0) / Z;
 }
 
 // gspo's r of document d; logp[N] of the whole stream.
-static inline double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
+static double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
     double sum = 0;
     size_t t;
     for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
@@ -330,7 +330,7 @@ static inline double document_ratio(const Batch *batch, size_t d, const void *lo
 
 // The derivative of the sum of gspo's surrogates in document d by any of its log-probabilities, whose share in log r is
 // 1 / counted.
-static inline double document_slope(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
+static double document_slope(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     double ratio = document_ratio(batch, d, logp, type), sum = 0;
     size_t t;
     for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
@@ -341,7 +341,7 @@ static inline double document_slope(const Objective *o, const Batch *batch, size
 }
 
 // The derivative of target t's terms by its log-probability; of_document: what gspo has in place of the ratio's.
-static inline double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, double of_document) {
+static double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, double of_document) {
     double slope = of_document;
     if (o->kind != OBJECTIVE_GSPO)
         slope = surrogate_of(o, exp(log_ratio_at(batch, t, logp)), advantage_at(batch, t)).slope;
@@ -349,7 +349,7 @@ static inline double target_slope(const Objective *o, const Batch *batch, size_t
     return slope;
 }
 
-static inline void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
+static void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
                                   const void *logp, void *weight, DType type) {
     const size_t *start = batch->document_start;
     size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin), t;
@@ -365,7 +365,7 @@ static inline void policy_weights(const Objective *o, const Batch *batch, double
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
-static inline void objective_check_batch(const Objective *o, const Batch *batch) {
+static void objective_check_batch(const Objective *o, const Batch *batch) {
     if (objective_is_of_pairs(o) && !batch->group)
         die("internal: a batch of %s without groups", objective_names[o->kind]);
     if (objective_is_of_policy(o) && !(batch->advantage && batch->counted))
@@ -377,7 +377,7 @@ static inline void objective_check_batch(const Objective *o, const Batch *batch)
 // weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
 // WEIGHTS_BY_STREAM of the whole stream. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
 // masked) gives no gradient. batch_count has seen the batch.
-static inline void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
+static void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
                                      const void *logp, void *weight, DType type) {
     size_t i;
     objective_check_batch(o, batch);
@@ -408,7 +408,7 @@ typedef struct {
 } Metrics;
 
 // metrics may be NULL.
-static inline void metric_add(Metrics *m, const char *name, double sum, double count) {
+static void metric_add(Metrics *m, const char *name, double sum, double count) {
     size_t i;
     if (!m) return;
     for (i = 0; i < m->count && strcmp(m->metric[i].name, name) != 0; i++) continue;
@@ -417,7 +417,7 @@ static inline void metric_add(Metrics *m, const char *name, double sum, double c
     m->metric[i].sum += sum, m->metric[i].count += count;
 }
 
-static inline double sft_loss(const Batch *batch, double Z, const void *logp, DType type) {
+static double sft_loss(const Batch *batch, double Z, const void *logp, DType type) {
     double sum = 0;
     size_t t;
     for (t = 0; t < batch->N; t++) {
@@ -429,7 +429,7 @@ static inline double sft_loss(const Batch *batch, double Z, const void *logp, DT
 
 // Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
 // log-probability (simpo, orpo); logps are sums of dpo's documents, means of the others'.
-static inline double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
+static double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                                 Metrics *metrics) {
     double sum = 0;
     size_t d;
@@ -451,7 +451,7 @@ typedef struct {
     double tokens, ratio, divergence, low, high, documents, reward;
 } PolicySums;
 
-static inline double document_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type,
+static double document_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type,
                                    PolicySums *sums) {
     double ratio = o->kind == OBJECTIVE_GSPO ? document_ratio(batch, d, logp, type) : 1, loss = 0;
     size_t t;
@@ -474,7 +474,7 @@ static inline double document_loss(const Objective *o, const Batch *batch, size_
     return loss;
 }
 
-static inline double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
+static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                                  Metrics *metrics) {
     PolicySums sums;
     double loss = 0;
@@ -496,7 +496,7 @@ static inline double policy_loss(const Objective *o, const Batch *batch, double 
     return loss;
 }
 
-static inline void entropy_metric(const Batch *batch, const void *entropy, DType type, Metrics *metrics) {
+static void entropy_metric(const Batch *batch, const void *entropy, DType type, Metrics *metrics) {
     double sum = 0, tokens = 0;
     size_t t;
     for (t = 0; t < batch->N; t++) {
@@ -508,7 +508,7 @@ static inline void entropy_metric(const Batch *batch, const void *entropy, DType
 
 // This stream's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
 // metrics: NULL, or what its metrics are added to. batch_count has seen the batch.
-static inline double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp,
+static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp,
                                     const void *entropy, DType type, Metrics *metrics) {
     objective_check_batch(o, batch);
     if (batch->empty) return 0;

@@ -49,12 +49,12 @@ typedef struct {
     size_t leaves;
 } Packing;
 
-static inline uint32_t packing_length(const Packing *p, size_t unit) {
+static uint32_t packing_length(const Packing *p, size_t unit) {
     return *(const uint32_t *)(const void *)((const char *)p->length + unit * p->stride);
 }
 
 // ---- order ----------------------------------------------------------------------------------------------------------
-static inline void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t stream) {
+static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t stream) {
     size_t i;
     for (i = 0; i < count; i++) out[i] = (uint32_t)i;
     for (i = count; i > 1; i--) {
@@ -64,11 +64,11 @@ static inline void random_permutation(uint32_t *out, size_t count, uint64_t seed
     }
 }
 
-static inline uint64_t packing_random_stream(uint64_t purpose, uint64_t epoch) { return random_mix(purpose) + epoch; }
+static uint64_t packing_random_stream(uint64_t purpose, uint64_t epoch) { return random_mix(purpose) + epoch; }
 
 // Longest first, equal ones in the order they had: by bytes of the length, the lowest first. Both arrays have `count`
 // items.
-static inline void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
+static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
     unsigned shift;
     for (shift = 0; shift < 32; shift += 8) { // four passes: the result is back in `item`
         size_t begin[256] = {0}, i, sum = 0;
@@ -86,7 +86,7 @@ static inline void packing_sort(PackingItem *item, PackingItem *spare, size_t co
 
 // ---- first-fit ------------------------------------------------------------------------------------------------------
 // The first stream with room for `positions`; it loses as much.
-static inline size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
+static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     size_t node = 1, found;
     while (node < leaves) {
         node *= 2;
@@ -101,7 +101,7 @@ static inline size_t packing_place(uint32_t *room, size_t leaves, uint32_t posit
 
 // bin[i] of items sorted by packing_sort; returns the number of streams. What holds nothing yet has the whole capacity,
 // so the tree opens streams one after another by itself.
-static inline size_t packing_first_fit(Packing *p, size_t count) {
+static size_t packing_first_fit(Packing *p, size_t count) {
     size_t leaves = 1, streams = 0, i;
     while (leaves < count) leaves *= 2;
     for (i = 1; i < 2 * leaves; i++) p->room[i] = (uint32_t)p->capacity;
@@ -113,7 +113,7 @@ static inline size_t packing_first_fit(Packing *p, size_t count) {
 }
 
 // order[first .. first + count) becomes the units of one stream after another.
-static inline void packing_window(Packing *p, EpochSequences *e, size_t first, size_t count) {
+static void packing_window(Packing *p, EpochSequences *e, size_t first, size_t count) {
     uint32_t *end = e->begin + e->streams; // first the end of each stream, then its beginning
     size_t streams, i;
     for (i = 0; i < count; i++) {
@@ -130,7 +130,7 @@ static inline void packing_window(Packing *p, EpochSequences *e, size_t first, s
     e->streams += streams;
 }
 
-static inline void packing_next_fit(const Packing *p, EpochSequences *e) {
+static void packing_next_fit(const Packing *p, EpochSequences *e) {
     size_t i, used = p->capacity;
     for (i = 0; i < p->units; i++) {
         if (used + packing_length(p, i) > p->capacity) {
@@ -144,7 +144,7 @@ static inline void packing_next_fit(const Packing *p, EpochSequences *e) {
 }
 
 // The streams of an epoch; nothing is allocated. Where nothing is shuffled, all epochs are epoch 0.
-static inline void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
+static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
     size_t w;
     e->epoch = epoch, e->streams = 0;
     if (p->shuffle) {
@@ -162,7 +162,7 @@ static inline void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) 
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 // units: at least one, none longer than the capacity, fewer than 2^32.
-static inline Packing packing_allocate(const uint32_t *length, size_t stride, size_t units, size_t capacity,
+static Packing packing_allocate(const uint32_t *length, size_t stride, size_t units, size_t capacity,
                                        int shuffle, uint64_t seed) {
     Packing p;
     double window;
@@ -186,12 +186,12 @@ static inline Packing packing_allocate(const uint32_t *length, size_t stride, si
     return p;
 }
 
-static inline void packing_free(Packing *p) {
+static void packing_free(Packing *p) {
     free(p->item), free(p->spare), free(p->bin), free(p->room);
     memset(p, 0, sizeof(*p));
 }
 
-static inline EpochSequences epoch_sequences_allocate(const Packing *p) {
+static EpochSequences epoch_sequences_allocate(const Packing *p) {
     EpochSequences e;
     e.epoch = PACKING_NO_EPOCH, e.streams = 0;
     e.order = (uint32_t *)checked_calloc(p->units, sizeof(uint32_t), "the order of the data");
@@ -200,13 +200,13 @@ static inline EpochSequences epoch_sequences_allocate(const Packing *p) {
     return e;
 }
 
-static inline void epoch_sequences_free(EpochSequences *e) {
+static void epoch_sequences_free(EpochSequences *e) {
     free(e->order), free(e->begin), free(e->stream);
     memset(e, 0, sizeof(*e));
 }
 
 // Positions that are filled, of all that so many streams have room for.
-static inline double packing_fill(const Packing *p, size_t streams) {
+static double packing_fill(const Packing *p, size_t streams) {
     return (double)p->positions / ((double)streams * (double)p->capacity);
 }
 

@@ -42,7 +42,7 @@ static Prefetch *prefetch_running;
 static __thread jmp_buf prefetch_failure;
 static __thread Prefetch *prefetch_own; // the thread's
 
-static inline void prefetch_caught(int code, const char *message) {
+static void prefetch_caught(int code, const char *message) {
     Prefetch *p = prefetch_own;
     pthread_mutex_lock(&p->lock);
     p->failed = code;
@@ -54,7 +54,7 @@ static inline void prefetch_caught(int code, const char *message) {
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
 // Waits until a slot is free; 0: the thread shall end.
-static inline int prefetch_may_fill(Prefetch *p) {
+static int prefetch_may_fill(Prefetch *p) {
     int stop;
     pthread_mutex_lock(&p->lock);
     while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
@@ -64,7 +64,7 @@ static inline int prefetch_may_fill(Prefetch *p) {
 }
 
 // The rank's i-th of a step; the loader is behind the one before it.
-static inline void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
+static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
     const size_t own = assigned_batches(assignment);
     const size_t skipped = i ? assignment.stride - 1 : assignment.first,
@@ -77,7 +77,7 @@ static inline void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->after = dataloader_place(p->loader);
 }
 
-static inline void prefetch_fill(Prefetch *p) {
+static void prefetch_fill(Prefetch *p) {
     const size_t own = assigned_batches(p->assignment);
     TargetCounts counts = {0, 0, 0};
     size_t i;
@@ -93,7 +93,7 @@ static inline void prefetch_fill(Prefetch *p) {
     }
 }
 
-static inline void *prefetch_run(void *context) {
+static void *prefetch_run(void *context) {
     prefetch_own = (Prefetch *)context;
     die_caught = prefetch_caught;
     if (!setjmp(prefetch_failure)) prefetch_fill(prefetch_own);
@@ -101,7 +101,7 @@ static inline void *prefetch_run(void *context) {
 }
 
 // ---- starting and stopping ------------------------------------------------------------------------------------------
-static inline void prefetch_stop(Prefetch *p) {
+static void prefetch_stop(Prefetch *p) {
     Prefetch **link = &prefetch_running;
     if (!p->running) return;
     pthread_mutex_lock(&p->lock);
@@ -114,12 +114,12 @@ static inline void prefetch_stop(Prefetch *p) {
     *link = p->next;
 }
 
-static inline void prefetch_stop_all(void) {
+static void prefetch_stop_all(void) {
     while (prefetch_running) prefetch_stop(prefetch_running);
 }
 
 // The first micro-batch will be the one at `place`, the first of a step.
-static inline void prefetch_start(Prefetch *p, uint64_t place) {
+static void prefetch_start(Prefetch *p, uint64_t place) {
     static int prepared;
     sigset_t all, before;
     int error;
@@ -138,7 +138,7 @@ static inline void prefetch_start(Prefetch *p, uint64_t place) {
     p->next = prefetch_running, prefetch_running = p;
 }
 
-static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assignment) {
+static void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assignment) {
     int i;
     memset(p, 0, sizeof(*p));
     p->loader = loader, p->assignment = assignment;
@@ -147,7 +147,7 @@ static inline void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment
     pthread_cond_init(&p->changed, NULL);
 }
 
-static inline void prefetch_free(Prefetch *p) {
+static void prefetch_free(Prefetch *p) {
     prefetch_stop(p);
     if (!p->loader) return;
     batch_free(&p->slot[0].whole), batch_free(&p->slot[1].whole);
@@ -158,7 +158,7 @@ static inline void prefetch_free(Prefetch *p) {
 
 // ---- taking ---------------------------------------------------------------------------------------------------------
 // The next micro-batch, the caller's until the next call.
-static inline MicroBatch *prefetch_take(Prefetch *p) {
+static MicroBatch *prefetch_take(Prefetch *p) {
     double begin = seconds_now();
     int failed;
     pthread_mutex_lock(&p->lock);

@@ -7,12 +7,12 @@ reference answer, which is not trained on; the completions of a group are none. 
 #define LLMC_PROMPTS_H
 #include "documents_read.h"
 
-static inline size_t prompts_count(const Documents *d) { return d->prompts; }
+static size_t prompts_count(const Documents *d) { return d->prompts; }
 
 // Tokens of the longest prompt, and of the longest prompt with what lies behind it, at most.
-static inline size_t prompts_longest(const Documents *d) { return d->longest_prompt; }
+static size_t prompts_longest(const Documents *d) { return d->longest_prompt; }
 
-static inline size_t prompts_longest_document(const Documents *d) {
+static size_t prompts_longest_document(const Documents *d) {
     size_t longest = 0, i;
     for (i = 0; i < d->shards; i++) longest = max_size(longest, (size_t)d->shard[i].header.longest);
     return d->shard[0].header.kind == KIND_GROUPS ? d->longest_prompt : longest;
@@ -20,7 +20,7 @@ static inline size_t prompts_longest_document(const Documents *d) {
 
 // Of prompt number `prompt`: its ids and those of the reference answer, as many as there is room for. *prompt_tokens:
 // of the prompt; *tokens: of both, which may be more than there is room for.
-static inline void prompts_read(Documents *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
+static void prompts_read(Documents *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                                 size_t *tokens) {
     DocumentAt at = documents_find(d, d->prompt[prompt]);
     const TokenShard *s = &at.shard->header;

@@ -26,7 +26,7 @@ typedef struct {
     size_t count;
 } ShardPaths;
 
-static inline void shard_paths_add(ShardPaths *list, const char *path) {
+static void shard_paths_add(ShardPaths *list, const char *path) {
     char **grown = (char **)checked_calloc(list->count + 1, sizeof(char *), "the list of shards");
     if (list->count) memcpy(grown, list->path, list->count * sizeof(char *));
     free(list->path);
@@ -34,11 +34,11 @@ static inline void shard_paths_add(ShardPaths *list, const char *path) {
     list->path[list->count++] = checked_strdup(path);
 }
 
-static inline int shard_paths_compare(const void *a, const void *b) {
+static int shard_paths_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static inline void shard_paths_free(ShardPaths *list) {
+static void shard_paths_free(ShardPaths *list) {
     size_t i;
     for (i = 0; i < list->count; i++) free(list->path[i]);
     free(list->path);
@@ -51,14 +51,14 @@ typedef struct {
     const char *path;
 } ShardIdentity;
 
-static inline int shard_identity_compare(const void *a, const void *b) {
+static int shard_identity_compare(const void *a, const void *b) {
     const ShardIdentity *x = (const ShardIdentity *)a, *y = (const ShardIdentity *)b;
     if (x->device != y->device) return x->device < y->device ? -1 : 1;
     return x->inode < y->inode ? -1 : x->inode > y->inode;
 }
 
 // One file by two names (a link, "./") would count twice.
-static inline void shard_paths_check_files(const ShardPaths *list) {
+static void shard_paths_check_files(const ShardPaths *list) {
     ShardIdentity *file = (ShardIdentity *)checked_calloc(list->count, sizeof(ShardIdentity), "the list of shards");
     struct stat status;
     size_t i, known = 0;
@@ -75,7 +75,7 @@ static inline void shard_paths_check_files(const ShardPaths *list) {
 }
 
 // Each path is a file or, where no such file exists, a glob.
-static inline ShardPaths shard_paths_find(const char *const *paths, size_t count) {
+static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     ShardPaths list = {NULL, 0};
     size_t i, j;
     for (i = 0; i < count; i++) {
@@ -100,7 +100,7 @@ static inline ShardPaths shard_paths_find(const char *const *paths, size_t count
 }
 
 // Whether the file begins as a shard of documents; the first look at any shard.
-static inline int is_token_shard(const char *path) {
+static int is_token_shard(const char *path) {
     char magic[8] = "";
     InputFile file;
     if (path_is_directory(path))
@@ -112,17 +112,17 @@ static inline int is_token_shard(const char *path) {
 }
 
 // ---- little-endian -----------------------------------------------------------------------------------------------------------
-static inline uint32_t shard_uint16(const unsigned char *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
+static uint32_t shard_uint16(const unsigned char *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
 
-static inline uint32_t shard_uint32(const unsigned char *bytes) {
+static uint32_t shard_uint32(const unsigned char *bytes) {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
 
-static inline uint64_t shard_uint64(const unsigned char *bytes) {
+static uint64_t shard_uint64(const unsigned char *bytes) {
     return (uint64_t)shard_uint32(bytes) | (uint64_t)shard_uint32(bytes + 4) << 32;
 }
 
-static inline float shard_float32(const unsigned char *bytes) {
+static float shard_float32(const unsigned char *bytes) {
     uint32_t bits = shard_uint32(bytes);
     float value;
     memcpy(&value, &bits, sizeof(value));
@@ -155,13 +155,13 @@ typedef struct {
     uint32_t crc;
 } ShardDocument;
 
-static inline int kind_has_groups(ShardKind kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
+static int kind_has_groups(ShardKind kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
 
-static inline uint64_t shard_align(uint64_t offset) {
+static uint64_t shard_align(uint64_t offset) {
     return (offset + TOKEN_SHARD_ALIGN - 1) / TOKEN_SHARD_ALIGN * TOKEN_SHARD_ALIGN;
 }
 
-static inline void shard_check_kind(const TokenShard *s, uint32_t kind) {
+static void shard_check_kind(const TokenShard *s, uint32_t kind) {
     if (kind > KIND_PROMPTS)
         die("%s: kind %u of a token shard is not known; kinds are 0 to %d", s->path, kind, KIND_PROMPTS);
     if (kind != KIND_DOCUMENTS && s->values)
@@ -170,12 +170,12 @@ static inline void shard_check_kind(const TokenShard *s, uint32_t kind) {
 }
 
 // The i-th of the ids in a buffer.
-static inline uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i) {
+static uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i) {
     return s->id_bytes == 2 ? shard_uint16(ids + 2 * i) : shard_uint32(ids + 4 * i);
 }
 
 // Sections in their order, each at the next multiple of 64, the last one up to the file's end.
-static inline void shard_check_sections(const TokenShard *s) {
+static void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;
         uint64_t begins, expected;
@@ -192,7 +192,7 @@ static inline void shard_check_sections(const TokenShard *s) {
                 (unsigned long long)s->tokens, (unsigned long long)section[i].expected);
 }
 
-static inline void shard_read_name(TokenShard *s, const unsigned char name[64]) {
+static void shard_read_name(TokenShard *s, const unsigned char name[64]) {
     size_t i;
     if (!memchr(name, 0, 64)) die("%s: the name of its tokenizer has no end; write it again", s->path);
     memcpy(s->tokenizer_name, name, 64);
@@ -201,7 +201,7 @@ static inline void shard_read_name(TokenShard *s, const unsigned char name[64]) 
     if (!s->tokenizer_name[0]) memcpy(s->tokenizer_name, "unnamed", 8);
 }
 
-static inline void shard_check_header(const char *path, const unsigned char header[TOKEN_SHARD_HEADER],
+static void shard_check_header(const char *path, const unsigned char header[TOKEN_SHARD_HEADER],
                                       uint64_t bytes) {
     unsigned char copy[TOKEN_SHARD_HEADER];
     if (shard_uint32(header + 12) == 0x04030201u)
@@ -225,7 +225,7 @@ static inline void shard_check_header(const char *path, const unsigned char head
 }
 
 // Everything the header says, held against itself and the file.
-static inline TokenShard shard_read_header(const InputFile *file, const char *path) {
+static TokenShard shard_read_header(const InputFile *file, const char *path) {
     unsigned char header[TOKEN_SHARD_HEADER];
     TokenShard s;
     memset(&s, 0, sizeof(s));
@@ -258,7 +258,7 @@ static inline TokenShard shard_read_header(const InputFile *file, const char *pa
 }
 
 // ---- the table -----------------------------------------------------------------------------------------------------------------
-static inline ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]) {
+static ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]) {
     ShardDocument d;
     d.first = shard_uint64(entry), d.tokens = shard_uint64(entry + 8);
     d.counted = shard_uint64(entry + 16), d.group = shard_uint64(entry + 24), d.prompt = shard_uint64(entry + 32);
@@ -267,12 +267,12 @@ static inline ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD
 }
 
 // Entries [first, first + count) of the table, count <= TABLE_ENTRIES, into buffer[TABLE_ENTRIES * TOKEN_SHARD_ENTRY].
-static inline void shard_read_entries(const TokenShard *s, const InputFile *file, uint64_t first, size_t count,
+static void shard_read_entries(const TokenShard *s, const InputFile *file, uint64_t first, size_t count,
                                       unsigned char *buffer) {
     input_read(file, s->table + first * TOKEN_SHARD_ENTRY, buffer, count * TOKEN_SHARD_ENTRY);
 }
 
-static inline void shard_check_document(const TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t begin) {
+static void shard_check_document(const TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t begin) {
     const int prompts = s->kind == KIND_PROMPTS;
     const char *fault = d->first != begin                              ? "does not begin where the one before it ends"
                         : d->tokens < 1 || (d->tokens < 2 && !prompts) ? "has fewer than 2 tokens"
@@ -288,7 +288,7 @@ static inline void shard_check_document(const TokenShard *s, uint64_t number, co
 }
 
 // A pair or group of `members` documents ends before document `number`.
-static inline void shard_end_group(TokenShard *s, uint64_t number, uint64_t members) {
+static void shard_end_group(TokenShard *s, uint64_t number, uint64_t members) {
     if (members == 1)
         die("%s: document %llu %s; write the shard again", s->path, (unsigned long long)number - 1,
             s->kind == KIND_PAIRS ? "is an answer without a partner, of pairs there are two"
@@ -298,7 +298,7 @@ static inline void shard_end_group(TokenShard *s, uint64_t number, uint64_t memb
 }
 
 // Groups are numbered from 0 in the order of their documents. *members: documents of group number s->groups so far
-static inline void shard_check_group(TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t *members) {
+static void shard_check_group(TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t *members) {
     if (*members && d->group == s->groups + 1) {
         shard_end_group(s, number, *members);
         *members = 0;
@@ -312,7 +312,7 @@ static inline void shard_check_group(TokenShard *s, uint64_t number, const Shard
 }
 
 // The checksum first: it says what is wrong with all the rest.
-static inline void shard_check_table_crc(const TokenShard *s, const InputFile *file, unsigned char *buffer) {
+static void shard_check_table_crc(const TokenShard *s, const InputFile *file, unsigned char *buffer) {
     uint64_t first;
     uint32_t crc = 0;
     size_t count;
@@ -326,7 +326,7 @@ static inline void shard_check_table_crc(const TokenShard *s, const InputFile *f
 }
 
 // The whole table, once. buffer as above.
-static inline void shard_check_table(TokenShard *s, const InputFile *file, unsigned char *buffer) {
+static void shard_check_table(TokenShard *s, const InputFile *file, unsigned char *buffer) {
     uint64_t first, tokens = 0, counted = 0, longest = 0, members = 0;
     size_t count, i;
     shard_check_table_crc(s, file, buffer);
@@ -350,13 +350,13 @@ static inline void shard_check_table(TokenShard *s, const InputFile *file, unsig
 }
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------------------
-static inline int path_is_tokenizer_file(const char *path) {
+static int path_is_tokenizer_file(const char *path) {
     size_t length = strlen(path);
     return length >= 4 && !strcmp(path + length - 4, ".tok");
 }
 
 // As a shard records the tokenizer.json it was made with. A tokenizer file (tokenizer_file.h) records it, too.
-static inline uint64_t tokenizer_fingerprint(const char *path) {
+static uint64_t tokenizer_fingerprint(const char *path) {
     unsigned char buffer[16384];
     InputFile file = input_open(path);
     uint64_t offset, fingerprint;

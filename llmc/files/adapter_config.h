@@ -18,7 +18,7 @@ modules there are is up to the tensors; the list of names here must agree with t
 // ---- writing --------------------------------------------------------------------------------------------------------
 // The shortest end of a module's name that no other module ends in: "q_proj", but "attn.c_proj" of GPT-2, which has two
 // c_proj.
-static inline void adapter_short_name(const Family *family, size_t module, char name[64]) {
+static void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
     size_t begin, i;
     int others;
@@ -33,11 +33,11 @@ static inline void adapter_short_name(const Family *family, size_t module, char 
     } while (others && begin);
 }
 
-static inline int adapter_compare_names(const void *a, const void *b) {
+static int adapter_compare_names(const void *a, const void *b) {
     return strcmp((const char *)a, (const char *)b);
 }
 
-static inline void adapter_write_targets(JsonOut *json, const Lora *lora) {
+static void adapter_write_targets(JsonOut *json, const Lora *lora) {
     const Family *family = lora->table.config.family;
     char names[LORA_TENSORS][64];
     size_t count = 0, i;
@@ -50,7 +50,7 @@ static inline void adapter_write_targets(JsonOut *json, const Lora *lora) {
 }
 
 // base: --model, or NULL. Returns the length; nothing of ours is allocated. path: for messages
-static inline size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
+static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
                                          const char *path) {
     FILE *file = fmemopen(text, ADAPTER_CONFIG_TEXT, "w");
     JsonOut json;
@@ -86,7 +86,7 @@ static inline size_t adapter_config_text(const Lora *lora, const char *base, cha
 
 // ---- reading: what is refused ---------------------------------------------------------------------------------------
 // Whether a value says more than "no".
-static inline int adapter_in_force(const cJSON *item) {
+static int adapter_in_force(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return 0;
     if (cJSON_IsArray(item) || cJSON_IsObject(item)) return item->child != NULL;
     return !cJSON_IsString(item) || (*item->valuestring && strcmp(item->valuestring, "none") != 0);
@@ -121,7 +121,7 @@ static const char *const adapter_known[] = {
     "lora_ga_config", "qalora_group_size",
 };
 
-static inline void adapter_check_key(const cJSON *item, const char *path) {
+static void adapter_check_key(const cJSON *item, const char *path) {
     const char *key = item->string;
     char value[64];
     size_t i;
@@ -138,7 +138,7 @@ static inline void adapter_check_key(const cJSON *item, const char *path) {
 }
 
 // Some initialisations also change the weights below, so that the adapters belong to no model that was published.
-static inline void adapter_check_initialisation(const cJSON *item, const char *path) {
+static void adapter_check_initialisation(const cJSON *item, const char *path) {
     static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
     char value[64];
     size_t i;
@@ -150,7 +150,7 @@ static inline void adapter_check_initialisation(const cJSON *item, const char *p
         path, json_scalar_text(item, value, sizeof(value)));
 }
 
-static inline void adapter_check_word(const cJSON *root, const char *key, const char *wanted, const char *path) {
+static void adapter_check_word(const cJSON *root, const char *key, const char *wanted, const char *path) {
     const cJSON *item = json_get(root, key);
     char value[64];
     if (item && (!cJSON_IsString(item) || strcmp(item->valuestring, wanted) != 0))
@@ -159,7 +159,7 @@ static inline void adapter_check_word(const cJSON *root, const char *key, const 
 
 // ---- reading: the numbers -------------------------------------------------------------------------------------------
 // A number from `least` to `most`; its default where that is not NAN.
-static inline double adapter_number(const cJSON *root, const char *key, double otherwise, double least, double most,
+static double adapter_number(const cJSON *root, const char *key, double otherwise, double least, double most,
                                     const char *path) {
     const cJSON *item = json_get(root, key);
     char value[64];
@@ -172,7 +172,7 @@ static inline double adapter_number(const cJSON *root, const char *key, double o
 }
 
 // Fills rank, alpha, dropout and rslora of *lora. The caller frees the tree with cJSON_Delete.
-static inline cJSON *adapter_config_read(const char *path, Lora *lora) {
+static cJSON *adapter_config_read(const char *path, Lora *lora) {
     size_t length;
     char *text = input_read_text(path, ADAPTER_CONFIG_MAX, &length);
     cJSON *root = json_parse_object(text, length, path);
@@ -196,7 +196,7 @@ static inline cJSON *adapter_config_read(const char *path, Lora *lora) {
 
 // ---- reading: the modules -------------------------------------------------------------------------------------------
 // Whether target_modules means the module of this name ("model.layers.0.self_attn.q_proj"), by PEFT's rule.
-static inline int adapter_targets(const cJSON *targets, const char *name, const char *path) {
+static int adapter_targets(const cJSON *targets, const char *name, const char *path) {
     const cJSON *item;
     if (cJSON_IsString(targets)) return 1; // all-linear
     cJSON_ArrayForEach(item, targets) {
@@ -208,7 +208,7 @@ static inline int adapter_targets(const cJSON *targets, const char *name, const 
 
 // The tensors have decided about lora->modules: a list of names must say the same. A regular expression is not looked
 // at.
-static inline void adapter_check_targets(const cJSON *root, const Lora *lora, const Config *c, const char *path) {
+static void adapter_check_targets(const cJSON *root, const Lora *lora, const Config *c, const char *path) {
     const cJSON *targets = json_get(root, "target_modules");
     const char *module;
     char name[160];

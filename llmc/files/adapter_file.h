@@ -23,7 +23,7 @@ typedef struct {
     uint64_t config, weights;
 } BaseKey;
 
-static inline BaseKey base_key_of(const Model *model, uint64_t weights) {
+static BaseKey base_key_of(const Model *model, uint64_t weights) {
     char config[4096];
     BaseKey key;
     config_to_text(&model->config, config, sizeof(config));
@@ -33,12 +33,12 @@ static inline BaseKey base_key_of(const Model *model, uint64_t weights) {
 
 // Of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types that a
 // base is run in, so that it does not matter which one it was.
-static inline BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, const void *device) {
+static BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, const void *device) {
     return base_key_of(model, table_checksum(1, model, memory, ops, device, DTYPE_BF16, "key of the base"));
 }
 
 // The same of one in a source of weights, by this process alone.
-static inline BaseKey base_key_of_source(const WeightSource *source) {
+static BaseKey base_key_of_source(const WeightSource *source) {
     const Model *model = &source->model;
     Progress progress = progress_begin(stderr, "key of the base", 0, (double)model->elements);
     Checksum sum = {{0, 0}};
@@ -57,7 +57,7 @@ static inline BaseKey base_key_of_source(const WeightSource *source) {
 }
 
 // What the file says of its base; weights 0 where it says nothing.
-static inline BaseKey adapter_recorded_base(const InputFile *file) {
+static BaseKey adapter_recorded_base(const InputFile *file) {
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
     const cJSON *metadata = json_get(header, "__metadata__"), *item = json_get(metadata, ADAPTER_BASE_KEY);
@@ -77,7 +77,7 @@ static inline BaseKey adapter_recorded_base(const InputFile *file) {
 }
 
 // path: of the adapters; base: for people, the model at hand, or NULL
-static inline void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found,
+static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found,
                                       const char *base) {
     const int config = recorded->config != found->config; // told first: it is what people can look up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
@@ -91,7 +91,7 @@ static inline void adapter_check_base(const char *path, const BaseKey *recorded,
 // ---- writing --------------------------------------------------------------------------------------------------------
 // The first bytes of adapter_model.safetensors, up to the data, which follow in the order of the table; returns how
 // many.
-static inline size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
+static size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
     SafetensorsWriter writer;
     char more[96] = "";
     size_t i;
@@ -105,7 +105,7 @@ static inline size_t adapter_header(const Model *table, DType type, const BaseKe
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 // The modules that the file has any tensor of, in any layer.
-static inline unsigned adapter_modules(const SafeTensors *list, const Config *c, const char *path) {
+static unsigned adapter_modules(const SafeTensors *list, const Config *c, const char *path) {
     unsigned modules = 0;
     char name[200];
     const char *module;
@@ -126,7 +126,7 @@ static inline unsigned adapter_modules(const SafeTensors *list, const Config *c,
     return modules;
 }
 
-static inline void adapter_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, size_t rank) {
+static void adapter_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, size_t rank) {
     const Parameter *p = &source->model.parameters[parameter];
     SafeTensor *tensor = safetensors_find(list, p->name);
     TensorLocation *place = &source->places[parameter];
@@ -146,7 +146,7 @@ static inline void adapter_place_tensor(WeightSource *source, const SafeTensors 
 }
 
 // What is wrong with a tensor that is none of the table's.
-static inline const char *adapter_why_refused(const char *name) {
+static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
     if (strstr(name, "lora_embedding_") || strstr(name, "lm_head."))
@@ -157,7 +157,7 @@ static inline const char *adapter_why_refused(const char *name) {
 }
 
 // The tensors of one file, held against adapters whose table is built.
-static inline WeightSource *adapter_open_tensors(const char *path, SafeTensors *list, const Lora *lora,
+static WeightSource *adapter_open_tensors(const char *path, SafeTensors *list, const Lora *lora,
                                                  const Model *model) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of adapters");
     Lora copy = *lora;
@@ -177,7 +177,7 @@ static inline WeightSource *adapter_open_tensors(const char *path, SafeTensors *
 }
 
 // The header of a file alone, in the order of names.
-static inline SafeTensors adapter_list(const char *path) {
+static SafeTensors adapter_list(const char *path) {
     SafeTensors list = {NULL, 0};
     InputFile file = input_open(path);
     safetensors_read_header(&list, &file, 0);
@@ -188,7 +188,7 @@ static inline SafeTensors adapter_list(const char *path) {
 
 // Opens a folder of PEFT's and checks everything but the values; *lora becomes what it holds, for `model`, and the
 // caller frees it.
-static inline WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
+static WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
     char config[PATH_MAX], path[PATH_MAX], other[PATH_MAX];
     WeightSource *source;
     SafeTensors list;

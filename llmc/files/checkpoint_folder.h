@@ -23,14 +23,14 @@ typedef struct {
     int lock;    // descriptor, held as long as the process lives; -1: of another rank
 } CheckpointFolder;
 
-static inline void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
+static void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
     char name[64];
     snprintf(name, sizeof(name), "checkpoint-%08zu%s", step, suffix);
     path_join(path, folder, name);
 }
 
 // The step in "checkpoint-00000100", or CHECKPOINT_NONE.
-static inline size_t checkpoint_step_of(const char *name) {
+static size_t checkpoint_step_of(const char *name) {
     static const char prefix[] = "checkpoint-";
     char same[64];
     size_t step;
@@ -59,12 +59,12 @@ typedef struct {
 } Manifest;
 
 // The i-th file of such a checkpoint, or NULL behind the last.
-static inline const char *manifest_file(const Manifest *manifest, size_t i) {
+static const char *manifest_file(const Manifest *manifest, size_t i) {
     return i < MANIFEST_FILES ? manifest_names[manifest->adapters][i] : NULL;
 }
 
 // Returns the length.
-static inline size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) {
+static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) {
     size_t i, used = sizeof(MANIFEST_FIRST) - 1;
     memcpy(text, MANIFEST_FIRST, used);
     for (i = 0; manifest_file(manifest, i); i++)
@@ -76,7 +76,7 @@ static inline size_t manifest_text(const Manifest *manifest, char text[MANIFEST_
 static const char manifest_is_older[] = "it is of version 1, this program reads version 2";
 
 // Reads the seal of a checkpoint and holds it against the sizes of the files. NULL, or what is wrong; ends nothing.
-static inline const char *manifest_check(const char *checkpoint, Manifest *manifest) {
+static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     static char fault[160];
     char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT], *cursor = text;
     struct stat status;
@@ -122,7 +122,7 @@ static inline const char *manifest_check(const char *checkpoint, Manifest *manif
 
 // ---- what is there ----------------------------------------------------------------------------------------------------------
 // The largest step below `limit` that a folder is named after, complete or not.
-static inline size_t checkpoint_before(const char *folder, size_t limit) {
+static size_t checkpoint_before(const char *folder, size_t limit) {
     size_t best = CHECKPOINT_NONE;
     const struct dirent *entry;
     DIR *directory = opendir(folder);
@@ -136,7 +136,7 @@ static inline size_t checkpoint_before(const char *folder, size_t limit) {
 }
 
 // The newest complete checkpoint, or CHECKPOINT_NONE. One that is not complete is passed over, with a note.
-static inline size_t checkpoint_find_last(const char *folder) {
+static size_t checkpoint_find_last(const char *folder) {
     size_t step = CHECKPOINT_NONE;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
@@ -153,7 +153,7 @@ static inline size_t checkpoint_find_last(const char *folder) {
 }
 
 // Bytes that can be written there; 0 is returned where the file system does not say.
-static inline int space_available(const char *folder, uint64_t *bytes) {
+static int space_available(const char *folder, uint64_t *bytes) {
     struct statvfs status;
     if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
     *bytes = (uint64_t)status.f_bavail * status.f_frsize;
@@ -163,7 +163,7 @@ static inline int space_available(const char *folder, uint64_t *bytes) {
 // ---- removing ---------------------------------------------------------------------------------------------------------------
 // Only what checkpoints consist of: where anything else was put into the folder, it stays, and so does the folder. Nothing
 // but system calls: a signal handler may come here.
-static inline int checkpoint_delete(const char *path) {
+static int checkpoint_delete(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     size_t i;
     if (fd >= 0) {
@@ -178,7 +178,7 @@ static inline int checkpoint_delete(const char *path) {
 }
 
 // The unfinished files of a process that was killed while it wrote this checkpoint.
-static inline void checkpoint_delete_temporaries(const char *path) {
+static void checkpoint_delete_temporaries(const char *path) {
     const struct dirent *entry;
     DIR *directory = opendir(path);
     if (!directory) return;
@@ -195,7 +195,7 @@ static inline void checkpoint_delete_temporaries(const char *path) {
 }
 
 // A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
-static inline int checkpoint_remove(const char *folder, size_t step) {
+static int checkpoint_remove(const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
     checkpoint_path(path, folder, step, "");
     checkpoint_path(removed, folder, step, ".removed");
@@ -209,7 +209,7 @@ static inline int checkpoint_remove(const char *folder, size_t step) {
 }
 
 // The oldest complete one, and how many there are.
-static inline size_t checkpoint_find_first(const char *folder, size_t *complete) {
+static size_t checkpoint_find_first(const char *folder, size_t *complete) {
     size_t step = CHECKPOINT_NONE, first = CHECKPOINT_NONE;
     *complete = 0;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
@@ -223,14 +223,14 @@ static inline size_t checkpoint_find_first(const char *folder, size_t *complete)
     return first;
 }
 
-static inline void checkpoint_prune(const CheckpointFolder *folder) {
+static void checkpoint_prune(const CheckpointFolder *folder) {
     size_t complete, first;
     do first = checkpoint_find_first(folder->path, &complete);
     while (complete > folder->keep && checkpoint_remove(folder->path, first));
 }
 
 // What a run that was cut off left half written or half removed.
-static inline void checkpoint_clear(const char *folder) {
+static void checkpoint_clear(const char *folder) {
     const struct dirent *entry;
     DIR *directory = opendir(folder);
     if (!directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
@@ -252,12 +252,12 @@ static inline void checkpoint_clear(const char *folder) {
 // The folder that is being written, to be removed if the program ends now.
 static const char *volatile checkpoint_pending;
 
-static inline void checkpoint_discard(void) {
+static void checkpoint_discard(void) {
     if (checkpoint_pending) checkpoint_delete(checkpoint_pending);
 }
 
 // partial = the folder to write the checkpoint of this step into.
-static inline void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
+static void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
     static char pending[PATH_MAX];
     checkpoint_path(partial, folder->path, step, ".partial");
     if (mkdir(partial, 0777) != 0)
@@ -268,7 +268,7 @@ static inline void checkpoint_begin(const CheckpointFolder *folder, size_t step,
 }
 
 // Everything in it is written and synced: the rename makes it count.
-static inline void checkpoint_finish(CheckpointFolder *folder, size_t step, const char *partial) {
+static void checkpoint_finish(CheckpointFolder *folder, size_t step, const char *partial) {
     char path[PATH_MAX];
     checkpoint_path(path, folder->path, step, "");
     if (path_exists(path))
@@ -283,7 +283,7 @@ static inline void checkpoint_finish(CheckpointFolder *folder, size_t step, cons
 // ---- opening ----------------------------------------------------------------------------------------------------------------
 // The folder and those above it. A new one is synced into the one above, so that it outlives a power failure as what will be
 // in it does.
-static inline void make_folder(const char *path) {
+static void make_folder(const char *path) {
     char part[PATH_MAX];
     size_t i;
     int error;
@@ -306,7 +306,7 @@ static inline void make_folder(const char *path) {
 
 // ParameterShard until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
 // by which other ranks know that they see the same file.
-static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
+static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
     struct timespec now;
     int fd, refused, tries = 0;
@@ -332,7 +332,7 @@ static inline int folder_lock(const char *folder, char text[LOCK_TEXT]) {
 }
 
 // Ends the program where a rank's folder is not that of rank 0, whose lock says `text`.
-static inline void folder_check_shared(const char *folder, const char *text) {
+static void folder_check_shared(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
     int fd;
     path_join(path, folder, "lock");
@@ -347,7 +347,7 @@ static inline void folder_check_shared(const char *folder, const char *text) {
 }
 
 // What rank 0 does of checkpoint_open.
-static inline void checkpoint_take(CheckpointFolder *folder, int resume, char lock[LOCK_TEXT]) {
+static void checkpoint_take(CheckpointFolder *folder, int resume, char lock[LOCK_TEXT]) {
     const char *path = folder->path;
     char records[PATH_MAX];
     struct stat status;
@@ -364,7 +364,7 @@ static inline void checkpoint_take(CheckpointFolder *folder, int resume, char lo
 
 // Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
 // checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Collective.
-static inline void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
+static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
     char lock[LOCK_TEXT] = "";
     memset(folder, 0, sizeof(*folder));
     signals_prepare();
@@ -377,7 +377,7 @@ static inline void checkpoint_open(CheckpointFolder *folder, const char *path, s
     if (dist_rank() != 0) folder_check_shared(path, lock);
 }
 
-static inline void checkpoint_close(CheckpointFolder *folder) {
+static void checkpoint_close(CheckpointFolder *folder) {
     if (folder->lock >= 0) close(folder->lock);
     folder->lock = -1;
 }

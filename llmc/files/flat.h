@@ -31,7 +31,7 @@ typedef struct {
     char config[4048];
 } FlatHeader;
 
-static inline uint64_t flat_checksum(const FlatHeader *header) {
+static uint64_t flat_checksum(const FlatHeader *header) {
     const unsigned char *bytes = (const unsigned char *)header;
     uint64_t hash = 0xcbf29ce484222325u;
     size_t i, field = offsetof(FlatHeader, checksum);
@@ -43,7 +43,7 @@ static inline uint64_t flat_checksum(const FlatHeader *header) {
 }
 
 // ---- reading -----------------------------------------------------------------------------------------------------------------------
-static inline void flat_check_header(const FlatHeader *header, const InputFile *file) {
+static void flat_check_header(const FlatHeader *header, const InputFile *file) {
     const char *path = file->path;
     if (memcmp(header->magic, FLAT_MAGIC, sizeof(header->magic)) != 0)
         die("%s: does not begin with " FLAT_MAGIC ", so it is no flat .bin", path);
@@ -61,7 +61,7 @@ static inline void flat_check_header(const FlatHeader *header, const InputFile *
     if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
 }
 
-static inline void flat_open(WeightSource *source, const char *path) {
+static void flat_open(WeightSource *source, const char *path) {
     FlatHeader header;
     InputFile *file;
     uint64_t wanted;
@@ -97,7 +97,7 @@ typedef struct {
     uint64_t at;
 } FlatWriter;
 
-static inline void flat_header(FlatHeader *header, const Model *model, DType dtype) {
+static void flat_header(FlatHeader *header, const Model *model, DType dtype) {
     memset(header, 0, sizeof(*header));
     memcpy(header->magic, FLAT_MAGIC, sizeof(header->magic));
     header->version = FLAT_VERSION, header->byte_order = FLAT_BYTE_ORDER;
@@ -108,7 +108,7 @@ static inline void flat_header(FlatHeader *header, const Model *model, DType dty
     header->checksum = flat_checksum(header);
 }
 
-static inline void flat_begin(FlatWriter *writer, const char *path, const Model *model, DType dtype) {
+static void flat_begin(FlatWriter *writer, const char *path, const Model *model, DType dtype) {
     FlatHeader header;
     flat_header(&header, model, dtype);
     output_open(&writer->output, path, sizeof(header) + (uint64_t)model->elements * dtype_size(dtype));
@@ -116,7 +116,7 @@ static inline void flat_begin(FlatWriter *writer, const char *path, const Model 
     writer->at = sizeof(header);
 }
 
-static inline void flat_append(FlatWriter *writer, const void *elements, size_t bytes) {
+static void flat_append(FlatWriter *writer, const void *elements, size_t bytes) {
     output_write(&writer->output, writer->at, elements, bytes);
     writer->at += bytes;
 }

@@ -39,7 +39,7 @@ static const HfRequirement hf_requirements[] = {
     {NULL, "torch_dtype", "float32|float16|bfloat16|float64|auto"},
 };
 
-static inline int hf_is_one_of(const char *value, const char *allowed) {
+static int hf_is_one_of(const char *value, const char *allowed) {
     size_t length = strlen(value);
     while (1) {
         size_t option = strcspn(allowed, "|");
@@ -49,7 +49,7 @@ static inline int hf_is_one_of(const char *value, const char *allowed) {
     }
 }
 
-static inline void hf_check_requirements(const cJSON *root, const Family *family, const char *path) {
+static void hf_check_requirements(const cJSON *root, const Family *family, const char *path) {
     char value[64];
     size_t i;
     const cJSON *item;
@@ -69,7 +69,7 @@ static inline void hf_check_requirements(const cJSON *root, const Family *family
 }
 
 // ---- which family ----------------------------------------------------------------------------------------------------------------
-__attribute__((noreturn)) static inline void hf_refuse_family(const char *path, const char *key, const cJSON *item) {
+__attribute__((noreturn)) static void hf_refuse_family(const char *path, const char *key, const cJSON *item) {
     char value[128], known[512] = "";
     size_t i;
     for (i = 0; i < FAMILIES; i++)
@@ -78,7 +78,7 @@ __attribute__((noreturn)) static inline void hf_refuse_family(const char *path, 
     die("%s: %s %s is not supported; supported are %s", path, key, json_scalar_text(item, value, sizeof(value)), known);
 }
 
-static inline const Family *hf_family(const cJSON *root, const char *path) {
+static const Family *hf_family(const cJSON *root, const char *path) {
     const cJSON *list = json_get(root, "architectures"), *type = json_get(root, "model_type");
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
     const Family *family = NULL, *by_type = NULL;
@@ -104,7 +104,7 @@ static inline const Family *hf_family(const cJSON *root, const char *path) {
 }
 
 // ---- the numbers -------------------------------------------------------------------------------------------------------------------
-static inline void hf_set(Config *config, const ConfigKey *key, const char *name, const cJSON *item, const char *path) {
+static void hf_set(Config *config, const ConfigKey *key, const char *name, const cJSON *item, const char *path) {
     char value[64];
     json_scalar_text(item, value, sizeof(value));
     if (key->kind == KEY_BOOL ? !cJSON_IsBool(item) : !cJSON_IsNumber(item))
@@ -113,7 +113,7 @@ static inline void hf_set(Config *config, const ConfigKey *key, const char *name
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
-static inline void hf_read_keys(Config *config, const cJSON *root, const char *path) {
+static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     size_t i;
     for (i = 0; i < CONFIG_KEYS; i++) {
         const ConfigKey *key = &config_keys[i];
@@ -132,7 +132,7 @@ static inline void hf_read_keys(Config *config, const cJSON *root, const char *p
 }
 
 // Numbers without which a config.json can only be damaged; saved ones always have them.
-static inline void hf_check_required(const Config *config, const char *path) {
+static void hf_check_required(const Config *config, const char *path) {
     static const char *required[] = {"vocab_size",          "hidden_size",       "num_hidden_layers",
                                      "num_attention_heads", "intermediate_size", "max_position_embeddings"};
     size_t i;
@@ -148,7 +148,7 @@ static inline void hf_check_required(const Config *config, const char *path) {
 
 // ---- rotary positions ----------------------------------------------------------------------------------------------------------------
 // What does not depend on the type: an object without objects in it, and all of a head turned.
-static inline void hf_check_rope(const cJSON *rope, const char *key, const char *path) {
+static void hf_check_rope(const cJSON *rope, const char *key, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
     if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, key);
@@ -162,13 +162,13 @@ static inline void hf_check_rope(const cJSON *rope, const char *key, const char 
             json_scalar_text(factor, value, sizeof(value)));
 }
 
-static inline const cJSON *hf_rope_type(const cJSON *rope) {
+static const cJSON *hf_rope_type(const cJSON *rope) {
     const cJSON *type = json_get(rope, "rope_type");
     return type ? type : json_get(rope, "type");
 }
 
 // The type and its keys.
-static inline void hf_read_rope_type(Config *config, const cJSON *rope, const char *name, const char *path) {
+static void hf_read_rope_type(Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
     const cJSON *type = hf_rope_type(rope), *item;
     size_t i;
@@ -193,7 +193,7 @@ static inline void hf_read_rope_type(Config *config, const cJSON *rope, const ch
 }
 
 // *theta becomes the object's, where it has one.
-static inline void hf_read_rope_theta(const cJSON *rope, const char *name, const cJSON **theta, const char *path) {
+static void hf_read_rope_theta(const cJSON *rope, const char *name, const cJSON **theta, const char *path) {
     const cJSON *inner = json_get(rope, "rope_theta");
     if (inner && *theta && !cJSON_Compare(inner, *theta, 1))
         die("%s: rope_theta is given twice, with different values (the other is in %s)", path, name);
@@ -201,7 +201,7 @@ static inline void hf_read_rope_theta(const cJSON *rope, const char *name, const
 }
 
 // Gemma's rope_parameters: an object for each kind of layer.
-static inline void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSON **theta, const char *path) {
+static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSON **theta, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention"), *type, *local;
     char value[64];
     if (!full && !sliding)
@@ -223,7 +223,7 @@ static inline void hf_read_rope_per_layer(Config *config, const cJSON *rope, con
 }
 
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
-static inline void hf_read_rope(Config *config, const cJSON *root, const char *path) {
+static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *theta = json_get(root, "rope_theta"), *scaling = json_get(root, "rope_scaling");
     const cJSON *parameters = json_get(root, "rope_parameters"), *original;
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
@@ -252,7 +252,7 @@ static inline void hf_read_rope(Config *config, const cJSON *root, const char *p
 #define GEMMA_WINDOW_PATTERN    6  // of sliding_window_pattern: every so many-th layer has none
 
 // A whole number of config.json, or its default where it is absent.
-static inline size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
+static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
     const cJSON *item = json_get(root, key);
     uint64_t value = otherwise;
     if (item && !json_whole_number(item, &value)) die("%s: %s is not a whole number of at least 0", path, key);
@@ -260,7 +260,7 @@ static inline size_t hf_size(const cJSON *root, const char *key, size_t otherwis
 }
 
 // The list of every layer's kind.
-static inline void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
+static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
     size_t layers = 0;
     char value[64];
@@ -280,7 +280,7 @@ static inline void hf_read_layer_types(Config *config, const cJSON *types, const
 }
 
 // What each class makes of sliding_window; then which layers have it. Transformers counts a query's own key, as we do.
-static inline void hf_read_windows(Config *config, const cJSON *root, const char *path) {
+static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
@@ -315,7 +315,7 @@ static inline void hf_read_windows(Config *config, const cJSON *root, const char
 
 // ---- the whole -------------------------------------------------------------------------------------------------------------------------
 // Models are trained without dropout here, which is common practice for fine-tuning but not what the file says.
-static inline void hf_remark_dropout(const cJSON *root, char *remark, size_t size) {
+static void hf_remark_dropout(const cJSON *root, char *remark, size_t size) {
     static const char *keys[] = {"attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"};
     size_t i;
     for (i = 0; i < sizeof(keys) / sizeof(keys[0]) && !*remark; i++) {
@@ -327,7 +327,7 @@ static inline void hf_remark_dropout(const cJSON *root, char *remark, size_t siz
 }
 
 // Reads and checks config.json. `remark` gets a line for whoever trains the model, or stays empty.
-static inline Config hf_config_read(const char *path, char *remark, size_t remark_size) {
+static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
     size_t length;
     char *text = input_read_text(path, HF_CONFIG_MAX, &length);
     cJSON *root = json_parse_object(text, length, path);

@@ -64,7 +64,7 @@ static const struct {
     {"gemma3", "use_bidirectional_attention", "false"},
 };
 
-static inline const char *hf_dtype_name(DType type) {
+static const char *hf_dtype_name(DType type) {
     return type == DTYPE_FP32   ? "float32"
            : type == DTYPE_BF16 ? "bfloat16"
            : type == DTYPE_FP16 ? "float16"
@@ -77,7 +77,7 @@ typedef struct {
     size_t used;
 } HfText;
 
-__attribute__((format(printf, 2, 3))) static inline void hf_put(HfText *text, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void hf_put(HfText *text, const char *format, ...) {
     va_list args;
     va_start(args, format);
     text->used += (size_t)vsnprintf(text->bytes + text->used, HF_CONFIG_TEXT - text->used, format, args);
@@ -86,7 +86,7 @@ __attribute__((format(printf, 2, 3))) static inline void hf_put(HfText *text, co
 }
 
 // The next "key=value" of the text form, cut into its halves; 0 at the end.
-static inline int hf_next_pair(char **cursor, char **key, char **value) {
+static int hf_next_pair(char **cursor, char **key, char **value) {
     char *comma;
     if (!*cursor || !**cursor) return 0;
     *key = *cursor;
@@ -101,7 +101,7 @@ static inline int hf_next_pair(char **cursor, char **key, char **value) {
 
 // A value of the text form as JSON: a number that is real in transformers stays one ("10000.0"; query_pre_attn_scalar is a whole
 // one there), words become text.
-static inline const char *hf_value_text(const char *key, const char *value, char text[64]) {
+static const char *hf_value_text(const char *key, const char *value, char text[64]) {
     int index = config_key_find(key);
     char *end;
     double number = strtod(value, &end);
@@ -120,7 +120,7 @@ static inline const char *hf_value_text(const char *key, const char *value, char
 
 // ---- writing one -----------------------------------------------------------------------------------------------------------
 // Factors of which 0 says that none is given, and which are not written then.
-static inline int hf_not_given(const char *key, const char *value) {
+static int hf_not_given(const char *key, const char *value) {
     static const char *const keys[] = {"attention_factor", "mscale", "mscale_all_dim"};
     size_t i;
     for (i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
@@ -130,7 +130,7 @@ static inline int hf_not_given(const char *key, const char *value) {
 
 // The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of transformers 5 has
 // rope_theta, too.
-static inline void hf_put_keys(HfText *text, const Config *config, HfConfigPlace rope, const char *indent) {
+static void hf_put_keys(HfText *text, const Config *config, HfConfigPlace rope, const char *indent) {
     char form[4096], *cursor, *key, *value, json[64];
     const char *family = config->family->name;
     size_t i;
@@ -150,7 +150,7 @@ static inline void hf_put_keys(HfText *text, const Config *config, HfConfigPlace
     }
 }
 
-static inline void hf_put_rope_object(HfText *text, const Config *config, HfConfigPlace place, const char *indent) {
+static void hf_put_rope_object(HfText *text, const Config *config, HfConfigPlace place, const char *indent) {
     char inner[16];
     snprintf(inner, sizeof(inner), "%s  ", indent);
     hf_put(text, "{\n%s\"rope_type\": \"%s\"", inner, rope_type_names[config->rope_type]);
@@ -159,7 +159,7 @@ static inline void hf_put_rope_object(HfText *text, const Config *config, HfConf
 }
 
 // Rotary positions: the classic rope_scaling beside rope_theta, and rope_parameters, which Gemma has for each kind of layer.
-static inline void hf_put_rope(HfText *text, const Config *config) {
+static void hf_put_rope(HfText *text, const Config *config) {
     char json[64], local[64];
     if (config->rope_type != ROPE_DEFAULT) {
         hf_put(text, ",\n  \"rope_scaling\": ");
@@ -181,7 +181,7 @@ static inline void hf_put_rope(HfText *text, const Config *config) {
 // Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and counts the
 // layers before the first one that has it; Gemma's number is there even where no layer has it, and its first class knew a period
 // only.
-static inline void hf_put_windows(HfText *text, const Config *config) {
+static void hf_put_windows(HfText *text, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = !strcmp(config->family->name, "gemma3"), windows = period != 0;
     const int mistral = !strcmp(config->family->name, "mistral");
@@ -208,7 +208,7 @@ static inline void hf_put_windows(HfText *text, const Config *config) {
 }
 
 // A config.json for this model, whose weights are of `type`. text: [HF_CONFIG_TEXT]; returns the length.
-static inline size_t hf_config_write(const Config *config, DType type, char *bytes) {
+static size_t hf_config_write(const Config *config, DType type, char *bytes) {
     const char *family = config->family->name;
     HfText text = {bytes, 0};
     size_t i;
@@ -229,7 +229,7 @@ static inline size_t hf_config_write(const Config *config, DType type, char *byt
 
 // ---- keeping one -----------------------------------------------------------------------------------------------------------
 // Where the value of a key of the outermost object stands in a text that has been parsed: bytes [begin, end). 0: nowhere.
-static inline int json_value_place(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
+static int json_value_place(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
     size_t i, first, depth = 0;
     for (i = 0; i < length; i++) {
         depth += text[i] == '{' || text[i] == '[';
@@ -249,7 +249,7 @@ static inline int json_value_place(const char *text, size_t length, const char *
 
 // Puts the name of `type` where a config.json names that of the weights; all else stays. out has room for 64 bytes more than
 // the text; returns the new length.
-static inline size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
+static size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
     static const char *keys[] = {"dtype", "torch_dtype"};
     size_t i, begin, end;
     memcpy(out, text, length);
@@ -267,7 +267,7 @@ static inline size_t hf_config_with_type(const char *text, size_t length, DType 
 }
 
 // The folder's config.json must describe the model `config` of `source`. How weights were initialised matters no more.
-static inline void hf_check_same_model(const Config *config, const char *source, const Config *like,
+static void hf_check_same_model(const Config *config, const char *source, const Config *like,
                                        const char *folder) {
     char ours[4096], theirs[4096], *a, *b, *key, *value, *other_key, *other;
     config_to_text(config, ours, sizeof(ours));

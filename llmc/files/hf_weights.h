@@ -14,7 +14,7 @@ read; every other tensor must be one that is known to carry no weights. Base-mod
 #define HF_INDEX_FILE  "model.safetensors.index.json"
 
 // ---- the files -------------------------------------------------------------------------------------------------------------------
-static inline void hf_open_file(WeightSource *source, SafeTensors *list, const char *directory, const char *name) {
+static void hf_open_file(WeightSource *source, SafeTensors *list, const char *directory, const char *name) {
     char path[PATH_MAX];
     path_join(path, directory, name);
     source->files[source->file_count] = input_open(path);
@@ -23,7 +23,7 @@ static inline void hf_open_file(WeightSource *source, SafeTensors *list, const c
 }
 
 // The file names in the index: a name in another directory is refused before it is opened.
-static inline const cJSON *hf_weight_map(const cJSON *index, const char *path) {
+static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     const cJSON *map = json_get(index, "weight_map"), *item;
     if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map", path);
     cJSON_ArrayForEach(item, map) {
@@ -37,7 +37,7 @@ static inline const cJSON *hf_weight_map(const cJSON *index, const char *path) {
 }
 
 // Opens each shard once. Both lists are as long as the map at most.
-static inline void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
+static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
     size_t count = 0, i;
     const cJSON *item;
     const char **names;
@@ -59,13 +59,13 @@ static inline void hf_open_shards(WeightSource *source, SafeTensors *list, const
 }
 
 // Whether the path ends in "/name".
-static inline int path_ends_with(const char *path, const char *name) {
+static int path_ends_with(const char *path, const char *name) {
     size_t length = strlen(path), tail = strlen(name);
     return length > tail && path[length - tail - 1] == '/' && !strcmp(path + length - tail, name);
 }
 
 // The index and the shards must tell the same story.
-static inline void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map,
+static void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map,
                                   const char *path) {
     const cJSON *item;
     size_t mapped = 0, i;
@@ -83,7 +83,7 @@ static inline void hf_check_index(const WeightSource *source, const SafeTensors 
     }
 }
 
-static inline void hf_check_duplicates(const WeightSource *source, const SafeTensors *list) {
+static void hf_check_duplicates(const WeightSource *source, const SafeTensors *list) {
     size_t i;
     for (i = 1; i < list->count; i++) {
         const SafeTensor *a = &list->tensors[i - 1], *b = &list->tensors[i];
@@ -92,7 +92,7 @@ static inline void hf_check_duplicates(const WeightSource *source, const SafeTen
     }
 }
 
-static inline void hf_open_sharded(WeightSource *source, SafeTensors *list, const char *directory, const char *path) {
+static void hf_open_sharded(WeightSource *source, SafeTensors *list, const char *directory, const char *path) {
     size_t length;
     char *text = input_read_text(path, HF_CONFIG_MAX, &length);
     cJSON *index = json_parse_object(text, length, path);
@@ -105,7 +105,7 @@ static inline void hf_open_sharded(WeightSource *source, SafeTensors *list, cons
     free(text);
 }
 
-static inline void hf_open_files(WeightSource *source, SafeTensors *list, const char *directory) {
+static void hf_open_files(WeightSource *source, SafeTensors *list, const char *directory) {
     char path[PATH_MAX], other[PATH_MAX];
     path_join(path, directory, HF_SINGLE_FILE);
     if (path_exists(path)) {
@@ -124,13 +124,13 @@ static inline void hf_open_files(WeightSource *source, SafeTensors *list, const 
 
 // ---- from names to places --------------------------------------------------------------------------------------------------------
 // Length of the first part of a base-model name: "model." in "model.norm.weight", 0 in "lm_head.weight".
-static inline size_t hf_base_prefix(const Family *family, const char *name) {
+static size_t hf_base_prefix(const Family *family, const char *name) {
     size_t length = strcspn(family->layer_prefix, ".") + 1;
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
 // Whether two tensors of a model's files hold the same bytes.
-static inline int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
+static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
     uint64_t bytes = a->end - a->begin, done, n;
     if (strcmp(a->dtype, b->dtype) != 0 || b->end - b->begin != bytes) return 0;
     for (done = 0; done < bytes; done += n) {
@@ -144,7 +144,7 @@ static inline int hf_same_bytes(const WeightSource *source, const SafeTensor *a,
 
 // The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is then that
 // one), or both, and then as the same matrix.
-static inline SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name) {
+static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name) {
     const char *second = source->config.family->model_names[LM_HEAD];
     SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);
     if (!head) return embedding;
@@ -159,7 +159,7 @@ static inline SafeTensor *hf_find_tied(const WeightSource *source, const SafeTen
     return embedding;
 }
 
-static inline void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
+static void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
     const Parameter *p = &source->model.parameters[parameter];
     const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0), *path;
     int tied = parameter == 0 && source->config.tie_word_embeddings;
@@ -181,13 +181,13 @@ static inline void hf_place_tensor(WeightSource *source, const SafeTensors *list
     tensor->used = 1;
 }
 
-static inline int text_ends_with(const char *text, const char *end) {
+static int text_ends_with(const char *text, const char *end) {
     size_t length = strlen(text), tail = strlen(end);
     return length >= tail && !strcmp(text + length - tail, end);
 }
 
 // Masks and frequencies that older versions saved, and the second copy of a tied matrix.
-static inline int hf_is_no_weight(const Config *config, const char *name) {
+static int hf_is_no_weight(const Config *config, const char *name) {
     if (config->family->learned_positions)
         if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
     if (!config->family->learned_positions)
@@ -195,7 +195,7 @@ static inline int hf_is_no_weight(const Config *config, const char *name) {
     return config->tie_word_embeddings && !strcmp(name, config->family->model_names[LM_HEAD]);
 }
 
-static inline void hf_refuse_unexpected(const WeightSource *source, const SafeTensors *list) {
+static void hf_refuse_unexpected(const WeightSource *source, const SafeTensors *list) {
     const SafeTensor *first = NULL;
     size_t count = 0, i;
     for (i = 0; i < list->count; i++) {
@@ -210,7 +210,7 @@ static inline void hf_refuse_unexpected(const WeightSource *source, const SafeTe
 }
 
 // The configuration alone; a line for whoever trains the model goes to `remark`, or an empty one.
-static inline Config hf_directory_config(const char *directory, char *remark, size_t size) {
+static Config hf_directory_config(const char *directory, char *remark, size_t size) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     if (!path_exists(path))
@@ -219,7 +219,7 @@ static inline Config hf_directory_config(const char *directory, char *remark, si
     return hf_config_read(path, remark, size);
 }
 
-static inline void hf_open(WeightSource *source, const char *directory) {
+static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
     const char *embedding;
     size_t i;

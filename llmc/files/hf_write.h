@@ -53,7 +53,7 @@ static const char *const hf_kept_names[] = {
     "USE_POLICY*",
 };
 
-static inline int hf_is_kept_name(const char *name) {
+static int hf_is_kept_name(const char *name) {
     size_t i;
     for (i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++) {
         size_t length = strlen(hf_kept_names[i]);
@@ -65,7 +65,7 @@ static inline int hf_is_kept_name(const char *name) {
 }
 
 // Whether a file of this name, found in a folder that was left half written, is one of ours.
-static inline int hf_is_written_name(const char *name) {
+static int hf_is_written_name(const char *name) {
     return hf_is_kept_name(name) || !strcmp(name, "config.json") ||
            (!strncmp(name, "model", 5) && strstr(name, ".safetensors"));
 }
@@ -76,9 +76,9 @@ typedef struct {
     uint64_t bytes;
 } HfKeptFiles;
 
-static inline int hf_compare_kept(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
+static int hf_compare_kept(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
 
-static inline HfKeptFiles hf_find_kept(const char *folder) {
+static HfKeptFiles hf_find_kept(const char *folder) {
     HfKeptFiles kept = {NULL, 0, 0};
     const struct dirent *entry;
     DIR *directory = folder ? opendir(folder) : NULL;
@@ -103,7 +103,7 @@ static inline HfKeptFiles hf_find_kept(const char *folder) {
     return kept;
 }
 
-static inline void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
+static void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
     struct stat status;
     OutputFile output;
     InputFile input;
@@ -125,7 +125,7 @@ static inline void hf_copy_file(OutputFolder *folder, const char *path, const ch
 }
 
 // A run has the tokenizer file that belongs to the folder's tokenizer.json, where the folder itself may have none.
-static inline void hf_find_tokenizer(HfWrite *write) {
+static void hf_find_tokenizer(HfWrite *write) {
     char path[PATH_MAX];
     if (!write->kept) return;
     path_join(path, write->kept, TOKENIZER_NAME);
@@ -140,7 +140,7 @@ static inline void hf_find_tokenizer(HfWrite *write) {
 }
 
 // ---- what goes where -----------------------------------------------------------------------------------------------------
-static inline uint64_t hf_parameter_bytes(const HfWrite *write, size_t parameter) {
+static uint64_t hf_parameter_bytes(const HfWrite *write, size_t parameter) {
     return (uint64_t)parameter_elements(&write->source->model.parameters[parameter]) *
            dtype_size(write->types[parameter]);
 }
@@ -148,7 +148,7 @@ static inline uint64_t hf_parameter_bytes(const HfWrite *write, size_t parameter
 static const HfWrite *hf_sorting; // qsort passes no context
 
 // The order of the reference implementation: large types first, then by name.
-static inline int hf_compare_order(const void *a, const void *b) {
+static int hf_compare_order(const void *a, const void *b) {
     static const int rank[DTYPE_COUNT] = {1, 2, 0, 3}; // fp32, bf16, double, fp16
     size_t x = *(const size_t *)a, y = *(const size_t *)b;
     const HfWrite *w = hf_sorting;
@@ -158,7 +158,7 @@ static inline int hf_compare_order(const void *a, const void *b) {
 }
 
 // Cuts the table into files: each takes what still fits, a tensor larger than a file has one of its own.
-static inline void hf_cut_shards(HfWrite *write) {
+static void hf_cut_shards(HfWrite *write) {
     uint64_t used = 0;
     size_t i;
     write->shards = 1;
@@ -177,7 +177,7 @@ static inline void hf_cut_shards(HfWrite *write) {
 }
 
 // dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one.
-static inline HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, const char *kept,
+static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, const char *kept,
                                        size_t max_shard_size) {
     size_t count = source->model.parameter_count, i;
     HfWrite write;
@@ -205,13 +205,13 @@ static inline HfWrite hf_write_prepare(const WeightSource *source, const DType *
     return write;
 }
 
-static inline void hf_write_free(HfWrite *write) {
+static void hf_write_free(HfWrite *write) {
     free(write->types);
     free(write->shard);
     free(write->order);
 }
 
-static inline const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
+static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
     if (write->shards == 1)
         snprintf(name, 64, "%s", HF_SINGLE_FILE);
     else
@@ -221,7 +221,7 @@ static inline const char *hf_shard_name(const HfWrite *write, size_t shard, char
 
 // ---- the tensors -----------------------------------------------------------------------------------------------------------
 // The header of a file that holds the parameters order[begin .. end). Returns where its data begin.
-static inline uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
+static uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
     SafetensorsWriter writer = safetensors_write_begin(file);
     size_t i;
     for (i = begin; i < end; i++)
@@ -230,7 +230,7 @@ static inline uint64_t hf_write_header(const HfWrite *write, size_t begin, size_
     return safetensors_write_end(&writer);
 }
 
-static inline void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder,
+static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder,
                                   Progress *progress, double *done) {
     char name[64];
     OutputFile file;
@@ -253,13 +253,13 @@ static inline void hf_write_shard(const HfWrite *write, size_t begin, size_t end
     output_commit(&file);
 }
 
-static inline int hf_compare_names(const void *a, const void *b) {
+static int hf_compare_names(const void *a, const void *b) {
     const Parameter *parameters = hf_sorting->source->model.parameters;
     return strcmp(parameters[*(const size_t *)a].name, parameters[*(const size_t *)b].name);
 }
 
 // Which tensor is in which file, by name. Uses up write->order.
-static inline void hf_write_index(HfWrite *write, OutputFolder *folder) {
+static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     const Model *model = &write->source->model;
     size_t room = 256 + model->parameter_count * 200, used, i; // a line has two names of at most 96 and 64 bytes
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
@@ -282,7 +282,7 @@ static inline void hf_write_index(HfWrite *write, OutputFolder *folder) {
 }
 
 // ---- the whole -------------------------------------------------------------------------------------------------------------
-static inline void hf_write_config(const HfWrite *write, OutputFolder *folder) {
+static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     char path[PATH_MAX], *text, *out;
     size_t length = 0;
     OutputFile file;
@@ -304,7 +304,7 @@ static inline void hf_write_config(const HfWrite *write, OutputFolder *folder) {
 }
 
 // Everything that is wrong with the place, the models or the disk is said before the first weight is read.
-static inline void hf_write(HfWrite *write, const char *path) {
+static void hf_write(HfWrite *write, const char *path) {
     size_t count = write->source->model.parameter_count, begin, end, i;
     HfKeptFiles kept = hf_find_kept(write->kept);
     Progress progress;

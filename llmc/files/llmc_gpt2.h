@@ -12,7 +12,7 @@ Matrices are [out, in], as ours; the padding rows of wte are left out.
 #define LLMC_HEADER_INTS 256
 
 // What other files of llm.c begin with, for better messages.
-static inline const char *llmc_magic_name(int32_t magic) {
+static const char *llmc_magic_name(int32_t magic) {
     switch (magic) {
     case 20240520: return "a token shard of llm.c; it belongs to --data";
     case 20240801: return "a token shard of llm.c (Llama 3); it belongs to --data";
@@ -23,9 +23,9 @@ static inline const char *llmc_magic_name(int32_t magic) {
     }
 }
 
-static inline int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
+static int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
 
-static inline Config llmc_read_config(const int32_t *header, const char *path) {
+static Config llmc_read_config(const int32_t *header, const char *path) {
     char text[256];
     snprintf(text, sizeof(text),
              "gpt2,max_position_embeddings=%d,vocab_size=%d,num_hidden_layers=%d,num_attention_heads=%d,hidden_size=%d",
@@ -34,7 +34,7 @@ static inline Config llmc_read_config(const int32_t *header, const char *path) {
 }
 
 // Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the table.
-static inline uint64_t llmc_place_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
+static uint64_t llmc_place_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
     size_t layers = model->config.num_hidden_layers, outer = 2, kinds, kind, layer, i; // wte and wpe come first
     uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t), size = dtype_size(type);
@@ -53,7 +53,7 @@ static inline uint64_t llmc_place_tensors(WeightSource *source, DType type, uint
     return at;
 }
 
-static inline void llmc_gpt2_open(WeightSource *source, const char *path) {
+static void llmc_gpt2_open(WeightSource *source, const char *path) {
     int32_t header[LLMC_HEADER_INTS];
     InputFile *file;
     DType type;

@@ -9,7 +9,7 @@ padded with rows of zeros, as llm.c's own are. Nothing of the model is held.
 #define LLMC_VOCAB_MULTIPLE 128
 
 // llm.c has these numbers in its code, not in the file.
-static inline void llmc_gpt2_check(const WeightSource *source) {
+static void llmc_gpt2_check(const WeightSource *source) {
     const Config *c = &source->config;
     const char *fault = strcmp(c->family->name, "gpt2") != 0                     ? "is not of the family gpt2"
                         : !c->tie_word_embeddings                                ? "has a head of its own"
@@ -20,7 +20,7 @@ static inline void llmc_gpt2_check(const WeightSource *source) {
     if (fault) die("%s: %s, so llm.c cannot hold it; give --to flat or --to hf", source->path, fault);
 }
 
-static inline void llmc_gpt2_write(const WeightSource *source, const char *path, DType dtype) {
+static void llmc_gpt2_write(const WeightSource *source, const char *path, DType dtype) {
     const Config *c = &source->config;
     const size_t padded = (c->vocab_size + LLMC_VOCAB_MULTIPLE - 1) / LLMC_VOCAB_MULTIPLE * LLMC_VOCAB_MULTIPLE;
     const int32_t header[LLMC_HEADER_INTS] = {LLMC_MODEL_MAGIC,

@@ -20,7 +20,7 @@ struct Merge {
 static Slab staged_merge; // W in double, then the sum
 
 // ---- the adapters of one parameter ----------------------------------------------------------------------------------
-static inline void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
+static void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
     const Parameter *p = &adapter->model.parameters[parameter];
     size_t i;
     source_read(adapter, parameter, 0, parameter_elements(p), DTYPE_FP32, out);
@@ -30,7 +30,7 @@ static inline void merge_read(const WeightSource *adapter, size_t parameter, flo
                 p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
 }
 
-static inline void merge_hold(Merge *merge, const WeightSource *source, size_t parameter) {
+static void merge_hold(Merge *merge, const WeightSource *source, size_t parameter) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t rank = merge->lora->rank, first = merge->first[parameter];
     float *b;
@@ -51,7 +51,7 @@ static inline void merge_hold(Merge *merge, const WeightSource *source, size_t p
 // ---- the sum --------------------------------------------------------------------------------------------------------
 // values = elements [begin, begin + count) of a matrix [., inner]: += scale sum_k u[k, row] v[k, column], u [rank,
 // outer]. Products of two floats are exact in double, so that it does not matter which factor is u.
-static inline void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
+static void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
                              size_t inner, size_t rank, double scale) {
     const size_t first = begin / inner, last = (begin + count - 1) / inner;
     size_t row;
@@ -77,7 +77,7 @@ static inline void merge_add(double *values, size_t begin, size_t count, const f
 
 // To fp32, not to nearest but, where that is not exact, to the odd neighbour: what is rounded to bf16 from there is
 // rounded once.
-static inline float round_to_odd(double x) {
+static float round_to_odd(double x) {
     float nearest = (float)x;
     uint32_t bits;
     if ((double)nearest == x || !isfinite(nearest)) return nearest;
@@ -87,7 +87,7 @@ static inline float round_to_odd(double x) {
     return nearest;
 }
 
-static inline void merge_round(void *out, DType as, const double *values, size_t count) {
+static void merge_round(void *out, DType as, const double *values, size_t count) {
     size_t i;
     if (as != DTYPE_BF16) {
         elements_convert(out, as, values, DTYPE_FP64, count);
@@ -97,7 +97,7 @@ static inline void merge_round(void *out, DType as, const double *values, size_t
 }
 
 // What source_read_order does with a range of at most SLAB_ELEMENTS of a parameter where there may be an adapter.
-static inline int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+static int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     Merge *merge = source->merge;
@@ -115,7 +115,7 @@ static inline int merge_range(const WeightSource *source, size_t parameter, size
 
 // ---- beginning and end ----------------------------------------------------------------------------------------------
 // From now on the source gives merged weights. The adapters are of its model.
-static inline void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
+static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
     size_t i, k;
     memset(merge, 0, sizeof(*merge));
@@ -135,7 +135,7 @@ static inline void merge_begin(Merge *merge, WeightSource *source, const WeightS
     source->merge = merge, source->merge_range = merge_range;
 }
 
-static inline void merge_end(Merge *merge) {
+static void merge_end(Merge *merge) {
     free(merge->first), free(merge->a), free(merge->b);
     memset(merge, 0, sizeof(*merge));
 }

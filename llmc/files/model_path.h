@@ -9,7 +9,7 @@ model, whatever else is in it.
 #include "checkpoint_folder.h"
 
 // Whether a folder is a checkpoint or a run's; then which complete checkpoint it stands for, and what that holds.
-static inline int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
+static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
     size_t last;
@@ -31,14 +31,14 @@ static inline int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX]
     return 1;
 }
 
-__attribute__((noreturn)) static inline void model_path_refuse_adapters(const char *path) {
+__attribute__((noreturn)) static void model_path_refuse_adapters(const char *path) {
     die("--model %s: holds adapters, not a model; give the model they were trained on with --model, and this folder "
         "with --adapter",
         path);
 }
 
 // `path` itself, or what it stands for, in `found`; with a note of what was taken unless `quiet`.
-static inline const char *model_path_find(const char *path, char found[PATH_MAX], int quiet) {
+static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
     Manifest manifest;
     if (!path_is_directory(path)) return path;
@@ -56,7 +56,7 @@ static inline const char *model_path_find(const char *path, char found[PATH_MAX]
 }
 
 // The folder of adapters that --adapter names.
-static inline const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
+static const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
     char part[PATH_MAX];
     Manifest manifest;
     if (!path_is_directory(path))

@@ -29,7 +29,7 @@ typedef struct {
 } SafeTensors;
 
 // Sizes of the dtypes there are; those of less than a byte and unknown ones have 0 and no parameter may have them.
-static inline size_t safetensors_dtype_size(const char *name) {
+static size_t safetensors_dtype_size(const char *name) {
     static const struct {
         const char *name;
         size_t size;
@@ -44,7 +44,7 @@ static inline size_t safetensors_dtype_size(const char *name) {
 }
 
 // The type of a tensor's elements, or DTYPE_COUNT where we have none for them.
-static inline DType safetensors_dtype(const char *name) {
+static DType safetensors_dtype(const char *name) {
     return !strcmp(name, "F32")    ? DTYPE_FP32
            : !strcmp(name, "BF16") ? DTYPE_BF16
            : !strcmp(name, "F16")  ? DTYPE_FP16
@@ -53,7 +53,7 @@ static inline DType safetensors_dtype(const char *name) {
 }
 
 // "[50257, 768]", for messages; one of a few static buffers, so that two fit in one.
-static inline const char *shape_text(const uint64_t *shape, size_t rank) {
+static const char *shape_text(const uint64_t *shape, size_t rank) {
     static char buffers[4][200];
     static int next;
     char *text = buffers[next++ % 4];
@@ -67,7 +67,7 @@ static inline const char *shape_text(const uint64_t *shape, size_t rank) {
 
 // ---- reading -----------------------------------------------------------------------------------------------------------------
 // One entry of the header. Offsets are still relative to the data here.
-static inline void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
+static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
     const char *name = entry->string;
     const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
     const cJSON *offsets = json_get(entry, "data_offsets");
@@ -106,14 +106,14 @@ static inline void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry
     tensor->name = checked_strdup(name);
 }
 
-static inline int safetensors_compare_places(const void *a, const void *b) {
+static int safetensors_compare_places(const void *a, const void *b) {
     const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return x->end < y->end ? -1 : x->end > y->end; // empty tensors first
 }
 
 // The tensors must lie end to end from 0 to data_bytes. Sorts them by place.
-static inline void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t data_bytes, const char *path) {
+static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t data_bytes, const char *path) {
     uint64_t end = 0;
     size_t i;
     qsort(tensors, count, sizeof(*tensors), safetensors_compare_places);
@@ -134,7 +134,7 @@ static inline void safetensors_check_cover(SafeTensor *tensors, size_t count, ui
 }
 
 // A clone without git-lfs has a few lines of text in the place of every large file.
-static inline void safetensors_refuse_pointer(const InputFile *file) {
+static void safetensors_refuse_pointer(const InputFile *file) {
     static const char begin[] = "version https://git-lfs";
     char text[sizeof(begin) - 1];
     if (file->bytes < sizeof(text)) return;
@@ -144,7 +144,7 @@ static inline void safetensors_refuse_pointer(const InputFile *file) {
 }
 
 // Of the JSON text, as the file's first 8 bytes claim it.
-static inline uint64_t safetensors_header_bytes(const InputFile *file) {
+static uint64_t safetensors_header_bytes(const InputFile *file) {
     unsigned char prefix[8];
     uint64_t bytes = 0;
     int i;
@@ -154,7 +154,7 @@ static inline uint64_t safetensors_header_bytes(const InputFile *file) {
     return bytes;
 }
 
-static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
+static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
     char *text;
     cJSON *header;
     safetensors_refuse_pointer(file);
@@ -172,7 +172,7 @@ static inline cJSON *safetensors_parse_header(const InputFile *file, uint64_t *h
 }
 
 // Free text about the file, which nothing here depends on; but it has to be what the format says.
-static inline void safetensors_check_metadata(const cJSON *metadata, const char *path) {
+static void safetensors_check_metadata(const cJSON *metadata, const char *path) {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) die("%s: its __metadata__ is not an object", path);
     cJSON_ArrayForEach(item, metadata) {
@@ -181,7 +181,7 @@ static inline void safetensors_check_metadata(const cJSON *metadata, const char 
 }
 
 // Appends the tensors of one file to the list, with offsets from the start of the file.
-static inline void safetensors_read_header(SafeTensors *list, const InputFile *file, size_t file_index) {
+static void safetensors_read_header(SafeTensors *list, const InputFile *file, size_t file_index) {
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
     const cJSON *entry;
@@ -206,16 +206,16 @@ static inline void safetensors_read_header(SafeTensors *list, const InputFile *f
     list->count = count;
 }
 
-static inline int safetensors_compare_names(const void *a, const void *b) {
+static int safetensors_compare_names(const void *a, const void *b) {
     return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
 }
 
-static inline void safetensors_sort(SafeTensors *list) {
+static void safetensors_sort(SafeTensors *list) {
     if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), safetensors_compare_names);
 }
 
 // Needs a sorted list; NULL where there is no such tensor.
-static inline SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
+static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
     size_t low = 0, high = list->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -229,7 +229,7 @@ static inline SafeTensor *safetensors_find(const SafeTensors *list, const char *
     return NULL;
 }
 
-static inline void safetensors_free(SafeTensors *list) {
+static void safetensors_free(SafeTensors *list) {
     size_t i;
     for (i = 0; i < list->count; i++) free(list->tensors[i].name);
     free(list->tensors);

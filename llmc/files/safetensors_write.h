@@ -17,11 +17,11 @@ typedef struct {
     uint64_t data; // bytes of the tensors so far
 } SafetensorsWriter;
 
-static inline const char *safetensors_dtype_name(DType type) {
+static const char *safetensors_dtype_name(DType type) {
     return type == DTYPE_FP32 ? "F32" : type == DTYPE_BF16 ? "BF16" : type == DTYPE_FP16 ? "F16" : "F64";
 }
 
-static inline void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
+static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
     if (writer->file) output_write(writer->file, writer->at, text, length);
     if (writer->text && writer->at + length > writer->room)
         die("internal: a safetensors header of more than %zu bytes", writer->room);
@@ -30,27 +30,27 @@ static inline void safetensors_put(SafetensorsWriter *writer, const char *text, 
 }
 
 // more: further metadata, from its comma on
-static inline void safetensors_put_begin(SafetensorsWriter *writer, const char *more) {
+static void safetensors_put_begin(SafetensorsWriter *writer, const char *more) {
     static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\"";
     safetensors_put(writer, begin, sizeof(begin) - 1);
     safetensors_put(writer, more, strlen(more));
     safetensors_put(writer, "}", 1);
 }
 
-static inline SafetensorsWriter safetensors_write_begin(const OutputFile *file) {
+static SafetensorsWriter safetensors_write_begin(const OutputFile *file) {
     SafetensorsWriter writer = {file, NULL, 0, 8, 0};
     safetensors_put_begin(&writer, "");
     return writer;
 }
 
-static inline SafetensorsWriter safetensors_write_text(char *text, size_t room, const char *more) {
+static SafetensorsWriter safetensors_write_text(char *text, size_t room, const char *more) {
     SafetensorsWriter writer = {NULL, text, room, 8, 0};
     safetensors_put_begin(&writer, more);
     return writer;
 }
 
 // The next tensor; its bytes follow those of the tensor before it.
-static inline void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
+static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
     size_t first = p->transposed ? p->cols : p->rows, second = p->transposed ? p->rows : p->cols;
     uint64_t end = writer->data + (uint64_t)parameter_elements(p) * dtype_size(type);
     char entry[512], shape[64];
@@ -67,7 +67,7 @@ static inline void safetensors_write_entry(SafetensorsWriter *writer, const Para
 }
 
 // Closes the header, so that the data begin at a multiple of 8; returns at which byte of the file they do.
-static inline uint64_t safetensors_write_end(SafetensorsWriter *writer) {
+static uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     static const char spaces[] = "       ";
     unsigned char prefix[8];
     uint64_t header_bytes;

@@ -9,17 +9,17 @@ group (sharding.h), whether memory holds the whole table or that portion alone.
 #include "llmc/model/sharding.h"
 #include "weights.h"
 
-static inline int holds_whole(Sharding s) { return s.ranks == 1; }
+static int holds_whole(Sharding s) { return s.ranks == 1; }
 
-static inline Sharding parts_of_ranks(void) {
+static Sharding parts_of_ranks(void) {
     Sharding parts = {dist_ranks(), dist_rank()};
     return parts;
 }
 
 // Groups in the order of the table: i < group_count.
-static inline size_t group_count(const Model *table) { return table->config.num_hidden_layers + 2; }
+static size_t group_count(const Model *table) { return table->config.num_hidden_layers + 2; }
 
-static inline size_t group_at(const Model *table, size_t i) {
+static size_t group_at(const Model *table, size_t i) {
     return i == 0 ? GROUP_EMBEDDING : i + 1 == group_count(table) ? GROUP_HEAD : i - 1;
 }
 
@@ -29,7 +29,7 @@ typedef struct {
 } TablePart;
 
 // parts: over whom the group is dealt; memory: how it is held, whole or in these very parts.
-static inline TablePart table_part(const Model *table, Sharding parts, Sharding memory, size_t group) {
+static TablePart table_part(const Model *table, Sharding parts, Sharding memory, size_t group) {
     const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, parts.ranks, parts.rank);
     TablePart part;
     part.first = group_begin(table, group) + own.begin, part.count = own.count;
@@ -38,7 +38,7 @@ static inline TablePart table_part(const Model *table, Sharding parts, Sharding 
 }
 
 // Of all elements of a table, of model->dtype in device memory, as their values are in `as`. Collective.
-static inline uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops,
+static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops,
                                       const void *device, DType as, const char *what) {
     Progress progress = progress_begin(stderr, what, 0, (double)table->elements);
     Checksum sum = {{0, 0}};

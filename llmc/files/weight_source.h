@@ -50,7 +50,7 @@ static Slab staged_reformed; // converted, not yet in its final order
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
-static inline void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin,
+static void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin,
                                      size_t count, DType as, void *out) {
     size_t size = dtype_size(place->type);
     const InputFile *file;
@@ -69,7 +69,7 @@ static inline void tensor_read_range(const WeightSource *source, const TensorLoc
 
 // Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c + n
 // that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
-static inline void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
+static void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
                                   size_t stretch, size_t c, size_t n, const size_t size) {
     size_t r, k;
     for (r = 0; r < stretch; r++) {
@@ -82,7 +82,7 @@ static inline void spread_columns(char *out, const char *in, size_t cols, size_t
 
 // The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
 // columns at a time, so that memory is written by whole cache lines.
-static inline void tensor_read_transposed(const WeightSource *source, const TensorLocation *place, size_t rows,
+static void tensor_read_transposed(const WeightSource *source, const TensorLocation *place, size_t rows,
                                           size_t cols, size_t begin, size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
     const char *in = (const char *)staged_reformed.bytes;
@@ -101,7 +101,7 @@ static inline void tensor_read_transposed(const WeightSource *source, const Tens
 }
 
 // At most SLAB_ELEMENTS elements of a parameter as its files hold them, in the order wanted.
-static inline void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                     int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const TensorLocation *place = &source->places[parameter];
@@ -115,7 +115,7 @@ static inline void source_read_slab(const WeightSource *source, size_t parameter
 
 // out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
 // or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
-static inline void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+static void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                      int transposed, void *out) {
     size_t done, n;
     for (done = 0; done < count; done += n) {
@@ -126,27 +126,27 @@ static inline void source_read_order(const WeightSource *source, size_t paramete
     }
 }
 
-static inline void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+static void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                void *out) {
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
 // ---- opening and closing -----------------------------------------------------------------------------------------------------
 // Builds the table for source->config; the places are still to be filled in.
-static inline void source_build(WeightSource *source) {
+static void source_build(WeightSource *source) {
     source->model = model_build(&source->config, DTYPE_FP32);
     source->places = (TensorLocation *)checked_calloc(source->model.parameter_count, sizeof(TensorLocation),
                                                       "the places of the weights");
 }
 
-static inline void source_open_file(WeightSource *source, const char *path) {
+static void source_open_file(WeightSource *source, const char *path) {
     source->files = (InputFile *)checked_calloc(1, sizeof(InputFile), "an open file");
     source->files[0] = input_open(path);
     source->file_count = 1;
 }
 
 // The type all tensors have, or one that holds them all.
-static inline DType source_common_type(const WeightSource *source) {
+static DType source_common_type(const WeightSource *source) {
     DType type = source->places[0].type;
     size_t i;
     for (i = 1; i < source->model.parameter_count; i++) {

@@ -22,7 +22,7 @@ static Slab staged; // what goes to or comes from the device, in its type
 
 // ---- opening -----------------------------------------------------------------------------------------------------------------------
 // What a single file is shows in its first bytes.
-static inline void weights_open_file(WeightSource *source, const char *path) {
+static void weights_open_file(WeightSource *source, const char *path) {
     InputFile file = input_open(path);
     unsigned char begin[8] = {0};
     int32_t number;
@@ -44,7 +44,7 @@ static inline void weights_open_file(WeightSource *source, const char *path) {
 }
 
 // Opens a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin and checks everything but the weights' values.
-static inline WeightSource *weights_open(const char *path) {
+static WeightSource *weights_open(const char *path) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
     source->path = checked_strdup(path);
     if (!path_exists(path))
@@ -59,7 +59,7 @@ static inline WeightSource *weights_open(const char *path) {
 }
 
 // Random initial weights as a source: nothing is read, any range is made when it is wanted.
-static inline WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
+static WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
     size_t i;
     source->path = checked_strdup("--init");
@@ -72,7 +72,7 @@ static inline WeightSource *weights_random(const Config *config, DType dtype, ui
     return source;
 }
 
-static inline void weights_close(WeightSource *source) {
+static void weights_close(WeightSource *source) {
     size_t i;
     for (i = 0; i < source->file_count; i++) input_close(&source->files[i]);
     free(source->files);
@@ -85,7 +85,7 @@ static inline void weights_close(WeightSource *source) {
 enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
 
 // By which ranks know that they have the same model before them: its configuration, and samples all over its files.
-static inline uint64_t weights_key(const WeightSource *source) {
+static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     char config[4096];
     uint64_t key;
@@ -106,7 +106,7 @@ static inline uint64_t weights_key(const WeightSource *source) {
 
 // ---- reading -----------------------------------------------------------------------------------------------------------------------
 // out = elements [begin, begin + count) of a parameter, in memory order and converted to `as`.
-static inline void weights_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+static void weights_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                 void *out) {
     size_t elements = parameter_elements(&source->model.parameters[parameter]);
     if (begin > elements || count > elements - begin)
@@ -116,16 +116,16 @@ static inline void weights_read(const WeightSource *source, size_t parameter, si
 }
 
 // The place of element `index` in a run of elements of `type` that begins at `base`.
-static inline char *element_address(void *base, DType type, size_t index) {
+static char *element_address(void *base, DType type, size_t index) {
     return (char *)base + index * dtype_size(type);
 }
 
-static inline const char *element_address_const(const void *base, DType type, size_t index) {
+static const char *element_address_const(const void *base, DType type, size_t index) {
     return (const char *)base + index * dtype_size(type);
 }
 
 // All weights that are held into device memory, in model->dtype. `model` is the source's own or has the same config.
-static inline void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
+static void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
                                 void *device_base) {
     Progress progress = progress_begin(stderr, "loading", 0, (double)sharding_elements(model, sharding));
     size_t i, done, n;
@@ -148,7 +148,7 @@ static inline void weights_load(const WeightSource *source, const Model *model, 
 }
 
 // Random initial weights, those that are held, into device memory, in model->dtype (initial_weights.h).
-static inline void weights_init_random(const Model *model, Sharding sharding, const Ops *ops, void *device_base,
+static void weights_init_random(const Model *model, Sharding sharding, const Ops *ops, void *device_base,
                                        uint64_t seed) {
     Progress progress = progress_begin(stderr, "initialising", 0, (double)sharding_elements(model, sharding));
     size_t i, done, n;
@@ -167,7 +167,7 @@ static inline void weights_init_random(const Model *model, Sharding sharding, co
 
 // ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
 // Names the first bad element of what is held of a parameter. Only called when there is one.
-__attribute__((noreturn)) static inline void weights_name_bad_element(const Model *model, const Parameter *p,
+__attribute__((noreturn)) static void weights_name_bad_element(const Model *model, const Parameter *p,
                                                                       ParameterShard held, const Ops *ops,
                                                                       const void *device_base, const char *when,
                                                                       const char *advice) {
@@ -190,7 +190,7 @@ __attribute__((noreturn)) static inline void weights_name_bad_element(const Mode
 
 // Ends the program where a weight in device memory is NaN or infinite; of portions on any rank, and the first rank that
 // has it says so. when, advice: the message's first and last words
-static inline void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops,
+static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops,
                                            const void *device_base, const char *when, const char *advice) {
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
@@ -207,14 +207,14 @@ static inline void weights_check_finite_at(const Model *model, Sharding sharding
     dist_barrier(); // that rank ends all
 }
 
-static inline void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops,
+static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops,
                                         const void *device_base) {
     weights_check_finite_at(model, sharding, ops, device_base, "", "take another copy or an earlier checkpoint");
 }
 
 // ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
 // Ends the program where a model cannot become the file `path` of `dtype`.
-static inline void weights_check_output(const WeightSource *source, const char *path, DType dtype) {
+static void weights_check_output(const WeightSource *source, const char *path, DType dtype) {
     size_t i;
     for (i = 0; i < source->file_count; i++)
         if (path_is_file(path, source->files[i].fd))
@@ -224,7 +224,7 @@ static inline void weights_check_output(const WeightSource *source, const char *
 }
 
 // From any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
-static inline void weights_convert(const WeightSource *source, const char *path, DType dtype) {
+static void weights_convert(const WeightSource *source, const char *path, DType dtype) {
     Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
     FlatWriter writer;
     size_t i, begin, n;
@@ -246,7 +246,7 @@ static inline void weights_convert(const WeightSource *source, const char *path,
 // ---- writing gradients -------------------------------------------------------------------------------------------------------------------
 // Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at` on:
 // the reverse of tensor_read_transposed.
-static inline void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
+static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                               size_t n, const float *values) {
     float *column = (float *)(void *)staged_raw.bytes;
     size_t c, i;
@@ -261,7 +261,7 @@ static inline void gradients_write_transposed(const OutputFile *output, uint64_t
 }
 
 // Takes the next of some globs, which commas separate; 0 behind the last.
-static inline int next_glob(const char **globs, char glob[256]) {
+static int next_glob(const char **globs, char glob[256]) {
     const size_t length = strcspn(*globs, ",");
     if (!**globs) return 0;
     if (length >= 256) die_usage("--grads-of: a glob of %zu characters; it takes 255 at most", length);
@@ -271,7 +271,7 @@ static inline int next_glob(const char **globs, char glob[256]) {
 }
 
 // Whether a name matches one of the globs; NULL: every name does.
-static inline int globs_match(const char *globs, const char *name) {
+static int globs_match(const char *globs, const char *name) {
     char glob[256];
     if (!globs) return 1;
     while (next_glob(&globs, glob))
@@ -280,7 +280,7 @@ static inline int globs_match(const char *globs, const char *name) {
 }
 
 // Refuses a glob that matches no parameter.
-static inline void gradients_check_globs(const char *globs, const Model *model) {
+static void gradients_check_globs(const char *globs, const Model *model) {
     char glob[256];
     size_t i;
     while (globs && next_glob(&globs, glob)) {
@@ -296,7 +296,7 @@ typedef struct {
 } GradientFile;
 
 // The header of a file of gradients, of parameters that match. file NULL: only the sizes.
-static inline GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
+static GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
     SafetensorsWriter writer = safetensors_write_begin(file);
     GradientFile sizes;
     size_t i;
@@ -309,7 +309,7 @@ static inline GradientFile gradients_write_header(const OutputFile *file, const 
 }
 
 // Ends the program where gradients_write would: to be called before the work is done.
-static inline void gradients_check_place(const char *path, const char *globs, World world, const Model *model) {
+static void gradients_check_place(const char *path, const char *globs, World world, const Model *model) {
     OutputFile output;
     if (world.rank) return; // rank 0 makes the file
     output_open(&output, path, gradients_write_header(NULL, globs, model).bytes);
@@ -318,7 +318,7 @@ static inline void gradients_check_place(const char *path, const char *globs, Wo
 }
 
 // Rank 0 makes the file with its header, the others find it.
-static inline void gradients_open(OutputFile *output, const char *path, const char *globs, World world,
+static void gradients_open(OutputFile *output, const char *path, const char *globs, World world,
                                   const Model *model, uint64_t bytes) {
     char temporary[PATH_MAX] = "";
     if (world.rank == 0) {
@@ -331,7 +331,7 @@ static inline void gradients_open(OutputFile *output, const char *path, const ch
     if (world.rank) output_join(output, path, temporary);
 }
 
-static inline void gradients_close(OutputFile *output, World world) {
+static void gradients_close(OutputFile *output, World world) {
     if (world.rank) output_leave(output);
     if (world_ranks(world) > 1) dist_barrier(); // all parts are there
     if (world.rank == 0) output_commit(output);
@@ -340,7 +340,7 @@ static inline void gradients_close(OutputFile *output, World world) {
 
 // What is held of one parameter, from `held.first` on, into a file whose tensor begins at byte `at`; in memory it lies
 // from element `place` on.
-static inline void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p,
+static void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p,
                                              ParameterShard held, const Ops *ops, const void *device_gradients,
                                              DType stored, size_t place) {
     const float *values = (const float *)(const void *)staged_reformed.bytes;
@@ -361,7 +361,7 @@ static inline void gradients_write_parameter(const OutputFile *output, uint64_t 
 // Gradients in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(): of the
 // parameters that match (globs_match). They lie in device memory, in `stored`, as the stage of ZeRO has it; every rank
 // writes its portions.
-static inline void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
+static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
                                    const void *device_gradients, DType stored) {
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);

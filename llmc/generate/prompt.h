@@ -24,7 +24,7 @@ typedef struct {
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------------------------
 // Beside the model; where that has none, training finds the one that data/prepare.py wrote beside the shards.
-static inline int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
+static int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *model = run->source ? run->source->path : o->model;
     if (model && tokenizer_beside(model, path)) return 1;
@@ -33,7 +33,7 @@ static inline int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
 }
 
 // Sets prompt->tokenizer or prompt->bytes, as --tokenizer says.
-static inline void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
+static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
     const char *word = run->options->tokenizer;
     size_t V = run->model.config.vocab_size;
     char path[PATH_MAX];
@@ -58,7 +58,7 @@ static inline void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
 }
 
 // A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it.
-static inline void tokenizer_keep(const Run *run, const char *folder) {
+static void tokenizer_keep(const Run *run, const char *folder) {
     const char *word = run->options->tokenizer;
     char path[PATH_MAX], copy[PATH_MAX], *content;
     OutputFile file;
@@ -78,7 +78,7 @@ static inline void tokenizer_keep(const Run *run, const char *folder) {
 }
 
 // ---- the prompt ----------------------------------------------------------------------------------------------------------------------
-static inline void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
+static void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
     TokenIds ids = {NULL, 0, 0};
     size_t i;
     if (prompt->chat)
@@ -93,20 +93,20 @@ static inline void prompt_encode(Prompt *prompt, const Options *options, const c
     prompt->text_bytes = bytes;
 }
 
-static inline void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
+static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
     size_t i;
     for (i = 0; i < count; i++)
         if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
 }
 
 // Whether turns are to be read from standard input, a line each.
-static inline int prompt_is_interactive(const Options *o) {
+static int prompt_is_interactive(const Options *o) {
     return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file;
 }
 
 // The tokenizer, and the prompt of --prompt-ids, --prompt or --prompt-file. Training without one starts a text: behind what the
 // tokenizer begins every text with, or else behind a line's end.
-static inline Prompt prompt_from_options(const Run *run) {
+static Prompt prompt_from_options(const Run *run) {
     const Options *o = run->options;
     size_t V = run->model.config.vocab_size, bytes;
     Prompt prompt;
@@ -143,14 +143,14 @@ static inline Prompt prompt_from_options(const Run *run) {
     return prompt;
 }
 
-static inline void prompt_free(Prompt *prompt) {
+static void prompt_free(Prompt *prompt) {
     tokenizer_close(prompt->tokenizer);
     free(prompt->id), free(prompt->text);
     memset(prompt, 0, sizeof(*prompt));
 }
 
 // Tokens of the key/value cache: the last one drawn is not fed.
-static inline size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) {
+static size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) {
     return prompt->count + options->max_new_tokens - 1;
 }
 
@@ -158,7 +158,7 @@ static inline size_t prompt_cache_tokens(const Prompt *prompt, const Options *op
 #define TEXT_BYTES_PER_TOKEN 12 // of an id and its space
 
 // The most bytes of text that a token can be.
-static inline size_t prompt_token_bytes(const Prompt *prompt) {
+static size_t prompt_token_bytes(const Prompt *prompt) {
     const Tokenizer *t = prompt->tokenizer;
     size_t most = TEXT_BYTES_PER_TOKEN, i;
     for (i = 0; t && i < t->ids; i++) most = max_size(most, 3 * (size_t)(t->text_offsets[i + 1] - t->text_offsets[i]));
@@ -166,7 +166,7 @@ static inline size_t prompt_token_bytes(const Prompt *prompt) {
 }
 
 // Token number `index` of a text as people see it: its bytes ('?' where an id is none), or its id.
-static inline void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, size_t index) {
+static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, size_t index) {
     char number[TEXT_BYTES_PER_TOKEN + 1], byte = id < 256 ? (char)id : '?';
     const Tokenizer *t = prompt->tokenizer;
     if (t) {
@@ -184,7 +184,7 @@ static inline void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t 
 }
 
 // All of them; returns the bytes of `text`, which has room for prompt_token_bytes() * count.
-static inline size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
+static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
     TextOut out = text_out_to(NULL, text);
     size_t i;
     for (i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);
@@ -193,7 +193,7 @@ static inline size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_
 }
 
 // ---- generating ------------------------------------------------------------------------------------------------------------------------
-static inline SamplingSettings sampling_from_options(const Options *options) {
+static SamplingSettings sampling_from_options(const Options *options) {
     SamplingSettings settings;
     settings.temperature = options->temperature;
     settings.top_k = options->top_k, settings.top_p = options->top_p;
@@ -201,12 +201,12 @@ static inline SamplingSettings sampling_from_options(const Options *options) {
     return settings;
 }
 
-static inline int prompt_is_end(const Prompt *prompt, int32_t id) {
+static int prompt_is_end(const Prompt *prompt, int32_t id) {
     return prompt->tokenizer && !prompt->ignore_end && tokenizer_is_end(prompt->tokenizer, id);
 }
 
 // Draws tokens into ids, `count` at most: one that ends the text is the last. Returns how many; `out` has each as it comes.
-static inline size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
+static size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
                                  size_t count, TextOut *out) {
     size_t i;
     for (i = 0; i < count; i++) {
@@ -221,7 +221,7 @@ static inline size_t generate_on(Sampler *sampler, const Prompt *prompt, const S
 }
 
 // The same from the prompt on. To `file`, where it is not NULL, go the prompt and what is drawn.
-static inline size_t generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt,
+static size_t generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt,
                               const SamplingSettings *settings, int32_t *ids, size_t count, FILE *file) {
     TextOut out = text_out_to(file, NULL);
     size_t i, drawn;

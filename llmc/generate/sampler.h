@@ -39,11 +39,11 @@ typedef struct {
 
 // ---- drawing a token from logits[V] ------------------------------------------------------------------------------------
 // Before b in the order of likelihood: the higher logit, of equal ones the lower id.
-static inline int likelier(const double *logits, int32_t a, int32_t b) {
+static int likelier(const double *logits, int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
 
-static inline int32_t likeliest(const double *logits, size_t V) {
+static int32_t likeliest(const double *logits, size_t V) {
     int32_t best = 0, i;
     for (i = 1; i < (int32_t)V; i++)
         if (likelier(logits, i, best)) best = i;
@@ -51,7 +51,7 @@ static inline int32_t likeliest(const double *logits, size_t V) {
 }
 
 // heap[count], likelier tokens above: restores the order below `root`.
-static inline void heap_sift(int32_t *heap, size_t count, size_t root, const double *logits) {
+static void heap_sift(int32_t *heap, size_t count, size_t root, const double *logits) {
     int32_t id = heap[root];
     size_t child;
     while ((child = 2 * root + 1) < count) {
@@ -64,7 +64,7 @@ static inline void heap_sift(int32_t *heap, size_t count, size_t root, const dou
 }
 
 // Moves the likeliest of heap[count] behind the heap.
-static inline void heap_pop(int32_t *heap, size_t count, const double *logits) {
+static void heap_pop(int32_t *heap, size_t count, const double *logits) {
     int32_t top = heap[0];
     heap[0] = heap[count - 1];
     heap[count - 1] = top;
@@ -72,13 +72,13 @@ static inline void heap_pop(int32_t *heap, size_t count, const double *logits) {
 }
 
 // Probability of a token, up to a factor; that of the likeliest is 1.
-static inline double token_mass(const SamplingSettings *settings, const double *logits, double largest, int32_t id) {
+static double token_mass(const SamplingSettings *settings, const double *logits, double largest, int32_t id) {
     return exp((logits[id] - largest) / settings->temperature);
 }
 
 // The tokens to draw from: the last `count` (returned) of order[V]. A heap gives the likeliest one by one, so that a short
 // list out of a large vocabulary needs no sorting of the rest.
-static inline size_t sampling_candidates(const SamplingSettings *settings, const double *logits, double largest,
+static size_t sampling_candidates(const SamplingSettings *settings, const double *logits, double largest,
                                          size_t V, int32_t *order) {
     size_t k = settings->top_k && settings->top_k < V ? settings->top_k : V, count, i;
     double mass = 0, held = 0;
@@ -99,7 +99,7 @@ static inline size_t sampling_candidates(const SamplingSettings *settings, const
 }
 
 // The token for a uniform number in [0, 1). order[V] is scratch.
-static inline int32_t sampling_draw(const SamplingSettings *settings, const double *logits, size_t V, int32_t *order,
+static int32_t sampling_draw(const SamplingSettings *settings, const double *logits, size_t V, int32_t *order,
                                     double uniform) {
     int32_t best = likeliest(logits, V);
     double largest = logits[best], mass = 0, passed = 0;
@@ -116,7 +116,7 @@ static inline int32_t sampling_draw(const SamplingSettings *settings, const doub
 
 // ---- host memory ---------------------------------------------------------------------------------------------------------
 // Refuses texts of more tokens than a learned position table has rows. Needs no weights.
-static inline void sampler_check(const Model *model, size_t tokens) {
+static void sampler_check(const Model *model, size_t tokens) {
     const Config *config = &model->config;
     if (config->family->learned_positions && tokens > config->max_position_embeddings)
         die_usage(
@@ -125,7 +125,7 @@ static inline void sampler_check(const Model *model, size_t tokens) {
             tokens, config->family->name, config->max_position_embeddings);
 }
 
-static inline void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity) {
+static void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity) {
     size_t V = model->config.vocab_size;
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
@@ -136,7 +136,7 @@ static inline void sampler_allocate(Sampler *sampler, const Model *model, size_t
     sampler->order = (int32_t *)checked_calloc(V, sizeof(int32_t), "tokens to sample from");
 }
 
-static inline void sampler_free(Sampler *sampler) {
+static void sampler_free(Sampler *sampler) {
     cache_free(&sampler->cache);
     free(sampler->stored_logits);
     free(sampler->logits);
@@ -145,15 +145,15 @@ static inline void sampler_free(Sampler *sampler) {
 }
 
 // ---- generating: not while a stream is on its way through forward_backward or forward_only ---------------------------------
-static inline void sampler_begin(Sampler *sampler, StreamBP *s) {
+static void sampler_begin(Sampler *sampler, StreamBP *s) {
     sampler->stream = s;
     sampler->drawn = -1;
     cache_begin(&sampler->cache, s);
 }
 
-static inline void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->stream); }
+static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->stream); }
 
-static inline void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
+static void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
     size_t done, n, i;
     if (count > cache->capacity - cache->used[0])
@@ -171,23 +171,23 @@ static inline void sampler_append(Sampler *sampler, const int32_t *ids, size_t c
 }
 
 // Shows the model the last token it drew, unless it has seen it.
-static inline void sampler_catch_up(Sampler *sampler) {
+static void sampler_catch_up(Sampler *sampler) {
     int32_t drawn = sampler->drawn;
     sampler->drawn = -1;
     if (drawn >= 0) sampler_append(sampler, &drawn, 1);
 }
 
 // The last token drawn is not to be a part of the text.
-static inline void sampler_forget(Sampler *sampler) { sampler->drawn = -1; }
+static void sampler_forget(Sampler *sampler) { sampler->drawn = -1; }
 
 // The text goes on with ids[count] (host).
-static inline void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
+static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     sampler_catch_up(sampler);
     sampler_append(sampler, ids, count);
 }
 
 // logits[V] from row `row` of what the device stores; refuses those of a model that has diverged. position: of the token to be drawn
-static inline void logits_read(double *logits, const void *stored, DType type, size_t row, size_t V, size_t position) {
+static void logits_read(double *logits, const void *stored, DType type, size_t row, size_t V, size_t position) {
     size_t i;
     for (i = 0; i < V; i++) {
         logits[i] = element_to_double(stored, type, row * V + i);
@@ -198,7 +198,7 @@ static inline void logits_read(double *logits, const void *stored, DType type, s
 }
 
 // logits[V] of the token that comes next.
-static inline const double *sampler_logits(Sampler *sampler) {
+static const double *sampler_logits(Sampler *sampler) {
     sampler_catch_up(sampler);
     if (sampler->cache.used[0] == 0) die("there is nothing to continue: a prompt has at least one token");
     cache_logits(&sampler->cache, sampler->stream, sampler->stored_logits);
@@ -209,7 +209,7 @@ static inline const double *sampler_logits(Sampler *sampler) {
 
 // Ranks that gather weights for each other (ZeRO 3) write one text, rank 0's: with other devices or numbers of threads
 // their logits may be rounded otherwise, and each has to end where the others do.
-static inline int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
+static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     const double *logits = sampler_logits(sampler);
     double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, sampler->cache.used[0]);
     sampler->drawn = sampling_draw(settings, logits, sampler->V, sampler->order, uniform);

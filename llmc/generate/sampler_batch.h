@@ -42,7 +42,7 @@ typedef struct {
 } SamplerBatch;
 
 // capacity: tokens of the longest prompt and its completion; the last one drawn is never fed, and need not fit
-static inline void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, size_t slots, size_t capacity) {
+static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, size_t slots, size_t capacity) {
     size_t V = model->config.vocab_size;
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
@@ -57,14 +57,14 @@ static inline void sampler_batch_allocate(SamplerBatch *sampler, const Model *mo
     sampler->next = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
 }
 
-static inline void sampler_batch_free(SamplerBatch *sampler) {
+static void sampler_batch_free(SamplerBatch *sampler) {
     cache_free(&sampler->cache);
     free(sampler->stored_logits), free(sampler->logits), free(sampler->order);
     free(sampler->held), free(sampler->text), free(sampler->active), free(sampler->next);
     memset(sampler, 0, sizeof(*sampler));
 }
 
-static inline void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number) {
+static void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number) {
     size_t i;
     if (!text->prompt_tokens || !text->room)
         die("text %zu: there is nothing to continue, or no room for it: a prompt has at least one token", number);
@@ -79,7 +79,7 @@ static inline void sampler_batch_check(const SamplerBatch *sampler, const Comple
 }
 
 // All of a prompt but its last token, in a slot: from one that has it, or through the model.
-static inline void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
+static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
     Cache *cache = &sampler->cache;
     size_t count = text->prompt_tokens - 1, from = sampler->held[slot] == text->prompt ? slot : 0, done, n;
     while (from < cache->slots && sampler->held[from] != text->prompt) from++;
@@ -96,7 +96,7 @@ static inline void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, co
 }
 
 // Gives text number `number` a slot.
-static inline void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completion *text, size_t number) {
+static void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completion *text, size_t number) {
     slot_fill(sampler, s, slot, text);
     text->tokens = 0, text->ended = 0;
     sampler->text[slot] = number;
@@ -105,7 +105,7 @@ static inline void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Co
 }
 
 // The next token of a text from row `row` of the logits. Whether the text is complete.
-static inline int slot_draw(SamplerBatch *sampler, DType type, const SamplingSettings *settings, size_t row,
+static int slot_draw(SamplerBatch *sampler, DType type, const SamplingSettings *settings, size_t row,
                             Completion *text, const uint32_t *end_ids, size_t end_count) {
     size_t position = text->prompt_tokens + text->tokens, i;
     int32_t id;
@@ -119,7 +119,7 @@ static inline int slot_draw(SamplerBatch *sampler, DType type, const SamplingSet
 
 // Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a
 // text. Not while a stream is on its way through forward_backward or forward_only.
-static inline void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
+static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                                  const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, slot, steps, i;
     for (i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i);

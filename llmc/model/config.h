@@ -83,7 +83,7 @@ static const ConfigKey config_keys[] = {
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
 
-static inline const Family *family_find(const char *name) {
+static const Family *family_find(const char *name) {
     size_t i;
     for (i = 0; i < FAMILIES; i++) {
         if (!strcmp(families[i].name, name)) return &families[i];
@@ -91,7 +91,7 @@ static inline const Family *family_find(const char *name) {
     return NULL;
 }
 
-static inline int config_key_find(const char *name) {
+static int config_key_find(const char *name) {
     size_t i;
     for (i = 0; i < CONFIG_KEYS; i++) {
         if (!strcmp(config_keys[i].name, name) || (config_keys[i].alias && !strcmp(config_keys[i].alias, name)))
@@ -101,7 +101,7 @@ static inline int config_key_find(const char *name) {
 }
 
 // Whether the family's config class has the key. `name` is the common one.
-static inline int family_has_key(const Family *family, const char *name) {
+static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "rope_theta")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "attention_bias"))
@@ -118,7 +118,7 @@ static inline int family_has_key(const Family *family, const char *name) {
 
 // Whether the key means anything for this very model: those of another way of scaling do not, nor does a window that the family
 // does not have by itself.
-static inline int config_uses_key(const Config *config, const ConfigKey *key) {
+static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
         return config->layer_types[0] || strstr(config->family->defaults, "sliding_window");
@@ -126,7 +126,7 @@ static inline int config_uses_key(const Config *config, const ConfigKey *key) {
 }
 
 // family NULL: every key there is.
-static inline const char *config_keys_text(const Family *family, char *text, size_t size) {
+static const char *config_keys_text(const Family *family, char *text, size_t size) {
     size_t i, used = 0;
     *text = 0;
     for (i = 0; i < CONFIG_KEYS && used < size; i++)
@@ -135,7 +135,7 @@ static inline const char *config_keys_text(const Family *family, char *text, siz
     return text;
 }
 
-static inline void config_set_rope_type(Config *config, const char *value, const char *where, int code) {
+static void config_set_rope_type(Config *config, const char *value, const char *where, int code) {
     int type;
     for (type = 0; type < ROPE_TYPES; type++) {
         if (!strcmp(value, rope_type_names[type])) {
@@ -146,7 +146,7 @@ static inline void config_set_rope_type(Config *config, const char *value, const
     die_with(code, "%s: rope_type=%s is not supported; default, linear, llama3 and yarn are", where, value);
 }
 
-static inline void config_set_layer_types(Config *config, const char *value, const char *where, int code) {
+static void config_set_layer_types(Config *config, const char *value, const char *where, int code) {
     if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
         die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters s (sliding) and f (full)", where,
                  value, LAYER_TYPES_MAX);
@@ -154,7 +154,7 @@ static inline void config_set_layer_types(Config *config, const char *value, con
 }
 
 // Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
-static inline void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
+static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     int index = config_key_find(name), ok;
     char *field, known[1024];
     double number = 0;
@@ -185,12 +185,12 @@ static inline void config_set(Config *config, const char *name, const char *valu
     config->given |= (uint64_t)1 << index;
 }
 
-static inline int config_given(const Config *config, const char *name) {
+static int config_given(const Config *config, const char *name) {
     return (int)(config->given >> config_key_find(name) & 1u);
 }
 
 // Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
-static inline void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
+static void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
     char *equals = strchr(pair, '='), known[1024];
     int index;
     if (!equals || equals == pair) die_with(code, "%s: '%s' is not of the form key=value", where, pair);
@@ -205,7 +205,7 @@ static inline void config_set_pair(Config *config, char *pair, uint64_t *seen, c
 }
 
 // Reads "key=value,key=value". The text is cut in place into a copy.
-static inline void config_set_all(Config *config, const char *text, const char *where, int code) {
+static void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
     uint64_t seen = 0;
     while (*cursor) {
@@ -218,7 +218,7 @@ static inline void config_set_all(Config *config, const char *text, const char *
     free(copy);
 }
 
-static inline Config config_defaults(const Family *family) {
+static Config config_defaults(const Family *family) {
     Config config;
     memset(&config, 0, sizeof(config));
     config.family = family;
@@ -229,14 +229,14 @@ static inline Config config_defaults(const Family *family) {
 }
 
 // The window of layer l, 0: it sees everything before it.
-static inline size_t layer_window(const Config *config, size_t l) {
+static size_t layer_window(const Config *config, size_t l) {
     return config->layer_types[0] && config->layer_types[l % strlen(config->layer_types)] == 's'
                ? config->sliding_window
                : 0;
 }
 
 // The shortest pattern that gives these layers; no pattern and no window where none slides.
-static inline void config_resolve_layer_types(Config *config, const char *where, int code) {
+static void config_resolve_layer_types(Config *config, const char *where, int code) {
     const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
     size_t period, l, sliding = 0;
     for (l = 0; l < L; l++) sliding += layer_window(config, l) != 0;
@@ -257,7 +257,7 @@ static inline void config_resolve_layer_types(Config *config, const char *where,
 }
 
 // What a way of scaling rotary positions needs.
-static inline void config_resolve_rope(Config *config, const char *where, int code) {
+static void config_resolve_rope(Config *config, const char *where, int code) {
     static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
     size_t i;
     for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
@@ -276,7 +276,7 @@ static inline void config_resolve_rope(Config *config, const char *where, int co
 }
 
 // Fills in what follows from other keys and refuses what cannot be a model.
-static inline void config_finish(Config *config, const char *where, int code) {
+static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_resolve_layer_types(config, where, code);
     if (!strcmp(family->name, "mistral") && strchr(config->layer_types, 'f'))
@@ -313,7 +313,7 @@ static inline void config_finish(Config *config, const char *where, int code) {
 }
 
 // "NAME" or "NAME,key=value,...": NAME is a preset or a family.
-static inline Config config_from_text(const char *text, const char *where, int code) {
+static Config config_from_text(const char *text, const char *where, int code) {
     char name[64];
     size_t length = strcspn(text, ","), i;
     const Preset *preset = NULL;
@@ -343,7 +343,7 @@ static inline Config config_from_text(const char *text, const char *where, int c
 }
 
 // The inverse: every key of the model, so that config_from_text gives it back to the bit.
-static inline void config_to_text(const Config *config, char *text, size_t size) {
+static void config_to_text(const Config *config, char *text, size_t size) {
     size_t i, used = (size_t)snprintf(text, size, "%s", config->family->name);
     for (i = 0; i < CONFIG_KEYS && used < size; i++) {
         const void *field = (const char *)config + config_keys[i].offset;

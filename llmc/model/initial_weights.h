@@ -14,7 +14,7 @@ fused by hand where a compiler might choose), which makes a seed mean the same m
 #define INITIAL_RUN            8192            // elements a thread makes at a time; even
 
 // sqrt(x) = x / sqrt(x) to 2e-7 by three steps of Newton's method; sqrtf, which may set errno, would not be vectorised.
-static inline float square_root(float x) {
+static float square_root(float x) {
     const float half = -0.5f * x;
     float y;
     uint32_t raw;
@@ -31,7 +31,7 @@ Box-Muller: 64 random bits give two normals, r cos t and r sin t, with r = sqrt(
 31 bits make u in (0, 1), so |r| stays below 6.7. Of the others, 30 bits make an angle within an eighth of a turn from the
 axis, one exchanges the axes and one mirrors: together, the whole circle.
 */
-static inline void normal_pair(uint64_t bits, float *first, float *second) {
+static void normal_pair(uint64_t bits, float *first, float *second) {
     const uint32_t radius_bits = (uint32_t)(bits >> 33), angle_bits = (uint32_t)bits;
     const float u = ((float)(int32_t)radius_bits + 0.5f) * 0x1p-31f; // rounds to 1 at most
     const float angle = (float)((int32_t)(angle_bits >> 2) - (1 << 29)) * (1.57079633f * 0x1p-30f); // +- pi/4
@@ -74,7 +74,7 @@ static inline void normal_pair(uint64_t bits, float *first, float *second) {
 }
 
 // values[0 .. 2 pairs) = normal numbers from pair `first` on of the sequence `key`, times deviation.
-static inline void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs, float deviation) {
+static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs, float deviation) {
     size_t i;
     for (i = 0; i < pairs; i++) {
         float one, other;
@@ -85,7 +85,7 @@ static inline void normal_run(float *values, uint64_t key, uint64_t first, size_
 }
 
 // Elements [begin, begin + count), begin even, since numbers come in pairs; by all threads.
-static inline void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
+static void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
                                  DType as, void *out) {
     const Parameter *p = &model->parameters[parameter];
     const uint64_t key = random_mix(random_mix(seed) ^ (INITIAL_WEIGHTS_STREAM + parameter));
@@ -106,7 +106,7 @@ static inline void initial_pairs(const Model *model, size_t parameter, size_t be
 }
 
 // out = elements [begin, begin + count) of a parameter as they are at initialisation, in `as`.
-static inline void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
+static void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
                                    DType as, void *out) {
     const size_t size = dtype_size(as), odd = begin % 2 && count;
     double pair[2]; // room for two of any type

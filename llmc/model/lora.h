@@ -35,7 +35,7 @@ static const LayerTensor lora_tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGH
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
 
 // The name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL behind the last one.
-static inline const char *lora_module(const Family *family, size_t i) {
+static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
     size_t t;
     for (t = 0; t < LORA_TENSORS; t++) {
@@ -48,7 +48,7 @@ static inline const char *lora_module(const Family *family, size_t i) {
 }
 
 // Whether `target`, of `length` characters, names the module: as its whole name, or as the end of it behind a dot.
-static inline int lora_names_module(const char *module, const char *target, size_t length) {
+static int lora_names_module(const char *module, const char *target, size_t length) {
     const size_t all = strlen(module);
     if (length > all || strncmp(module + all - length, target, length) != 0) return 0;
     return length == all || (length > 0 && module[all - length - 1] == '.');
@@ -56,7 +56,7 @@ static inline int lora_names_module(const char *module, const char *target, size
 
 // The modules that a list "q_proj,v_proj" or "all" means. what: "--lora-targets", to begin an error of exit code `code`
 // with
-static inline unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
+static unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
     unsigned all = 0, chosen = 0;
     const char *begin, *module;
     char known[256] = "";
@@ -82,11 +82,11 @@ static inline unsigned lora_modules(const Family *family, const char *targets, c
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-static inline double lora_scale(const Lora *lora) {
+static double lora_scale(const Lora *lora) {
     return lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
 }
 
-static inline void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows,
+static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows,
                                    size_t cols) {
     Model *table = &lora->table;
     Parameter *p = &table->parameters[table->parameter_count++];
@@ -100,7 +100,7 @@ static inline void lora_add_matrix(Lora *lora, const char *prefix, const char *m
 }
 
 // A and B of the module that begins at lora_tensors[*t], which is moved to the last tensor of the module.
-static inline void lora_add_module(Lora *lora, const char *prefix, const char *module, size_t *t, size_t begin) {
+static void lora_add_module(Lora *lora, const char *prefix, const char *module, size_t *t, size_t begin) {
     const Config *c = &lora->table.config;
     const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols;
     const size_t a = lora->table.elements - begin, b = a + lora->rank * in;
@@ -118,7 +118,7 @@ static inline void lora_add_module(Lora *lora, const char *prefix, const char *m
 }
 
 // rank, alpha, dropout, rslora and modules of *lora are set; this makes the rest. The caller frees it with lora_free.
-static inline void lora_build(Lora *lora, const Model *model) {
+static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
     Model *table = &lora->table;
     size_t layer, t;
@@ -143,6 +143,6 @@ static inline void lora_build(Lora *lora, const Model *model) {
     }
 }
 
-static inline void lora_free(Lora *lora) { model_free(&lora->table); }
+static void lora_free(Lora *lora) { model_free(&lora->table); }
 
 #endif

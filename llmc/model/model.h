@@ -36,12 +36,12 @@ typedef struct {
     size_t layer_begin, layer_elements; // layer l begins at layer_begin + l * layer_elements
 } Model;
 
-static inline size_t parameter_elements(const Parameter *parameter) {
+static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
 // Matrices decay, vectors (norms and biases) do not.
-static inline int parameter_decays(const Parameter *parameter) { return parameter->cols != 0; }
+static int parameter_decays(const Parameter *parameter) { return parameter->cols != 0; }
 
 // ---- shapes of one layer's tensors ---------------------------------------------------------------------------------
 typedef struct {
@@ -50,7 +50,7 @@ typedef struct {
 } TensorShape;
 
 // rows == 0: the model has no such tensor
-static inline TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor) {
+static TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor) {
     const Family *family = c->family;
     size_t C = c->hidden_size, FF = c->intermediate_size;
     size_t q = c->num_attention_heads * c->head_dim, kv = c->num_key_value_heads * c->head_dim;
@@ -86,7 +86,7 @@ static inline TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor
     return shape;
 }
 
-static inline TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
+static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
     TensorShape shape = {ROLE_EMBEDDING, 0, 0};
     switch (tensor) {
     case EMBEDDING: shape.rows = c->vocab_size, shape.cols = c->hidden_size; break;
@@ -109,7 +109,7 @@ static inline TensorShape model_tensor_shape(const Config *c, ModelTensor tensor
 
 // ---- building the table ------------------------------------------------------------------------------------------------
 // A tensor without a name of its own is held by the one before it (GPT-2's c_attn holds q, k and v).
-static inline void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
+static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
     const Config *c = &model->config;
     Parameter *parameter;
     if (!name) {
@@ -132,13 +132,13 @@ static inline void model_add(Model *model, const char *prefix, const char *name,
     model->elements += shape.rows * (shape.cols ? shape.cols : 1);
 }
 
-static inline void model_add_outer(Model *model, ModelTensor tensor) {
+static void model_add_outer(Model *model, ModelTensor tensor) {
     TensorShape shape = model_tensor_shape(&model->config, tensor);
     model->model_offset[tensor] = shape.rows ? model->elements : ABSENT;
     if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, 0);
 }
 
-static inline void model_add_layer(Model *model, size_t layer) {
+static void model_add_layer(Model *model, size_t layer) {
     char prefix[64];
     int tensor;
     size_t begin = model->elements;
@@ -154,7 +154,7 @@ static inline void model_add_layer(Model *model, size_t layer) {
 }
 
 // Builds the table; the caller frees it with model_free. No weights are touched.
-static inline Model model_build(const Config *config, DType dtype) {
+static Model model_build(const Config *config, DType dtype) {
     Model model;
     size_t layer;
     memset(&model, 0, sizeof(model));
@@ -172,22 +172,22 @@ static inline Model model_build(const Config *config, DType dtype) {
     return model;
 }
 
-static inline void model_free(Model *model) {
+static void model_free(Model *model) {
     free(model->parameters);
     model->parameters = NULL;
 }
 
 // The matrix of the head: lm_head, or the token embedding where they are tied.
-static inline size_t model_head_offset(const Model *model) {
+static size_t model_head_offset(const Model *model) {
     size_t own = model->model_offset[LM_HEAD];
     return own == ABSENT ? model->model_offset[EMBEDDING] : own;
 }
 
-static inline size_t model_head_elements(const Model *model) {
+static size_t model_head_elements(const Model *model) {
     return model->config.vocab_size * model->config.hidden_size;
 }
 
-static inline size_t layers_with_window(const Config *config) {
+static size_t layers_with_window(const Config *config) {
     size_t l, count = 0;
     for (l = 0; l < config->num_hidden_layers; l++) count += layer_window(config, l) != 0;
     return count;

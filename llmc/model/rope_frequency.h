@@ -9,12 +9,12 @@ the scale of attention here, by its square.
 
 #define TWO_PI 6.283185307179586
 
-static inline float rope_power(double theta, size_t i, size_t HD) {
+static float rope_power(double theta, size_t i, size_t HD) {
     return (float)pow((double)(float)theta, (double)((float)(2 * i) / (float)HD));
 }
 
 // Low frequencies by 1 / factor, high ones as they are, in between a mixture by wavelength.
-static inline float rope_llama3(const Config *c, float frequency) {
+static float rope_llama3(const Config *c, float frequency) {
     const float length = (float)c->original_max_position_embeddings, factor = (float)c->factor;
     const float low = (float)c->low_freq_factor, high = (float)c->high_freq_factor;
     const float wavelength = (float)TWO_PI / frequency;
@@ -26,13 +26,13 @@ static inline float rope_llama3(const Config *c, float frequency) {
 }
 
 // The pair that turns `rotations` times over the original length.
-static inline double rope_yarn_pair(const Config *c, double rotations) {
+static double rope_yarn_pair(const Config *c, double rotations) {
     return (double)c->head_dim * log((double)c->original_max_position_embeddings / (rotations * TWO_PI)) /
            (2 * log(c->rope_theta));
 }
 
 // Fast pairs as they are, slow ones by 1 / factor, a ramp in between.
-static inline float rope_yarn(const Config *c, size_t i, float power) {
+static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->beta_fast), high = rope_yarn_pair(c, c->beta_slow);
     float ramp, as_is = 1.0f / power, stretched = 1.0f / ((float)c->factor * power);
     if (c->truncate) low = floor(low), high = ceil(high);
@@ -44,7 +44,7 @@ static inline float rope_yarn(const Config *c, size_t i, float power) {
 }
 
 // inverse_frequency[HD/2]; local: of layers with a window, where these have a base of their own
-static inline void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
+static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     size_t i;
     for (i = 0; i < c->head_dim / 2; i++) {
@@ -58,12 +58,12 @@ static inline void rope_frequencies(const Config *c, int local, float *inverse_f
     }
 }
 
-static inline double rope_mscale(double factor, double mscale) {
+static double rope_mscale(double factor, double mscale) {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
 // What YaRN multiplies rotated queries and keys by; 1 otherwise
-static inline double rope_attention_factor(const Config *c, int local) {
+static double rope_attention_factor(const Config *c, int local) {
     if (c->rope_type != ROPE_YARN || (local && c->rope_local_base_freq > 0)) return 1;
     if (c->attention_factor > 0) return c->attention_factor;
     if (c->mscale > 0 && c->mscale_all_dim > 0)

@@ -14,20 +14,20 @@ group (shard_range), and its memory holds these one behind the other, each in th
 #define GROUP_HEAD      (SIZE_MAX)
 
 // Of a table of adapters the layers are all there is.
-static inline size_t group_begin(const Model *table, size_t group) {
+static size_t group_begin(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return 0;
     if (group == GROUP_HEAD) return table->layer_begin + table->config.num_hidden_layers * table->layer_elements;
     return table->layer_begin + group * table->layer_elements;
 }
 
-static inline size_t group_elements(const Model *table, size_t group) {
+static size_t group_elements(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return table->layer_begin;
     if (group == GROUP_HEAD) return table->elements - group_begin(table, GROUP_HEAD);
     return table->layer_elements;
 }
 
 // The group of an element, given by its offset in the table.
-static inline size_t group_of(const Model *table, size_t offset) {
+static size_t group_of(const Model *table, size_t offset) {
     if (offset < table->layer_begin) return GROUP_EMBEDDING;
     if (offset >= group_begin(table, GROUP_HEAD)) return GROUP_HEAD;
     return (offset - table->layer_begin) / table->layer_elements;
@@ -38,7 +38,7 @@ typedef struct {
     size_t ranks, rank;
 } Sharding;
 
-static inline Sharding sharding_whole(void) {
+static Sharding sharding_whole(void) {
     Sharding whole = {1, 0};
     return whole;
 }
@@ -46,23 +46,23 @@ static inline Sharding sharding_whole(void) {
 // What a stage of ZeRO deals over the ranks, and all below it.
 enum { ZERO_NONE, ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_WEIGHTS };
 
-static inline Sharding sharding_of(World world, size_t dealt) {
+static Sharding sharding_of(World world, size_t dealt) {
     Sharding ranges = {world_ranks(world), world.rank};
     return world.zero >= dealt ? ranges : sharding_whole();
 }
 
-static inline size_t sharding_room(const Model *table, Sharding s, size_t group) {
+static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
 // Elements of memory that holds the table so.
-static inline size_t sharding_elements(const Model *table, Sharding s) {
+static size_t sharding_elements(const Model *table, Sharding s) {
     return sharding_room(table, s, GROUP_EMBEDDING) + sharding_room(table, s, GROUP_HEAD) +
            table->config.num_hidden_layers * sharding_room(table, s, 0);
 }
 
 // The place in such memory where a group's portion begins.
-static inline size_t sharding_begin(const Model *table, Sharding s, size_t group) {
+static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     const size_t layers = sharding_room(table, s, GROUP_EMBEDDING);
     if (group == GROUP_EMBEDDING) return 0;
     if (group == GROUP_HEAD) return layers + table->config.num_hidden_layers * sharding_room(table, s, 0);
@@ -74,7 +74,7 @@ typedef struct {
     size_t first, count, place;
 } ParameterShard;
 
-static inline ParameterShard parameter_shard(const Model *table, Sharding s, const Parameter *p) {
+static ParameterShard parameter_shard(const Model *table, Sharding s, const Parameter *p) {
     const size_t group = group_of(table, p->offset), begin = group_begin(table, group);
     const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
     const size_t own_begin = begin + own.begin, own_end = own_begin + own.count;
@@ -87,7 +87,7 @@ static inline ParameterShard parameter_shard(const Model *table, Sharding s, con
 }
 
 // Where such memory has element `first` of a parameter, one that is held.
-static inline size_t shard_offset(const Model *table, Sharding s, const Parameter *p, size_t first) {
+static size_t shard_offset(const Model *table, Sharding s, const Parameter *p, size_t first) {
     const ParameterShard held = parameter_shard(table, s, p);
     return held.place + first - held.first;
 }

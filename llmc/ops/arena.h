@@ -45,20 +45,20 @@ typedef struct {
     size_t regions_at_peak;
 } Arena;
 
-static inline void arena_plan(Arena *arena) {
+static void arena_plan(Arena *arena) {
     memset(arena, 0, sizeof(*arena));
     arena->base = (char *)ARENA_NOWHERE;
     arena->capacity = SIZE_MAX - ARENA_NOWHERE;
 }
 
-static inline void arena_init(Arena *arena, void *memory, size_t bytes) {
+static void arena_init(Arena *arena, void *memory, size_t bytes) {
     memset(arena, 0, sizeof(*arena));
     arena->base = (char *)memory;
     arena->capacity = bytes;
 }
 
 // A region of count elements of `size` bytes, alive until its mark is popped.
-static inline void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
+static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
     size_t bytes = count * size;
     Region *region;
     if (count && (size > SIZE_MAX / count || bytes > SIZE_MAX - ARENA_NOWHERE - ARENA_ALIGNMENT))
@@ -82,15 +82,15 @@ static inline void *arena_push(Arena *arena, Share share, const char *name, size
 }
 
 // arena_pop(arena, mark) ends every region pushed since mark was taken.
-static inline size_t arena_mark(const Arena *arena) { return arena->regions; }
+static size_t arena_mark(const Arena *arena) { return arena->regions; }
 
-static inline void arena_pop(Arena *arena, size_t mark) {
+static void arena_pop(Arena *arena, size_t mark) {
     if (mark < arena->regions) arena->used = arena->region[mark].begin;
     arena->regions = mark;
 }
 
 // Does [pointer, pointer + bytes) lie within one live region?
-static inline int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
+static int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
     uintptr_t address = (uintptr_t)pointer, base = (uintptr_t)arena->base;
     size_t i;
     for (i = 0; i < arena->regions; i++) {
@@ -101,7 +101,7 @@ static inline int arena_holds(const Arena *arena, const void *pointer, size_t by
     return 0;
 }
 
-static inline size_t arena_share(const Arena *arena, Share share) {
+static size_t arena_share(const Arena *arena, Share share) {
     size_t i, bytes = 0;
     for (i = 0; i < arena->regions_at_peak; i++)
         if (arena->at_peak[i].share == share) bytes += arena->at_peak[i].bytes;

@@ -8,7 +8,7 @@ The host's memory, as the system tells: what this process has had in use, and wh
 #include "llmc/ranks/dist.h"
 
 // The number behind `key` in a file of lines "Key:  number kB", in bytes; 0 where there is none.
-static inline size_t system_kilobytes(const char *path, const char *key) {
+static size_t system_kilobytes(const char *path, const char *key) {
     char line[256];
     size_t length = strlen(key), bytes = 0;
     FILE *file = fopen(path, "r");
@@ -18,7 +18,7 @@ static inline size_t system_kilobytes(const char *path, const char *key) {
     return bytes;
 }
 
-static inline size_t system_number(const char *path) { // 0 where there is none, or "max"
+static size_t system_number(const char *path) { // 0 where there is none, or "max"
     char line[64];
     size_t number = 0;
     FILE *file = fopen(path, "r");
@@ -28,7 +28,7 @@ static inline size_t system_number(const char *path) { // 0 where there is none,
 }
 
 // High-water mark of this process's resident memory.
-static inline size_t host_memory_peak(void) {
+static size_t host_memory_peak(void) {
     struct rusage usage;
     size_t bytes = system_kilobytes("/proc/self/status", "VmHWM");
     if (bytes || getrusage(RUSAGE_SELF, &usage)) return bytes;
@@ -40,7 +40,7 @@ static inline size_t host_memory_peak(void) {
 }
 
 // The number behind `key` in a cgroup's lines "key number"; 0 where there is none.
-static inline size_t cgroup_stat(const char *path, const char *key) {
+static size_t cgroup_stat(const char *path, const char *key) {
     char line[128];
     size_t length = strlen(key), number = 0;
     FILE *file = fopen(path, "r");
@@ -52,7 +52,7 @@ static inline size_t cgroup_stat(const char *path, const char *key) {
 
 // What a container's limit leaves: file contents that the kernel can drop count as used there, but are no hindrance.
 // SIZE_MAX without a limit.
-static inline size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path,
+static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path,
                                  const char *droppable) {
     size_t limit = system_number(limit_path), used = system_number(used_path),
            cache = cgroup_stat(stat_path, droppable);
@@ -64,7 +64,7 @@ static inline size_t cgroup_left(const char *limit_path, const char *used_path, 
 // What the machine, or the container this runs in (cgroup 2 or 1), has left for this process: its share, where other ranks
 // run there.
 #define CGROUP "/sys/fs/cgroup/"
-static inline size_t host_memory_available(void) {
+static size_t host_memory_available(void) {
     size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable"), left;
     left = min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
                     cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",

@@ -38,18 +38,18 @@ typedef struct {
 } Spans;
 
 // Rows of all spans together: n of q, out, lse, dout and dq.
-static inline size_t spans_rows(Spans spans) {
+static size_t spans_rows(Spans spans) {
     const Span *last = spans.count ? &spans.span[spans.count - 1] : NULL;
     return last ? last->row + last->end - last->begin : 0;
 }
 
 // The first key that a query at token t sees.
-static inline size_t first_key(size_t document, size_t t, size_t window) {
+static size_t first_key(size_t document, size_t t, size_t window) {
     return window && t - document >= window ? t + 1 - window : document;
 }
 
 // Query-key pairs of the queries first..end-1 of a document, counted from its start.
-static inline double query_key_pairs(size_t first, size_t end, size_t window) {
+static double query_key_pairs(size_t first, size_t end, size_t window) {
     const double w = window ? (double)window : (double)end; // the queries below it see all that is before them
     const double a = (double)first < w ? (double)first : w, b = (double)end < w ? (double)end : w;
     return 0.5 * (b * (b + 1) - a * (a + 1)) + w * ((double)end - b - ((double)first - a));
@@ -62,14 +62,14 @@ typedef struct {
 static const KeyRange all_keys = {0, SIZE_MAX};
 
 // Query-key pairs of a span whose keys are at `key` or after it: as if its document began there.
-static inline double span_pairs_from(Span span, size_t key, size_t window) {
+static double span_pairs_from(Span span, size_t key, size_t window) {
     const size_t start = key > span.document ? key : span.document;
     const size_t begin = span.begin > start ? span.begin : start, end = span.end > start ? span.end : start;
     return query_key_pairs(begin - start, end - start, window);
 }
 
 // Query-key pairs of a span with the keys of a range.
-static inline double span_pairs(Span span, KeyRange keys, size_t window) {
+static double span_pairs(Span span, KeyRange keys, size_t window) {
     return span_pairs_from(span, keys.begin, window) - span_pairs_from(span, keys.end, window);
 }
 

@@ -22,57 +22,57 @@ typedef struct {
 static DryCount dry;
 static double dry_ridge; // FLOPs of products that the machine of an estimate does in the time of a byte; 0: none
 
-static inline void dry_range(const char *op, const char *tensor, const void *pointer, size_t count, size_t size) {
+static void dry_range(const char *op, const char *tensor, const void *pointer, size_t count, size_t size) {
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
         die("%s: %s, %zu elements of %zu bytes, is not within one live region of the arena", op, tensor, count, size);
 }
 
-static inline void dry_move(size_t elements, size_t size) { dry.moved += dry.factor * (double)elements * (double)size; }
+static void dry_move(size_t elements, size_t size) { dry.moved += dry.factor * (double)elements * (double)size; }
 
 #define DRY_STORED(op, tensor, count) dry_range(#op, #tensor, tensor, count, dry.stored)
 #define DRY_SUMMED(op, tensor, count) dry_range(#op, #tensor, tensor, count, dry.summed)
 #define DRY_BYTES(op, tensor, bytes)  dry_range(#op, #tensor, tensor, bytes, 1)
 
 // ---- memory -----------------------------------------------------------------------------------------------------------
-static inline void *dry_allocate(size_t bytes) {
+static void *dry_allocate(size_t bytes) {
     (void)bytes;
     return NULL;
 }
-static inline void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-static inline void dry_copy_in(void *device, const void *host, size_t bytes) {
+static void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static void dry_copy_in(void *device, const void *host, size_t bytes) {
     (void)host;
     DRY_BYTES(copy_in, device, bytes);
 }
-static inline void dry_copy_out(void *host, const void *device, size_t bytes) {
+static void dry_copy_out(void *host, const void *device, size_t bytes) {
     (void)host;
     DRY_BYTES(copy_out, device, bytes);
 }
-static inline void dry_copy(void *out, const void *in, size_t bytes) {
+static void dry_copy(void *out, const void *in, size_t bytes) {
     DRY_BYTES(copy, out, bytes);
     DRY_BYTES(copy, in, bytes);
 }
-static inline void dry_zero(void *out, size_t bytes) { DRY_BYTES(zero, out, bytes); }
-static inline void dry_finish(void) {}
-static inline void *dry_host_allocate(size_t bytes) {
+static void dry_zero(void *out, size_t bytes) { DRY_BYTES(zero, out, bytes); }
+static void dry_finish(void) {}
+static void *dry_host_allocate(size_t bytes) {
     (void)bytes;
     return NULL;
 }
-static inline void dry_host_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-static inline int64_t dry_store(void *host, const void *device, size_t bytes) {
+static void dry_host_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+static int64_t dry_store(void *host, const void *device, size_t bytes) {
     (void)host;
     DRY_BYTES(store, device, bytes);
     return 0;
 }
-static inline int64_t dry_load(void *device, const void *host, size_t bytes) {
+static int64_t dry_load(void *device, const void *host, size_t bytes) {
     (void)host;
     DRY_BYTES(load, device, bytes);
     return 0;
 }
-static inline void dry_await_transfer(int64_t ticket) { (void)ticket; }
-static inline void dry_repeat(double factor) { dry.factor = factor; }
+static void dry_await_transfer(int64_t ticket) { (void)ticket; }
+static void dry_repeat(double factor) { dry.factor = factor; }
 
 // ---- embedding --------------------------------------------------------------------------------------------------------
-static inline void dry_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
+static void dry_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
                                          const Stored *wpe, size_t n, size_t C, double scale) {
     (void)scale;
     DRY_STORED(embedding_forward, out, n * C);
@@ -82,7 +82,7 @@ static inline void dry_embedding_forward(Stored *out, const int32_t *tokens, con
     DRY_STORED(embedding_forward, wpe, C);
     dry_move(2 * n * C, dry.stored);
 }
-static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
+static void dry_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
                                           size_t rows, size_t C, double scale, Summed *scratch) {
     (void)scale;
     dry_range("embedding_backward", "dw", dw, rows * C, dtype_size(dw_type));
@@ -92,7 +92,7 @@ static inline void dry_embedding_backward(void *dw, DType dw_type, const Stored 
 }
 
 // Where rows go is known on the device only: out is held to be a live region, no more.
-static inline void dry_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+static void dry_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
     DRY_STORED(scatter_rows, out, n ? width : 0);
     DRY_STORED(scatter_rows, in, n * width);
     DRY_BYTES(scatter_rows, row, n * sizeof(int32_t));
@@ -100,7 +100,7 @@ static inline void dry_scatter_rows(Stored *out, const Stored *in, const int32_t
 }
 
 // ---- norms --------------------------------------------------------------------------------------------------------------
-static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
+static void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
                                        size_t C, double eps, double offset) {
     (void)eps, (void)offset;
     DRY_STORED(norm_forward, out, n * C);
@@ -109,7 +109,7 @@ static inline void dry_rmsnorm_forward(Stored *out, const Stored *x, const Store
     DRY_STORED(norm_forward, w, C);
     dry_move((residual ? 3 : 2) * n * C, dry.stored);
 }
-static inline void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
+static void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
                                         size_t n, size_t C, double eps, double offset, int accumulate,
                                         Summed *scratch) {
     (void)eps, (void)offset;
@@ -121,12 +121,12 @@ static inline void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *do
     DRY_SUMMED(norm_backward, scratch, ops_device->norm_backward_scratch(n, C));
     dry_move((accumulate ? 4 : 3) * n * C, dry.stored);
 }
-static inline void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
+static void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
                                          size_t C, double eps) {
     DRY_STORED(norm_forward, b, C);
     dry_rmsnorm_forward(out, x, w, NULL, n, C, eps, 0);
 }
-static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+static void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
                                           const Stored *w, size_t n, size_t C, double eps, int accumulate,
                                           Summed *scratch) {
     DRY_SUMMED(norm_backward, db, C);
@@ -135,13 +135,13 @@ static inline void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, co
 
 // ---- linear -----------------------------------------------------------------------------------------------------------
 // matrix: bytes of an element of the weight, or of its gradient in and out
-static inline void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
+static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix);
     dry.flops += dry.factor * flops, dry.operands += dry.factor * bytes;
     if (bytes * dry_ridge > flops) dry.stalled += dry.factor * (bytes * dry_ridge - flops);
 }
-static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+static void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                       const Stored *residual, size_t n, size_t C, size_t OC) {
     DRY_STORED(linear_forward, out, n * OC);
     DRY_STORED(linear_forward, x, n * C);
@@ -150,7 +150,7 @@ static inline void dry_linear_forward(Stored *out, const Stored *x, const Stored
     DRY_STORED(linear_forward, residual, n * OC);
     dry_product(n, C, OC, dry.stored);
 }
-static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
+static void dry_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                              size_t OC, int accumulate) {
     (void)accumulate;
     DRY_STORED(linear_backward_input, dx, n * C);
@@ -158,7 +158,7 @@ static inline void dry_linear_backward_input(Stored *dx, const Stored *dout, con
     DRY_STORED(linear_backward_input, weight, OC * C);
     dry_product(n, C, OC, dry.stored);
 }
-static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
+static void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
                                               size_t n, size_t C, size_t OC) {
     DRY_SUMMED(linear_backward_weight, dweight, OC * C);
     DRY_SUMMED(linear_backward_weight, dbias, OC);
@@ -167,7 +167,7 @@ static inline void dry_linear_backward_weight(Summed *dweight, Summed *dbias, co
     dry_product(n, C, OC, 2 * dry.summed);
 }
 
-static inline void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
+static void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
                                        size_t n, size_t r, size_t OC) {
     if (column + OC > width) die("adapter_forward: columns %zu to %zu of %zu", column, column + OC, width);
     DRY_STORED(adapter_forward, out, n * width);
@@ -175,7 +175,7 @@ static inline void dry_adapter_forward(Stored *out, size_t width, size_t column,
     DRY_STORED(adapter_forward, b, OC * r);
     dry_product(n, r, OC, dry.stored);
 }
-static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
+static void dry_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
                                         const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
     if (column + OC > width) die("adapter_backward: columns %zu to %zu of %zu", column, column + OC, width);
     DRY_STORED(adapter_backward, dh, n * r);
@@ -186,12 +186,12 @@ static inline void dry_adapter_backward(Stored *dh, Summed *db, const Stored *do
     dry_product(n, r, OC, dry.stored);
     if (db) dry_product(n, r, OC, 2 * dry.summed);
 }
-static inline void dry_scale(Stored *x, double factor, size_t count) {
+static void dry_scale(Stored *x, double factor, size_t count) {
     (void)factor;
     DRY_STORED(scale, x, count);
     dry_move(2 * count, dry.stored);
 }
-static inline void dry_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
+static void dry_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
                                uint64_t seed, int accumulate) {
     (void)first_row, (void)rate, (void)seed;
     DRY_STORED(dropout, out, n * width);
@@ -200,7 +200,7 @@ static inline void dry_dropout(Stored *out, const Stored *in, size_t n, size_t w
 }
 
 // ---- RoPE and attention -----------------------------------------------------------------------------------------------
-static inline void dry_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+static void dry_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                             size_t HD) {
     DRY_STORED(rope, x, n * heads * HD);
     DRY_BYTES(rope, position, n * sizeof(int32_t));
@@ -208,7 +208,7 @@ static inline void dry_rope(Stored *x, const int32_t *position, const float *inv
     dry_move(2 * n * heads * HD, dry.stored);
 }
 // Keys and values of each span: tokens [the first query's first key, last query] of the range.
-static inline void dry_keys(const char *name, const void *base, Spans spans, KeyRange keys, size_t row, size_t size) {
+static void dry_keys(const char *name, const void *base, Spans spans, KeyRange keys, size_t row, size_t size) {
     size_t i;
     for (i = 0; i < spans.count; i++) {
         const Span *span = &spans.span[i];
@@ -219,7 +219,7 @@ static inline void dry_keys(const char *name, const void *base, Spans spans, Key
     }
 }
 // Of attention to a range of keys; out is of elements of `size` bytes.
-static inline void dry_attend(const void *out, size_t size, const Summed *lse, const Stored *q, const Stored *k,
+static void dry_attend(const void *out, size_t size, const Summed *lse, const Stored *q, const Stored *k,
                               const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD,
                               const Summed *scratch) {
     const size_t n = spans_rows(spans);
@@ -233,7 +233,7 @@ static inline void dry_attend(const void *out, size_t size, const Summed *lse, c
     flops = dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
     dry.flops += flops, dry.attention_forward += flops;
 }
-static inline void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv,
+static void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv,
                                        const Stored *dout, const Stored *out, const Stored *q, const Stored *k,
                                        const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH,
                                        size_t NKV, size_t HD, const Summed *scratch) {
@@ -252,25 +252,25 @@ static inline void dry_attend_backward(const void *dq, size_t size, const Summed
     flops = dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
     dry.flops += flops, dry.attention_backward += flops;
 }
-static inline void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+static void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     (void)scale;
     dry_attend(out, dry.stored, lse, q, k, v, spans, all_keys, NH, NKV, HD, scratch);
 }
-static inline void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+static void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                           const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
                                           Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
                                           Summed *scratch) {
     (void)scale;
     dry_attend_backward(dq, dry.stored, dk, dv, dout, out, q, k, v, lse, spans, all_keys, NH, NKV, HD, scratch);
 }
-static inline void dry_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k,
+static void dry_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k,
                                               const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
                                               size_t HD, double scale, int accumulate, Summed *scratch) {
     (void)scale, (void)accumulate;
     dry_attend(out, dry.summed, lse, q, k, v, spans, keys, NH, NKV, HD, scratch);
 }
-static inline void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout,
+static void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout,
                                                const Stored *out, const Stored *q, const Stored *k, const Stored *v,
                                                const Summed *lse, Spans spans, KeyRange keys, size_t NH, size_t NKV,
                                                size_t HD, double scale, int accumulate, Summed *scratch) {
@@ -279,37 +279,37 @@ static inline void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *d
 }
 
 // ---- activations, the loss head, gradients, the optimizer -------------------------------------------------------------
-static inline void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+static void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     DRY_STORED(gated_forward, out, n * FF);
     DRY_STORED(gated_forward, gate_up, 2 * n * FF);
     dry_move(3 * n * FF, dry.stored);
 }
-static inline void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+static void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
                                        size_t FF) {
     DRY_STORED(gated_backward, dgate_up, 2 * n * FF);
     DRY_STORED(gated_backward, dout, n * FF);
     DRY_STORED(gated_backward, gate_up, 2 * n * FF);
     dry_move(5 * n * FF, dry.stored);
 }
-static inline void dry_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
+static void dry_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     dry_swiglu_forward(out, gate_up, n, FF);
 }
-static inline void dry_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+static void dry_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
                                       size_t FF) {
     dry_swiglu_backward(dgate_up, dout, gate_up, n, FF);
 }
-static inline void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
+static void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
     DRY_STORED(gelu_forward, out, count);
     DRY_STORED(gelu_forward, x, count);
     dry_move(2 * count, dry.stored);
 }
-static inline void dry_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
+static void dry_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
     DRY_STORED(gelu_backward, dx, count);
     DRY_STORED(gelu_backward, dout, count);
     DRY_STORED(gelu_backward, x, count);
     dry_move(3 * count, dry.stored);
 }
-static inline void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
+static void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
                                const Summed *weight, size_t n, size_t V, double temperature) {
     (void)temperature;
     DRY_SUMMED(logprob, logp, n);
@@ -319,20 +319,20 @@ static inline void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, co
     DRY_SUMMED(logprob, weight, n);
     dry_move((weight ? 3 : 1) * n * V, dry.stored);
 }
-static inline void dry_round_sums(Stored *out, const Summed *in, size_t count) {
+static void dry_round_sums(Stored *out, const Summed *in, size_t count) {
     DRY_STORED(round_sums, out, count);
     DRY_SUMMED(round_sums, in, count);
     dry_move(count, dry.stored + dry.summed);
 }
-static inline void dry_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
+static void dry_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
     dry_range("gradient_add", "gradient", gradient, count, dtype_size(type));
     DRY_SUMMED(gradient_add, in, count);
 }
-static inline double dry_sum_of_squares(const void *x, DType type, size_t count) {
+static double dry_sum_of_squares(const void *x, DType type, size_t count) {
     dry_range("sum_of_squares", "x", x, count, dtype_size(type));
     return 0;
 }
-static inline void dry_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
+static void dry_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                              DType moment_type, size_t count, const AdamW *step) {
     (void)step;
     DRY_STORED(adamw, w, count);
@@ -343,17 +343,17 @@ static inline void dry_adamw(Stored *w, float *master, const void *gradient, DTy
 }
 
 // ---- between processes ------------------------------------------------------------------------------------------------
-static inline int64_t dry_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+static int64_t dry_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     (void)group, (void)unit;
     DRY_SUMMED(reduce_scatter, x, count);
     return 0;
 }
-static inline int64_t dry_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+static int64_t dry_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     (void)group, (void)unit;
     DRY_BYTES(all_gather, x, count * size);
     return 0;
 }
-static inline int64_t dry_exchange(RankGroup group, const Message *messages, size_t n) {
+static int64_t dry_exchange(RankGroup group, const Message *messages, size_t n) {
     size_t i;
     (void)group;
     for (i = 0; i < n; i++) {
@@ -362,10 +362,10 @@ static inline int64_t dry_exchange(RankGroup group, const Message *messages, siz
     }
     return 0;
 }
-static inline void dry_await(int64_t ticket) { (void)ticket; }
+static void dry_await(int64_t ticket) { (void)ticket; }
 
 // The op set for a plan in `stored`, with its counts at zero. One plan at a time.
-static inline Ops ops_dry(DType stored, const Arena *arena) {
+static Ops ops_dry(DType stored, const Arena *arena) {
     Ops ops = *ops_device; // scratch sizes are those of the op set that will run
     memset(&dry, 0, sizeof(dry));
     dry.arena = arena;

@@ -33,7 +33,7 @@ typedef struct {
 } Cache;
 
 // Its shape, with the host memory of a step.
-static inline void cache_shape(Cache *cache, size_t slots, size_t capacity) {
+static void cache_shape(Cache *cache, size_t slots, size_t capacity) {
     size_t b;
     memset(cache, 0, sizeof(*cache));
     if (!slots || !capacity || capacity > ((size_t)INT32_MAX - slots) / slots)
@@ -50,20 +50,20 @@ static inline void cache_shape(Cache *cache, size_t slots, size_t capacity) {
 }
 
 // Host memory, which outlives the cache on the arena.
-static inline void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
+static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     size_t t;
     cache_shape(cache, slots, capacity);
     cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
     for (t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
 }
 
-static inline void cache_free(Cache *cache) {
+static void cache_free(Cache *cache) {
     free(cache->documents.document_start), free(cache->used);
     free(cache->position), free(cache->step_position), free(cache->step_row);
     memset(cache, 0, sizeof(*cache));
 }
 
-static inline void cache_begin(Cache *cache, StreamBP *s) {
+static void cache_begin(Cache *cache, StreamBP *s) {
     size_t b;
     cache->mark = arena_mark(s->arena);
     cache->chunk = min_size(s->chunk, cache->capacity);
@@ -82,14 +82,14 @@ static inline void cache_begin(Cache *cache, StreamBP *s) {
 }
 
 // A step's keys and values, to the rows of their slots.
-static inline void keys_scatter(Cache *cache, StreamBP *s, size_t l, Chunk c) {
+static void keys_scatter(Cache *cache, StreamBP *s, size_t l, Chunk c) {
     Shapes d = shapes_of(s->model);
     s->ops->scatter_rows(layer_keys(s, s->kv.k, l), key_value_at(s, s->kv.k, l, c.begin), cache->row, c.n, d.KV);
     s->ops->scatter_rows(layer_keys(s, s->kv.v, l), key_value_at(s, s->kv.v, l, c.begin), cache->row, c.n, d.KV);
 }
 
 // Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these.
-static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chunk c, int scatter) {
+static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chunk c, int scatter) {
     size_t visit;
     GroupWeights w;
     s->memory.input_begin = c.begin;
@@ -116,7 +116,7 @@ static inline void cache_forward(Cache *cache, StreamBP *s, const int32_t *token
 }
 
 // n <= chunk further tokens (host) of one slot.
-static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
+static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
     Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], n);
     window_slide_forward(s, c);
     cache_forward(cache, s, tokens, c, 0);
@@ -127,7 +127,7 @@ static inline void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int3
 
 // One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
 // keys.
-static inline void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
+static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t window = window_of_model(&s->model->config);
     const size_t place = cache->slots * cache->capacity;
     Chunk c = {place, n, place, 0, {s->span, 0, 0, 0}, 0};
@@ -153,10 +153,10 @@ static inline void cache_step(Cache *cache, StreamBP *s, const size_t *slot, con
 }
 
 // Whether a slot still has the keys and values of its first tokens when later ones have come.
-static inline int cache_keeps_all(const StreamBP *s) { return s->kv.rows[1] == s->kv.rows[0]; }
+static int cache_keeps_all(const StreamBP *s) { return s->kv.rows[1] == s->kv.rows[0]; }
 
 // Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
-static inline void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
+static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
     Shapes d = shapes_of(s->model);
     size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored, l;
     for (l = 0; l < d.L && from != to; l++) {
@@ -167,14 +167,14 @@ static inline void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to,
 }
 
 // A slot becomes empty.
-static inline void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
+static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
     cache->used[slot] = 0;
     if (cache->slots == 1) s->kv.first = 0;
 }
 
 // logits[n,V], as they are stored, of the last token that cache_feed was given (n = 1), or of the n of the last
 // cache_step; host
-static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
+static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     const size_t row = s->model->config.vocab_size * dtype_size(s->model->dtype);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     size_t done;
@@ -188,10 +188,10 @@ static inline void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     weights_release(&s->memory, GROUP_HEAD);
 }
 
-static inline void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
+static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
 
 // What a plan visits of all this: the longest chunk, a single token, a step of all slots, and the logits of the last.
-static inline void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
+static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     Cache cache;
     size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan"), b;
     for (b = 0; b < slots; b++) slot[b] = b;

@@ -39,7 +39,7 @@ typedef struct {
     Traffic sent; // by a rank
 } Estimate;
 
-static inline Work work_of(const Plan *plan) {
+static Work work_of(const Plan *plan) {
     Work work;
     work.attention_forward = plan->attention_forward, work.attention_backward = plan->attention_backward;
     work.products = plan->flops - plan->attention_forward - plan->attention_backward;
@@ -49,7 +49,7 @@ static inline Work work_of(const Plan *plan) {
 
 // Bytes that a rank reads and writes to step what it holds: the gradient twice (its norm comes first), moments in and
 // out, and the master weights or else the weights in; the weights out.
-static inline double update_bytes(const RunSettings *settings) {
+static double update_bytes(const RunSettings *settings) {
     const Model *table = settings->lora ? &settings->lora->table : settings->model;
     const double stored = (double)dtype_size(table->dtype), ranks = (double)world_ranks(settings->world);
     const double element = 2 * (double)dtype_size(settings->gradient_type) +
@@ -59,12 +59,12 @@ static inline double update_bytes(const RunSettings *settings) {
     return (double)table->elements * element / (settings->world.zero ? ranks : 1);
 }
 
-static inline double sent_seconds(const Machine *m, World w, RankGroup group, const Traffic *sent, TrafficKind kind) {
+static double sent_seconds(const Machine *m, World w, RankGroup group, const Traffic *sent, TrafficKind kind) {
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
 // One stream of a rank: F, B and H in seconds, and what it sends.
-static inline double sequence_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
+static double sequence_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
                                       double host, const Traffic *sent) {
     const World w = settings->world;
     const double gradients = sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_GRADIENTS);
@@ -79,7 +79,7 @@ static inline double sequence_seconds(const Machine *m, const RunSettings *setti
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
-static inline Traffic traffic_less(Traffic a, Traffic b) {
+static Traffic traffic_less(Traffic a, Traffic b) {
     int kind;
     for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
         a.bytes[kind] -= b.bytes[kind];
@@ -90,7 +90,7 @@ static inline Traffic traffic_less(Traffic a, Traffic b) {
 }
 
 // A plan that knows which of its products wait for their operands.
-static inline Plan plan_on(const Machine *m, const RunSettings *settings, const Batch *batch) {
+static Plan plan_on(const Machine *m, const RunSettings *settings, const Batch *batch) {
     Plan plan;
     dry_ridge = machine_ridge(m);
     plan = plan_make(settings, batch);
@@ -99,7 +99,7 @@ static inline Plan plan_on(const Machine *m, const RunSettings *settings, const 
 }
 
 // Of a run that trains. part: of a micro-batch, what this rank's streams are like.
-static inline Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
+static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;
     const Traffic last = plan_traffic(settings, part, 1), two = plan_traffic(settings, part, 2);
     const Traffic other = traffic_less(two, last); // of a stream but the last

@@ -116,22 +116,22 @@ static const Machine machines[] = {
 };
 #define MACHINES (sizeof(machines) / sizeof(machines[0]))
 
-static inline const Machine *machine_find(const char *name) {
+static const Machine *machine_find(const char *name) {
     size_t i;
     for (i = 0; i < MACHINES; i++)
         if (!strcmp(machines[i].name, name)) return &machines[i];
     die("internal: no machine is called '%s'", name);
 }
 
-static inline double machine_value(const Machine *m, MachineConstant constant) { return m->constant[constant].value; }
+static double machine_value(const Machine *m, MachineConstant constant) { return m->constant[constant].value; }
 
 // FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
-static inline double machine_ridge(const Machine *m) {
+static double machine_ridge(const Machine *m) {
     return machine_value(m, PRODUCT_FLOPS) / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
 }
 
 // A line for each basis that some constant has.
-static inline void machine_print(FILE *out, const Machine *m) {
+static void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";
     int basis, i;
     for (basis = 0; basis < BASES; basis++) {
@@ -162,7 +162,7 @@ typedef struct {
     double products, attention_forward, attention_backward, memory;
 } WorkTime;
 
-static inline WorkTime work_time(const Machine *m, Work w) {
+static WorkTime work_time(const Machine *m, Work w) {
     const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
     WorkTime t;
     t.products = fmax((w.products + w.stalled) / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
@@ -172,14 +172,14 @@ static inline WorkTime work_time(const Machine *m, Work w) {
     return t;
 }
 
-static inline double work_seconds(const Machine *m, Work w) {
+static double work_seconds(const Machine *m, Work w) {
     const WorkTime t = work_time(m, w);
     return t.products + t.attention_forward + t.attention_backward + t.memory;
 }
 
 // Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups
 // follow each other.
-static inline size_t ranks_per_node(const Machine *m, size_t ranks, size_t size) {
+static size_t ranks_per_node(const Machine *m, size_t ranks, size_t size) {
     const size_t node = (size_t)machine_value(m, GPUS_PER_NODE);
     return ranks <= node ? size : greatest_common_divisor(node, size);
 }
@@ -187,7 +187,7 @@ static inline size_t ranks_per_node(const Machine *m, size_t ranks, size_t size)
 // Of collectives in which each of the `size` ranks of a group sends `bytes` in all, in so many hops, in rings: round
 // the ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
 // adapters of all are in use.
-static inline double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
+static double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const double together = (double)ranks_per_node(m, ranks, size), nodes = (double)size / together;
     double bandwidth = machine_value(m, LINK_WITHIN), between = 0;
     if (size <= 1) return 0;

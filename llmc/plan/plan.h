@@ -28,7 +28,7 @@ typedef struct {
 
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan, but not s->host, which is
 // Plan.host_bytes.
-static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
+static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
                              Arena *arena, const Batch *largest) {
     const Model *model = settings->model;
     const Model *trained = settings->lora ? &settings->lora->table : model;
@@ -92,7 +92,7 @@ static inline void run_begin(StreamBP *s, OptimizerState *state, const RunSettin
     }
 }
 
-static inline void run_end(StreamBP *s) {
+static void run_end(StreamBP *s) {
     free(s->span);
     free(s->host_sums);
     free(s->host_entropy);
@@ -112,7 +112,7 @@ typedef struct {
     Arena arena;                // regions alive at the peak
 } Plan;
 
-static inline double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
+static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     Shapes d = shapes_of(model);
     double parameters = (double)(d.V * d.C), windows = (double)layers_with_window(&model->config), pairs;
     double adapters = lora ? (double)lora->table.elements : 0;
@@ -128,14 +128,14 @@ static inline double model_flops(const Model *model, const Lora *lora, const Bat
 }
 
 // Whether no product of sizes in a plan exceeds size_t: far beyond any memory, but --init takes any config.
-static inline int plan_countable(const Model *model, size_t N) {
+static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
     double width = (double)(2 * d.C + 3 * d.Q + 3 * d.KV + d.H + d.FF + d.V);
     return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
 }
 
 // What is done with a stream of a run: by the walks of its plan.
-static inline void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch) {
+static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch) {
     s->memory.without = 1;
     if (settings->reference) forward_only(s, batch, 1, NULL);
     s->memory.without = 0;
@@ -147,7 +147,7 @@ static inline void plan_walk(StreamBP *s, const RunSettings *settings, const Bat
 
 // What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without
 // tokens the run only generates). FLOPs are those of the stream.
-static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
+static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Plan plan;
     StreamBP s;
     OptimizerState state;
@@ -178,7 +178,7 @@ static inline Plan plan_make(const RunSettings *settings, const Batch *batch) {
 
 // What each rank sends in a step of `streams` streams of `batch`'s shape, by the walk that makes its plan: of gradients
 // that are summed in place only the last stream's.
-static inline Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
+static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
     Arena arena;
     OptimizerState state;
     StreamBP s;
@@ -210,7 +210,7 @@ typedef struct {
 } FlopCount;
 
 // The count keeps pointers into itself: it must stay where it is.
-static inline void flop_count_begin(FlopCount *count, const RunSettings *settings, const Batch *largest) {
+static void flop_count_begin(FlopCount *count, const RunSettings *settings, const Batch *largest) {
     memset(count, 0, sizeof(*count));
     arena_plan(&count->arena);
     count->ops = ops_dry(settings->model->dtype, &count->arena);
@@ -218,7 +218,7 @@ static inline void flop_count_begin(FlopCount *count, const RunSettings *setting
 }
 
 // Executed by one pass over this stream, forward and backward (as Plan.flops) or forward alone.
-static inline double flops_of(FlopCount *count, const Batch *batch, int backward) {
+static double flops_of(FlopCount *count, const Batch *batch, int backward) {
     count->ops = ops_dry(count->streambp.model->dtype, &count->arena);
     if (backward)
         forward_backward(&count->streambp, batch, 1, NULL);
@@ -228,7 +228,7 @@ static inline double flops_of(FlopCount *count, const Batch *batch, int backward
 }
 
 // The same of a forward pass without adapters.
-static inline double flops_of_reference(FlopCount *count, const Batch *batch) {
+static double flops_of_reference(FlopCount *count, const Batch *batch) {
     double flops;
     count->streambp.memory.without = 1;
     flops = flops_of(count, batch, 0);
@@ -236,12 +236,12 @@ static inline double flops_of_reference(FlopCount *count, const Batch *batch) {
     return flops;
 }
 
-static inline void flop_count_end(FlopCount *count) { run_end(&count->streambp); }
+static void flop_count_end(FlopCount *count) { run_end(&count->streambp); }
 
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
 
-static inline size_t plan_longest_seq_len(const Model *model) {
+static size_t plan_longest_seq_len(const Model *model) {
     const Config *config = &model->config;
     return config->family->learned_positions ? min_size(config->max_position_embeddings, LONGEST_SEQ) : LONGEST_SEQ;
 }
@@ -249,12 +249,12 @@ static inline size_t plan_longest_seq_len(const Model *model) {
 // Ops.host_available, or NULL: all host memory that a plan wants
 typedef size_t (*HostAvailable)(size_t planned);
 
-static inline int host_is_short(const Plan *plan, HostAvailable host) {
+static int host_is_short(const Plan *plan, HostAvailable host) {
     const size_t available = plan->host_bytes && host ? host(plan->total_bytes) : 0;
     return available && plan->host_bytes > available;
 }
 
-static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit, HostAvailable host) {
+static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit, HostAvailable host) {
     Plan plan;
     size_t b;
     for (b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
@@ -266,7 +266,7 @@ static inline int plan_fits(const RunSettings *settings, Batch *batch, size_t T,
 
 // The longest T such that B documents of T tokens fit into `limit` bytes and the host's memory; 0 if one token does not.
 // A learned position table ends it, as does what --seq-len takes.
-static inline size_t plan_longest(const RunSettings *settings, size_t B, size_t limit, HostAvailable host) {
+static size_t plan_longest(const RunSettings *settings, size_t B, size_t limit, HostAvailable host) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);
     Batch batch;

@@ -10,20 +10,20 @@ the counting itself, and waiting for other ranks.
 #include "llmc/cli/report.h"
 #include "llmc/stream/stream.h"
 
-static inline int timed_compare(const void *a, const void *b) {
+static int timed_compare(const void *a, const void *b) {
     const double x = ((const TimedRow *)a)->seconds, y = ((const TimedRow *)b)->seconds;
     return (x < y) - (x > y);
 }
 
-static inline void timing_sort(void) { qsort(timing.row, timing.count, sizeof(TimedRow), timed_compare); }
+static void timing_sort(void) { qsort(timing.row, timing.count, sizeof(TimedRow), timed_compare); }
 
-static inline double row_flops(const TimedRow *row) {
+static double row_flops(const TimedRow *row) {
     return row->work.products + row->work.attention_forward + row->work.attention_backward;
 }
-static inline double row_bytes(const TimedRow *row) { return row->work.operands + row->work.moved; }
+static double row_bytes(const TimedRow *row) { return row->work.operands + row->work.moved; }
 
 // What a product's weight is of, by its shape; where several have it, which then share a row, all of them.
-static inline const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
+static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
     const Shapes d = shapes_of(s->model);
     const size_t out = row->rows, in = row->cols, rank = s->memory.lora ? s->memory.lora->rank : 0;
     const int attention = (in == d.C && (out == d.Q || out == d.KV)) || (in == d.Q && out == d.C);
@@ -35,18 +35,18 @@ static inline const char *row_part(const TimedRow *row, const StreamBP *s, char 
 }
 
 // Seconds of this machine; NAN where nothing is counted or no machine is given
-static inline double row_floor(const TimedRow *row, const Machine *machine) {
+static double row_floor(const TimedRow *row, const Machine *machine) {
     return machine && row_flops(row) + row_bytes(row) > 0 ? work_seconds(machine, row->work) : NAN;
 }
 
 // The rest of a pass of so many seconds.
-static inline double seconds_not_in_ops(double pass) {
+static double seconds_not_in_ops(double pass) {
     size_t i;
     for (i = 0; i < timing.count; i++) pass -= timing.row[i].seconds;
     return pass;
 }
 
-static inline double seconds_of_floors(const Machine *machine) {
+static double seconds_of_floors(const Machine *machine) {
     double sum = 0;
     size_t i;
     for (i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].work);
@@ -55,14 +55,14 @@ static inline double seconds_of_floors(const Machine *machine) {
 
 // ---- for people -----------------------------------------------------------------------------------------------------
 // A number of four digits, or a dash where there is none.
-static inline void print_cell(FILE *out, double value, double unit) {
+static void print_cell(FILE *out, double value, double unit) {
     if (value > 0)
         fprintf(out, " %9.4g", value / unit);
     else
         fprintf(out, " %9s", "-");
 }
 
-static inline void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const Machine *machine, double pass) {
+static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const Machine *machine, double pass) {
     const double floor_seconds = row_floor(row, machine);
     char name[128], part[48];
     int used = snprintf(name, sizeof(name), "%s", row->op);
@@ -82,7 +82,7 @@ static inline void print_row(FILE *out, const TimedRow *row, const StreamBP *s, 
 }
 
 // pass, median: seconds of the pass on timed ops, and of the others
-static inline void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
+static void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
     const double rest = seconds_not_in_ops(pass);
     size_t i;
     fprintf(out, "profile  of one more pass, each op waited for: %.4g s, %.3g times the median of the others\n", pass,
@@ -97,7 +97,7 @@ static inline void profile_report(FILE *out, const StreamBP *s, const Machine *m
 }
 
 // ---- as JSON --------------------------------------------------------------------------------------------------------
-static inline void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, const Machine *machine) {
+static void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, const Machine *machine) {
     char part[48];
     json_object(json, NULL);
     json_text(json, "op", row->op);
@@ -117,7 +117,7 @@ static inline void row_json(JsonOut *json, const TimedRow *row, const StreamBP *
 }
 
 // Into an open object.
-static inline void profile_json(JsonOut *json, const StreamBP *s, const Machine *machine, double pass) {
+static void profile_json(JsonOut *json, const StreamBP *s, const Machine *machine, double pass) {
     TimedRow rest;
     size_t i;
     memset(&rest, 0, sizeof(rest));

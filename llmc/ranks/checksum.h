@@ -23,7 +23,7 @@ typedef struct {
 } Checksum;
 
 // Adds bytes [at, at + bytes) of the whole.
-static inline void checksum_add(Checksum *c, uint64_t at, const void *data, size_t bytes) {
+static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t bytes) {
     const unsigned char *cursor = (const unsigned char *)data;
     uint32_t key[2][CHECKSUM_WORDS], word[CHECKSUM_WORDS];
     size_t n, i;
@@ -47,7 +47,7 @@ static inline void checksum_add(Checksum *c, uint64_t at, const void *data, size
 }
 
 // Makes the sums of all ranks' bytes of every rank's own. Collective.
-static inline void checksum_join(Checksum *c) {
+static void checksum_join(Checksum *c) {
     double part[8]; // 16 bits each: their sums over ranks are exact
     size_t i;
     for (i = 0; i < 8; i++) part[i] = (double)(c->sum[i / 4] >> 16 * (i % 4) & 0xffff);
@@ -57,12 +57,12 @@ static inline void checksum_join(Checksum *c) {
 }
 
 // Of a whole of `bytes` bytes that has been added up, going on from `before`.
-static inline uint64_t checksum_value(uint64_t before, const Checksum *c, uint64_t bytes) {
+static uint64_t checksum_value(uint64_t before, const Checksum *c, uint64_t bytes) {
     return random_mix(random_mix(random_mix(before ^ bytes) ^ c->sum[0]) ^ c->sum[1]);
 }
 
 // Of a piece that lies here, going on from `before`: the same bytes in other pieces have another checksum.
-static inline uint64_t checksum_piece(uint64_t before, const void *data, size_t bytes) {
+static uint64_t checksum_piece(uint64_t before, const void *data, size_t bytes) {
     Checksum c = {{0, 0}};
     checksum_add(&c, 0, data, bytes);
     return checksum_value(before, &c, bytes);

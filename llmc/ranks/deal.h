@@ -23,7 +23,7 @@ typedef struct {
     size_t parts, part;   // and of each of them this one of so many parts
 } Assignment;
 
-static inline size_t greatest_common_divisor(size_t a, size_t b) {
+static size_t greatest_common_divisor(size_t a, size_t b) {
     while (b) {
         size_t rest = a % b;
         a = b, b = rest;
@@ -32,39 +32,39 @@ static inline size_t greatest_common_divisor(size_t a, size_t b) {
 }
 
 // `stride` divides the replicas, and `batches`.
-static inline Assignment assign_by(World w, size_t batches, size_t stride) {
+static Assignment assign_by(World w, size_t batches, size_t stride) {
     const size_t parts = world_replicas(w) / stride, replica = world_replica(w);
     // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): no part is 0, stride divides the replicas
     Assignment assignment = {batches, stride, replica / parts, parts, replica % parts};
     return assignment;
 }
 
-static inline Assignment assign_step(World w, size_t batches) {
+static Assignment assign_step(World w, size_t batches) {
     return assign_by(w, batches, greatest_common_divisor(batches, world_replicas(w)));
 }
 
 // Of an evaluation, which takes one micro-batch after the other: `parts` of each, and so many micro-batches at a time.
-static inline Assignment assign_evaluation(World w, size_t parts) {
+static Assignment assign_evaluation(World w, size_t parts) {
     const size_t together = world_replicas(w) / parts;
     return assign_by(w, together, together);
 }
 
 // All micro-batches for one process.
-static inline Assignment assign_alone(size_t batches) {
+static Assignment assign_alone(size_t batches) {
     Assignment assignment = {batches, 1, 0, 1, 0};
     return assignment;
 }
 
 // Micro-batches of a step that this rank has a part of.
-static inline size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
+static size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
 
 // The number within the step of this rank's i-th.
-static inline size_t assigned_number(Assignment assignment, size_t i) {
+static size_t assigned_number(Assignment assignment, size_t i) {
     return assignment.first + i * assignment.stride;
 }
 
 // Refuses documents of equal length that do not come out even. B: those of a micro-batch, or its pairs or groups
-static inline void assign_check_regular(Assignment assignment, World w, size_t B) {
+static void assign_check_regular(Assignment assignment, World w, size_t B) {
     const size_t parts = assignment.parts, D = world_replicas(w);
     if (B % parts == 0) return;
     die_usage("--batch %zu with --grad-accum %zu: over %zu replicas every micro-batch is dealt in %zu parts, which %zu "

@@ -186,7 +186,7 @@ size_t dist_smallest(size_t number, size_t *whose) {
     return all[*whose];
 }
 #else
-static inline void watch_at_work(void) {} // nobody asks
+static void watch_at_work(void) {} // nobody asks
 void dist_start(void) {
     if (launched() > 1)
         refuse_launch(

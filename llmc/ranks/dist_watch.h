@@ -80,7 +80,7 @@ static void watch_listen(void) {
 }
 
 // Between two pieces of this rank's work, where the main thread often comes by: who asks hears that it goes on.
-static inline void watch_at_work(void) {
+static void watch_at_work(void) {
     const double now = seconds_now();
     if (!watch.ranks || now - watch.listened < WATCH_LISTEN) return;
     watch.listened = now;

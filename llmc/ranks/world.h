@@ -22,20 +22,20 @@ typedef struct {
 // Ranks that take part in a collective together. Reversed: the same, counted from the last one.
 typedef enum { RANKS_ALL, RANKS_SEQUENCE, RANKS_SEQUENCE_REVERSED, RANK_GROUPS } RankGroup;
 
-static inline World world_alone(void) {
+static World world_alone(void) {
     World alone = {0, 0, 0, 0};
     return alone;
 }
 
-static inline size_t world_ranks(World w) { return w.ranks ? w.ranks : 1; }
-static inline size_t world_sp(World w) { return w.sp ? w.sp : 1; }
-static inline size_t world_replicas(World w) { return world_ranks(w) / world_sp(w); }
-static inline size_t world_replica(World w) { return w.rank / world_sp(w); }
+static size_t world_ranks(World w) { return w.ranks ? w.ranks : 1; }
+static size_t world_sp(World w) { return w.sp ? w.sp : 1; }
+static size_t world_replicas(World w) { return world_ranks(w) / world_sp(w); }
+static size_t world_replica(World w) { return w.rank / world_sp(w); }
 
 // How many ranks a group has, and which of them this one is.
-static inline size_t ranks_in(World w, RankGroup group) { return group == RANKS_ALL ? world_ranks(w) : world_sp(w); }
+static size_t ranks_in(World w, RankGroup group) { return group == RANKS_ALL ? world_ranks(w) : world_sp(w); }
 
-static inline size_t rank_in(World w, RankGroup group) {
+static size_t rank_in(World w, RankGroup group) {
     size_t place = w.rank % world_sp(w);
     return group == RANKS_ALL ? w.rank : group == RANKS_SEQUENCE ? place : world_sp(w) - 1 - place;
 }
@@ -47,7 +47,7 @@ typedef struct {
     size_t begin, count;
 } Range;
 
-static inline Range shard_range(size_t count, size_t unit, size_t ranks, size_t rank) {
+static Range shard_range(size_t count, size_t unit, size_t ranks, size_t rank) {
     Range share;
     size_t each = count / unit / ranks * unit;
     share.begin = rank * each;
@@ -56,28 +56,28 @@ static inline Range shard_range(size_t count, size_t unit, size_t ranks, size_t 
 }
 
 // The largest share: what memory is planned for on every rank.
-static inline size_t shard_range_max(size_t count, size_t unit, size_t ranks) {
+static size_t shard_range_max(size_t count, size_t unit, size_t ranks) {
     return shard_range(count, unit, ranks, ranks - 1).count;
 }
 
 // ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
 // Tokens that a rank owns at most: an even share, rounded up. It never falls as streams grow.
-static inline size_t sequence_share_max(size_t N, size_t S) { return (N + S - 1) / S; }
+static size_t sequence_share_max(size_t N, size_t S) { return (N + S - 1) / S; }
 
 // The rows of a half: where several ranks share the stream S portions of one size, so that fewer rows than ranks are
 // behind the last token; else all rows are in the first.
-static inline Range sequence_half(size_t N, size_t S, size_t half) {
+static Range sequence_half(size_t N, size_t S, size_t half) {
     const size_t most = sequence_share_max(N, S), second = S > 1 ? most / 2 : 0, first = most - second;
     const Range halves[2] = {{0, S * first}, {S * first, S * second}};
     return halves[half];
 }
 
 // Rows of both halves.
-static inline size_t sequence_rows(size_t N, size_t S) { return S * sequence_share_max(N, S); }
+static size_t sequence_rows(size_t N, size_t S) { return S * sequence_share_max(N, S); }
 
 // What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_SEQUENCE, of the second in that
 // of RANKS_SEQUENCE_REVERSED; as far as there are tokens.
-static inline Range sequence_part(size_t N, size_t S, size_t rank, size_t half) {
+static Range sequence_part(size_t N, size_t S, size_t rank, size_t half) {
     const Range all = sequence_half(N, S, half);
     const size_t each = all.count / S, begin = all.begin + (half ? S - 1 - rank : rank) * each, end = begin + each;
     Range part;
@@ -86,12 +86,12 @@ static inline Range sequence_part(size_t N, size_t S, size_t rank, size_t half) 
     return part;
 }
 
-static inline size_t sequence_tokens(size_t N, size_t S, size_t rank) {
+static size_t sequence_tokens(size_t N, size_t S, size_t rank) {
     return sequence_part(N, S, rank, 0).count + sequence_part(N, S, rank, 1).count;
 }
 
 // A rank that owns the most, and the longest ranges: the last one, where the halves meet, or the first of too many.
-static inline size_t sequence_largest_rank(size_t N, size_t S) { return N < S ? 0 : S - 1; }
+static size_t sequence_largest_rank(size_t N, size_t S) { return N < S ? 0 : S - 1; }
 
 // ---- what is sent ---------------------------------------------------------------------------------------------------
 // Bytes that a rank sends, by what for. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends

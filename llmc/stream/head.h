@@ -18,7 +18,7 @@ typedef struct {
 } HeadStep;
 
 // x_L of chunk c -> its logits, pushed.
-static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
+static HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     HeadStep h;
     h.norm = (const Stored *)w.weights;
@@ -33,7 +33,7 @@ static inline HeadStep head_forward(StreamBP *s, Chunk c, GroupWeights w) {
 }
 
 // Weights of chunk c's targets, from their log-probabilities.
-static inline void head_weights(StreamBP *s, Chunk c) {
+static void head_weights(StreamBP *s, Chunk c) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
     void *values = at(s->host_sums, c.place, size);
     if (s->dry) return;
@@ -43,7 +43,7 @@ static inline void head_weights(StreamBP *s, Chunk c) {
 }
 
 // Log-probabilities of chunk c's targets; with sums also dW, and the gradient of x_L[c] over x_L[c].
-static inline void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *sums) {
+static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     HeadStep h = head_forward(s, c, w);
@@ -65,13 +65,13 @@ static inline void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSu
     arena_pop(s->arena, mark);
 }
 
-static inline void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums) {
+static void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums) {
     size_t size = effective_chunk(s, s->logits_chunk), i;
     for (i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, sums);
 }
 
 // Where weights wait for the log-probabilities of the whole stream, these come first, in a pass of their own.
-static inline void head(StreamBP *s, int backward) {
+static void head(StreamBP *s, int backward) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums sums;
     if (!backward) {

@@ -11,29 +11,29 @@ which has these of a whole layer at once, it is a layer's at a time.
 #define LLMC_KEPT_ATTENTION_H
 #include "stream.h"
 
-static inline int saves_attention(const StreamBP *s) { return s->kept_attention.attention_out != NULL; }
+static int saves_attention(const StreamBP *s) { return s->kept_attention.attention_out != NULL; }
 
-static inline int saves_in_host_memory(const StreamBP *s) {
+static int saves_in_host_memory(const StreamBP *s) {
     return saves_attention(s) && s->keep == KEEP_IN_HOST_MEMORY;
 }
 
 // Whether attention's forward is behind us.
-static inline int attention_saved(const StreamBP *s) { return saves_attention(s) && s->kept_attention.backward; }
+static int attention_saved(const StreamBP *s) { return saves_attention(s) && s->kept_attention.backward; }
 
 // From the own token in row `begin` of layer l on, wherever it is kept.
-static inline Stored *kept_attention_out(const StreamBP *s, size_t l, size_t begin) {
+static Stored *kept_attention_out(const StreamBP *s, size_t l, size_t begin) {
     Shapes d = shapes_of(s->model);
     return (Stored *)at(s->kept_attention.attention_out, (l * s->own_tokens + begin) * d.Q, d.stored);
 }
 
-static inline Summed *kept_lse(const StreamBP *s, size_t l, size_t begin) {
+static Summed *kept_lse(const StreamBP *s, size_t l, size_t begin) {
     Shapes d = shapes_of(s->model);
     return (Summed *)at(s->kept_attention.lse, (l * s->own_tokens + begin) * d.NH, d.summed);
 }
 
 // ---- of a pass --------------------------------------------------------------------------------------------------------
 // Room for all layers' (method full keeps them anyway).
-static inline void push_kept_attention(StreamBP *s) {
+static void push_kept_attention(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     Arena *place = s->keep == KEEP_IN_HOST_MEMORY ? &s->host : s->arena;
     const size_t rows = d.L * s->own_tokens;
@@ -45,13 +45,13 @@ static inline void push_kept_attention(StreamBP *s) {
     kept->lse = (Summed *)arena_push(place, SHARE_KEPT, "log-sum-exp of all layers", rows * d.NH, d.summed);
 }
 
-static inline void pop_kept_attention(StreamBP *s, size_t host_mark) {
+static void pop_kept_attention(StreamBP *s, size_t host_mark) {
     memset(&s->kept_attention, 0, sizeof(s->kept_attention));
     arena_pop(&s->host, host_mark);
 }
 
 // ---- of a walk over the layers, in chunks of `chunk` tokens ------------------------------------------------------------
-static inline void kept_attention_begin(StreamBP *s, size_t chunk, int backward) {
+static void kept_attention_begin(StreamBP *s, size_t chunk, int backward) {
     Shapes d = shapes_of(s->model);
     KeptAttention *kept = &s->kept_attention;
     const size_t turns = s->own_tokens > chunk ? 2 : 1;
@@ -66,7 +66,7 @@ static inline void kept_attention_begin(StreamBP *s, size_t chunk, int backward)
 }
 
 // All transfers of what is about to be popped are done.
-static inline void kept_attention_finish(StreamBP *s) {
+static void kept_attention_finish(StreamBP *s) {
     KeptAttention *kept = &s->kept_attention;
     size_t i;
     for (i = 0; i < 2 && saves_in_host_memory(s); i++) {
@@ -76,7 +76,7 @@ static inline void kept_attention_finish(StreamBP *s) {
 }
 
 // ---- transfers of n rows from `begin` on; turn: 0 or 1, whose ticket it is -------------------------------------------
-static inline void kept_attention_store(StreamBP *s, size_t l, Range rows, size_t turn, const Stored *attention_out,
+static void kept_attention_store(StreamBP *s, size_t l, Range rows, size_t turn, const Stored *attention_out,
                                         const Summed *lse) {
     Shapes d = shapes_of(s->model);
     if (!saves_in_host_memory(s) || !rows.count) return;
@@ -84,7 +84,7 @@ static inline void kept_attention_store(StreamBP *s, size_t l, Range rows, size_
     s->kept_attention.ticket[turn] = s->ops->store(kept_lse(s, l, rows.begin), lse, rows.count * d.NH * d.summed);
 }
 
-static inline void kept_attention_load(StreamBP *s, size_t l, Range rows, size_t turn, Stored *attention_out,
+static void kept_attention_load(StreamBP *s, size_t l, Range rows, size_t turn, Stored *attention_out,
                                        Summed *lse) {
     Shapes d = shapes_of(s->model);
     if (!saves_in_host_memory(s) || !rows.count) return;
@@ -92,13 +92,13 @@ static inline void kept_attention_load(StreamBP *s, size_t l, Range rows, size_t
     s->kept_attention.ticket[turn] = s->ops->load(lse, kept_lse(s, l, rows.begin), rows.count * d.NH * d.summed);
 }
 
-static inline void chunk_attention_store(StreamBP *s, size_t l, Chunk c, const Activations *a) {
+static void chunk_attention_store(StreamBP *s, size_t l, Chunk c, const Activations *a) {
     const Range rows = {c.begin, c.n};
     kept_attention_store(s, l, rows, c.visit % 2, a->attention_out, a->lse);
 }
 
 // Asks for the chunk of a visit. Its memory is that of the visit before the last one.
-static inline void chunk_attention_load(StreamBP *s, size_t l, size_t visit) {
+static void chunk_attention_load(StreamBP *s, size_t l, size_t visit) {
     KeptAttention *kept = &s->kept_attention;
     const size_t first = range_visits(s, 0, kept->chunk), half = visit >= first;
     const Range tokens = visited_tokens(s, half, half ? visit - first : visit, kept->chunk);
@@ -108,7 +108,7 @@ static inline void chunk_attention_load(StreamBP *s, size_t l, size_t visit) {
 
 // ---- activations ------------------------------------------------------------------------------------------------------
 // Of chunk c up to its MLP: kept, or pushed, or where the ring or --keep attention has some of them its rows.
-static inline Activations attention_activations(StreamBP *s, size_t l, Chunk c) {
+static Activations attention_activations(StreamBP *s, size_t l, Chunk c) {
     Shapes d = shapes_of(s->model);
     Activations a;
     if (s->kept.norm1) return kept_activations(s, l, c.begin);

@@ -18,16 +18,16 @@ begins.
 #define LLMC_KEY_VALUE_EXCHANGE_H
 #include "stream.h"
 
-static inline RankGroup group_of_half(size_t half) { return half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE; }
+static RankGroup group_of_half(size_t half) { return half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE; }
 
-static inline void await_shared(StreamBP *s, int64_t ticket) {
+static void await_shared(StreamBP *s, int64_t ticket) {
     if (ticket) s->ops->await(ticket);
 }
 
 // ---- layers that see everything -------------------------------------------------------------------------------------
 // Keys and values of a half, of which every rank has made its own; nobody looks at rows behind the last token. Returns
 // the ticket; 0: there is nothing to wait for.
-static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
+static int64_t half_gather(StreamBP *s, size_t l, size_t half) {
     Shapes d = shapes_of(s->model);
     const Range all = sequence_half(s->N, s->ranks, half);
     const size_t count = all.count * d.KV;
@@ -42,7 +42,7 @@ static inline int64_t half_gather(StreamBP *s, size_t l, size_t half) {
 }
 
 // dK, dV of a half: this rank's own tokens' become sums over all ranks. Rows behind the last token are zeros.
-static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
+static int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
     Shapes d = shapes_of(s->model);
     const Range all = sequence_half(s->N, s->ranks, half);
     const size_t count = all.count * d.KV;
@@ -58,7 +58,7 @@ static inline int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
 
 // ---- layers with a window -------------------------------------------------------------------------------------------
 // The tokens in the halo of range `half` of rank `seer` that rank `owner` owns in its range `part`.
-static inline Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
+static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
     const Range held = window_range_of_rank(s, seer, half), own = sequence_part(s->N, s->ranks, seer, half);
     const Range owned = sequence_part(s->N, s->ranks, owner, part);
     const size_t begin = max_size(held.begin, owned.begin);
@@ -68,7 +68,7 @@ static inline Range halo_part(const StreamBP *s, size_t seer, size_t half, size_
 }
 
 // Tokens in the halos of all ranks, for each of them. Only a plan wants to know.
-static inline double halo_mean(const StreamBP *s) {
+static double halo_mean(const StreamBP *s) {
     size_t tokens = 0, rank, half;
     for (rank = 0; rank < s->ranks && s->dry; rank++)
         for (half = 0; half < 2; half++)
@@ -84,13 +84,13 @@ typedef struct {
 } Messages;
 
 // What goes to a peer (in NULL), or comes from it (out NULL).
-static inline void message_add(Messages *p, size_t peer, const void *out, void *in, size_t bytes) {
+static void message_add(Messages *p, size_t peer, const void *out, void *in, size_t bytes) {
     Message message = {peer, out, in, out ? bytes : 0, in ? bytes : 0};
     p->message[p->count++] = message;
 }
 
 // Peers are met one after the other: in step i each rank's halos come from the rank that is i before it.
-static inline int64_t halos_gather(StreamBP *s, size_t l) {
+static int64_t halos_gather(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
@@ -117,7 +117,7 @@ static inline int64_t halos_gather(StreamBP *s, size_t l) {
 }
 
 // dK, dV of the halos go the same ways back, and are added, in the order of the steps.
-static inline void halos_return(StreamBP *s, size_t l) {
+static void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->own_tokens, 2 * (window_of_model(&s->model->config) - 1));
@@ -160,7 +160,7 @@ static inline void halos_return(StreamBP *s, size_t l) {
 // ---- either kind ----------------------------------------------------------------------------------------------------
 // Own keys and values of range `half` are there, and of the ranges before: ticket[half] is what queries of that half
 // have to wait for. Halos come from both halves, so all at the end.
-static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
+static void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))
         ticket[half] = half_gather(s, l, half);
@@ -170,7 +170,7 @@ static inline void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket
 
 // All queries of this half and of the ones behind it have been through backward: ticket[half] is what dK, dV of the own
 // tokens in it have to wait for.
-static inline void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
+static void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     ticket[half] = 0;
     if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))

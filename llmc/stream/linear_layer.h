@@ -17,7 +17,7 @@ typedef struct {
     LayerTensor last; // its adapters are the parts weight .. last, side by side in the output
 } Linear;
 
-static inline Linear linear_of(const StreamBP *s, LayerTensor tensor) {
+static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     Shapes d = shapes_of(s->model);
     Linear linear = {tensor, Q_BIAS, d.C, d.Q, tensor};
     switch (tensor) {
@@ -40,7 +40,7 @@ typedef struct {
 } Adapter;
 
 // The adapters of a product, at most two; none where they are left out or not wanted there.
-static inline size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[2]) {
+static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[2]) {
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
     int tensor;
@@ -61,7 +61,7 @@ static inline size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Li
 }
 
 // What an adapter sees of the input x[n,in]: x, or in training with dropout a copy of it, pushed.
-static inline const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
+static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
     Stored *dropped;
     if (s->dropout == 0) return x;
     dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
@@ -70,7 +70,7 @@ static inline const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *a
 }
 
 // h[n,rank] = scale * input A^T, pushed.
-static inline Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
+static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
     const Lora *lora = s->memory.lora;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * lora->rank);
     s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, lora->rank);
@@ -80,7 +80,7 @@ static inline Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapte
 
 // ---- the layer ------------------------------------------------------------------------------------------------------
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
-static inline void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
+static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
                                   const Stored *x, const Stored *residual) {
     const Linear linear = linear_of(s, tensor);
     Adapter adapter[2];
@@ -98,7 +98,7 @@ static inline void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w
 }
 
 // dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
-static inline Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adapter *adapter, Linear linear,
+static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adapter *adapter, Linear linear,
                                        const Stored *dout, const Stored *x) {
     const Lora *lora = s->memory.lora;
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
@@ -116,7 +116,7 @@ static inline Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, con
 }
 
 // dx[n,in] += the part of it that comes through an adapter
-static inline void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
+static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
                                           const Stored *dh) {
     const size_t mark = arena_mark(s->arena), rank = s->memory.lora->rank;
     if (s->dropout > 0) {
@@ -131,7 +131,7 @@ static inline void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *a
 
 // dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not
 // accumulated
-static inline void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, LayerTensor tensor,
+static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, LayerTensor tensor,
                                    Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const Linear linear = linear_of(s, tensor);
     const size_t mark = arena_mark(s->arena);

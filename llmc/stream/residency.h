@@ -66,42 +66,42 @@ typedef struct {
     float *master; // or NULL
 } OptimizerState;
 
-static inline void *at(void *base, size_t element, size_t size) { return (char *)base + element * size; }
+static void *at(void *base, size_t element, size_t size) { return (char *)base + element * size; }
 
 // The table of what is trained, and where that is.
-static inline const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
-static inline char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
+static const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
+static char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
 
 // Elements of the norm alone: the matrix of the head follows, in Summed, where dW is handed out.
-static inline size_t head_norm_elements(const Model *model) {
+static size_t head_norm_elements(const Model *model) {
     size_t C = model->config.hidden_size;
     return model->model_offset[FINAL_NORM_BIAS] == ABSENT ? C : 2 * C;
 }
 
-static inline int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD] == ABSENT; }
+static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD] == ABSENT; }
 
-static inline int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
+static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
 
 // ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). Of a group of one nothing is asked -------
-static inline void count_sent(Residency *r, TrafficKind kind, double bytes, size_t hops) {
+static void count_sent(Residency *r, TrafficKind kind, double bytes, size_t hops) {
     r->sent.bytes[kind] += r->layers_repeat * bytes;
     r->sent.calls[kind] += r->layers_repeat;
     r->sent.hops[kind] += r->layers_repeat * (double)hops;
 }
 
-static inline double bytes_sent(const Residency *r, RankGroup group, size_t count, size_t size) {
+static double bytes_sent(const Residency *r, RankGroup group, size_t count, size_t size) {
     const double ranks = (double)ranks_in(r->world, group);
     return (double)count * (double)size * (ranks - 1) / ranks;
 }
 
-static inline int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
+static int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
     if (ranks_in(r->world, group) == 1) return 0;
     count_sent(r, kind, bytes_sent(r, group, count, dtype_size(dtype_of_sums(r->model->dtype))),
                ranks_in(r->world, group) - 1);
     return r->ops->reduce_scatter(group, x, count, unit);
 }
 
-static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
+static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
                                    size_t size) {
     if (ranks_in(r->world, group) == 1) return 0;
     count_sent(r, kind, bytes_sent(r, group, count, size), ranks_in(r->world, group) - 1);
@@ -110,7 +110,7 @@ static inline int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup gro
 
 // mean: bytes that a rank sends on average. A plan counts these: it knows one rank's parcels alone, and others may send
 // more or less.
-static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
+static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
                                      double mean) {
     double bytes = 0;
     size_t i;
@@ -121,11 +121,11 @@ static inline int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup g
     return r->ops->exchange(group, messages, n);
 }
 
-static inline int alone(const Residency *r) { return world_ranks(r->world) == 1; }
-static inline Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
-static inline Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
+static int alone(const Residency *r) { return world_ranks(r->world) == 1; }
+static Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
+static Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
 
-static inline Range own_range(const Residency *r, const Model *table, size_t group) {
+static Range own_range(const Residency *r, const Model *table, size_t group) {
     return shard_range(group_elements(table, group), SHARD_ALIGNMENT, world_ranks(r->world), r->world.rank);
 }
 
@@ -137,7 +137,7 @@ typedef struct {
 } GroupWeights;
 
 // out = all elements of a group, from the portions of every rank.
-static inline int64_t gather_group(Residency *r, const Model *table, char *ranges, size_t group, char *out) {
+static int64_t gather_group(Residency *r, const Model *table, char *ranges, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
     const Range own = own_range(r, table, group);
     const char *held = (const char *)at(ranges, sharding_begin(table, weights_sharding(r), group), size);
@@ -145,7 +145,7 @@ static inline int64_t gather_group(Residency *r, const Model *table, char *range
     return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT, size);
 }
 
-static inline void gather_layer(Residency *r, size_t layer) {
+static void gather_layer(Residency *r, size_t layer) {
     LayerBuffer *b = &r->gathered[layer % 2];
     if (b->busy && b->layer == layer) return; // the visit before has asked for it
     b->layer = layer, b->busy = 1;
@@ -153,7 +153,7 @@ static inline void gather_layer(Residency *r, size_t layer) {
     if (r->lora && !r->without) b->ticket = gather_group(r, &r->lora->table, r->adapters, layer, b->adapters);
 }
 
-static inline GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
+static GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
     LayerBuffer *b = &r->gathered[layer % 2];
     GroupWeights w = {b->weights, r->lora && !r->without ? b->adapters : NULL, NULL};
     gather_layer(r, layer);
@@ -163,7 +163,7 @@ static inline GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
 }
 
 // The embedding or the head, whole for as long as it is used.
-static inline GroupWeights acquire_gathered_table(Residency *r, size_t group) {
+static GroupWeights acquire_gathered_table(Residency *r, size_t group) {
     const Model *model = r->model;
     const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
     const int tied = group == GROUP_HEAD && head_is_tied(model);
@@ -185,7 +185,7 @@ static inline GroupWeights acquire_gathered_table(Residency *r, size_t group) {
     return w;
 }
 
-static inline GroupWeights weights_acquire(Residency *r, size_t group) {
+static GroupWeights weights_acquire(Residency *r, size_t group) {
     const size_t size = dtype_size(r->model->dtype);
     GroupWeights w = {NULL, NULL, NULL};
     if (weights_sharding(r).ranks > 1)
@@ -199,17 +199,17 @@ static inline GroupWeights weights_acquire(Residency *r, size_t group) {
 
 // Within a walk, while `layer` is worked on: the next one is asked for. What this layer has to wait for itself is better
 // asked for before. A plan's next visit is of any layer: there each asks for its own.
-static inline void weights_prefetch(Residency *r, size_t layer) {
+static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer - 1; // before layer 0 it is no number of a layer
     if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
 }
 
-static inline void weights_release(Residency *r, size_t group) {
+static void weights_release(Residency *r, size_t group) {
     if (weights_sharding(r).ranks > 1 && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 
 // After the optimizer's step: where every rank has stepped its portion of weights that all hold, these come to all.
-static inline void weights_updated(Residency *r) {
+static void weights_updated(Residency *r) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(table->dtype), L = table->config.num_hidden_layers;
     int64_t ticket = 0;
@@ -226,22 +226,22 @@ static inline void weights_updated(Residency *r) {
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
-static inline int grads_are_sums(const Residency *r) { return r->gradient_type == dtype_of_sums(r->model->dtype); }
+static int grads_are_sums(const Residency *r) { return r->gradient_type == dtype_of_sums(r->model->dtype); }
 
 // Whether dW is summed in the stored gradient itself.
-static inline int sums_in_place(const Residency *r) { return grads_are_sums(r) && gradients_sharding(r).ranks == 1; }
+static int sums_in_place(const Residency *r) { return grads_are_sums(r) && gradients_sharding(r).ranks == 1; }
 
-static inline Summed *sums_at(void *base, size_t element, const Residency *r) {
+static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
 }
 
 // Before a step's first stream.
-static inline void grads_zero(Residency *r) {
+static void grads_zero(Residency *r) {
     r->ops->zero(r->gradients,
                  sharding_elements(trained_table(r), gradients_sharding(r)) * dtype_size(r->gradient_type));
 }
 
-static inline Summed *push_sums(Residency *r, const char *name, size_t count) {
+static Summed *push_sums(Residency *r, const char *name, size_t count) {
     const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
     Summed *sums = (Summed *)arena_push(r->arena, SHARE_GRADIENTS, name, count, size);
     r->ops->zero(sums, count * size);
@@ -249,7 +249,7 @@ static inline Summed *push_sums(Residency *r, const char *name, size_t count) {
 }
 
 // In stage 0 all ranks want the whole gradient, once it is that of the step.
-static inline void gather_gradient(Residency *r, size_t group) {
+static void gather_gradient(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
     if (r->reduce && r->world.zero < ZERO_OPTIMIZER)
@@ -259,7 +259,7 @@ static inline void gather_gradient(Residency *r, size_t group) {
 }
 
 // A group's sums in place, over all ranks; awaited at the end of the pass.
-static inline void reduce_in_place(Residency *r, size_t group) {
+static void reduce_in_place(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     if (!r->reduce) return;
     r->last_ticket = ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums_at(r->gradients, group_begin(table, group), r),
@@ -268,12 +268,12 @@ static inline void reduce_in_place(Residency *r, size_t group) {
 }
 
 // From a buffer: asks for the sums of a group over all ranks ...
-static inline int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
+static int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
     return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARD_ALIGNMENT);
 }
 
 // ... and, once they are there, adds this rank's portion to the stored gradient.
-static inline void add_range(Residency *r, size_t group, Summed *sums) {
+static void add_range(Residency *r, size_t group, Summed *sums) {
     const Model *table = trained_table(r);
     const Sharding held = gradients_sharding(r);
     const Range own = own_range(r, table, group);
@@ -284,7 +284,7 @@ static inline void add_range(Residency *r, size_t group, Summed *sums) {
     gather_gradient(r, group);
 }
 
-static inline void finish_layer(Residency *r, LayerBuffer *b) {
+static void finish_layer(Residency *r, LayerBuffer *b) {
     if (!b->busy) return;
     b->busy = 0;
     r->ops->await(b->ticket);
@@ -298,7 +298,7 @@ typedef struct {
     DType tables_type;   // in this type
 } GroupSums;
 
-static inline Summed *layer_sums(Residency *r, size_t layer) {
+static Summed *layer_sums(Residency *r, size_t layer) {
     const Model *table = trained_table(r);
     LayerBuffer *b = &r->summed[alone(r) ? 0 : layer % 2];
     if (sums_in_place(r)) return sums_at(r->gradients, group_begin(table, layer), r);
@@ -307,7 +307,7 @@ static inline Summed *layer_sums(Residency *r, size_t layer) {
     return b->sums;
 }
 
-static inline void head_sums(Residency *r, GroupSums *sums) {
+static void head_sums(Residency *r, GroupSums *sums) {
     const Model *model = r->model;
     const size_t norm = head_norm_elements(model);
     if (sums_in_place(r)) {
@@ -322,7 +322,7 @@ static inline void head_sums(Residency *r, GroupSums *sums) {
     }
 }
 
-static inline void embedding_sums(Residency *r, GroupSums *sums) {
+static void embedding_sums(Residency *r, GroupSums *sums) {
     const int stored = alone(r) || sums_in_place(r);
     sums->tables_type = stored ? r->gradient_type : dtype_of_sums(r->model->dtype);
     if (stored)
@@ -333,7 +333,7 @@ static inline void embedding_sums(Residency *r, GroupSums *sums) {
         sums->tables = push_sums(r, "sums of the embedding's gradient", group_elements(r->model, GROUP_EMBEDDING));
 }
 
-static inline GroupSums grads_acquire(Residency *r, size_t group) {
+static GroupSums grads_acquire(Residency *r, size_t group) {
     GroupSums sums = {NULL, NULL, NULL, NULL, DTYPE_FP32};
     r->sums_mark = arena_mark(r->arena);
     if (is_layer(group))
@@ -346,7 +346,7 @@ static inline GroupSums grads_acquire(Residency *r, size_t group) {
 }
 
 // A process alone adds its sums to the stored gradient.
-static inline void add_sums(Residency *r, size_t group, GroupSums sums) {
+static void add_sums(Residency *r, size_t group, GroupSums sums) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type), begin = group_begin(table, group);
     if (is_layer(group)) {
@@ -358,7 +358,7 @@ static inline void add_sums(Residency *r, size_t group, GroupSums sums) {
     }
 }
 
-static inline void grads_release(Residency *r, size_t group, GroupSums sums) {
+static void grads_release(Residency *r, size_t group, GroupSums sums) {
     if (r->lora && !is_layer(group)) return;
     if (alone(r)) {
         if (!sums_in_place(r)) add_sums(r, group, sums);
@@ -379,7 +379,7 @@ static inline void grads_release(Residency *r, size_t group, GroupSums sums) {
 
 // Around a stream's forward and backward. Beside other processes a tied matrix has one sum, from the head to the
 // embedding, so that it is sent once.
-static inline void grads_begin(Residency *r) {
+static void grads_begin(Residency *r) {
     const int wanted = !alone(r) && !r->lora && !sums_in_place(r) && head_is_tied(r->model);
     r->embedding_sums =
         wanted ? push_sums(r, "sums of the tied embedding's gradient", group_elements(r->model, GROUP_EMBEDDING))
@@ -387,12 +387,12 @@ static inline void grads_begin(Residency *r) {
     r->last_ticket = 0;
 }
 
-static inline void grads_end(Residency *r) {
+static void grads_end(Residency *r) {
     if (r->last_ticket) r->ops->await(r->last_ticket);
 }
 
 // ---- a walk over layers ---------------------------------------------------------------------------------------------
-static inline void push_gathered(Residency *r, LayerBuffer *b, int first) {
+static void push_gathered(Residency *r, LayerBuffer *b, int first) {
     const size_t size = dtype_size(r->model->dtype);
     b->busy = 0;
     b->weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
@@ -405,7 +405,7 @@ static inline void push_gathered(Residency *r, LayerBuffer *b, int first) {
 }
 
 // step 1: first to last; -1: last to first, with gradients. Pushes what one layer, or two by turns, need of these.
-static inline void layers_begin(Residency *r, int step) {
+static void layers_begin(Residency *r, int step) {
     const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
     size_t i;
@@ -420,7 +420,7 @@ static inline void layers_begin(Residency *r, int step) {
     }
 }
 
-static inline void layers_end(Residency *r) {
+static void layers_end(Residency *r) {
     size_t i;
     for (i = 0; i < 2 && r->step < 0; i++) finish_layer(r, &r->summed[i]);
     r->layers_repeat = 1;
@@ -429,12 +429,12 @@ static inline void layers_end(Residency *r) {
 
 // ---- layer inputs ---------------------------------------------------------------------------------------------------
 // Where x_l of tokens from `begin` on is to be written, and where it can be read.
-static inline Stored *input_save(Residency *r, size_t layer, size_t begin) {
+static Stored *input_save(Residency *r, size_t layer, size_t begin) {
     size_t row = begin - r->input_begin;
     return (Stored *)at(r->inputs, layer * r->input_stride + row * r->model->config.hidden_size,
                         dtype_size(r->model->dtype));
 }
 
-static inline Stored *input_load(Residency *r, size_t layer, size_t begin) { return input_save(r, layer, begin); }
+static Stored *input_load(Residency *r, size_t layer, size_t begin) { return input_save(r, layer, begin); }
 
 #endif

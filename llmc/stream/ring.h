@@ -20,7 +20,7 @@ typedef struct {
 } GradientBlock;
 
 // Where attention's outputs of a layer are, and are to be in its backward pass where they have been kept.
-static inline void ring_push_attention(StreamBP *s, size_t l) {
+static void ring_push_attention(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     RingLayer *r = &s->ring_layer;
     const Range all = {0, s->own_tokens};
@@ -33,7 +33,7 @@ static inline void ring_push_attention(StreamBP *s, size_t l) {
     if (attention_saved(s)) kept_attention_load(s, l, all, 0, r->attention_out, r->lse);
 }
 
-static inline void ring_begin(StreamBP *s, size_t l, int backward) {
+static void ring_begin(StreamBP *s, size_t l, int backward) {
     Shapes d = shapes_of(s->model);
     RingLayer *r = &s->ring_layer;
     const size_t n = s->own_tokens;
@@ -48,13 +48,13 @@ static inline void ring_begin(StreamBP *s, size_t l, int backward) {
         backward ? push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", n * d.Q) : NULL;
 }
 
-static inline void ring_end(StreamBP *s) {
+static void ring_end(StreamBP *s) {
     if (s->ring_layer.q) kept_attention_finish(s);
     memset(&s->ring_layer, 0, sizeof(s->ring_layer));
 }
 
 // Where a block comes to: two by turns, but of two ranks one is enough.
-static inline void push_passing(StreamBP *s, KeyBlock passing[2]) {
+static void push_passing(StreamBP *s, KeyBlock passing[2]) {
     const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
     size_t i;
     for (i = 0; i < blocks; i++) {
@@ -64,13 +64,13 @@ static inline void push_passing(StreamBP *s, KeyBlock passing[2]) {
 }
 
 // Whose block this rank has in a step.
-static inline size_t block_owner(const StreamBP *s, size_t step) {
+static size_t block_owner(const StreamBP *s, size_t step) {
     return (sequence_rank(s) + s->ranks - step % s->ranks) % s->ranks;
 }
 
 // The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk
 // and dv; rows of `row` bytes.
-static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2],
+static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2],
                                  void *const in[2], size_t row) {
     const size_t S = s->ranks, rank = sequence_rank(s);
     const size_t leaves = sequence_tokens(s->N, S, block_owner(s, step));
@@ -87,13 +87,13 @@ static inline int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, con
     return ranks_exchange(&s->memory, kind, RANKS_SEQUENCE, message, count, mean);
 }
 
-static inline int64_t keys_pass(StreamBP *s, size_t step, KeyBlock here, KeyBlock next) {
+static int64_t keys_pass(StreamBP *s, size_t step, KeyBlock here, KeyBlock next) {
     const void *const out[2] = {here.k, here.v};
     void *const in[2] = {next.k, next.v};
     return block_pass(s, TRAFFIC_KEYS_VALUES, step, out, in, shapes_of(s->model).KV * shapes_of(s->model).stored);
 }
 
-static inline int64_t gradients_pass(StreamBP *s, size_t step, GradientBlock here, GradientBlock next) {
+static int64_t gradients_pass(StreamBP *s, size_t step, GradientBlock here, GradientBlock next) {
     const void *const out[2] = {here.dk, here.dv};
     void *const in[2] = {next.dk, next.dv};
     return block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, out, in,
@@ -108,7 +108,7 @@ typedef struct {
     int first;      // nothing came before it
 } BlockRange;
 
-static inline BlockRange block_range(const StreamBP *s, size_t step, size_t half) {
+static BlockRange block_range(const StreamBP *s, size_t step, size_t half) {
     const size_t owner = block_owner(s, step);
     const Range part = sequence_part(s->N, s->ranks, owner, half), before = sequence_part(s->N, s->ranks, owner, 0);
     BlockRange b = {{part.begin, part.begin + part.count}, part.begin - (half ? before.count : 0), 0};
@@ -117,22 +117,22 @@ static inline BlockRange block_range(const StreamBP *s, size_t step, size_t half
 }
 
 // Where token 0 of the stream would be: rows outside of the range need not be memory.
-static inline void *token_0(void *block, size_t skipped, size_t row) {
+static void *token_0(void *block, size_t skipped, size_t row) {
     return (void *)((uintptr_t)block - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }
 
 // A chunk's spans. A plan counts all of a chunk's pairs where it meets its own range.
-static inline Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t half) {
+static Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t half) {
     Spans spans = c.spans;
     if (step || own_half(s, c.place) != half) spans.pairs = 0;
     return spans;
 }
 
 // A plan of thousands of ranks looks at two blocks of others: all lie in the same two places.
-static inline int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
+static int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
 
 // Attention of an own chunk to the keys of a block's range; sums: of the chunk's output so far.
-static inline void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
+static void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
                                       Summed *sums, Summed *scratch) {
     Shapes d = shapes_of(s->model);
     const size_t row = d.KV * d.stored;
@@ -145,7 +145,7 @@ static inline void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock b
 }
 
 // gradients: of the block, added to
-static inline void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
+static void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
                                        const GradientBlock *gradients, Summed *scratch) {
     Shapes d = shapes_of(s->model);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
@@ -160,7 +160,7 @@ static inline void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock 
 }
 
 // Of each own chunk that sees keys of the block: forward into sums, or backward where there are gradients.
-static inline void block_attention(StreamBP *s, size_t l, KeyBlock block, Summed *sums, const GradientBlock *gradients,
+static void block_attention(StreamBP *s, size_t l, KeyBlock block, Summed *sums, const GradientBlock *gradients,
                                    size_t step, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
@@ -182,13 +182,13 @@ static inline void block_attention(StreamBP *s, size_t l, KeyBlock block, Summed
 }
 
 // ---- once around ----------------------------------------------------------------------------------------------------
-static inline KeyBlock own_block(StreamBP *s, size_t l) {
+static KeyBlock own_block(StreamBP *s, size_t l) {
     const KeyBlock own = {layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l)};
     return own;
 }
 
 // q, and own K, V -> attended, lse, unless these have been kept
-static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
+static void ring_forward(StreamBP *s, size_t l, size_t size) {
     const size_t mark = arena_mark(s->arena), count = s->own_tokens * shapes_of(s->model).Q;
     const Range all = {0, s->own_tokens};
     Summed *sums;
@@ -214,7 +214,7 @@ static inline void ring_forward(StreamBP *s, size_t l, size_t size) {
 
 // ... and dattended -> dq, and dK, dV of the own tokens in kv.dk, kv.dv: of the two that travel by turns, where they
 // end.
-static inline void ring_backward(StreamBP *s, size_t l, size_t size) {
+static void ring_backward(StreamBP *s, size_t l, size_t size) {
     Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t mark = arena_mark(s->arena), S = s->ranks, block = s->kv.rows[0] * d.KV;

@@ -129,7 +129,7 @@ typedef struct {
     double norm_offset, embedding_scale;
 } Shapes;
 
-static inline Shapes shapes_of(const Model *model) {
+static Shapes shapes_of(const Model *model) {
     const Config *c = &model->config;
     Shapes s;
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
@@ -145,29 +145,29 @@ static inline Shapes shapes_of(const Model *model) {
 }
 
 // Of attention scores in a layer.
-static inline double attention_scale(const Model *model, size_t l) {
+static double attention_scale(const Model *model, size_t l) {
     const Config *c = &model->config;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
     double factor = rope_attention_factor(c, layer_window(c, l) != 0);
     return factor * factor / sqrt(width);
 }
 
-static inline Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {
+static Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {
     return (Stored *)arena_push(s->arena, share, name, count, dtype_size(s->model->dtype));
 }
 
-static inline Summed *push_summed(StreamBP *s, Share share, const char *name, size_t count) {
+static Summed *push_summed(StreamBP *s, Share share, const char *name, size_t count) {
     return (Summed *)arena_push(s->arena, share, name, count, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
 // A layer's tensor; NULL where the family has none.
-static inline const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
+static const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
     size_t offset = s->model->layer_offset[tensor];
     return offset == ABSENT ? NULL : (const Stored *)at(w.weights, offset, dtype_size(s->model->dtype));
 }
 
 // Where its dW is summed; NULL where there is none, and where it is not trained.
-static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tensor) {
+static Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tensor) {
     size_t offset = s->model->layer_offset[tensor];
     return offset == ABSENT || s->memory.lora
                ? NULL
@@ -176,13 +176,13 @@ static inline Summed *sum_of(const StreamBP *s, GroupSums sums, LayerTensor tens
 
 // ---- the tokens of a rank -------------------------------------------------------------------------------------------
 // Which of the stream's ranks this is; in a plan the one that owns the most.
-static inline size_t sequence_rank(const StreamBP *s) {
+static size_t sequence_rank(const StreamBP *s) {
     if (s->ranks == 1) return 0;
     return s->dry ? sequence_largest_rank(s->N, s->ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
 }
 
 // Deals the stream of s->batch over so many ranks.
-static inline void sequence_split(StreamBP *s, size_t ranks) {
+static void sequence_split(StreamBP *s, size_t ranks) {
     size_t half;
     s->N = s->batch->N, s->ranks = ranks;
     for (half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
@@ -190,22 +190,22 @@ static inline void sequence_split(StreamBP *s, size_t ranks) {
 }
 
 // Which of its ranges an own token is in, and where it is among the rank's rows.
-static inline size_t own_half(const StreamBP *s, size_t token) { return s->own[1].count && token >= s->own[1].begin; }
+static size_t own_half(const StreamBP *s, size_t token) { return s->own[1].count && token >= s->own[1].begin; }
 
-static inline size_t own_row(const StreamBP *s, size_t token) {
+static size_t own_row(const StreamBP *s, size_t token) {
     const size_t half = own_half(s, token);
     return token - s->own[half].begin + (half ? s->own[0].count : 0);
 }
 
 // ---- chunks and layers to visit -------------------------------------------------------------------------------------
-static inline size_t effective_chunk(const StreamBP *s, size_t chunk) {
+static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
     return s->method == METHOD_STREAM ? min_size(chunk, longest) : longest;
 }
 
 // How many chunks of `size` a loop visits of one of the rank's ranges: all of them, or in a plan one of each length. No
 // chunk is empty; a range may be.
-static inline size_t range_visits(const StreamBP *s, size_t half, size_t size) {
+static size_t range_visits(const StreamBP *s, size_t half, size_t size) {
     const size_t n = s->own[half].count;
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
     if (s->dry && n) return n % size && n > size ? 2 : 1;
@@ -214,18 +214,18 @@ static inline size_t range_visits(const StreamBP *s, size_t half, size_t size) {
 }
 
 // Of both ranges, one behind the other.
-static inline size_t chunk_visits(const StreamBP *s, size_t size) {
+static size_t chunk_visits(const StreamBP *s, size_t size) {
     return range_visits(s, 0, size) + range_visits(s, 1, size);
 }
 
 // How many layers a loop visits: all of them, or in a plan one of each kind.
-static inline size_t layer_visits(const StreamBP *s) {
+static size_t layer_visits(const StreamBP *s) {
     size_t L = s->model->config.num_hidden_layers, windows = layers_with_window(&s->model->config);
     return !s->dry ? L : windows && windows < L ? 2 : 1;
 }
 
 // The layer of the index-th visit. In a plan the first of its kind stands for all of it.
-static inline size_t layer_visit(StreamBP *s, size_t index) {
+static size_t layer_visit(StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
     size_t windows = layers_with_window(c), l = 0;
     int wanted = index || windows == c->num_hidden_layers; // a layer with a window
@@ -236,18 +236,18 @@ static inline size_t layer_visit(StreamBP *s, size_t index) {
 }
 
 // The window of those layers that have one.
-static inline size_t window_of_model(const Config *config) {
+static size_t window_of_model(const Config *config) {
     return config->layer_types[0] ? config->sliding_window : 0;
 }
 
 // The document of a token.
-static inline size_t document_of(const Batch *batch, size_t token) {
+static size_t document_of(const Batch *batch, size_t token) {
     const size_t *start = batch->document_start;
     return last_at_most(start, sizeof(*start), max_size(batch->documents, 1), token);
 }
 
 // The chunk of n own tokens from `place` on, with the documents' parts in it.
-static inline Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
+static Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
     const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config), end = place + n;
     size_t document = document_of(s->batch, place);
     Spans spans = {s->span, 0, 0, 0};
@@ -266,7 +266,7 @@ static inline Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
 }
 
 // Query-key pairs of the queries of a range in one layer, and of a whole stream.
-static inline double range_pairs(const Batch *batch, Range range, size_t window) {
+static double range_pairs(const Batch *batch, Range range, size_t window) {
     const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
     size_t d;
@@ -277,14 +277,14 @@ static inline double range_pairs(const Batch *batch, Range range, size_t window)
     return pairs;
 }
 
-static inline double batch_pairs(const Batch *batch, size_t window) {
+static double batch_pairs(const Batch *batch, size_t window) {
     const Range all = {0, batch->N};
     return range_pairs(batch, all, window);
 }
 
 // The tokens of the index-th visit of a loop over chunks of `size` of a range. In a plan there are two: the first
 // chunk, which stands for all whole ones, and the last.
-static inline Range visited_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
+static Range visited_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half];
     const size_t skipped = s->dry && index ? range.count / size * size : index * size;
     const Range tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
@@ -292,7 +292,7 @@ static inline Range visited_tokens(const StreamBP *s, size_t half, size_t index,
 }
 
 // The same as a chunk.
-static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
+static Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half], tokens = visited_tokens(s, half, index, size);
     const size_t whole = range.count / size, visit = index + (half ? range_visits(s, 0, size) : 0);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
@@ -314,13 +314,13 @@ static inline Chunk range_visit(StreamBP *s, size_t half, size_t index, size_t s
 }
 
 // The same over both ranges.
-static inline Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
+static Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
     const size_t first = range_visits(s, 0, size);
     return index < first ? range_visit(s, 0, index, size) : range_visit(s, 1, index - first, size);
 }
 
 // ---- norms, of either kind ------------------------------------------------------------------------------------------
-static inline void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n) {
+static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n) {
     const Config *config = &s->model->config;
     if (config->family->norm == NORM_RMS)
         s->ops->rmsnorm_forward(out, x, w, NULL, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
@@ -328,7 +328,7 @@ static inline void norm_forward(StreamBP *s, Stored *out, const Stored *x, const
         s->ops->layernorm_forward(out, x, w, b, n, config->hidden_size, config->norm_eps);
 }
 
-static inline void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
                                  const Stored *w, size_t n, int accumulate) {
     const Config *config = &s->model->config;
     size_t C = config->hidden_size, mark = arena_mark(s->arena);
@@ -342,14 +342,14 @@ static inline void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db
 }
 
 // What a part of a layer adds to the residual stream: out[n,C] = residual + norm(x).
-static inline void post_norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *residual,
+static void post_norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *residual,
                                      size_t n) {
     const Config *config = &s->model->config;
     s->ops->rmsnorm_forward(out, x, w, residual, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
 }
 
 // QK-norm and RoPE of queries or keys [n,heads,HD]: out = both of them; linear is out without QK-norm.
-static inline void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored *linear, const Stored *norm,
+static void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored *linear, const Stored *norm,
                                 const int32_t *position, size_t n, size_t heads) {
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
@@ -359,7 +359,7 @@ static inline void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored
 }
 
 // Gradient through RoPE and QK-norm of [n,heads,HD], in place. linear: the values before QK-norm.
-static inline void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summed *dnorm, const Stored *linear,
+static void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summed *dnorm, const Stored *linear,
                                          const Stored *norm, Chunk c, size_t heads) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), rows = c.n * heads;
@@ -374,7 +374,7 @@ static inline void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summ
 }
 
 // ---- activations: pushed for a chunk, or kept for every layer -------------------------------------------------------
-static inline void push_attention_activations(StreamBP *s, Activations *a, size_t n) {
+static void push_attention_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
     a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
     a->q_linear = d.qk_norm ? push_stored(s, SHARE_WORKSPACE, "queries before QK-norm", n * d.Q) : NULL;
@@ -388,7 +388,7 @@ static inline void push_attention_activations(StreamBP *s, Activations *a, size_
     a->y = push_stored(s, SHARE_WORKSPACE, "after attention", n * d.C);
 }
 
-static inline void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
+static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
     a->norm2 = push_stored(s, SHARE_WORKSPACE, "second norm", n * d.C);
     a->gate_up = push_stored(s, SHARE_WORKSPACE, d.gated ? "gate and up" : "before GELU", n * d.H);
@@ -397,7 +397,7 @@ static inline void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
 }
 
 // Method full: layer l's set, from a row of the rank's own tokens on.
-static inline Activations kept_activations(StreamBP *s, size_t l, size_t begin) {
+static Activations kept_activations(StreamBP *s, size_t l, size_t begin) {
     Shapes d = shapes_of(s->model);
     Activations a = s->kept;
     size_t row = l * s->own_tokens + begin;
@@ -416,7 +416,7 @@ static inline Activations kept_activations(StreamBP *s, size_t l, size_t begin) 
 }
 
 // Room for x_0..x_L of `tokens` tokens where every layer's input is kept, or for one x that layers overwrite in place.
-static inline void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
+static void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
     Shapes d = shapes_of(s->model);
     size_t layers = every_layer ? d.L + 1 : 1;
     s->memory.inputs =
@@ -426,16 +426,16 @@ static inline void push_inputs(StreamBP *s, size_t tokens, int every_layer) {
 }
 
 // Whether the keys and values of a layer are those of its window alone, or else whether they pass around its ranks.
-static inline int layer_slides(const StreamBP *s, size_t l) {
+static int layer_slides(const StreamBP *s, size_t l) {
     return layer_window(&s->model->config, l) && s->kv.rows[1] < s->N;
 }
 
-static inline int layer_rings(const StreamBP *s, size_t l) {
+static int layer_rings(const StreamBP *s, size_t l) {
     return s->ring && s->ranks > 1 && !layer_window(&s->model->config, l);
 }
 
 // The first row of a layer's keys and values.
-static inline size_t key_value_begin(const StreamBP *s, size_t l) {
+static size_t key_value_begin(const StreamBP *s, size_t l) {
     size_t row = 0, i;
     for (i = 0; i < l && s->kv.layers > 1; i++) row += s->kv.rows[layer_window(&s->model->config, i) != 0];
     return row;
@@ -443,7 +443,7 @@ static inline size_t key_value_begin(const StreamBP *s, size_t l) {
 
 // How many tokens before a token's row: what it stands at less where it is. Of several ranks' held tokens the second
 // piece follows the first one at once.
-static inline size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
+static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
     if (layer_rings(s, l)) return token - own_row(s, token); // its own tokens alone
     if (!layer_slides(s, l)) return 0;
     if (s->ranks == 1) return s->kv.first;
@@ -451,26 +451,26 @@ static inline size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
 }
 
 // Where a token is in kv.k, kv.v or kv.k_linear.
-static inline Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
+static Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
     Shapes d = shapes_of(s->model);
     return (Stored *)at(base, (key_value_begin(s, l) + token - tokens_skipped(s, l, token)) * d.KV, d.stored);
 }
 
 // The same in kv.dk or kv.dv, which are of one layer at a time.
-static inline Summed *key_gradient_at(StreamBP *s, Summed *base, size_t l, size_t token) {
+static Summed *key_gradient_at(StreamBP *s, Summed *base, size_t l, size_t token) {
     Shapes d = shapes_of(s->model);
     return (Summed *)at(base, (token - tokens_skipped(s, l, token)) * d.KV, d.summed);
 }
 
 // All that a layer holds, from its row 0: what attention takes, with the spans of layer_spans.
-static inline Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
+static Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
     Shapes d = shapes_of(s->model);
     return (Stored *)at(base, key_value_begin(s, l) * d.KV, d.stored);
 }
 
 // A chunk's spans for a layer. Where tokens are skipped they count from row 0; a document that begins before it begins
 // there, which no query of the chunk can tell.
-static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
+static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     Spans spans = c.spans;
     Span *moved = s->span + s->batch->documents;
     size_t i, skipped = tokens_skipped(s, l, c.place);
@@ -488,7 +488,7 @@ static inline Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
 
 // What a rank of the stream holds of layers with a window: each of its ranges, and before it the keys that the first
 // query sees, its halo; the second as far as the first does not hold them already. An empty range holds nothing.
-static inline Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
+static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
     const size_t window = window_of_model(&s->model->config);
     const Range first = sequence_part(s->N, s->ranks, rank, 0), own = sequence_part(s->N, s->ranks, rank, half);
     Range held = {half ? s->N : 0, 0};
@@ -500,20 +500,20 @@ static inline Range window_range_of_rank(const StreamBP *s, size_t rank, size_t 
 }
 
 // Tokens held of a layer with a window: what a chunk of at most `chunk` tokens sees, or a rank's ranges.
-static inline size_t window_rows(const StreamBP *s, size_t tokens, size_t chunk) {
+static size_t window_rows(const StreamBP *s, size_t tokens, size_t chunk) {
     const size_t window = window_of_model(&s->model->config);
     if (!window) return tokens;
     return min_size(tokens, s->ranks > 1 ? s->own_tokens + 2 * (window - 1) : window - 1 + chunk);
 }
 
 // Rows of whichever layer has the most.
-static inline size_t rows_of_a_layer(const StreamBP *s) {
+static size_t rows_of_a_layer(const StreamBP *s) {
     const size_t windows = layers_with_window(&s->model->config);
     return max_size(windows < s->model->config.num_hidden_layers ? s->kv.rows[0] : 0, windows ? s->kv.rows[1] : 0);
 }
 
 // Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
-static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
+static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     Shapes d = shapes_of(s->model);
     size_t windows = layers_with_window(&s->model->config), count, half;
     memset(&s->kv, 0, sizeof(s->kv));
@@ -534,7 +534,7 @@ static inline void push_key_value(StreamBP *s, size_t layers, size_t tokens, siz
 
 // ---- the window's slide ---------------------------------------------------------------------------------------------
 // Moves `rows` rows of `bytes` each from row `from` to row `to`, a piece at a time since pieces may not overlap.
-static inline void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_t rows, size_t bytes) {
+static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_t rows, size_t bytes) {
     size_t step = from > to ? from - to : to - from, done, n;
     char *memory = (char *)base;
     for (done = 0; step && done < rows; done += n) {
@@ -547,7 +547,7 @@ static inline void slide_rows(const Ops *ops, void *base, size_t from, size_t to
 
 // Tokens [first, end) stay, and lie from row 0 on (first >= kv.first), or end where they must for earlier ones to come
 // before them (first < kv.first: those that are there are [kv.first, end)).
-static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
+static void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
     Shapes d = shapes_of(s->model);
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
     const size_t rows = end > stay ? end - stay : 0;
@@ -561,7 +561,7 @@ static inline void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
 
 // Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once
 // where they would have come to be.
-static inline void window_slide_forward(StreamBP *s, Chunk c) {
+static void window_slide_forward(StreamBP *s, Chunk c) {
     size_t window = window_of_model(&s->model->config), first = first_key(0, c.place, window), l;
     if (c.place + c.n - s->kv.first <= s->kv.rows[1]) return;
     for (l = 0; l < s->model->config.num_hidden_layers; l++) {

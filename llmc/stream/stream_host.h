@@ -9,7 +9,7 @@ is of the whole stream, so the host of each rank gets the others', too.
 #include "stream.h"
 
 // Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
-static inline void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
+static void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
     size_t half;
     for (half = 0; half < 2; half++)
         if (s->own[half].count)
@@ -17,7 +17,7 @@ static inline void own_copy_in(const StreamBP *s, void *device, void *host, size
                             s->own[half].count * size);
 }
 
-static inline void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
+static void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
     size_t half;
     for (half = 0; half < 2; half++)
         if (s->own[half].count)
@@ -26,7 +26,7 @@ static inline void own_copy_out(const StreamBP *s, void *host, void *device, siz
 }
 
 // Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
-static inline void host_gather(StreamBP *s, void *host) {
+static void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
     const size_t most = sequence_share_max(s->N, S);
     char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
@@ -45,14 +45,14 @@ static inline void host_gather(StreamBP *s, void *host) {
 }
 
 // host[N] = what the device has of every token of the stream, whoever owns it
-static inline void host_collect(StreamBP *s, void *host, Summed *device) {
+static void host_collect(StreamBP *s, void *host, Summed *device) {
     if (s->dry) return;
     own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
     host_gather(s, host);
 }
 
 // Weights of all targets; where they wait for log-probabilities, these are in host_sums.
-static inline void sequence_weights(StreamBP *s) {
+static void sequence_weights(StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
     if (s->dry) return;
@@ -61,7 +61,7 @@ static inline void sequence_weights(StreamBP *s) {
 }
 
 // Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
-static inline void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
+static void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
     size_t n;
     s->batch = batch, s->Z = Z;
     sequence_split(s, world_sp(s->memory.world));
@@ -83,12 +83,12 @@ static inline void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
 }
 
 // Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
-static inline void sequence_end(StreamBP *s) {
+static void sequence_end(StreamBP *s) {
     host_collect(s, s->host_sums, s->logp);
     if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
 }
 
-static inline double sequence_loss(const StreamBP *s, Metrics *metrics) {
+static double sequence_loss(const StreamBP *s, Metrics *metrics) {
     if (s->dry) return 0;
     return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
                           dtype_of_sums(s->model->dtype), metrics);

@@ -6,24 +6,24 @@ those of the whole text, special tokens and all, as transformers' apply_chat_tem
 #define LLMC_CHAT_H
 #include "tokenizer.h"
 
-static inline void scratch_append(Scratch *scratch, const void *bytes, size_t count) {
+static void scratch_append(Scratch *scratch, const void *bytes, size_t count) {
     if (!count) return;
     tokenizer_scratch(scratch, scratch->count + count);
     memcpy(scratch->at + scratch->count, bytes, count);
     scratch->count += count;
 }
 
-static inline void chat_append_section(Scratch *text, const Tokenizer *t, TokenizerSection section) {
+static void chat_append_section(Scratch *text, const Tokenizer *t, TokenizerSection section) {
     scratch_append(text, t->section[section], t->section_bytes[section]);
 }
 
 // What Python's str.strip takes away, which is what templates trim with.
-static inline int is_trimmed_away(uint32_t c) {
+static int is_trimmed_away(uint32_t c) {
     return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-static inline void chat_append_text(Scratch *to, const char *text, size_t bytes, int trim) {
+static void chat_append_text(Scratch *to, const char *text, size_t bytes, int trim) {
     const unsigned char *at = (const unsigned char *)text;
     size_t begin = 0, end = 0, i, length, kept = 0;
     for (i = 0; i < bytes; i += length) {
@@ -38,7 +38,7 @@ static inline void chat_append_text(Scratch *to, const char *text, size_t bytes,
 }
 
 // Refuses what the template cannot do.
-static inline void chat_check(const Tokenizer *t, const char *system, int turns) {
+static void chat_check(const Tokenizer *t, const char *system, int turns) {
     const char *reason = tokenizer_message(t, SECTION_CHAT_REASON);
     if (!(t->flags & TOKENIZER_ENCODES))
         die_usage("--chat: %s decodes only, %s", t->path, tokenizer_message(t, SECTION_REASON));
@@ -49,7 +49,7 @@ static inline void chat_check(const Tokenizer *t, const char *system, int turns)
 }
 
 // Appends the ids of a user's turn: the first one with all that comes before it, a later one with what ends the answer before.
-static inline void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first,
+static void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first,
                              TokenIds *ids) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;
     Scratch text = {NULL, 0, 0};

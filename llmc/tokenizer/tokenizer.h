@@ -19,7 +19,7 @@ typedef struct {
     size_t count, capacity;
 } TokenIds;
 
-static inline void token_ids_add(TokenIds *ids, uint32_t id) {
+static void token_ids_add(TokenIds *ids, uint32_t id) {
     if (ids->count == ids->capacity) {
         size_t capacity = max_size(2 * ids->capacity, 64);
         int32_t *grown = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "the ids of a text");
@@ -46,7 +46,7 @@ typedef struct {
     size_t waiting;
 } Merging;
 
-static inline void merging_push(Merging *m, size_t place) {
+static void merging_push(Merging *m, size_t place) {
     const Symbol *symbol = &m->symbol[place];
     size_t child = m->waiting, parent;
     uint64_t key;
@@ -65,7 +65,7 @@ static inline void merging_push(Merging *m, size_t place) {
     m->heap[child] = key;
 }
 
-static inline uint64_t merging_pop(Merging *m) {
+static uint64_t merging_pop(Merging *m) {
     uint64_t top = m->heap[0], last = m->heap[--m->waiting];
     size_t place = 0, child;
     while ((child = 2 * place + 1) < m->waiting) {
@@ -79,7 +79,7 @@ static inline uint64_t merging_pop(Merging *m) {
 }
 
 // Whatever waits in the heap may have been overtaken by another merge: it counts where its result is still that of the neighbours.
-static inline void merging_run(Merging *m) {
+static void merging_run(Merging *m) {
     size_t i;
     for (i = 0; i + 1 < m->count; i++) merging_push(m, i);
     while (m->waiting) {
@@ -99,7 +99,7 @@ static inline void merging_run(Merging *m) {
     }
 }
 
-static inline void merging_add(Merging *m, uint32_t id) {
+static void merging_add(Merging *m, uint32_t id) {
     Symbol *symbol = &m->symbol[m->count];
     symbol->id = id;
     symbol->before = (int32_t)m->count - 1, symbol->next = -1, symbol->merged = 0;
@@ -108,7 +108,7 @@ static inline void merging_add(Merging *m, uint32_t id) {
 }
 
 // A word's bytes, or its characters, as they are before any merge. What the vocabulary does not have is the unknown token, or nothing.
-static inline void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
+static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     const Tokenizer *t = m->t;
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
     size_t i, j, length;
@@ -131,7 +131,7 @@ static inline void merging_fill(Merging *m, const unsigned char *word, size_t by
     if (unknown) merging_add(m, t->unknown);
 }
 
-static inline void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, TokenIds *ids) {
+static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, TokenIds *ids) {
     Merging m = {t, NULL, 0, NULL, 0};
     size_t i;
     if (t->flags & TOKENIZER_IGNORE_MERGES) {
@@ -150,7 +150,7 @@ static inline void encode_word(Tokenizer *t, const unsigned char *word, size_t b
 
 // ---- stretches of text between added tokens --------------------------------------------------------------------------------------------
 // text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the text's.
-static inline void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes,
+static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes,
                                 int replace) {
     size_t i, spaces = 0;
     for (i = 0; replace && i < bytes; i++) spaces += text[i] == ' ';
@@ -168,12 +168,12 @@ static inline void text_respace(Scratch *out, const char *before, const unsigned
     }
 }
 
-static inline int begins_with_meta_space(const unsigned char *text, size_t bytes) {
+static int begins_with_meta_space(const unsigned char *text, size_t bytes) {
     return bytes && (text[0] == ' ' || (bytes >= 3 && !memcmp(text, META_SPACE, 3)));
 }
 
 // A stretch without added tokens; `first`: the text begins with it.
-static inline void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
+static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
     int meta = t->words >= WORDS_METASPACE_ALWAYS;
     size_t i, end;
     Stretch s;
@@ -193,7 +193,7 @@ static inline void encode_words(Tokenizer *t, const unsigned char *text, size_t 
 }
 
 // The longest of added[first..last) that stands at text[i]; NULL: none. They are in the order of their bytes.
-static inline const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last, const unsigned char *text,
+static const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last, const unsigned char *text,
                                          size_t bytes, size_t i) {
     const unsigned char *all = t->section[SECTION_ADDED_TEXT];
     const AddedToken *found = NULL;
@@ -223,7 +223,7 @@ static inline const AddedToken *added_at(const Tokenizer *t, size_t first, size_
     return found && found->bytes ? found : NULL;
 }
 
-static inline size_t spaces_before(const Tokenizer *t, const unsigned char *text, size_t least, size_t i) {
+static size_t spaces_before(const Tokenizer *t, const unsigned char *text, size_t least, size_t i) {
     while (i > least) {
         size_t begin = i - 1, length;
         while (begin > least && (text[begin] & 0xc0) == 0x80) begin--;
@@ -233,17 +233,17 @@ static inline size_t spaces_before(const Tokenizer *t, const unsigned char *text
     return i;
 }
 
-static inline size_t spaces_behind(const Tokenizer *t, const unsigned char *text, size_t bytes, size_t i) {
+static size_t spaces_behind(const Tokenizer *t, const unsigned char *text, size_t bytes, size_t i) {
     size_t length;
     while (i < bytes && t->class_of[character_at(text, bytes, i, &length)] & CLASS_SPACE) i += length;
     return i;
 }
 
-static inline void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
+static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
                                   int allow_special, TokenIds *ids);
 
 // Cuts text at the added tokens that are looked for in raw text, or in normalized text.
-static inline void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
+static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
                                 int allow_special, TokenIds *ids) {
     size_t from = raw ? 0 : t->added_raw, to = raw ? t->added_raw : t->added_count, done = 0, i = 0;
     while (i < bytes && from < to) {
@@ -264,7 +264,7 @@ static inline void encode_added(Tokenizer *t, const unsigned char *text, size_t 
     if (done < bytes) encode_between(t, text + done, bytes - done, raw, first && !done, allow_special, ids);
 }
 
-static inline void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
+static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
                                   int allow_special, TokenIds *ids) {
     if (!raw) {
         encode_words(t, text, bytes, first, ids);
@@ -282,7 +282,7 @@ static inline void encode_between(Tokenizer *t, const unsigned char *text, size_
 
 // ---- what callers use --------------------------------------------------------------------------------------------------------------------
 // `text` from the file for a message: one line, nothing that moves the cursor.
-static inline const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
+static const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
     static char text[400];
     size_t bytes = min_size(t->section_bytes[section], sizeof(text) - 1), i;
     for (i = 0; i < bytes; i++) {
@@ -294,7 +294,7 @@ static inline const char *tokenizer_message(const Tokenizer *t, TokenizerSection
 }
 
 // Appends the ids of text[bytes]. Special tokens that stand in it as text are tokens where `allow_special`, else text.
-static inline void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int allow_special, TokenIds *ids) {
+static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int allow_special, TokenIds *ids) {
     const unsigned char *bytes_of = (const unsigned char *)text;
     size_t i, length;
     if (!(t->flags & TOKENIZER_ENCODES))
@@ -309,7 +309,7 @@ static inline void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes
 }
 
 // The ids of a plain prompt.
-static inline void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, TokenIds *ids) {
+static void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, TokenIds *ids) {
     size_t i;
     for (i = 0; i < t->prefix_count; i++) token_ids_add(ids, t->prefix_ids[i]);
     tokenizer_encode(t, text, bytes, 1, ids);
@@ -317,19 +317,19 @@ static inline void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes
 }
 
 // The bytes of an id; none for ids that the tokenizer does not have.
-static inline const char *tokenizer_decode(const Tokenizer *t, int32_t id, size_t *bytes) {
+static const char *tokenizer_decode(const Tokenizer *t, int32_t id, size_t *bytes) {
     *bytes = 0;
     if (id < 0 || (uint32_t)id >= t->ids) return "";
     *bytes = t->text_offsets[id + 1] - t->text_offsets[id];
     return (const char *)t->text + t->text_offsets[id];
 }
 
-static inline int tokenizer_is_special(const Tokenizer *t, int32_t id) {
+static int tokenizer_is_special(const Tokenizer *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->ids && (t->id_flags[id] & ID_SPECIAL);
 }
 
 // Whether a text ends with this id.
-static inline int tokenizer_is_end(const Tokenizer *t, int32_t id) {
+static int tokenizer_is_end(const Tokenizer *t, int32_t id) {
     size_t i;
     for (i = 0; i < t->end_count; i++)
         if (t->end_ids[i] == (uint32_t)id) return 1;

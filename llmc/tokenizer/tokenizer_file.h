@@ -132,7 +132,7 @@ typedef struct {
 } Tokenizer;
 
 // ---- small things ----------------------------------------------------------------------------------------------------------------
-static inline void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
+static void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     if (bytes > scratch->capacity) {
         size_t capacity = max_size(bytes + bytes / 2, 4096);
         unsigned char *grown = (unsigned char *)checked_malloc(capacity, "text to be encoded");
@@ -143,24 +143,24 @@ static inline void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     return scratch->at;
 }
 
-static inline uint64_t hash_bytes(const unsigned char *data, size_t bytes) {
+static uint64_t hash_bytes(const unsigned char *data, size_t bytes) {
     uint64_t hash = 0xcbf29ce484222325u;
     while (bytes--) hash = (hash ^ *data++) * 0x100000001b3u;
     return hash ^ (hash >> 29);
 }
 
-static inline uint64_t hash_pair(uint32_t left, uint32_t right) {
+static uint64_t hash_pair(uint32_t left, uint32_t right) {
     uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
     return hash ^ (hash >> 32);
 }
 
-static inline const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, size_t *bytes) {
+static const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, size_t *bytes) {
     *bytes = t->spelling_offsets[id + 1] - t->spelling_offsets[id];
     return t->spelling + t->spelling_offsets[id];
 }
 
 // The id that the model's vocabulary has for a word, or NO_TOKEN.
-static inline uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
+static uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
     size_t slot = (size_t)hash_bytes(word, bytes) & t->spelling_mask, length;
     for (; t->spelling_slots[slot]; slot = (slot + 1) & t->spelling_mask) {
         uint32_t id = t->spelling_slots[slot] - 1;
@@ -171,7 +171,7 @@ static inline uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *w
 }
 
 // The rank of a merge, or NO_TOKEN.
-static inline uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
+static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
     size_t slot = (size_t)hash_pair(left, right) & t->merge_mask;
     for (; t->merge_slots[slot]; slot = (slot + 1) & t->merge_mask) {
         const MergeRule *merge = &t->merges[t->merge_slots[slot] - 1];
@@ -181,11 +181,11 @@ static inline uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_
 }
 
 // ---- checks ------------------------------------------------------------------------------------------------------------------------
-__attribute__((noreturn)) static inline void tokenizer_damaged(const Tokenizer *t, const char *what) {
+__attribute__((noreturn)) static void tokenizer_damaged(const Tokenizer *t, const char *what) {
     die("%s: this tokenizer file is damaged: %s; write it again with data/tokenizer_file.py", t->path, what);
 }
 
-static inline void tokenizer_check_header(Tokenizer *t) {
+static void tokenizer_check_header(Tokenizer *t) {
     uint32_t word[16];
     uint64_t bytes;
     if (t->bytes < TOKENIZER_HEADER + 16 * TOKENIZER_SECTIONS || memcmp(t->file, TOKENIZER_MAGIC, 8) != 0)
@@ -212,7 +212,7 @@ static inline void tokenizer_check_header(Tokenizer *t) {
     if (word[13] != TOKENIZER_SECTIONS) tokenizer_damaged(t, "its number of sections");
 }
 
-static inline void tokenizer_check_sections(Tokenizer *t) {
+static void tokenizer_check_sections(Tokenizer *t) {
     uint64_t place[2];
     size_t i;
     for (i = 0; i < TOKENIZER_SECTIONS; i++) {
@@ -224,14 +224,14 @@ static inline void tokenizer_check_sections(Tokenizer *t) {
 }
 
 // A section of entries of `size` bytes: how many there are.
-static inline const void *tokenizer_entries(const Tokenizer *t, TokenizerSection section, size_t size, size_t *count) {
+static const void *tokenizer_entries(const Tokenizer *t, TokenizerSection section, size_t size, size_t *count) {
     if (t->section_bytes[section] % size) tokenizer_damaged(t, "a section has a part of an entry");
     *count = t->section_bytes[section] / size;
     return t->section[section];
 }
 
 // offsets[ids + 1] into a run of bytes.
-static inline const uint32_t *tokenizer_check_table(const Tokenizer *t, TokenizerSection offsets_section,
+static const uint32_t *tokenizer_check_table(const Tokenizer *t, TokenizerSection offsets_section,
                                                     TokenizerSection bytes_section) {
     size_t count, i;
     const uint32_t *offsets = (const uint32_t *)tokenizer_entries(t, offsets_section, sizeof(uint32_t), &count);
@@ -242,7 +242,7 @@ static inline const uint32_t *tokenizer_check_table(const Tokenizer *t, Tokenize
     return offsets;
 }
 
-static inline const uint32_t *tokenizer_check_ids(const Tokenizer *t, TokenizerSection section, size_t *count) {
+static const uint32_t *tokenizer_check_ids(const Tokenizer *t, TokenizerSection section, size_t *count) {
     const uint32_t *ids = (const uint32_t *)tokenizer_entries(t, section, sizeof(uint32_t), count);
     size_t i;
     for (i = 0; i < *count; i++)
@@ -250,7 +250,7 @@ static inline const uint32_t *tokenizer_check_ids(const Tokenizer *t, TokenizerS
     return ids;
 }
 
-static inline void tokenizer_check_added(Tokenizer *t) {
+static void tokenizer_check_added(Tokenizer *t) {
     size_t i;
     t->added = (const AddedToken *)tokenizer_entries(t, SECTION_ADDED, sizeof(AddedToken), &t->added_count);
     for (i = 0; i < t->added_count; i++) {
@@ -271,9 +271,9 @@ static inline void tokenizer_check_added(Tokenizer *t) {
     }
 }
 
-static inline int is_character(uint32_t point) { return point < CHARACTERS && (point < 0xd800 || point > 0xdfff); }
+static int is_character(uint32_t point) { return point < CHARACTERS && (point < 0xd800 || point > 0xdfff); }
 
-static inline void tokenizer_check_composition(Tokenizer *t) {
+static void tokenizer_check_composition(Tokenizer *t) {
     size_t i, j;
     t->decompositions = (const Decomposition *)tokenizer_entries(t, SECTION_DECOMPOSITIONS, sizeof(Decomposition),
                                                                  &t->decomposition_count);
@@ -297,14 +297,14 @@ static inline void tokenizer_check_composition(Tokenizer *t) {
 }
 
 // ---- indices -----------------------------------------------------------------------------------------------------------------------
-static inline uint32_t *tokenizer_slots(size_t entries, size_t *mask) {
+static uint32_t *tokenizer_slots(size_t entries, size_t *mask) {
     size_t slots = 16;
     while (slots < 2 * entries) slots *= 2;
     *mask = slots - 1;
     return (uint32_t *)checked_calloc(slots, sizeof(uint32_t), "the index of a tokenizer");
 }
 
-static inline void tokenizer_index_merges(Tokenizer *t) {
+static void tokenizer_index_merges(Tokenizer *t) {
     size_t i, slot;
     t->merges = (const MergeRule *)tokenizer_entries(t, SECTION_MERGES, sizeof(MergeRule), &t->merge_count);
     if (t->merge_count > INT32_MAX) tokenizer_damaged(t, "its number of merges");
@@ -321,7 +321,7 @@ static inline void tokenizer_index_merges(Tokenizer *t) {
     }
 }
 
-static inline void tokenizer_index_spellings(Tokenizer *t) {
+static void tokenizer_index_spellings(Tokenizer *t) {
     size_t bytes, slot, byte;
     char name[8];
     uint32_t id;
@@ -344,7 +344,7 @@ static inline void tokenizer_index_spellings(Tokenizer *t) {
     }
 }
 
-static inline void tokenizer_index_classes(Tokenizer *t) {
+static void tokenizer_index_classes(Tokenizer *t) {
     size_t count, i;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
     int by_class = t->words >= WORDS_GPT2 && t->words <= WORDS_QWEN2_MARKS;
@@ -361,7 +361,7 @@ static inline void tokenizer_index_classes(Tokenizer *t) {
 }
 
 // ---- open, close ---------------------------------------------------------------------------------------------------------------------
-static inline Tokenizer *tokenizer_open(const char *path) {
+static Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
     InputFile file = input_open(path);
     size_t count;
@@ -394,7 +394,7 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     return t;
 }
 
-static inline void tokenizer_close(Tokenizer *t) {
+static void tokenizer_close(Tokenizer *t) {
     if (!t) return;
     free(t->normal.at), free(t->words_text.at);
     free(t->points.at), free(t->symbols.at), free(t->heap.at);

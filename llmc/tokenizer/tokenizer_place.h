@@ -9,7 +9,7 @@ data/prepare.py made for this model. Training and `convert` copy it, so that `sa
 #define TOKENIZER_NAME "tokenizer.tok"
 
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
-static inline int tokenizer_beside(const char *model, char path[PATH_MAX]) {
+static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
     char folder[PATH_MAX];
     const char *slash = strrchr(model, '/');
     size_t up;
@@ -27,7 +27,7 @@ static inline int tokenizer_beside(const char *model, char path[PATH_MAX]) {
 }
 
 // tokenizer.tok in the folder of `shard`, a name or a pattern.
-static inline int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
+static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
     const char *slash = strrchr(shard, '/');
     char folder[PATH_MAX];
     snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - shard + 1) : 1, slash ? shard : ".");
@@ -36,7 +36,7 @@ static inline int tokenizer_beside_shard(const char *shard, char path[PATH_MAX])
 }
 
 // Whether the file `path` was made of this tokenizer.json, by the fingerprint in its header.
-static inline int tokenizer_is_of(const char *path, const char *tokenizer_json) {
+static int tokenizer_is_of(const char *path, const char *tokenizer_json) {
     return tokenizer_fingerprint(path) == tokenizer_fingerprint(tokenizer_json);
 }
 

@@ -9,7 +9,7 @@ tokenizer file, so that they are those of the library the tokenizer was made wit
 
 // ---- characters ----------------------------------------------------------------------------------------------------------------------
 // The code point at text[i], i < bytes, of well-formed UTF-8, and its length.
-static inline uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, size_t *length) {
+static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, size_t *length) {
     const unsigned char *c = text + i;
     *length = utf8_length(c, bytes - i);
     switch (*length) {
@@ -24,7 +24,7 @@ static inline uint32_t character_at(const unsigned char *text, size_t bytes, siz
 }
 
 // Writes a character; returns its length.
-static inline size_t character_write(unsigned char *out, uint32_t point) {
+static size_t character_write(unsigned char *out, uint32_t point) {
     if (point < 0x80) return out[0] = (unsigned char)point, 1;
     if (point < 0x800) {
         out[0] = (unsigned char)(0xc0 | point >> 6), out[1] = (unsigned char)(0x80 | (point & 0x3f));
@@ -45,7 +45,7 @@ enum { HANGUL = 0xac00, HANGUL_L = 0x1100, HANGUL_V = 0x1161, HANGUL_T = 0x11a7,
 #define HANGUL_SYLLABLES 11172u
 
 // Entry of a table of `size` bytes an entry, each beginning with its point; NULL: none
-static inline const uint32_t *point_find(const void *table, size_t count, size_t size, uint32_t point) {
+static const uint32_t *point_find(const void *table, size_t count, size_t size, uint32_t point) {
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -59,13 +59,13 @@ static inline const uint32_t *point_find(const void *table, size_t count, size_t
     return NULL;
 }
 
-static inline uint32_t combining_class(const Tokenizer *t, uint32_t point) {
+static uint32_t combining_class(const Tokenizer *t, uint32_t point) {
     const uint32_t *entry = point_find(t->combining, t->combining_count, 8, point);
     return entry ? entry[1] : 0;
 }
 
 // Appends a character's canonical decomposition; returns how many characters that is, 4 at most.
-static inline size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
+static size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
     const Decomposition *entry;
     if (point - HANGUL < HANGUL_SYLLABLES) { // unsigned: also not below it
         uint32_t s = point - HANGUL, trail = s % HANGUL_TS;
@@ -81,7 +81,7 @@ static inline size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[
 }
 
 // The character that two compose to, or NO_TOKEN.
-static inline uint32_t compose(const Tokenizer *t, uint32_t first, uint32_t second) {
+static uint32_t compose(const Tokenizer *t, uint32_t first, uint32_t second) {
     size_t low = 0, high = t->pair_count;
     if (first - HANGUL_L < 19 && second - HANGUL_V < HANGUL_VS)
         return HANGUL + ((first - HANGUL_L) * HANGUL_VS + (second - HANGUL_V)) * HANGUL_TS;
@@ -99,7 +99,7 @@ static inline uint32_t compose(const Tokenizer *t, uint32_t first, uint32_t seco
     return NO_TOKEN;
 }
 
-static inline int compare_keys(const void *a, const void *b) {
+static int compare_keys(const void *a, const void *b) {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? -1 : x > y;
 }
@@ -108,7 +108,7 @@ static inline int compare_keys(const void *a, const void *b) {
 #define KEY_POINT(key) ((uint32_t)((key)&0x1fffff))
 #define KEY_CLASS(key) ((uint32_t)((key) >> 56))
 
-static inline void order_marks(uint64_t *key, size_t count) {
+static void order_marks(uint64_t *key, size_t count) {
     size_t i, end;
     for (i = 0; i < count; i = end) {
         end = i + 1;
@@ -119,7 +119,7 @@ static inline void order_marks(uint64_t *key, size_t count) {
 }
 
 // In place; returns the number of characters left.
-static inline size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
+static size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
     size_t i, kept = 0, starter = SIZE_MAX;
     for (i = 0; i < count; i++) {
         uint32_t class_here = KEY_CLASS(key[i]), composite = NO_TOKEN;
@@ -137,7 +137,7 @@ static inline size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count
 }
 
 // Whether the text certainly is in NFC already: no character below U+0300 takes part in composition as a second.
-static inline int text_is_composed(const unsigned char *text, size_t bytes) {
+static int text_is_composed(const unsigned char *text, size_t bytes) {
     size_t i;
     for (i = 0; i < bytes; i++)
         if (text[i] >= 0xcc) return 0;
@@ -145,7 +145,7 @@ static inline int text_is_composed(const unsigned char *text, size_t bytes) {
 }
 
 // The NFC of text[bytes] into t->normal.
-static inline void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) {
+static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) {
     size_t i, j, length, count = 0, characters = 0;
     uint32_t parts[4];
     uint64_t *key;
@@ -176,24 +176,24 @@ typedef struct {
     size_t bytes;
 } Stretch;
 
-static inline unsigned class_at(const Stretch *s, size_t i, size_t *length) {
+static unsigned class_at(const Stretch *s, size_t i, size_t *length) {
     return s->t->class_of[character_at(s->text, s->bytes, i, length)];
 }
 
 // The end of the run from i on of characters whose class is one of `classes` (or none of them: inverted), `most` at most.
-static inline size_t class_run(const Stretch *s, size_t i, unsigned classes, int inverted, size_t most) {
+static size_t class_run(const Stretch *s, size_t i, unsigned classes, int inverted, size_t most) {
     size_t length;
     for (; i < s->bytes && most--; i += length)
         if (((class_at(s, i, &length) & classes) != 0) == inverted) break;
     return i;
 }
 
-static inline int is_line_end(const Stretch *s, size_t i) {
+static int is_line_end(const Stretch *s, size_t i) {
     return i < s->bytes && (s->text[i] == '\n' || s->text[i] == '\r');
 }
 
 // 's, 't, 're, 've, 'm, 'll, 'd at i, in either case where `fold`: where it ends, or i. U+017F is an s in another case.
-static inline size_t contraction_end(const Stretch *s, size_t i, int fold) {
+static size_t contraction_end(const Stretch *s, size_t i, int fold) {
     const unsigned char *c = s->text + i;
     size_t left = s->bytes - i;
     unsigned char first, second;
@@ -208,7 +208,7 @@ static inline size_t contraction_end(const Stretch *s, size_t i, int fold) {
 }
 
 // White space from i on: \s*[\r\n]+ (where `lines`), else \s+(?!\S), else \s+.
-static inline size_t space_end(const Stretch *s, size_t i, int lines) {
+static size_t space_end(const Stretch *s, size_t i, int lines) {
     size_t begin = i, last = i, line = 0, length;
     for (; i < s->bytes && class_at(s, i, &length) & CLASS_SPACE; i += length) {
         last = i;
@@ -219,7 +219,7 @@ static inline size_t space_end(const Stretch *s, size_t i, int lines) {
 }
 
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-static inline size_t word_end_gpt2(const Stretch *s, size_t i) {
+static size_t word_end_gpt2(const Stretch *s, size_t i) {
     size_t end = contraction_end(s, i, 0), length, start = s->text[i] == ' ' ? i + 1 : i;
     unsigned kind;
     if (end > i) return end;
@@ -232,7 +232,7 @@ static inline size_t word_end_gpt2(const Stretch *s, size_t i) {
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 // `letters`: what stands for \p{L} where it is repeated, or left out of the others; Qwen3.5 has the marks there, too.
-static inline size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigned letters) {
+static size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigned letters) {
     size_t end = contraction_end(s, i, 1), length, next;
     unsigned kind;
     if (end > i) return end;
@@ -252,7 +252,7 @@ static inline size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, 
 }
 
 // The end of the word that begins at i < bytes.
-static inline size_t word_end(const Stretch *s, size_t i) {
+static size_t word_end(const Stretch *s, size_t i) {
     const unsigned char *found;
     switch (s->t->words) {
     case WORDS_GPT2: return word_end_gpt2(s, i);

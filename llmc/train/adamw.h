@@ -18,7 +18,7 @@ which parts of one, happen to lie, or to be stepped, side by side. That is why n
 // Its L2 norm, summed in double in the order of the table, and then of the ranks: each looks at its portions, whatever the
 // stage. *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares do not fit a
 // double), or NULL; all ranks learn the same.
-static inline double gradient_norm(const Model *model, World world, const Ops *ops, const void *gradients, DType type,
+static double gradient_norm(const Model *model, World world, const Ops *ops, const void *gradients, DType type,
                                    const Parameter **bad) {
     const size_t ranks = world_ranks(world);
     size_t first_bad = model->parameter_count, i, whose;
@@ -41,11 +41,11 @@ static inline double gradient_norm(const Model *model, World world, const Ops *o
 }
 
 // What the gradient is multiplied by, so that its norm is at most `limit` (0: no limit).
-static inline double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
+static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
 
 // ---- the optimizer: every rank steps what it holds of the optimizer's state -------------------------------------------------
 // master = weights, through the host a slab at a time.
-static inline void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights,
+static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights,
                                          float *master) {
     size_t i, done, n, size = dtype_size(model->dtype);
     for (i = 0; i < model->parameter_count; i++) {
@@ -62,7 +62,7 @@ static inline void optimizer_fill_master(const Model *model, World world, const 
 }
 
 // Before the first step, once the weights are there.
-static inline void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
+static void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
                                   const OptimizerState *state, DType moment_type) {
     const size_t elements = sharding_elements(model, sharding_of(world, ZERO_OPTIMIZER));
     ops->zero(state->m, elements * dtype_size(moment_type));
@@ -72,7 +72,7 @@ static inline void optimizer_init(const Model *model, World world, const Ops *op
 
 // `step` is the same for all: its weight_decay is that of matrices, its seed that of the run. Afterwards weights_updated
 // (residency.h) is due.
-static inline void optimizer_step(const Model *model, World world, const Ops *ops, void *weights, const void *gradients,
+static void optimizer_step(const Model *model, World world, const Ops *ops, void *weights, const void *gradients,
                                   DType gradient_type, const OptimizerState *state, DType moment_type,
                                   const AdamW *step) {
     size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type), i;

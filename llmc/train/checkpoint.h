@@ -26,7 +26,7 @@ adding up their checksums waits for, rank 0 gives the file its name, and in the 
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 // A large file: rank 0 makes it at its full size, with its header, and all ranks write their parts.
-static inline void save_large(const char *path, const Trained *t, size_t file, size_t step, Manifest *manifest,
+static void save_large(const char *path, const Trained *t, size_t file, size_t step, Manifest *manifest,
                               CheckpointProgress *progress) {
     const size_t header = file_header(t, file, step, staged_reformed.bytes);
     Section sections[SECTIONS];
@@ -56,21 +56,21 @@ static inline void save_large(const char *path, const Trained *t, size_t file, s
     if (dist_rank() == 0) output_commit(&output);
 }
 
-static inline void save_text(const char *path, const char *text, size_t length) {
+static void save_text(const char *path, const char *text, size_t length) {
     OutputFile file;
     output_open(&file, path, length);
     output_write(&file, 0, text, length);
     output_commit(&file);
 }
 
-static inline void save_config(const char *path, const Trained *t, uint64_t *bytes, uint64_t *checksum) {
+static void save_config(const char *path, const Trained *t, uint64_t *bytes, uint64_t *checksum) {
     static char text[ADAPTER_CONFIG_TEXT];
     *bytes = adapter_config_text(t->lora, t->base_path, text, path);
     *checksum = checksum_piece(0, text, (size_t)*bytes);
     save_text(path, text, (size_t)*bytes);
 }
 
-static inline void save_state(const char *path, const RunState *run, uint64_t *bytes, uint64_t *checksum) {
+static void save_state(const char *path, const RunState *run, uint64_t *bytes, uint64_t *checksum) {
     static char text[RUN_STATE_LIMIT];
     *bytes = run_state_text(run, text, path);
     *checksum = checksum_piece(0, text, (size_t)*bytes);
@@ -78,7 +78,7 @@ static inline void save_state(const char *path, const RunState *run, uint64_t *b
 }
 
 // Rank 0: the small files; then it counts.
-static inline void save_finish(CheckpointFolder *folder, const char *partial, const Trained *t, const RunState *run,
+static void save_finish(CheckpointFolder *folder, const char *partial, const Trained *t, const RunState *run,
                                Manifest *manifest) {
     char path[PATH_MAX], done[MANIFEST_TEXT];
     path_join(path, partial, manifest_file(manifest, MANIFEST_STATE));
@@ -93,7 +93,7 @@ static inline void save_finish(CheckpointFolder *folder, const char *partial, co
 }
 
 // Refuses a disk that is too small before anything is written to it. `where` begins the line. For rank 0 to find out.
-static inline void checkpoint_check_space(const CheckpointFolder *folder, const Trained *t, const char *where) {
+static void checkpoint_check_space(const CheckpointFolder *folder, const Trained *t, const char *where) {
     uint64_t wanted = checkpoint_bytes(t), available;
     char last[64] = "";
     if (dist_rank() != 0 || !space_available(folder->path, &available) || wanted <= available) return;
@@ -103,7 +103,7 @@ static inline void checkpoint_check_space(const CheckpointFolder *folder, const 
         human_bytes((double)wanted), (unsigned long long)wanted, human_bytes((double)available), last);
 }
 
-static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
+static void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
     char partial[PATH_MAX], path[PATH_MAX];
     CheckpointProgress progress;
     Manifest manifest;
@@ -125,14 +125,14 @@ static inline void checkpoint_save(CheckpointFolder *folder, const Trained *t, c
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------------
-static inline void load_check_sum(const char *path, uint64_t found, uint64_t expected) {
+static void load_check_sum(const char *path, uint64_t found, uint64_t expected) {
     if (found != expected)
         die("%s: is damaged: its checksum is %016llx, not %016llx; remove its folder, and --resume takes the one "
             "before",
             path, (unsigned long long)found, (unsigned long long)expected);
 }
 
-static inline void load_state(const char *path, const char *checkpoint, RunState *run, const Manifest *manifest) {
+static void load_state(const char *path, const char *checkpoint, RunState *run, const Manifest *manifest) {
     size_t length;
     char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
     load_check_sum(path, checksum_piece(0, text, length), manifest->checksum[MANIFEST_STATE]);
@@ -142,7 +142,7 @@ static inline void load_state(const char *path, const char *checkpoint, RunState
 
 // What memory holds of sections behind `header` bytes of a file. Who holds all of it verifies all of it; else the ranks
 // do so together.
-static inline void load_sections(const InputFile *file, size_t header, const Trained *t, const Section *sections,
+static void load_sections(const InputFile *file, size_t header, const Trained *t, const Section *sections,
                                  size_t count, CheckpointProgress *progress, uint64_t expected) {
     const int whole = holds_whole(sections[0].held);
     Checksum sum = {{0, 0}};
@@ -160,7 +160,7 @@ static inline void load_sections(const InputFile *file, size_t header, const Tra
     load_check_sum(file->path, checksum_value(0, &sum, file->bytes), expected);
 }
 
-static inline void load_weights(const char *path, const Trained *t, CheckpointProgress *progress,
+static void load_weights(const char *path, const Trained *t, CheckpointProgress *progress,
                                 const Manifest *manifest) {
     WeightSource *source = weights_open(path);
     const Section section = weights_section(t);
@@ -180,7 +180,7 @@ static inline void load_weights(const char *path, const Trained *t, CheckpointPr
 }
 
 // Of any file, each rank a part of it: the parser of adapters shall not be the one to find damage. Collective.
-static inline uint64_t file_checksum(const InputFile *file) {
+static uint64_t file_checksum(const InputFile *file) {
     const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
     Checksum sum = {{0, 0}};
     size_t at, n;
@@ -193,7 +193,7 @@ static inline uint64_t file_checksum(const InputFile *file) {
     return checksum_value(0, &sum, file->bytes);
 }
 
-static inline void load_adapters(const char *path, const Trained *t, CheckpointProgress *progress,
+static void load_adapters(const char *path, const Trained *t, CheckpointProgress *progress,
                                  const Manifest *manifest) {
     InputFile file = input_open(path);
     WeightSource *source;
@@ -214,7 +214,7 @@ static inline void load_adapters(const char *path, const Trained *t, CheckpointP
     weights_close(source);
 }
 
-static inline void load_config(const char *path, const Manifest *manifest) {
+static void load_config(const char *path, const Manifest *manifest) {
     size_t length;
     char *text = input_read_text(path, ADAPTER_CONFIG_TEXT, &length);
     load_check_sum(path, checksum_piece(0, text, length), manifest->checksum[MANIFEST_CONFIG]);
@@ -222,7 +222,7 @@ static inline void load_config(const char *path, const Manifest *manifest) {
 }
 
 // A run goes on with what it began with. lora: whether this run trains adapters
-static inline void checkpoint_check_kind(const char *checkpoint, const Manifest *manifest, int lora) {
+static void checkpoint_check_kind(const char *checkpoint, const Manifest *manifest, int lora) {
     if (manifest->adapters && !lora)
         die("%s: holds adapters, but without --lora-rank or --adapter this run trains the whole model; resume with the "
             "options that the run began with",
@@ -233,7 +233,7 @@ static inline void checkpoint_check_kind(const char *checkpoint, const Manifest 
             checkpoint, checkpoint);
 }
 
-static inline void load_check_optimizer(const char *path, const OptimizerHeader *found, const OptimizerHeader *wanted) {
+static void load_check_optimizer(const char *path, const OptimizerHeader *found, const OptimizerHeader *wanted) {
     if (memcmp(found->magic, wanted->magic, sizeof(found->magic)) != 0)
         die("%s: does not begin with " OPTIMIZER_MAGIC ", so it is no state of an optimizer", path);
     if (found->byte_order != wanted->byte_order) die("%s: was written on a machine of the other byte order", path);
@@ -253,7 +253,7 @@ static inline void load_check_optimizer(const char *path, const OptimizerHeader 
             (unsigned long long)wanted->step);
 }
 
-static inline void load_optimizer(const char *path, const Trained *t, size_t step, CheckpointProgress *progress,
+static void load_optimizer(const char *path, const Trained *t, size_t step, CheckpointProgress *progress,
                                   const Manifest *manifest) {
     const uint64_t expected = sizeof(OptimizerHeader) + sections_bytes(t, MANIFEST_OPTIMIZER);
     OptimizerHeader header, wanted = optimizer_header(t, step);
@@ -273,7 +273,7 @@ static inline void load_optimizer(const char *path, const Trained *t, size_t ste
 // Fills weights and optimizer from the checkpoint of that step, and *run with where it stood; schedule and settings of
 // *run are this run's and must agree (run_state.h). Whatever is not as it should be ends the program with one line.
 // Collective.
-static inline void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
+static void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
     char checkpoint[PATH_MAX], path[PATH_MAX];
     CheckpointProgress progress = checkpoint_progress_begin("resuming", t, t->optimizer_sharding.ranks);
     const char *fault;

@@ -36,43 +36,43 @@ typedef struct {
 enum { SECTIONS = 3 }; // of a file, at most
 
 // Bytes of it in the file.
-static inline size_t section_size(const Trained *t, Section s) {
+static size_t section_size(const Trained *t, Section s) {
     return s.memory ? t->model->elements * dtype_size(s.type) : 0;
 }
 
 // m, v and master in the order of the file.
-static inline void optimizer_sections(const Trained *t, Section sections[SECTIONS]) {
+static void optimizer_sections(const Trained *t, Section sections[SECTIONS]) {
     size_t i;
     for (i = 0; i < SECTIONS; i++) sections[i].type = t->moment_type, sections[i].held = t->optimizer_sharding;
     sections[0].memory = (char *)t->optimizer.m, sections[1].memory = (char *)t->optimizer.v;
     sections[2].memory = (char *)t->optimizer.master, sections[2].type = DTYPE_FP32;
 }
 
-static inline Section weights_section(const Trained *t) {
+static Section weights_section(const Trained *t) {
     Section section = {t->weights, t->model->dtype, t->weights_sharding_of};
     return section;
 }
 
-static inline int saves_master(const Trained *t) { return t->lora && t->optimizer.master; }
+static int saves_master(const Trained *t) { return t->lora && t->optimizer.master; }
 
 // The type of the weights in the file, and those weights.
-static inline DType saved_type(const Trained *t) { return saves_master(t) ? DTYPE_FP32 : t->model->dtype; }
+static DType saved_type(const Trained *t) { return saves_master(t) ? DTYPE_FP32 : t->model->dtype; }
 
-static inline Section saved_weights(const Trained *t) {
+static Section saved_weights(const Trained *t) {
     Section sections[SECTIONS];
     optimizer_sections(t, sections);
     return saves_master(t) ? sections[2] : weights_section(t);
 }
 
 // The sections of a file, MANIFEST_MODEL or MANIFEST_OPTIMIZER; returns how many.
-static inline size_t file_sections(const Trained *t, size_t file, Section sections[SECTIONS]) {
+static size_t file_sections(const Trained *t, size_t file, Section sections[SECTIONS]) {
     optimizer_sections(t, sections);
     if (file == MANIFEST_OPTIMIZER) return SECTIONS;
     sections[0] = saved_weights(t);
     return 1;
 }
 
-static inline uint64_t sections_bytes(const Trained *t, size_t file) {
+static uint64_t sections_bytes(const Trained *t, size_t file) {
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
     uint64_t bytes = 0;
@@ -98,7 +98,7 @@ typedef struct {
     uint64_t zero[2];
 } OptimizerHeader;
 
-static inline OptimizerHeader optimizer_header(const Trained *t, size_t step) {
+static OptimizerHeader optimizer_header(const Trained *t, size_t step) {
     OptimizerHeader header;
     memset(&header, 0, sizeof(header));
     memcpy(header.magic, OPTIMIZER_MAGIC, sizeof(header.magic));
@@ -112,7 +112,7 @@ static inline OptimizerHeader optimizer_header(const Trained *t, size_t step) {
 #define CHECKPOINT_HEADER sizeof(staged_reformed.bytes) // bytes at most
 
 // The first bytes of a file, up to its sections; returns how many.
-static inline size_t file_header(const Trained *t, size_t file, size_t step, void *room) {
+static size_t file_header(const Trained *t, size_t file, size_t step, void *room) {
     if (file == MANIFEST_OPTIMIZER) {
         const OptimizerHeader header = optimizer_header(t, step);
         memcpy(room, &header, sizeof(header));
@@ -124,7 +124,7 @@ static inline size_t file_header(const Trained *t, size_t file, size_t step, voi
 }
 
 // Bytes of all of a checkpoint, at most.
-static inline uint64_t checkpoint_bytes(const Trained *t) {
+static uint64_t checkpoint_bytes(const Trained *t) {
     uint64_t headers = sizeof(FlatHeader) + sizeof(OptimizerHeader);
     if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
     return headers + sections_bytes(t, MANIFEST_MODEL) + sections_bytes(t, MANIFEST_OPTIMIZER) + RUN_STATE_LIMIT;
@@ -137,7 +137,7 @@ typedef struct {
 } CheckpointProgress;
 
 // ranks: over how many the bytes are dealt
-static inline CheckpointProgress checkpoint_progress_begin(const char *what, const Trained *t, size_t ranks) {
+static CheckpointProgress checkpoint_progress_begin(const char *what, const Trained *t, size_t ranks) {
     const uint64_t bytes = sections_bytes(t, MANIFEST_MODEL) + sections_bytes(t, MANIFEST_OPTIMIZER);
     CheckpointProgress progress;
     progress.bar = progress_begin(stderr, what, 0, (double)bytes / (double)ranks);
@@ -145,7 +145,7 @@ static inline CheckpointProgress checkpoint_progress_begin(const char *what, con
     return progress;
 }
 
-static inline void checkpoint_progress_advance(CheckpointProgress *progress, size_t bytes) {
+static void checkpoint_progress_advance(CheckpointProgress *progress, size_t bytes) {
     progress->done += bytes;
     progress_update(&progress->bar, (double)progress->done);
 }
@@ -155,7 +155,7 @@ static inline void checkpoint_progress_advance(CheckpointProgress *progress, siz
 static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
 
 // This rank's part of a section that begins at byte `at` of the file.
-static inline void section_write(const OutputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
+static void section_write(const OutputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
                                  CheckpointProgress *progress) {
     const size_t size = dtype_size(s.type);
     size_t i, begin, n;
@@ -173,7 +173,7 @@ static inline void section_write(const OutputFile *file, uint64_t at, const Trai
 }
 
 // What memory holds of a section that begins at byte `at` of the file.
-static inline void section_read(const InputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
+static void section_read(const InputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
                                 CheckpointProgress *progress) {
     const size_t size = dtype_size(s.type);
     size_t i, begin, n;

@@ -14,7 +14,7 @@ typedef struct {
     double *sum, *tokens; // [buckets] of the losses, and of the targets that count
 } Curve;
 
-static inline size_t curve_bucket(const Curve *curve, size_t position) {
+static size_t curve_bucket(const Curve *curve, size_t position) {
     size_t bucket = 0;
     if (curve->width) return position / curve->width;
     while (position) position /= 2, bucket++;
@@ -22,12 +22,12 @@ static inline size_t curve_bucket(const Curve *curve, size_t position) {
 }
 
 // Where a bucket begins; it ends where the next one begins.
-static inline size_t curve_begin(const Curve *curve, size_t bucket) {
+static size_t curve_begin(const Curve *curve, size_t bucket) {
     if (curve->width) return bucket * curve->width;
     return bucket ? (size_t)1 << (bucket - 1) : 0;
 }
 
-static inline Curve curve_allocate(size_t width, size_t longest) {
+static Curve curve_allocate(size_t width, size_t longest) {
     Curve curve = {width, 0, NULL, NULL};
     curve.buckets = curve_bucket(&curve, longest - 1) + 1;
     curve.sum = (double *)checked_calloc(curve.buckets, sizeof(double), "the curve of the loss");
@@ -35,13 +35,13 @@ static inline Curve curve_allocate(size_t width, size_t longest) {
     return curve;
 }
 
-static inline void curve_free(Curve *curve) {
+static void curve_free(Curve *curve) {
     free(curve->sum), free(curve->tokens);
     memset(curve, 0, sizeof(*curve));
 }
 
 // logp[N] of the batch's targets, fp32 or double
-static inline void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
+static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
     size_t t;
     for (t = 0; t < batch->N; t++) {
         double value = type == DTYPE_FP64 ? ((const double *)logp)[t] : (double)((const float *)logp)[t];
@@ -53,7 +53,7 @@ static inline void curve_add(Curve *curve, const Batch *batch, const void *logp,
 }
 
 // One line per bucket that has tokens.
-static inline void curve_report(FILE *out, const Curve *curve) {
+static void curve_report(FILE *out, const Curve *curve) {
     size_t i;
     fprintf(out, "%21s  %10s  %s\n", "position in document", "loss", "tokens");
     for (i = 0; i < curve->buckets; i++) {
@@ -66,7 +66,7 @@ static inline void curve_report(FILE *out, const Curve *curve) {
 }
 
 // "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is the first position that is not in it.
-static inline void curve_json(JsonOut *json, const Curve *curve) {
+static void curve_json(JsonOut *json, const Curve *curve) {
     size_t i;
     json_array(json, "curve");
     for (i = 0; i < curve->buckets; i++) {

@@ -46,7 +46,7 @@ typedef struct {
 
 // ---- log.jsonl -----------------------------------------------------------------------------------------------------------
 // The step of a complete record, or SIZE_MAX.
-static inline size_t record_step(const char *line, size_t length) {
+static size_t record_step(const char *line, size_t length) {
     static const char opening[] = "{\"step\": ";
     size_t step = 0, at = sizeof(opening) - 1;
     if (length < at + 3 || memcmp(line, opening, at) != 0 || line[length - 2] != '}' || line[length - 1] != '\n')
@@ -57,7 +57,7 @@ static inline size_t record_step(const char *line, size_t length) {
 }
 
 // Cuts the file off after its last record of a step up to `step`; nothing remains where there is no step to go back to.
-static inline void records_truncate(const char *path, size_t step) {
+static void records_truncate(const char *path, size_t step) {
     FILE *file = fopen(path, "r+");
     char *line = NULL;
     size_t capacity = 0, keep = 0;
@@ -75,7 +75,7 @@ static inline void records_truncate(const char *path, size_t step) {
 }
 
 // Of a new run the file must be empty or absent: checkpoint_open has seen to that.
-static inline void records_open(RunLog *log, const char *folder, int resume, size_t step) {
+static void records_open(RunLog *log, const char *folder, int resume, size_t step) {
     make_folder(folder);
     path_join(log->path, folder, RECORDS_NAME);
     if (resume) records_truncate(log->path, step);
@@ -86,7 +86,7 @@ static inline void records_open(RunLog *log, const char *folder, int resume, siz
 // ---- opening -------------------------------------------------------------------------------------------------------------
 // text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done before:
 // 0, or the step that is resumed from.
-static inline RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
+static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
     RunLog log;
     memset(&log, 0, sizeof(log));
     log.text = text;
@@ -96,21 +96,21 @@ static inline RunLog runlog_open(FILE *text, const char *folder, int resume, siz
     return log;
 }
 
-static inline void runlog_close(RunLog *log) {
+static void runlog_close(RunLog *log) {
     progress_end(&log->progress);
     if (log->records && fclose(log->records)) die("cannot write %s: %s", log->path, strerror(errno));
     log->records = NULL;
 }
 
 // A record is filled between these two. Only where log->records is open.
-static inline JsonOut runlog_record(RunLog *log, size_t step) {
+static JsonOut runlog_record(RunLog *log, size_t step) {
     JsonOut json = json_open(log->records);
     json_object(&json, NULL);
     json_size(&json, "step", step);
     return json;
 }
 
-static inline void runlog_record_end(RunLog *log, JsonOut *json) {
+static void runlog_record_end(RunLog *log, JsonOut *json) {
     int error;
     json_object_end(json);
     error = json_close(json);
@@ -119,7 +119,7 @@ static inline void runlog_record_end(RunLog *log, JsonOut *json) {
 
 // How this run, or this part of a resumed one, was called; `step` is the last one done before. The record is of the step after:
 // if that is never saved, another part begins there.
-static inline void runlog_options(RunLog *log, size_t step, const Options *options) {
+static void runlog_options(RunLog *log, size_t step, const Options *options) {
     JsonOut json;
     if (!log->records || step >= log->steps) return; // this part has no steps
     json = runlog_record(log, step + 1);
@@ -130,7 +130,7 @@ static inline void runlog_options(RunLog *log, size_t step, const Options *optio
 
 // ---- what is said ----------------------------------------------------------------------------------------------------------
 // "123.4 GFLOP/s", five digits at most
-static inline const char *human_rate(double per_second, char text[32]) {
+static const char *human_rate(double per_second, char text[32]) {
     static const char *const units[] = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
     int unit = 0;
     per_second /= 1e6;
@@ -139,18 +139,18 @@ static inline const char *human_rate(double per_second, char text[32]) {
     return text;
 }
 
-static inline int digits_of(size_t number) {
+static int digits_of(size_t number) {
     int digits = 1;
     while (number >= 10) number /= 10, digits++;
     return digits;
 }
 
 // Of a step without what completions and their rewards took.
-static inline double training_seconds(const StepReport *r) {
+static double training_seconds(const StepReport *r) {
     return r->seconds - r->rollout_seconds - r->reward_seconds;
 }
 
-static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
+static void step_line(FILE *out, const StepReport *r, size_t steps) {
     double seconds = training_seconds(r), rate = seconds > 0 ? r->flops / seconds : 0;
     double speed = seconds > 0 ? r->tokens / seconds : 0;
     char rate_text[32];
@@ -169,7 +169,7 @@ static inline void step_line(FILE *out, const StepReport *r, size_t steps) {
     fputc('\n', out);
 }
 
-static inline void runlog_step(RunLog *log, const StepReport *r) {
+static void runlog_step(RunLog *log, const StepReport *r) {
     double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : NAN;
     if (log->text) {
         progress_clear(&log->progress);
@@ -199,7 +199,7 @@ static inline void runlog_step(RunLog *log, const StepReport *r) {
     progress_update(&log->progress, (double)r->step);
 }
 
-static inline void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
+static void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
     if (log->text) {
         progress_clear(&log->progress);
         fprintf(log->text, "step %*zu/%zu | validation loss %8.5f", digits_of(log->steps), step, log->steps,
@@ -217,7 +217,7 @@ static inline void runlog_validation(RunLog *log, size_t step, const Evaluation 
     }
 }
 
-static inline void runlog_sample(RunLog *log, size_t step, const char *sample, size_t bytes) {
+static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t bytes) {
     if (log->text) {
         progress_clear(&log->progress);
         fprintf(log->text, "step %*zu/%zu | sample:\n", digits_of(log->steps), step, log->steps);

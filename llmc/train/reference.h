@@ -19,7 +19,7 @@ among the settings of state.json), and by that key the file is found.
 // ---- keys ---------------------------------------------------------------------------------------------------------
 // Of a configuration and all weights, as they are in device memory: any op set, number of threads and of ranks give the
 // same. Never 0. adapter: 0, or a key of what is added to the weights. Collective.
-static inline uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights,
+static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights,
                                  uint64_t adapter) {
     char config[4096];
     uint64_t key;
@@ -31,13 +31,13 @@ static inline uint64_t model_key(const Model *model, Sharding memory, const Ops 
 }
 
 // Of a run's model without adapters.
-static inline uint64_t run_base_key(const Run *run) {
+static uint64_t run_base_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     return model_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights, 0);
 }
 
 // With the adapters that it has.
-static inline uint64_t run_model_key(const Run *run) {
+static uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
     uint64_t adapter;
@@ -48,7 +48,7 @@ static inline uint64_t run_model_key(const Run *run) {
 }
 
 // What a file of log-probabilities of this data under that model says of itself.
-static inline LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
+static LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
     const Documents *d = &data->documents;
     const Options *o = run->options;
     LogprobHeader h;
@@ -72,7 +72,7 @@ typedef struct {
 } LogprobSum;
 
 // Of document i of a stream that has gone through the model: logp[N] of `type`.
-static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
+static void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
                                            const void *logp, DType type, LogprobSum *sum) {
     const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
@@ -96,7 +96,7 @@ static inline void logprobs_write_document(LogprobWriter *w, Documents *d, const
 }
 
 // The file at `path` for all ranks, where rank 0 has created it; each writes what it computes.
-static inline void logprobs_share(LogprobWriter *w, const char *path) {
+static void logprobs_share(LogprobWriter *w, const char *path) {
     char temporary[PATH_MAX] = "";
     if (dist_rank() == 0) memcpy(temporary, w->output.temporary, sizeof(temporary));
     dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
@@ -104,7 +104,7 @@ static inline void logprobs_share(LogprobWriter *w, const char *path) {
     if (dist_rank() != 0) output_join(&w->output, path, temporary);
 }
 
-static inline void logprobs_finish(LogprobWriter *w, uint64_t counted) {
+static void logprobs_finish(LogprobWriter *w, uint64_t counted) {
     if (dist_rank() != 0) output_leave(&w->output);
     dist_barrier();
     if (dist_rank() == 0) logprobs_commit(w, counted);
@@ -113,7 +113,7 @@ static inline void logprobs_finish(LogprobWriter *w, uint64_t counted) {
 
 // All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
 // batch: of dataloader_batch, or as large. The loader is somewhere else afterwards.
-static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
+static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
                                           Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
@@ -144,7 +144,7 @@ static inline LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *strea
 // ---- the reference of a training run ------------------------------------------------------------------------------
 // The key by which the state of a checkpoint (its folder) knows the reference. 0: it had none, which comparing the
 // settings will tell.
-static inline uint64_t reference_key_of(const char *checkpoint) {
+static uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *text, *end;
     size_t length;
     const cJSON *settings;
@@ -166,14 +166,14 @@ static inline uint64_t reference_key_of(const char *checkpoint) {
 }
 
 // Of everything that the values depend on.
-static inline uint64_t reference_file_key(const LogprobHeader *h) {
+static uint64_t reference_file_key(const LogprobHeader *h) {
     uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
     memcpy(&temperature, &h->temperature, sizeof(temperature));
     return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
 }
 
 // Where it may be: beside the first shard, in --out (or empty).
-static inline void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
+static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
                                     char path[2][PATH_MAX]) {
     const char *shard = data->documents.shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
     char name[64], folder[PATH_MAX];
@@ -184,14 +184,14 @@ static inline void reference_places(const Run *run, const DataLoader *data, cons
     if (out) path_join(path[1], out, name);
 }
 
-static inline int folder_is_writable(const char *path) {
+static int folder_is_writable(const char *path) {
     char folder[PATH_MAX];
     snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
     return access(*folder ? folder : "/", W_OK | X_OK) == 0;
 }
 
 // The first of these places that will do, as rank 0 sees it; -1: none. A moment later another rank may see another one.
-static inline int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
+static int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
     int i, place = -1, error;
     for (i = 0; i < 2 && place < 0; i++)
         if (*path[i] && will_do(path[i])) place = i;
@@ -201,7 +201,7 @@ static inline int reference_place(char path[2][PATH_MAX], int (*will_do)(const c
     return place;
 }
 
-static inline void reference_compute(Run *run, DataLoader *data, Batch *batch, const LogprobHeader *wanted,
+static void reference_compute(Run *run, DataLoader *data, Batch *batch, const LogprobHeader *wanted,
                                      const char *path) {
     LogprobWriter writer;
     if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path);
@@ -217,7 +217,7 @@ static inline void reference_compute(Run *run, DataLoader *data, Batch *batch, c
 // The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,
 // computed. Before the first step; batch as above, the loader is to be put in its place afterwards. key: of the
 // reference, by model_key or, in a resumed run, by reference_key_of.
-static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
+static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
                                      int at_hand) {
     char path[2][PATH_MAX];
     LogprobHeader wanted;
@@ -244,7 +244,7 @@ static inline void reference_prepare(LogprobFile *file, Run *run, DataLoader *da
 }
 
 // Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
-static inline void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
+static void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
     const LogprobFile *reference = data->documents.settings.reference, *old = data->documents.settings.old;
     LogprobHeader wanted;
     if (!data->of_documents) return;

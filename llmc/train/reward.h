@@ -64,7 +64,7 @@ typedef struct {
 // ---- the command and its guard --------------------------------------------------------------------------------------
 // Our environment without what the launcher of ranks (Open MPI, MPICH, Slurm) has told this one: an MPI program would take
 // itself for that rank. The job's nodes, and settings that nested launches need, stay. The strings are the environment's.
-static inline char **reward_environment(void) {
+static char **reward_environment(void) {
     static const char *const launcher[] = {
         "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
         "MV2_COMM_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID=", "SLURM_GTIDS", "SLURM_TASK_PID"};
@@ -82,14 +82,14 @@ static inline char **reward_environment(void) {
     return environment;
 }
 
-static inline void reward_pipe(int ends[2]) {
+static void reward_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC))
         die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
 }
 
 // sh -c script argument, as the leader of a new process group. in, out: its standard input and output; -1: ours. A
 // spawned process shares no memory with us: a fork would hold on to every page that training then changes.
-static inline pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
+static pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
     char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -118,7 +118,7 @@ static inline pid_t reward_spawn(const Reward *r, const char *script, const char
     return process;
 }
 
-static inline void reward_start(Reward *r) {
+static void reward_start(Reward *r) {
     int input[2], output[2], guarded[2];
     char group[32];
     reward_pipe(input), reward_pipe(output), reward_pipe(guarded);
@@ -131,12 +131,12 @@ static inline void reward_start(Reward *r) {
     r->answer_bytes = 0;
 }
 
-static inline void reward_reap(pid_t process) {
+static void reward_reap(pid_t process) {
     while (waitpid(process, NULL, 0) < 0 && errno == EINTR) continue;
 }
 
 // Ends the command with all it has started. It is not reaped before, so that its number cannot be another's by then.
-static inline void reward_stop(Reward *r) {
+static void reward_stop(Reward *r) {
     if (!r->process) return;
     kill(-r->process, SIGKILL);
     reward_reap(r->process);
@@ -149,7 +149,7 @@ static inline void reward_stop(Reward *r) {
 }
 
 // room: 0, or the most bytes that `lines` of reward_ask wants to make at once
-static inline void reward_open(Reward *r, const char *command, double timeout, size_t room) {
+static void reward_open(Reward *r, const char *command, double timeout, size_t room) {
     memset(r, 0, sizeof(*r));
     r->command = command, r->timeout = timeout;
     r->room = max_size(room, REWARD_BUFFER);
@@ -158,13 +158,13 @@ static inline void reward_open(Reward *r, const char *command, double timeout, s
     reward_start(r);
 }
 
-static inline void reward_restart(Reward *r) {
+static void reward_restart(Reward *r) {
     reward_stop(r);
     reward_start(r);
 }
 
 // Whether the command has ended within `seconds`; it is left to be reaped.
-static inline int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
+static int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
     const struct timespec pause = {0, 1000000};
     double until = seconds_now() + seconds;
     do {
@@ -176,7 +176,7 @@ static inline int reward_ended(const Reward *r, double seconds, siginfo_t *how) 
 }
 
 // The end of its input tells the command to end; it has a second for that.
-static inline void reward_close(Reward *r) {
+static void reward_close(Reward *r) {
     siginfo_t how;
     if (r->process && r->to >= 0) {
         close(r->to);
@@ -189,7 +189,7 @@ static inline void reward_close(Reward *r) {
 }
 
 // ---- verdicts -------------------------------------------------------------------------------------------------------
-__attribute__((format(printf, 3, 4))) static inline RewardStatus reward_verdict(Reward *r, RewardStatus status,
+__attribute__((format(printf, 3, 4))) static RewardStatus reward_verdict(Reward *r, RewardStatus status,
                                                                                 const char *format, ...) {
     size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command ");
     va_list args;
@@ -200,7 +200,7 @@ __attribute__((format(printf, 3, 4))) static inline RewardStatus reward_verdict(
 }
 
 // An answer for a message: shortened, on one line.
-static inline const char *reward_quote(const char *text, size_t bytes, char quote[80]) {
+static const char *reward_quote(const char *text, size_t bytes, char quote[80]) {
     size_t i, most = min_size(bytes, 60);
     for (i = 0; i < most; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -210,7 +210,7 @@ static inline const char *reward_quote(const char *text, size_t bytes, char quot
     return quote;
 }
 
-static inline RewardStatus reward_died(Reward *r) {
+static RewardStatus reward_died(Reward *r) {
     siginfo_t how;
     if (!reward_ended(r, fmin(1, r->deadline - seconds_now()), &how))
         return reward_verdict(r, REWARD_DIED, "closed its output after %zu of %zu answers", r->answered, r->lines);
@@ -221,7 +221,7 @@ static inline RewardStatus reward_died(Reward *r) {
                           strsignal(how.si_status), r->answered, r->lines);
 }
 
-static inline RewardStatus reward_late(Reward *r) {
+static RewardStatus reward_late(Reward *r) {
     if (r->closed)
         return reward_verdict(r, REWARD_CLOSED, "closed its input after %zu of %zu answers", r->answered, r->lines);
     return reward_verdict(r, REWARD_HUNG, "gave %zu of %zu answers within %g seconds; --reward-timeout allows more",
@@ -230,7 +230,7 @@ static inline RewardStatus reward_late(Reward *r) {
 
 // ---- answers --------------------------------------------------------------------------------------------------------
 // text is zero-terminated. Not a number: 0. Python's NaN and Infinity are numbers here, and refused as such.
-static inline int reward_number(const char *text, double *value) {
+static int reward_number(const char *text, double *value) {
     static const char *const names[] = {"NaN", "Infinity", "nan", "inf"};
     const char *name = text + (*text == '-');
     char *end;
@@ -244,7 +244,7 @@ static inline int reward_number(const char *text, double *value) {
 }
 
 // Of an object: the number of its key "reward", which is there once.
-static inline int reward_of_object(const char *text, double *value) {
+static int reward_of_object(const char *text, double *value) {
     cJSON *object = cJSON_ParseWithOpts(text, NULL, 1);
     const cJSON *item, *found = NULL;
     size_t count = 0;
@@ -259,7 +259,7 @@ static inline int reward_of_object(const char *text, double *value) {
 }
 
 // One answer, text[bytes] without its newline; text[bytes] may be written.
-static inline RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *reward) {
+static RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     char quote[80];
     double value;
     if (r->answered == r->sent) {
@@ -284,7 +284,7 @@ static inline RewardStatus reward_take(Reward *r, char *text, size_t bytes, floa
 }
 
 // What has come. All answers are looked at, also those behind the last that is wanted.
-static inline RewardStatus reward_read(Reward *r, float *reward) {
+static RewardStatus reward_read(Reward *r, float *reward) {
     ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
     char *begin = r->answer, *end, *newline;
     char quote[80];
@@ -307,7 +307,7 @@ static inline RewardStatus reward_read(Reward *r, float *reward) {
 // ---- asking ---------------------------------------------------------------------------------------------------------
 // write without the signal that ends a program whose reader has gone: blocked, and taken from what is pending if it was
 // not before.
-static inline ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
+static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     const struct timespec at_once = {0, 0};
     sigset_t pipe_signal, before, pending;
     ssize_t put;
@@ -326,12 +326,12 @@ static inline ssize_t reward_write_quietly(int fd, const char *text, size_t byte
 }
 
 // It has closed its input: what it was not sent it will not answer.
-static inline void reward_input_closed(Reward *r) {
+static void reward_input_closed(Reward *r) {
     r->closed = 1;
     if (r->sent < r->lines) r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
 }
 
-static inline void reward_write(Reward *r) {
+static void reward_write(Reward *r) {
     ssize_t put = reward_write_quietly(r->to, r->out + r->out_begin, r->out_end - r->out_begin);
     size_t i;
     if (put < 0 && errno != EAGAIN && errno != EINTR) reward_input_closed(r);
@@ -340,7 +340,7 @@ static inline void reward_write(Reward *r) {
 }
 
 // Waits until there is something to read or there is room to write, and does it.
-static inline RewardStatus reward_exchange(Reward *r, double seconds, float *reward) {
+static RewardStatus reward_exchange(Reward *r, double seconds, float *reward) {
     const int writing = r->out_begin < r->out_end && !r->closed;
     struct pollfd ends[2] = {{r->from, POLLIN, 0}, {r->closed ? -1 : r->to, (short)(writing ? POLLOUT : 0), 0}};
     RewardStatus status = REWARD_OK;
@@ -355,7 +355,7 @@ static inline RewardStatus reward_exchange(Reward *r, double seconds, float *rew
 
 // The rewards of n lines. Anything but REWARD_OK: the command is in no state to be asked again; of the rewards the
 // first r->answered are good.
-static inline RewardStatus reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
+static RewardStatus reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
     RewardStatus status = REWARD_OK;
     int more = 1;
     double now = seconds_now();

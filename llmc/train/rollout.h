@@ -99,11 +99,11 @@ typedef struct {
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
 // Tokens of the key/value cache for the longest text, and positions of it in a stream: its last token is only a target.
-static inline size_t rollout_capacity(const RolloutSettings *settings, const Documents *data) {
+static size_t rollout_capacity(const RolloutSettings *settings, const Documents *data) {
     return prompts_longest(data) + settings->max_new_tokens - 1;
 }
 
-static inline SequenceBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
+static SequenceBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
     SequenceBound bound;
     if (longest > PLACES / (P * G))
@@ -121,7 +121,7 @@ static inline SequenceBound rollout_bound(const RolloutSettings *settings, const
     return bound;
 }
 
-static inline void rollout_allocate_text(Rollout *r) {
+static void rollout_allocate_text(Rollout *r) {
     size_t token;
     r->decoder = *r->settings.text;
     r->decoder.text = NULL; // a prompt's text is begun anew
@@ -130,7 +130,7 @@ static inline void rollout_allocate_text(Rollout *r) {
     r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
 }
 
-static inline void rollout_allocate_step(Rollout *r) {
+static void rollout_allocate_step(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t P = s->prompts, texts = P * s->group_size, i;
     r->order = (uint32_t *)checked_calloc(prompts_count(r->data), sizeof(uint32_t), "the order of the prompts");
@@ -147,7 +147,7 @@ static inline void rollout_allocate_step(Rollout *r) {
     for (i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * s->max_new_tokens;
 }
 
-static inline void rollout_allocate_streams(Rollout *r) {
+static void rollout_allocate_streams(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t P = s->prompts, texts = P * s->group_size, streams = s->most_prompts;
     Packing *packing = &r->packing;
@@ -166,7 +166,7 @@ static inline void rollout_allocate_streams(Rollout *r) {
 }
 
 // data, and what settings point to, must outlive it.
-static inline void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, Documents *data) {
+static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, Documents *data) {
     memset(r, 0, sizeof(*r));
     r->settings = *settings, r->data = data;
     r->settings.sequence_tokens = rollout_bound(settings, data).N;
@@ -177,7 +177,7 @@ static inline void rollout_allocate(Rollout *r, const RolloutSettings *settings,
     reward_open(&r->command, settings->reward_command, settings->reward_timeout, r->piece);
 }
 
-static inline void rollout_free(Rollout *r) {
+static void rollout_free(Rollout *r) {
     reward_close(&r->command);
     sampler_batch_free(&r->sampler);
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
@@ -191,7 +191,7 @@ static inline void rollout_free(Rollout *r) {
 // ---- prompts and completions ----------------------------------------------------------------------------------------
 // The step's prompts, and a completion of each member of their groups that is to be written. Prompt number k of the run
 // is number k % count in the order of epoch k / count.
-static inline void rollout_prompts(Rollout *r, size_t step) {
+static void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t count = prompts_count(r->data), p, g;
     for (p = 0; p < s->prompts; p++) {
@@ -212,10 +212,10 @@ static inline void rollout_prompts(Rollout *r, size_t step) {
 }
 
 // ---- lines for the reward command: made a piece at a time -----------------------------------------------------------
-static inline int rollout_has_text(const Rollout *r) { return r->decoder.tokenizer || r->decoder.bytes; }
+static int rollout_has_text(const Rollout *r) { return r->decoder.tokenizer || r->decoder.bytes; }
 
 // What a field shows: ids[count]; NULL: nothing, which is null.
-static inline const int32_t *rollout_field(const Rollout *r, const RolloutLine *line, size_t *count) {
+static const int32_t *rollout_field(const Rollout *r, const RolloutLine *line, size_t *count) {
     const Completion *text = &r->completion[line->completion];
     size_t p = line->completion / r->settings.group_size;
     if (line->field == 1 || line->field == 3) return *count = text->tokens, text->ids;
@@ -224,14 +224,14 @@ static inline const int32_t *rollout_field(const Rollout *r, const RolloutLine *
 }
 
 // New text of the field, from its byte `begin` on, as it stands in a JSON string.
-static inline size_t rollout_escape(const TextOut *text, size_t begin, char *out) {
+static size_t rollout_escape(const TextOut *text, size_t begin, char *out) {
     size_t bytes = 0, taken;
     for (; begin < text->bytes; begin += taken)
         bytes += json_escape(text->memory + begin, text->bytes - begin, out + bytes, &taken);
     return bytes;
 }
 
-static inline size_t rollout_field_begin(RolloutLine *line, int as_ids, const int32_t *ids, char *scratch, char *out) {
+static size_t rollout_field_begin(RolloutLine *line, int as_ids, const int32_t *ids, char *scratch, char *out) {
     static const char *const names[2][4] = {
         {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
         {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", ""}};
@@ -245,7 +245,7 @@ static inline size_t rollout_field_begin(RolloutLine *line, int as_ids, const in
 }
 
 // The next token of a field, or its end.
-static inline size_t rollout_field_go_on(Rollout *r, int as_ids, const int32_t *ids, size_t count, char *out) {
+static size_t rollout_field_go_on(Rollout *r, int as_ids, const int32_t *ids, size_t count, char *out) {
     RolloutLine *line = &r->line;
     size_t begin = line->text.bytes, bytes;
     if (line->token < count && as_ids) {
@@ -265,7 +265,7 @@ static inline size_t rollout_field_go_on(Rollout *r, int as_ids, const int32_t *
     return bytes;
 }
 
-static inline size_t rollout_line_end(Rollout *r, char *out) {
+static size_t rollout_line_end(Rollout *r, char *out) {
     RolloutLine *line = &r->line;
     size_t p = line->completion / r->settings.group_size;
     int ended = r->completion[line->completion].ended;
@@ -274,13 +274,13 @@ static inline size_t rollout_line_end(Rollout *r, char *out) {
                             ended ? "true" : "false");
 }
 
-static inline void rollout_lines_begin(Rollout *r) {
+static void rollout_lines_begin(Rollout *r) {
     memset(&r->line, 0, sizeof(r->line));
     r->line.token = SIZE_MAX;
 }
 
 // RewardLines of reward.h
-static inline size_t rollout_lines(void *context, char *out, size_t room) {
+static size_t rollout_lines(void *context, char *out, size_t room) {
     Rollout *r = (Rollout *)context;
     RolloutLine *line = &r->line;
     size_t bytes = 0, count;
@@ -300,7 +300,7 @@ static inline size_t rollout_lines(void *context, char *out, size_t room) {
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
 // Some replica's command has failed, and was started again: rank 0 tells people. left_out: groups, of this replica.
-static inline void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
+static void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
     double sums[2] = {(double)failed, (double)left_out};
     char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
     size_t first;
@@ -316,7 +316,7 @@ static inline void rollout_note_failures(const Rollout *r, size_t step, int fail
 }
 
 // How many of the step's completions, from the first on, have their rewards: all, unless the command fails.
-static inline size_t rollout_rewards(Rollout *r, size_t step) {
+static size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t texts = s->prompts * s->group_size, known;
     rollout_lines_begin(r);
@@ -338,7 +338,7 @@ static inline size_t rollout_rewards(Rollout *r, size_t step) {
 }
 
 // Of a group whose rewards are known.
-static inline void rollout_group_metrics(Rollout *r, size_t p) {
+static void rollout_group_metrics(Rollout *r, size_t p) {
     size_t G = r->settings.group_size, g, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
     double mean = 0, squares = 0;
@@ -355,7 +355,7 @@ static inline void rollout_group_metrics(Rollout *r, size_t p) {
 
 // ---- streams --------------------------------------------------------------------------------------------------------
 // Groups into streams, as few as first-fit decreasing finds.
-static inline void rollout_pack(Rollout *r, size_t known) {
+static void rollout_pack(Rollout *r, size_t known) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, count = 0, p, g;
     for (p = 0; p < s->prompts; p++) {
@@ -376,7 +376,7 @@ static inline void rollout_pack(Rollout *r, size_t known) {
 }
 
 // Document d of a stream, from position b->N on: reads all but its last token, and predicts its completion.
-static inline void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward,
+static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward,
                                         double advantage) {
     size_t n = text->prompt_tokens + text->tokens - 1, t;
     for (t = 0; t < n; t++, b->N++) {
@@ -392,7 +392,7 @@ static inline void rollout_add_document(Batch *b, const Completion *text, size_t
 }
 
 // A stream that begins behind so many positions and documents of those before it, still empty.
-static inline Batch rollout_stream(const Rollout *r, size_t number, size_t positions, size_t documents) {
+static Batch rollout_stream(const Rollout *r, size_t number, size_t positions, size_t documents) {
     Batch b = r->all;
     b.N = b.documents = 0;
     b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
@@ -406,12 +406,12 @@ static inline Batch rollout_stream(const Rollout *r, size_t number, size_t posit
 }
 
 // Where other replicas have more streams.
-static inline Batch rollout_empty(const Rollout *r, Batch *b) {
+static Batch rollout_empty(const Rollout *r, Batch *b) {
     b->tokens[0] = r->documents[0]; // any that there is
     return batch_empty(b);
 }
 
-static inline void rollout_fill(Rollout *r) {
+static void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, positions = 0, documents = 0, i, p, g;
     memset(&r->counts, 0, sizeof(r->counts));
@@ -435,7 +435,7 @@ static inline void rollout_fill(Rollout *r) {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 // Streams to train on. Not while another is on its way through forward_backward or forward_only.
-static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
+static size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     const RolloutSettings *s = &r->settings;
     double begin = seconds_now(), written, rewarded;
     size_t known;
@@ -452,14 +452,14 @@ static inline size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     return r->streams;
 }
 
-static inline Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
+static Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
 
 // ---- from the command line ------------------------------------------------------------------------------------------
 #define ROLLOUT_SLOTS 64 // texts written side by side, where nothing else is asked for
 
 // What ends a completion: the tokenizer's end tokens and those of --stop-ids. end_ids: [the two's number] or NULL;
 // returns how many.
-static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
+static size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
     const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
     size_t i;
     for (i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
@@ -468,7 +468,7 @@ static inline size_t rollout_ends(const Options *o, const Prompt *text, uint32_t
 }
 
 // The step's prompts over the replicas, one more or less for each.
-static inline void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
+static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     const size_t D = world_replicas(w), d = world_replica(w);
     if (prompts < D)
         die_usage("--batch %zu prompts cannot be dealt over %zu replicas; take --batch %zu or more", prompts, D, D);
@@ -478,7 +478,7 @@ static inline void rollout_assignment(RolloutSettings *s, World w, size_t prompt
 }
 
 // text: the tokenizer of the run; end_ids: filled by rollout_ends. All of it must outlive the rollouts.
-static inline RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
+static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
     const Options *o = run->options;
     const size_t V = run->model.config.vocab_size;
     RolloutSettings s;
@@ -504,7 +504,7 @@ static inline RolloutSettings rollout_from_options(const Run *run, const Prompt 
 
 // What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
 // written.
-static inline SequenceBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
+static SequenceBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
                                          size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
     if (settings->rollout_tokens > seq_len)

@@ -37,7 +37,7 @@ typedef struct {
 
 // ---- writing ----------------------------------------------------------------------------------------------------------------
 // Returns the length of the text. Nothing of ours is allocated: the stream is the C library's.
-static inline size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
+static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     FILE *file = fmemopen(text, RUN_STATE_LIMIT, "w");
     JsonOut json;
@@ -71,32 +71,32 @@ static inline size_t run_state_text(const RunState *run, char text[RUN_STATE_LIM
 }
 
 // ---- reading ----------------------------------------------------------------------------------------------------------------
-static inline const cJSON *run_state_get(const cJSON *object, const char *key, const char *path) {
+static const cJSON *run_state_get(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = json_get(object, key);
     if (!item) die("%s: has no \"%s\"; it is not whole", path, key);
     return item;
 }
 
-static inline size_t run_state_size(const cJSON *object, const char *key, const char *path) {
+static size_t run_state_size(const cJSON *object, const char *key, const char *path) {
     uint64_t value;
     if (!json_whole_number(run_state_get(object, key, path), &value))
         die("%s: \"%s\" is not a whole number", path, key);
     return (size_t)value;
 }
 
-static inline double run_state_number(const cJSON *object, const char *key, const char *path) {
+static double run_state_number(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = run_state_get(object, key, path);
     if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) die("%s: \"%s\" is not a number", path, key);
     return item->valuedouble;
 }
 
-static inline const char *run_state_string(const cJSON *object, const char *key, const char *path) {
+static const char *run_state_string(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = run_state_get(object, key, path);
     if (!cJSON_IsString(item)) die("%s: \"%s\" is not text", path, key);
     return item->valuestring;
 }
 
-static inline Schedule run_state_schedule(const cJSON *root, const char *path) {
+static Schedule run_state_schedule(const cJSON *root, const char *path) {
     const cJSON *object = run_state_get(root, "schedule", path);
     const char *kind = run_state_string(object, "kind", path);
     Schedule schedule;
@@ -115,14 +115,14 @@ static inline Schedule run_state_schedule(const cJSON *root, const char *path) {
 
 // ---- comparing --------------------------------------------------------------------------------------------------------------
 // Where the first entry begins that differs between two lists "a=1,b=2"; 0 where one merely goes on behind the other.
-static inline size_t first_difference(const char *a, const char *b) {
+static size_t first_difference(const char *a, const char *b) {
     size_t i, begin = 0;
     for (i = 0; a[i] && a[i] == b[i]; i++)
         if (a[i] == ',') begin = i + 1;
     return a[i] && b[i] ? begin : 0;
 }
 
-static inline void run_state_compare_settings(const RunState *run, const cJSON *root, const char *checkpoint,
+static void run_state_compare_settings(const RunState *run, const cJSON *root, const char *checkpoint,
                                               const char *path) {
     const cJSON *settings = run_state_get(root, "settings", path), *item;
     size_t i;
@@ -156,7 +156,7 @@ static inline void run_state_compare_settings(const RunState *run, const cJSON *
     }
 }
 
-static inline void run_state_compare_schedule(const RunState *run, const Schedule *saved, size_t steps_made,
+static void run_state_compare_schedule(const RunState *run, const Schedule *saved, size_t steps_made,
                                               const char *checkpoint) {
     size_t step;
     for (step = 1; step <= steps_made; step++) {
@@ -173,7 +173,7 @@ static inline void run_state_compare_schedule(const RunState *run, const Schedul
 }
 
 // Takes up where the state in `text` (zero-terminated) stands; schedule and settings of *run are this run's and must agree.
-static inline void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint,
+static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint,
                                     const char *path) {
     cJSON *root = json_parse_object(text, length, path);
     Schedule saved;

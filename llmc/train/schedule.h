@@ -26,7 +26,7 @@ typedef struct {
     size_t warmup, steps;
 } Schedule;
 
-static inline ScheduleKind schedule_find(const char *name) {
+static ScheduleKind schedule_find(const char *name) {
     int i;
     for (i = 0; i < SCHEDULES; i++)
         if (!strcmp(schedule_names[i], name)) return (ScheduleKind)i;
@@ -34,7 +34,7 @@ static inline ScheduleKind schedule_find(const char *name) {
 }
 
 // The last step at the peak.
-static inline size_t schedule_decay_begin(const Schedule *schedule) {
+static size_t schedule_decay_begin(const Schedule *schedule) {
     size_t begin = max_size(schedule->warmup, 1), decay;
     if (schedule->kind == SCHEDULE_CONSTANT) return max_size(begin, schedule->steps);
     if (schedule->kind != SCHEDULE_WSD) return begin;
@@ -42,7 +42,7 @@ static inline size_t schedule_decay_begin(const Schedule *schedule) {
     return max_size(begin, schedule->steps - min_size(decay, schedule->steps));
 }
 
-static inline double schedule_learning_rate(const Schedule *schedule, size_t step) {
+static double schedule_learning_rate(const Schedule *schedule, size_t step) {
     size_t begin = schedule_decay_begin(schedule);
     double p, shape; // shape falls from 1 to 0
     if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);

@@ -36,7 +36,7 @@ typedef struct {
 } Trainer;
 
 // ---- settings -------------------------------------------------------------------------------------------------------
-static inline void add_setting(Trainer *t, const char *name, int may_change, const char *format, ...) {
+static void add_setting(Trainer *t, const char *name, int may_change, const char *format, ...) {
     size_t i = t->state.setting_count++;
     va_list args;
     if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
@@ -48,7 +48,7 @@ static inline void add_setting(Trainer *t, const char *name, int may_change, con
 }
 
 // What the objective and the adapters are.
-static inline void trainer_objective_settings(Trainer *t) {
+static void trainer_objective_settings(Trainer *t) {
     const Objective *objective = &t->run.settings.objective;
     const Lora *lora = &t->run.lora;
     const Options *o = t->run.options;
@@ -77,7 +77,7 @@ static inline void trainer_objective_settings(Trainer *t) {
 }
 
 // What has to be the same for a resumed run to give the same bits.
-static inline void trainer_settings(Trainer *t) {
+static void trainer_settings(Trainer *t) {
     const Options *o = t->run.options;
     char config[4096];
     t->state.settings = t->settings;
@@ -107,7 +107,7 @@ static inline void trainer_settings(Trainer *t) {
     add_setting(t, "--sp", 1, "%zu%s", world_sp(t->run.settings.world), t->run.settings.ring ? ", ring" : "");
 }
 
-static inline void trainer_schedule(Trainer *t) {
+static void trainer_schedule(Trainer *t) {
     const Options *o = t->run.options;
     Schedule *schedule = &t->state.schedule;
     schedule->kind = schedule_find(o->schedule);

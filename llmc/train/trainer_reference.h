@@ -9,14 +9,14 @@ named, or is kept beside the data; under adapters the base model is at hand and 
 
 // Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its
 // model.
-static inline int trainer_has_reference(const Trainer *t) {
+static int trainer_has_reference(const Trainer *t) {
     return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
            !t->run.options->rollout;
 }
 
 // Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one
 // that goes on, whose settings say which they were.
-static inline void trainer_find_reference(Trainer *t, const char *last) {
+static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
     uint64_t base = 0, policy;
@@ -32,14 +32,14 @@ static inline void trainer_find_reference(Trainer *t, const char *last) {
 }
 
 // What batches are filled from where no file was named: it is kept beside the data.
-static inline void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
+static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
     if (!trainer_has_reference(t) || data->documents.settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key, t->state.step == 0);
     data->documents.settings.reference = file;
 }
 
 // What the reference makes of a batch, where it is the base model under adapters.
-static inline void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
+static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     if (!t->run.settings.reference) return;
     run_reference(&t->run, batch);
     report->flops += flops_of_reference(&t->run.flop_count, batch);

@@ -8,16 +8,16 @@ the same bits. The ranks of a stream all know its loss and its tokens: these cou
 #include "llmc/data/objective.h"
 
 // What a rank adds to a sum over streams.
-static inline double once_per_sequence(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
+static double once_per_sequence(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
 
 // Of all streams, where `values` are this one's.
-static inline void sum_over_sequences(World w, double *values, size_t count) {
+static void sum_over_sequences(World w, double *values, size_t count) {
     size_t i;
     for (i = 0; i < count; i++) values[i] = once_per_sequence(w, values[i]);
     dist_sum(RANKS_ALL, values, count);
 }
 
-static inline TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
+static TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
     double sums[3] = {counts.tokens, counts.documents, counts.groups};
     sum_over_sequences(w, sums, 3);
     counts.tokens = sums[0], counts.documents = sums[1], counts.groups = sums[2];
@@ -25,7 +25,7 @@ static inline TargetCounts target_counts_over_sequences(World w, TargetCounts co
 }
 
 // What every rank says, one behind the other: [ranks][bytes]. Made by the first step, and kept.
-static inline void *gather_from_all(World w, const void *own, size_t bytes) {
+static void *gather_from_all(World w, const void *own, size_t bytes) {
     static void *all;
     static size_t room;
     if (world_ranks(w) * bytes > room) {
@@ -36,7 +36,7 @@ static inline void *gather_from_all(World w, const void *own, size_t bytes) {
     return all;
 }
 
-static inline double max_over_ranks(World w, double value) {
+static double max_over_ranks(World w, double value) {
     const double *all;
     double most;
     size_t r;
@@ -56,7 +56,7 @@ typedef struct {
 } MetricRecord;
 
 // A rank may hear of a metric that none of its own streams had.
-static inline const char *metric_name_kept(const char *name) {
+static const char *metric_name_kept(const char *name) {
     static char kept[2 * METRICS_MOST][METRIC_NAME];
     size_t i;
     for (i = 0; i < 2 * METRICS_MOST && *kept[i] && strcmp(kept[i], name) != 0; i++) continue;
@@ -65,7 +65,7 @@ static inline const char *metric_name_kept(const char *name) {
     return kept[i];
 }
 
-static inline void metrics_over_sequences(World w, Metrics *metrics) {
+static void metrics_over_sequences(World w, Metrics *metrics) {
     MetricRecord own[METRICS_MOST];
     const MetricRecord *all;
     size_t i;
@@ -84,7 +84,7 @@ static inline void metrics_over_sequences(World w, Metrics *metrics) {
 
 // ---- what was sent --------------------------------------------------------------------------------------------------
 // By each rank, on average, of what was sent since `before`.
-static inline Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
+static Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
     Traffic sent;
     int kind;
     for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
@@ -100,7 +100,7 @@ static inline Traffic sent_since(World w, const Traffic *before, const Traffic *
     return sent;
 }
 
-static inline double traffic_bytes(const Traffic *sent) {
+static double traffic_bytes(const Traffic *sent) {
     double bytes = 0;
     int kind;
     for (kind = 0; kind < TRAFFIC_KINDS; kind++) bytes += sent->bytes[kind];

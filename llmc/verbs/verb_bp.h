@@ -24,17 +24,17 @@ typedef struct {
 } PassResult;
 
 // Whose rates a profile is held against; NULL: none.
-static inline const Machine *bp_machine(const Options *o) {
+static const Machine *bp_machine(const Options *o) {
     return option_given(o, "machine") ? machine_find(o->machine) : NULL;
 }
 
-static inline int compare_doubles(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 // Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
-static inline void bp_answers(const Run *run, Batch *batch) {
+static void bp_answers(const Run *run, Batch *batch) {
     size_t d, t;
     for (d = 0; d < batch->documents; d++) {
         batch->group[d] = d / unit_documents(run->options);
@@ -44,7 +44,7 @@ static inline void bp_answers(const Run *run, Batch *batch) {
 }
 
 // This rank's i-th micro-batch of the pass, or its part: from --data, or random ids. In the memory of `whole`.
-static inline Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
+static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
     const size_t documents = o->batch * unit_documents(o), number = assigned_number(run->assignment, i);
     if (o->data.count)
@@ -56,7 +56,7 @@ static inline Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whol
 }
 
 // What the pass works on; returns what its losses are divided by.
-static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
+static double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
     const World world = run->settings.world;
     TargetCounts counts = {0, 0, 0};
     double once[2] = {0, 0};
@@ -76,7 +76,7 @@ static inline double bp_count(Run *run, DataLoader *loader, Batch *whole, PassRe
 }
 
 // Loss and gradient of one pass, on gradients that are zero; returns its seconds on this rank.
-static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
+static double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
     size_t i;
@@ -93,7 +93,7 @@ static inline double bp_pass(Run *run, DataLoader *loader, Batch *whole, double 
     return seconds;
 }
 
-static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
+static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     const size_t repeats = run->options->repeat;
     double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
@@ -128,7 +128,7 @@ static inline PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) 
 }
 
 // One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
-static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
+static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = bp_machine(run->options);
     Ops timed = ops_timed(ops_device);
     PassResult again;
@@ -149,7 +149,7 @@ static inline double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
 }
 
 // The data that a pass reads, all of it once at most.
-static inline DataLoader bp_open_data(Run *run) {
+static DataLoader bp_open_data(Run *run) {
     const Options *o = run->options;
     DataLoader loader = run_open_data(run, &o->data, SHUFFLE_OFF);
     if (o->grad_accum > dataloader_batches(&loader))
@@ -159,7 +159,7 @@ static inline DataLoader bp_open_data(Run *run) {
     return loader;
 }
 
-static inline void bp_report(const Run *run, const PassResult *result) {
+static void bp_report(const Run *run, const PassResult *result) {
     fprintf(run->text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result->loss,
             result->grad_norm, result->seconds, result->tokens / result->seconds,
             human_bytes((double)result->peak_bytes));
@@ -169,7 +169,7 @@ static inline void bp_report(const Run *run, const PassResult *result) {
     fputc('\n', run->text);
 }
 
-static inline void bp_json(const Run *run, const PassResult *result) {
+static void bp_json(const Run *run, const PassResult *result) {
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     json_number(&json, "loss", result->loss);
@@ -188,7 +188,7 @@ static inline void bp_json(const Run *run, const PassResult *result) {
     json_finish(&json);
 }
 
-static inline int verb_bp(const Options *options) {
+static int verb_bp(const Options *options) {
     const size_t documents = options->batch * unit_documents(options);
     Run run;
     DataLoader loader;

@@ -11,7 +11,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #include "llmc/files/weights.h"
 
 // Whether to write a Hugging Face folder, and not one file. What has no meaning then is refused.
-static inline int convert_to_folder(const Options *options) {
+static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
     int folder = strcmp(options->to, "auto") != 0 ? !strcmp(options->to, "hf") : !text_ends_with(options->out, ".bin");
     size_t i;
@@ -26,7 +26,7 @@ static inline int convert_to_folder(const Options *options) {
 }
 
 // dtype: NULL: keep what the source has. Returns the number of files of weights.
-static inline size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
+static size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
     const Options *options = run->options;
     HfWrite write;
     if (!strcmp(options->to, "llmc")) {
@@ -44,7 +44,7 @@ static inline size_t convert_write(const Run *run, const WeightSource *source, c
 }
 
 // Adapters are added to a model or not there at all; then its type must be one that is written.
-static inline void convert_check_merge(const Options *options) {
+static void convert_check_merge(const Options *options) {
     if (options->adapter && !options->merge)
         die_usage(
             "--adapter %s: give --merge to have the adapters added to the weights; to keep them apart, their folder is "
@@ -53,7 +53,7 @@ static inline void convert_check_merge(const Options *options) {
     if (options->merge && !options->adapter) die_usage("--merge: give --adapter with the adapters to add");
 }
 
-static inline void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
+static void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
     if (dtype == DTYPE_FP16)
         die("%s: merged weights are not written in fp16; choose --dtype fp32 or bf16", run->source->path);
     if (run->adapter_base.weights) {
@@ -63,7 +63,7 @@ static inline void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
     merge_begin(merge, run->source, run->adapter, &run->lora);
 }
 
-static inline int verb_convert(const Options *options) {
+static int verb_convert(const Options *options) {
     Run run;
     Merge merge;
     DType dtype;
@@ -97,7 +97,7 @@ static inline int verb_convert(const Options *options) {
     return 0;
 }
 
-static inline int verb_info(const Options *options) {
+static int verb_info(const Options *options) {
     Run run;
     char text[4096];
     size_t i;

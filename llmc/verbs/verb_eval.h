@@ -13,7 +13,7 @@ The verb `eval`, and the evaluation that training runs between its steps: the lo
 
 // The first `steps` micro-batches, dealt over the ranks; what all of them found. curve: NULL, or what their
 // log-probabilities are added to
-static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
+static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
     const World world = run->settings.world;
     StreamBP *stream = &run->streambp;
     Progress progress = progress_begin(is_main_rank() ? stderr : NULL, "evaluating", 0, (double)steps);
@@ -42,12 +42,12 @@ static inline Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve 
 }
 
 // The parts that micro-batches of B documents, pairs or groups are dealt in, where nothing else decides.
-static inline Assignment eval_assignment(const Run *run) {
+static Assignment eval_assignment(const Run *run) {
     const World world = run->settings.world;
     return assign_evaluation(world, greatest_common_divisor(run->options->batch, world_replicas(world)));
 }
 
-static inline void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {
+static void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {
     fprintf(run->text, "loss %.6f", found->loss);
     if (run->settings.objective.kind == OBJECTIVE_SFT) fprintf(run->text, "   perplexity %.4f", exp(found->loss));
     metrics_print(run->text, &found->metrics, "   ");
@@ -55,7 +55,7 @@ static inline void eval_report(const Run *run, const Evaluation *found, const Cu
     if (curve) curve_report(run->text, curve);
 }
 
-static inline void eval_json(const Run *run, const Evaluation *found, const Curve *curve, double seconds,
+static void eval_json(const Run *run, const Evaluation *found, const Curve *curve, double seconds,
                              const Traffic *sent) {
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
@@ -70,7 +70,7 @@ static inline void eval_json(const Run *run, const Evaluation *found, const Curv
     json_finish(&json);
 }
 
-static inline int verb_eval(const Options *options) {
+static int verb_eval(const Options *options) {
     Run run;
     DataLoader loader;
     Prefetch data;

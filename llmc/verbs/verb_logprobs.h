@@ -7,7 +7,7 @@ old log-probabilities (logprobs.h). Shards of any kind: to the walk they are doc
 #include "llmc/base/json_out.h"
 #include "llmc/train/reference.h"
 
-static inline void logprobs_report_json(const char *path, const LogprobHeader *h, LogprobSum sum, double seconds) {
+static void logprobs_report_json(const char *path, const LogprobHeader *h, LogprobSum sum, double seconds) {
     JsonOut json = json_open(stdout);
     char key[2][24];
     snprintf(key[0], sizeof(key[0]), "%016llx", (unsigned long long)h->model_key); // JSON's numbers have 53 bits
@@ -25,7 +25,7 @@ static inline void logprobs_report_json(const char *path, const LogprobHeader *h
     json_finish(&json);
 }
 
-static inline int verb_logprobs(const Options *options) {
+static int verb_logprobs(const Options *options) {
     Run run;
     DataLoader loader;
     Batch batch;

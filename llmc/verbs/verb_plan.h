@@ -10,7 +10,7 @@ several processes, what a rank sends and how long a step is estimated to take on
 #include "llmc/train/rollout.h"
 #include "llmc/cli/run.h"
 
-static inline SequenceBound plan_rollout(Run *run, const DataLoader *data) {
+static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     RolloutSettings settings;
     Prompt text;
     memset(&text, 0, sizeof(text));
@@ -20,12 +20,12 @@ static inline SequenceBound plan_rollout(Run *run, const DataLoader *data) {
 
 // ---- several processes ----------------------------------------------------------------------------------------------
 // Why there is no estimate of a step; NULL where there is one.
-static inline const char *estimate_missing(const Run *run) {
+static const char *estimate_missing(const Run *run) {
     if (run->model.dtype != DTYPE_BF16) return "machines are known by their rates in bf16; plan with --dtype bf16";
     return run->options->rollout ? "it depends on how long texts become" : NULL;
 }
 
-static inline void report_estimate(const Run *run, const Machine *machine, const Estimate *e) {
+static void report_estimate(const Run *run, const Machine *machine, const Estimate *e) {
     const size_t ranks = world_ranks(run->settings.world);
     const char *missing = estimate_missing(run);
     FILE *out = run->text;
@@ -56,7 +56,7 @@ static inline void report_estimate(const Run *run, const Machine *machine, const
 }
 
 // Into an open object; null where there is no estimate.
-static inline void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
+static void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
     const double known = estimate_missing(run) ? NAN : 1;
     report_world_json(json, run->settings.world, &e->sent);
     json_text(json, "machine", machine->name);
@@ -78,7 +78,7 @@ typedef struct {
     SequenceBound part;  // and of micro-batches, what a rank takes
 } PlanBound;
 
-static inline PlanBound plan_bound(Run *run, DataLoader *data) {
+static PlanBound plan_bound(Run *run, DataLoader *data) {
     const Options *o = run->options;
     PlanBound bound;
     if (o->data.count) *data = run_open_data(run, &o->data, run_shuffle(o));
@@ -94,7 +94,7 @@ static inline PlanBound plan_bound(Run *run, DataLoader *data) {
 }
 
 // A step of all ranks.
-static inline StepShape plan_step(const Run *run, SequenceBound whole) {
+static StepShape plan_step(const Run *run, SequenceBound whole) {
     const double batches = (double)run->assignment.batches;
     Batch shape = batch_shape(whole);
     StepShape step;
@@ -106,7 +106,7 @@ static inline StepShape plan_step(const Run *run, SequenceBound whole) {
 }
 
 // machine: NULL where no time is estimated
-static inline void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
+static void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
                              const Estimate *estimate) {
     const double streams = (double)(step.streams * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
@@ -120,7 +120,7 @@ static inline void plan_json(const Run *run, StepShape step, size_t longest, con
     json_finish(&json);
 }
 
-static inline int verb_plan(const Options *options) {
+static int verb_plan(const Options *options) {
     const size_t limit = options->memory_limit;
     const Machine *machine =
         options->ranks > 1 || option_given(options, "machine") ? machine_find(options->machine) : NULL;

@@ -9,14 +9,14 @@ input and whose cache goes on from turn to turn.
 
 #define CHAT_TOKENS ((size_t)8192) // of a chat from standard input, at most, unless --max-context says more
 
-static inline void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t count) {
+static void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t count) {
     size_t i;
     json_array(json, key);
     for (i = 0; i < count; i++) json_size(json, NULL, (size_t)ids[i]);
     json_array_end(json);
 }
 
-static inline void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
+static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
     char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
     json_object(&json, NULL);
@@ -30,7 +30,7 @@ static inline void sample_json(const Prompt *prompt, const int32_t *ids, size_t 
 }
 
 // A line of standard input without its end; NULL at the end of input.
-static inline char *chat_line(char **line, size_t *capacity, size_t *bytes) {
+static char *chat_line(char **line, size_t *capacity, size_t *bytes) {
     ssize_t got;
     if (isatty(STDIN_FILENO)) fputs("> ", stderr);
     got = getline(line, capacity, stdin);
@@ -41,7 +41,7 @@ static inline char *chat_line(char **line, size_t *capacity, size_t *bytes) {
 }
 
 // Each line is a turn; the model answers until it ends its turn, or for --max-new-tokens. Ends where the cache is full.
-static inline void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
+static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
     const Options *o = run->options;
     SamplingSettings settings = sampling_from_options(o);
     TokenIds turn = {NULL, 0, 0};
@@ -72,12 +72,12 @@ static inline void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt,
     free(turn.id);
 }
 
-static inline size_t chat_capacity(const Run *run) {
+static size_t chat_capacity(const Run *run) {
     size_t wanted = run->options->max_context, positions = run->model.config.max_position_embeddings;
     return wanted ? wanted : min_size(CHAT_TOKENS, positions);
 }
 
-static inline int verb_sample(const Options *options) {
+static int verb_sample(const Options *options) {
     Run run;
     Prompt prompt;
     Sampler sampler;

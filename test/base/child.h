@@ -24,7 +24,7 @@ typedef struct {
 
 typedef void (*ChildBody)(const void *context);
 
-static inline void child_slurp(FILE *file, char *text, size_t size) {
+static void child_slurp(FILE *file, char *text, size_t size) {
     size_t got;
     rewind(file);
     got = fread(text, 1, size - 1, file);
@@ -33,7 +33,7 @@ static inline void child_slurp(FILE *file, char *text, size_t size) {
 }
 
 // The result is static: it lasts until the next child.
-static inline const Child *run_child(ChildBody body, const void *context) {
+static const Child *run_child(ChildBody body, const void *context) {
     static Child child;
     FILE *out = tmpfile(), *err = tmpfile();
     int status;
@@ -62,14 +62,14 @@ static inline const Child *run_child(ChildBody body, const void *context) {
     return &child;
 }
 
-static inline size_t count_lines(const char *text) {
+static size_t count_lines(const char *text) {
     size_t lines = 0;
     for (; *text; text++) lines += *text == '\n';
     return lines;
 }
 
 // The body must end the program with this code, one line on stderr and nothing on stdout; the line must contain `words`.
-static inline void expect_refused(ChildBody body, const void *context, int code, const char *words) {
+static void expect_refused(ChildBody body, const void *context, int code, const char *words) {
     const Child *child = run_child(body, context);
     size_t length = strlen(child->err);
     if (child->code != code) test_fail("exit code %d, expected %d; stderr: %s", child->code, code, child->err);
@@ -80,7 +80,7 @@ static inline void expect_refused(ChildBody body, const void *context, int code,
 
 // ---- a folder for the files of a test ------------------------------------------------------------------------------------
 // Made anew for every test program, removed when it ends.
-static inline const char *scratch_folder(void) {
+static const char *scratch_folder(void) {
     static char folder[256];
     const char *base = getenv("TMPDIR");
     if (*folder) return folder;
@@ -90,7 +90,7 @@ static inline const char *scratch_folder(void) {
 }
 
 // A path in it. A few static buffers, so that several fit in one call.
-static inline const char *scratch_path(const char *name) {
+static const char *scratch_path(const char *name) {
     static char paths[16][512];
     static int next;
     char *path = paths[next++ % 16];
@@ -98,7 +98,7 @@ static inline const char *scratch_path(const char *name) {
     return path;
 }
 
-static inline void write_file(const char *path, const void *bytes, size_t count) {
+static void write_file(const char *path, const void *bytes, size_t count) {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_int_equal(fwrite(bytes, 1, count, file), count);
@@ -106,7 +106,7 @@ static inline void write_file(const char *path, const void *bytes, size_t count)
 }
 
 // The whole file, zero-terminated; lasts until the next case.
-static inline char *read_whole(const char *path, size_t *count) {
+static char *read_whole(const char *path, size_t *count) {
     FILE *file = fopen(path, "rb");
     char *bytes;
     long size;
@@ -122,7 +122,7 @@ static inline char *read_whole(const char *path, size_t *count) {
 }
 
 // A group teardown: removes the folder and what is in it.
-static inline int scratch_remove(void **state) {
+static int scratch_remove(void **state) {
     char command[320];
     (void)state;
     snprintf(command, sizeof(command), "rm -rf '%s'", scratch_folder());

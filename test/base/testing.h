@@ -56,29 +56,29 @@ static struct {
 } testing;
 
 // ---- random numbers: splitmix64, seeded by the name of the test, so that a test does the same alone and among others ----
-static inline uint64_t test_random(void) {
+static uint64_t test_random(void) {
     uint64_t z = (testing.random += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
 
-static inline size_t test_random_below(size_t limit) { return (size_t)(test_random() % limit); }
+static size_t test_random_below(size_t limit) { return (size_t)(test_random() % limit); }
 
-static inline double test_uniform(void) { return ((double)(test_random() >> 11) + 0.5) * 0x1p-53; }
+static double test_uniform(void) { return ((double)(test_random() >> 11) + 0.5) * 0x1p-53; }
 
-static inline double test_normal(void) {
+static double test_normal(void) {
     return sqrt(-2.0 * log(test_uniform())) * cos(2.0 * 3.14159265358979323846 * test_uniform());
 }
 
 // Standard normal by Box-Muller, addressed as in llmc/base/random.h: one index gives one value.
-static inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+static double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     double u = 1.0 - random_uniform(seed, stream, 2 * index), v = random_uniform(seed, stream, 2 * index + 1);
     return sqrt(-2.0 * log(u)) * cos(2.0 * 3.14159265358979323846 * v);
 }
 
 // ---- a case: its name for messages, and memory that lasts until the next case -----------------------------------------
-static inline void *case_memory(size_t bytes) {
+static void *case_memory(size_t bytes) {
     void **block = (void **)calloc(1, bytes + 64); // 64: the link to the block before, keeping the rest aligned
     if (!block) {
         fprintf(stderr, "test: no host memory for %zu bytes\n", bytes);
@@ -89,15 +89,15 @@ static inline void *case_memory(size_t bytes) {
     return (char *)block + 64;
 }
 
-static inline double *case_doubles(size_t count) { return (double *)case_memory(count * sizeof(double)); }
+static double *case_doubles(size_t count) { return (double *)case_memory(count * sizeof(double)); }
 
-static inline double *case_copy(const double *values, size_t count) {
+static double *case_copy(const double *values, size_t count) {
     double *copy = case_doubles(count);
     memcpy(copy, values, count * sizeof(double));
     return copy;
 }
 
-static inline void case_end(void) {
+static void case_end(void) {
     Guarded *t;
     for (t = testing.tensors; t; t = t->next) t->ops->release(t->allocation, t->bytes);
     testing.tensors = NULL;
@@ -109,7 +109,7 @@ static inline void case_end(void) {
     testing.about[0] = 0;
 }
 
-__attribute__((format(printf, 1, 2))) static inline void test_case(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static void test_case(const char *format, ...) {
     va_list arguments;
     case_end();
     va_start(arguments, format);
@@ -118,7 +118,7 @@ __attribute__((format(printf, 1, 2))) static inline void test_case(const char *f
     testing.aligned = (int)test_random_below(2);
 }
 
-__attribute__((format(printf, 1, 2))) static inline void test_fail(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static void test_fail(const char *format, ...) {
     char message[400];
     va_list arguments;
     va_start(arguments, format);
@@ -127,7 +127,7 @@ __attribute__((format(printf, 1, 2))) static inline void test_fail(const char *f
     fail_msg("%s%s%s: %s", testing.test, testing.about[0] ? ", " : "", testing.about, message);
 }
 
-static inline void test_skip(const char *reason) {
+static void test_skip(const char *reason) {
     printf("[  SKIPPED ] %s: NOT TESTED, because %s\n", testing.test, reason);
     testing.skipped++;
     skip();
@@ -135,7 +135,7 @@ static inline void test_skip(const char *reason) {
 
 // ---- elements ---------------------------------------------------------------------------------------------------------
 // bf16 nearest to x, ties to even; straight from double, so that nothing is rounded twice.
-static inline double round_to_bf16(double x) {
+static double round_to_bf16(double x) {
     int exponent;
     double unit;
     if (x == 0.0 || !isfinite(x)) return x;
@@ -145,11 +145,11 @@ static inline double round_to_bf16(double x) {
     return fabs(x) >= 0x1p128 ? copysign(INFINITY, x) : x;
 }
 
-static inline double round_to(DType type, double x) {
+static double round_to(DType type, double x) {
     return type == DTYPE_FP64 ? x : type == DTYPE_FP32 ? (double)(float)x : round_to_bf16(x);
 }
 
-static inline void element_write(void *elements, DType type, size_t i, double x) {
+static void element_write(void *elements, DType type, size_t i, double x) {
     if (type == DTYPE_FP64)
         ((double *)elements)[i] = x;
     else if (type == DTYPE_FP32)
@@ -158,7 +158,7 @@ static inline void element_write(void *elements, DType type, size_t i, double x)
         ((uint16_t *)elements)[i] = float_to_bf16((float)round_to_bf16(x));
 }
 
-static inline double element_read(const void *elements, DType type, size_t i) {
+static double element_read(const void *elements, DType type, size_t i) {
     return type == DTYPE_FP64   ? ((const double *)elements)[i]
            : type == DTYPE_FP32 ? (double)((const float *)elements)[i]
                                 : (double)bf16_to_float(((const uint16_t *)elements)[i]);
@@ -167,13 +167,13 @@ static inline double element_read(const void *elements, DType type, size_t i) {
 // ---- guarded tensors --------------------------------------------------------------------------------------------------
 // Guards and poison: every 16 bits start with 0xffc0, so any element read from there is NaN (or a wild index), and
 // differ in the rest, so a guard that was overwritten by its neighbour is noticed.
-static inline void poison(void *memory, size_t bytes) {
+static void poison(void *memory, size_t bytes) {
     size_t i;
     for (i = 0; i < bytes; i++)
         ((unsigned char *)memory)[i] = (i & 1) ? 0xff : (unsigned char)(0xc1 + (i / 2 * 37 + i / 126) % 63);
 }
 
-static inline Guarded *guarded_poison(GuardedRole role, const char *name, DType type, size_t count) {
+static Guarded *guarded_poison(GuardedRole role, const char *name, DType type, size_t count) {
     Guarded *t = (Guarded *)case_memory(sizeof(*t));
     size_t size = dtype_size(type);
     t->name = name, t->role = role, t->type = type, t->count = count, t->ops = ops_device;
@@ -190,14 +190,14 @@ static inline Guarded *guarded_poison(GuardedRole role, const char *name, DType 
     return t;
 }
 
-static inline Guarded *guarded_bytes(GuardedRole role, const char *name, const void *elements, size_t size,
+static Guarded *guarded_bytes(GuardedRole role, const char *name, const void *elements, size_t size,
                                      size_t count) {
     Guarded *t = guarded_poison(role, name, size == 8 ? DTYPE_FP64 : size == 4 ? DTYPE_FP32 : DTYPE_BF16, count);
     memcpy(t->before + t->offset, elements, count * size);
     return t;
 }
 
-static inline Guarded *guarded_values(GuardedRole role, const char *name, DType type, const double *values,
+static Guarded *guarded_values(GuardedRole role, const char *name, DType type, const double *values,
                                       size_t count) {
     Guarded *t = guarded_poison(role, name, type, count);
     double *rounded = case_doubles(count);
@@ -210,7 +210,7 @@ static inline Guarded *guarded_values(GuardedRole role, const char *name, DType 
     return t;
 }
 
-static inline Guarded *guarded_normal(GuardedRole role, const char *name, DType type, size_t count, double mean,
+static Guarded *guarded_normal(GuardedRole role, const char *name, DType type, size_t count, double mean,
                                       double deviation) {
     double *values = case_doubles(count);
     size_t i;
@@ -219,14 +219,14 @@ static inline Guarded *guarded_normal(GuardedRole role, const char *name, DType 
 }
 
 // What the op left in element i.
-static inline double result(const Guarded *t, size_t i) { return element_read(t->after + t->offset, t->type, i); }
+static double result(const Guarded *t, size_t i) { return element_read(t->after + t->offset, t->type, i); }
 
-static inline void tensors_load(void) {
+static void tensors_load(void) {
     Guarded *t;
     for (t = testing.tensors; t; t = t->next) ops_device->copy_in(t->allocation, t->before, t->bytes);
 }
 
-static inline void tensors_check(int second) {
+static void tensors_check(int second) {
     Guarded *t;
     for (t = testing.tensors; t; t = t->next) {
         unsigned char *now = (unsigned char *)malloc(t->bytes), *expected = t->before;
@@ -283,7 +283,7 @@ extern "C"
     } while (0)
 
 // ---- comparison -------------------------------------------------------------------------------------------------------
-static inline double rms(const double *x, size_t count) {
+static double rms(const double *x, size_t count) {
     double sum = 0.0;
     size_t i;
     for (i = 0; i < count; i++) sum += x[i] * x[i];
@@ -294,7 +294,7 @@ static inline double rms(const double *x, size_t count) {
 // of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). A
 // step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a sum of K, as partial sums are no
 // larger. For results of the tests `linear*`, whose cases are named by n, C and OC.
-static inline double truncation_error(const Guarded *t) {
+static double truncation_error(const Guarded *t) {
     const char *sizes = strstr(testing.about, "n=");
     size_t n, C, OC;
     if (EMULATED || strcmp(ops_device->name, "cuda") != 0 || ops_device->stored != DTYPE_BF16) return 0.0;
@@ -304,15 +304,15 @@ static inline double truncation_error(const Guarded *t) {
 }
 
 // Relative L2 error of the arithmetic inside ops, and the largest relative error of one rounding to `type`.
-static inline double arithmetic_error(const Guarded *t) {
+static double arithmetic_error(const Guarded *t) {
     return testing.operands + truncation_error(t) + (ops_device->summed == DTYPE_FP64 ? 1e-14 : 2e-6);
 }
-static inline double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
+static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
 
 // Holds what the op left in t against `expected`: each element within one rounding of its type plus arithmetic error
 // relative to the tensor's root mean square (or to `scale`, where larger: the size of the terms that cancelled), and the
 // relative L2 error likewise, ten times tighter in the arithmetic. slack widens both. Below 1e-34 fp32 may underflow.
-static inline void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
+static void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), relative = slack * arithmetic_error(t), sum = 0.0;
     double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size, limit;
     size_t i;
@@ -332,9 +332,9 @@ static inline void expect_within(const Guarded *t, const double *expected, doubl
     if (limit > 0.0) testing.worst = fmax(testing.worst, sum / limit);
 }
 
-static inline void expect_near(const Guarded *t, const double *expected) { expect_within(t, expected, 1.0, 0.0); }
+static void expect_near(const Guarded *t, const double *expected) { expect_within(t, expected, 1.0, 0.0); }
 
-static inline void expect_exactly(const Guarded *t, const double *expected) {
+static void expect_exactly(const Guarded *t, const double *expected) {
     size_t i;
     for (i = 0; i < t->count; i++) {
         double found = result(t, i);
@@ -348,14 +348,14 @@ static inline void expect_exactly(const Guarded *t, const double *expected) {
 #define LISTED(name) cmocka_unit_test_prestate_setup_teardown(name, test_begin, test_end, (void *)(uintptr_t) #name)
 
 // The GPU's matrix instructions take attention's weights, and the gradient of its scores, rounded to bf16.
-static inline double operand_error(const char *test) {
+static double operand_error(const char *test) {
     return !strncmp(test, "attention", 9) && ops_device && !strcmp(ops_device->name, "cuda") &&
                    ops_device->stored == DTYPE_BF16
                ? 0x1p-9
                : 0.0;
 }
 
-static inline int test_begin(void **state) {
+static int test_begin(void **state) {
     const char *c;
     testing.test = (const char *)*state;
     testing.operands = operand_error(testing.test);
@@ -366,7 +366,7 @@ static inline int test_begin(void **state) {
     return 0;
 }
 
-static inline int test_end(void **state) {
+static int test_end(void **state) {
     (void)state;
     if (testing.worst > 0.0) printf("             largest error: %.2f of what is allowed\n", testing.worst);
     case_end();
@@ -374,7 +374,7 @@ static inline int test_end(void **state) {
 }
 
 // Reads the command line. Returns whether to run anything; *status is the exit status if not.
-static inline int tests_select(int argc, char **argv, const struct CMUnitTest *tests, size_t count, int *status) {
+static int tests_select(int argc, char **argv, const struct CMUnitTest *tests, size_t count, int *status) {
     static char pattern[200];
     size_t i, matching = 0;
     *status = 0;
@@ -399,7 +399,7 @@ static inline int tests_select(int argc, char **argv, const struct CMUnitTest *t
     return 1;
 }
 
-static inline int tests_report(int failed) {
+static int tests_report(int failed) {
     int passed = testing.begun - failed - testing.skipped;
     if (testing.begun == 0 && failed == 0) failed = 1; // the group's own setup failed
     printf("%d passed, %d failed, %d skipped\n", passed < 0 ? 0 : passed, failed, testing.skipped);

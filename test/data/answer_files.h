@@ -5,28 +5,28 @@ Shards of answers for the tests: pairs, groups, prompts and documents with value
 #define TEST_ANSWER_FILES_H
 #include "document_files.h"
 
-static inline Objective objective_of(ObjectiveKind kind) {
+static Objective objective_of(ObjectiveKind kind) {
     Objective o;
     memset(&o, 0, sizeof(o));
     o.kind = kind;
     return o;
 }
 
-static inline DataSettings answer_settings(size_t B, size_t T, const Objective *objective) {
+static DataSettings answer_settings(size_t B, size_t T, const Objective *objective) {
     DataSettings settings = data_settings(B, T);
     settings.objective = objective;
     settings.scale_rewards = 1;
     return settings;
 }
 
-static inline MadeShard made_kind(ShardKind kind) {
+static MadeShard made_kind(ShardKind kind) {
     MadeShard made = made_shard(4);
     made.kind = kind;
     return made;
 }
 
 // Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents there are.
-static inline size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
+static size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
     size_t count = 0, g, i;
     for (g = 0; g < groups; g++) {
         size_t members = 2 + test_random_below(most - 1);
@@ -39,19 +39,19 @@ static inline size_t made_groups(MadeDocument *document, size_t first, size_t gr
     return count;
 }
 
-static inline const char *write_image(const char *name, ShardImage image) {
+static const char *write_image(const char *name, ShardImage image) {
     const char *path = scratch_path(name);
     write_file(path, image.bytes, image.size);
     free(image.bytes);
     return path;
 }
 
-static inline void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
+static void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
 
 static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};
 
 // A shard of each kind, and one of documents with values.
-static inline void write_kinds(void) {
+static void write_kinds(void) {
     static const float value[DOCUMENT_IDS];
     size_t k, i;
     for (k = 0; k < 5; k++) {

@@ -11,7 +11,7 @@ of any stream whether it belongs there.
 #define DOCUMENT_IDS 4096 // tokens of a document, at most
 
 // mask: of 8 targets so many do not count, at random; the last one does.
-static inline MadeDocument made_document(size_t number, size_t tokens, size_t mask) {
+static MadeDocument made_document(size_t number, size_t tokens, size_t mask) {
     uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
     unsigned char *counts = (unsigned char *)case_memory(tokens);
     MadeDocument made;
@@ -26,19 +26,19 @@ static inline MadeDocument made_document(size_t number, size_t tokens, size_t ma
 }
 
 // Documents first, first + 1, ... of 2 to `most` tokens
-static inline MadeDocument *made_documents(size_t first, size_t count, size_t most, size_t mask) {
+static MadeDocument *made_documents(size_t first, size_t count, size_t most, size_t mask) {
     MadeDocument *document = (MadeDocument *)case_memory(count * sizeof(MadeDocument));
     size_t i;
     for (i = 0; i < count; i++) document[i] = made_document(first + i, 2 + test_random_below(most - 1), mask);
     return document;
 }
 
-static inline MadeShard made_shard(size_t id_bytes) {
+static MadeShard made_shard(size_t id_bytes) {
     MadeShard made = {id_bytes, id_bytes == 2 ? 65536 : 1u << 31, 0, KIND_DOCUMENTS, "some tokenizer", 0};
     return made;
 }
 
-static inline const char *write_shard(const char *name, const MadeShard *made, const MadeDocument *document,
+static const char *write_shard(const char *name, const MadeShard *made, const MadeDocument *document,
                                       size_t documents) {
     ShardImage image = shard_image(made, document, documents);
     const char *path = scratch_path(name);
@@ -47,19 +47,19 @@ static inline const char *write_shard(const char *name, const MadeShard *made, c
     return path;
 }
 
-static inline DataSettings data_settings(size_t B, size_t T) {
+static DataSettings data_settings(size_t B, size_t T) {
     DataSettings settings;
     memset(&settings, 0, sizeof(settings));
     settings.B = B, settings.T = T, settings.vocab_size = (size_t)1 << 31, settings.seed = 11;
     return settings;
 }
 
-static inline DataLoader open_data(const char *path, const DataSettings *settings) {
+static DataLoader open_data(const char *path, const DataSettings *settings) {
     return dataloader_open(&path, 1, settings);
 }
 
 // Room for the loader's largest stream, full of what must be overwritten.
-static inline Batch batch_for(const DataLoader *loader) {
+static Batch batch_for(const DataLoader *loader) {
     SequenceBound bound = dataloader_bound(loader);
     Batch batch = dataloader_batch(loader);
     memset(batch.tokens, 0xee, bound.N * 4), memset(batch.targets, 0xee, bound.N * 4);
@@ -68,12 +68,12 @@ static inline Batch batch_for(const DataLoader *loader) {
 }
 
 // Both have it, and it is the same, or neither has.
-static inline void expect_same(const void *a, const void *b, size_t bytes) {
+static void expect_same(const void *a, const void *b, size_t bytes) {
     assert_true(!a == !b);
     if (a) assert_memory_equal(a, b, bytes);
 }
 
-static inline void expect_same_batch(const Batch *a, const Batch *b) {
+static void expect_same_batch(const Batch *a, const Batch *b) {
     assert_int_equal(a->N, b->N);
     assert_int_equal(a->documents, b->documents);
     assert_memory_equal(a->tokens, b->tokens, a->N * 4);
@@ -92,7 +92,7 @@ static inline void expect_same_batch(const Batch *a, const Batch *b) {
 static DataSettings refusal_settings;
 
 // Opens the shard and reads all of it.
-static inline void read_all(const void *context) {
+static void read_all(const void *context) {
     DataLoader loader = open_data((const char *)context, &refusal_settings);
     Batch batch = batch_for(&loader);
     size_t i;

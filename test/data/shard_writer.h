@@ -28,16 +28,16 @@ typedef struct {
     size_t size, table, ids, counts, values; // where the sections begin; values 0: there are none
 } ShardImage;
 
-static inline void put(unsigned char *at, uint64_t value, size_t bytes) { memcpy(at, &value, bytes); }
+static void put(unsigned char *at, uint64_t value, size_t bytes) { memcpy(at, &value, bytes); }
 
 // The checksums of the table and of the header.
-static inline void shard_image_seal(ShardImage *image, size_t documents) {
+static void shard_image_seal(ShardImage *image, size_t documents) {
     put(image->bytes + 120, crc32_of(0, image->bytes + image->table, documents * TOKEN_SHARD_ENTRY), 4);
     put(image->bytes + 124, 0, 4);
     put(image->bytes + 124, crc32_of(0, image->bytes, TOKEN_SHARD_HEADER), 4);
 }
 
-static inline void shard_image_header(ShardImage *image, const MadeShard *made, size_t documents, size_t tokens,
+static void shard_image_header(ShardImage *image, const MadeShard *made, size_t documents, size_t tokens,
                                       size_t counted, size_t longest) {
     unsigned char *h = image->bytes;
     memcpy(h, TOKEN_SHARD_MAGIC, 8);
@@ -52,7 +52,7 @@ static inline void shard_image_header(ShardImage *image, const MadeShard *made, 
 }
 
 // Document number `d`, whose first token is number `first` of the shard; returns how many of its targets count.
-static inline size_t shard_image_document(ShardImage *image, const MadeShard *made, const MadeDocument *document,
+static size_t shard_image_document(ShardImage *image, const MadeShard *made, const MadeDocument *document,
                                           size_t d, size_t first) {
     unsigned char *entry = image->bytes + image->table + d * TOKEN_SHARD_ENTRY;
     unsigned char *ids = image->bytes + image->ids + first * made->id_bytes,
@@ -74,7 +74,7 @@ static inline size_t shard_image_document(ShardImage *image, const MadeShard *ma
 }
 
 // The caller frees image.bytes.
-static inline ShardImage shard_image(const MadeShard *made, const MadeDocument *document, size_t documents) {
+static ShardImage shard_image(const MadeShard *made, const MadeDocument *document, size_t documents) {
     size_t tokens = 0, counted = 0, longest = 0, d, first = 0;
     ShardImage image;
     crc32_prepare();

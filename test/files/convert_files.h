@@ -10,7 +10,7 @@ looking at what was written and what was left behind.
 
 #define NO_LIMIT ((size_t)9e18)
 
-static inline const char *fresh_place(const char *name) {
+static const char *fresh_place(const char *name) {
     run_command("rm -rf '%s'", scratch_path(name), "");
     return scratch_path(name);
 }
@@ -21,7 +21,7 @@ typedef struct {
     size_t max_shard_size;
 } Conversion;
 
-static inline void convert_body(const void *context) {
+static void convert_body(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
     HfWrite write = hf_write_prepare(source, c->dtype, c->like, c->max_shard_size);
@@ -30,32 +30,32 @@ static inline void convert_body(const void *context) {
     weights_close(source);
 }
 
-static inline void convert(const char *from, const char *like, const char *to, const DType *dtype,
+static void convert(const char *from, const char *like, const char *to, const DType *dtype,
                            size_t max_shard_size) {
     Conversion c = {from, like, to, dtype, max_shard_size};
     convert_body(&c);
 }
 
-static inline void convert_flat(const char *from, const char *to) {
+static void convert_flat(const char *from, const char *to) {
     WeightSource *source = weights_open(from);
     weights_convert(source, to, source->dtype);
     weights_close(source);
 }
 
-static inline char *read_in(const char *folder, const char *name, size_t *bytes) {
+static char *read_in(const char *folder, const char *name, size_t *bytes) {
     char path[PATH_MAX];
     path_join(path, folder, name);
     return read_whole(path, bytes);
 }
 
-static inline void expect_same_file(const char *a, const char *b, const char *name) {
+static void expect_same_file(const char *a, const char *b, const char *name) {
     size_t a_bytes, b_bytes;
     char *first = read_in(a, name, &a_bytes), *second = read_in(b, name, &b_bytes);
     if (a_bytes != b_bytes || memcmp(first, second, a_bytes) != 0) test_fail("%s of %s is another in %s", name, a, b);
 }
 
 // How many names a folder holds, and nothing of a conversion that was cut off beside it.
-static inline size_t count_names(const char *folder) {
+static size_t count_names(const char *folder) {
     char pattern[PATH_MAX + 8];
     size_t count;
     glob_t found;
@@ -65,7 +65,7 @@ static inline size_t count_names(const char *folder) {
     return count;
 }
 
-static inline size_t count_temporaries(const char *path) {
+static size_t count_temporaries(const char *path) {
     char pattern[PATH_MAX + 8];
     size_t count;
     glob_t found;
@@ -75,14 +75,14 @@ static inline size_t count_temporaries(const char *path) {
     return count;
 }
 
-static inline void expect_nothing_at(const char *path) {
+static void expect_nothing_at(const char *path) {
     struct stat status;
     if (lstat(path, &status) == 0) test_fail("%s was left behind", path);
     if (count_temporaries(path)) test_fail("something was left beside %s", path);
 }
 
 // The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one tensor.
-static inline void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
+static void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
     WeightSource *source = weights_open(folder), *original = weights_open(golden);
     char *index, name[64], line[300];
     size_t i;

@@ -54,7 +54,7 @@ typedef struct {
     const unsigned char *data;
 } FoundTensor;
 
-static inline int find_tensor(const char *file, const char *name, FoundTensor *tensor) {
+static int find_tensor(const char *file, const char *name, FoundTensor *tensor) {
     char key[400], dtype[8];
     size_t begin = 0, end = 0;
     uint64_t header;
@@ -82,13 +82,13 @@ static inline int find_tensor(const char *file, const char *name, FoundTensor *t
     return 1;
 }
 
-static inline double half_to_double(uint16_t bits) {
+static double half_to_double(uint16_t bits) {
     int exponent = bits >> 10 & 31, mantissa = bits & 1023;
     double size = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
     return bits >> 15 ? -size : size;
 }
 
-static inline double found_value(const FoundTensor *tensor, size_t i) {
+static double found_value(const FoundTensor *tensor, size_t i) {
     unsigned char bytes[8] = {0};
     uint16_t half;
     memcpy(bytes, tensor->data + i * dtype_size(tensor->type), dtype_size(tensor->type));
@@ -98,12 +98,12 @@ static inline double found_value(const FoundTensor *tensor, size_t i) {
 }
 
 // Element i, in memory order, of a matrix that the file may hold as [cols, rows].
-static inline double found_parameter_value(const FoundTensor *tensor, const Parameter *p, size_t i) {
+static double found_parameter_value(const FoundTensor *tensor, const Parameter *p, size_t i) {
     return found_value(tensor, p->transposed ? i % p->cols * p->rows + i / p->cols : i);
 }
 
 // The parameter in the golden model's files; `prefix` goes before its name.
-static inline FoundTensor golden_tensor(const GoldenModel *golden, const char *const *files, const char *prefix,
+static FoundTensor golden_tensor(const GoldenModel *golden, const char *const *files, const char *prefix,
                                         const Parameter *p) {
     FoundTensor tensor;
     char name[300];
@@ -118,7 +118,7 @@ static inline FoundTensor golden_tensor(const GoldenModel *golden, const char *c
     return tensor;
 }
 
-static inline void golden_files(const GoldenModel *golden, const char **files) {
+static void golden_files(const GoldenModel *golden, const char **files) {
     char path[300];
     size_t i;
     for (i = 0; i < golden->files; i++) {
@@ -131,7 +131,7 @@ static inline void golden_files(const GoldenModel *golden, const char **files) {
     }
 }
 
-static inline const char *golden_path(const char *name) {
+static const char *golden_path(const char *name) {
     static char paths[4][300];
     static int next;
     char *path = paths[next++ % 4];
@@ -140,14 +140,14 @@ static inline const char *golden_path(const char *name) {
 }
 
 // ---- copies to be damaged -------------------------------------------------------------------------------------------------------
-static inline void run_command(const char *format, const char *a, const char *b) {
+static void run_command(const char *format, const char *a, const char *b) {
     char command[1200];
     snprintf(command, sizeof(command), format, a, b);
     if (system(command) != 0) test_fail("this command failed: %s", command);
 }
 
 // A fresh copy of a golden folder (without its reference); the path is the scratch folder's "model".
-static inline const char *copy_golden(const char *name) {
+static const char *copy_golden(const char *name) {
     const char *copy = scratch_path("model");
     run_command("rm -rf '%s'", copy, "");
     run_command("cp -r '" GOLDEN "%s' '%s'", name, copy);
@@ -156,7 +156,7 @@ static inline const char *copy_golden(const char *name) {
 }
 
 // Replaces the first occurrence of `find` in a text of `length` bytes; the result lasts until the next case.
-static inline char *replaced(const char *text, size_t *length, const char *find, const char *replace) {
+static char *replaced(const char *text, size_t *length, const char *find, const char *replace) {
     const char *at = (const char *)memmem(text, *length, find, strlen(find));
     size_t before, longer = strlen(replace);
     char *out;
@@ -170,7 +170,7 @@ static inline char *replaced(const char *text, size_t *length, const char *find,
     return out;
 }
 
-static inline void write_safetensors(const char *path, const char *header, size_t length, const char *data,
+static void write_safetensors(const char *path, const char *header, size_t length, const char *data,
                                      size_t bytes) {
     char *file = (char *)case_memory(8 + length + bytes);
     uint64_t prefix = length;
@@ -181,7 +181,7 @@ static inline void write_safetensors(const char *path, const char *header, size_
 }
 
 // Replaces text in a file: in the whole of it, or in the header where it is a safetensors file.
-static inline void edit_file(const char *path, const char *find, const char *replace) {
+static void edit_file(const char *path, const char *find, const char *replace) {
     size_t bytes;
     char *file = read_whole(path, &bytes);
     uint64_t header;
@@ -199,12 +199,12 @@ static inline void edit_file(const char *path, const char *find, const char *rep
 }
 
 // ---- models in memory -------------------------------------------------------------------------------------------------------------
-static inline Model model_of(const char *text, DType dtype) {
+static Model model_of(const char *text, DType dtype) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     return model_build(&config, dtype);
 }
 
-static inline void *load_model(const Ops *ops, const WeightSource *source, const Model *model) {
+static void *load_model(const Ops *ops, const WeightSource *source, const Model *model) {
     void *device = ops->allocate(model->elements * dtype_size(model->dtype));
     assert_non_null(device);
     weights_load(source, model, sharding_whole(), ops, device);
@@ -213,11 +213,11 @@ static inline void *load_model(const Ops *ops, const WeightSource *source, const
 
 // ---- models by formula ------------------------------------------------------------------------------------------------------------
 // Value of element i of the model, in memory order: what tells elements from each other, and survives fp32.
-static inline double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
+static double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
 
 // A Hugging Face folder for the config: every element by the formula, in `type` (fp32 or double). Only the keys that
 // differ from the family's defaults need be in `json`.
-static inline void write_formula_model(const char *folder, const Model *model, const char *json, DType type) {
+static void write_formula_model(const char *folder, const Model *model, const char *json, DType type) {
     char path[PATH_MAX], *header = (char *)case_memory(model->parameter_count * 512 + 16);
     size_t length = 0, at = 0, i, j, size = dtype_size(type);
     char *data = (char *)case_memory(model->elements * size);
@@ -247,11 +247,11 @@ static inline void write_formula_model(const char *folder, const Model *model, c
 }
 
 // ---- opening, in a child process ------------------------------------------------------------------------------------------------
-static inline void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
+static void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
 
-static inline void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }
+static void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }
 
-static inline void expect_good(const char *path) {
+static void expect_good(const char *path) {
     const Child *child = run_child(open_model, path);
     if (child->code != 0 || *child->err) test_fail("exit code %d: %s", child->code, child->err);
 }

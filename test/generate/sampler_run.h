@@ -20,7 +20,7 @@ typedef struct {
     Sampler sampler;
 } Run;
 
-static inline RunSettings sampling_run(const Model *model, size_t chunk, size_t cache_tokens) {
+static RunSettings sampling_run(const Model *model, size_t chunk, size_t cache_tokens) {
     RunSettings settings;
     memset(&settings, 0, sizeof(settings));
     settings.model = model, settings.chunk = chunk, settings.cache_tokens = cache_tokens;
@@ -29,7 +29,7 @@ static inline RunSettings sampling_run(const Model *model, size_t chunk, size_t 
 }
 
 // Plans, allocates exactly the plan, and fills it with NaN. batch NULL: nothing but generation.
-static inline Run *run_open(RunSettings settings, const Batch *batch) {
+static Run *run_open(RunSettings settings, const Batch *batch) {
     Run *run = (Run *)checked_calloc(1, sizeof(*run), "a run");
     static const Batch none = {0};
     void *poison;
@@ -46,13 +46,13 @@ static inline Run *run_open(RunSettings settings, const Batch *batch) {
     return run;
 }
 
-static inline Run *run_with_weights(RunSettings settings, const Batch *batch, const double *weights) {
+static Run *run_with_weights(RunSettings settings, const Batch *batch, const double *weights) {
     Run *run = run_open(settings, batch);
     device_write(ops_device, run->s.memory.weights, run->model->dtype, weights, run->model->elements);
     return run;
 }
 
-static inline void run_close(Run *run) {
+static void run_close(Run *run) {
     sampler_free(&run->sampler);
     run_end(&run->s);
     ops_device->release(run->memory, run->plan.total_bytes);
@@ -60,7 +60,7 @@ static inline void run_close(Run *run) {
 }
 
 // A text from ids[prompt] on, in place; nothing may allocate meanwhile.
-static inline void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const SamplingSettings *settings) {
+static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const SamplingSettings *settings) {
     size_t t;
     allocation_guard = 1;
     sampler_begin(&run->sampler, &run->s);
@@ -71,7 +71,7 @@ static inline void generate(Run *run, int32_t *ids, size_t prompt, size_t count,
 }
 
 // An int32 tensor of a golden model's reference; lasts until the next case.
-static inline int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
+static int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
     SafeTensors list = {NULL, 0};
     char path[256];
     InputFile file;
@@ -112,7 +112,7 @@ static const char *const models[] = {
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 
-static inline Model tiny_model(const char *text) {
+static Model tiny_model(const char *text) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     return model_build(&config, ops_device->stored);
 }

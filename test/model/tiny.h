@@ -13,7 +13,7 @@ typedef struct {
 } TinyResult;
 
 // Weights that leave no gradient degenerate: matrices ~ N(0, 1.5/cols), norms around 1, biases ~ 0.2 N(0, 1).
-static inline double *tiny_weights(const Model *model, uint64_t seed) {
+static double *tiny_weights(const Model *model, uint64_t seed) {
     double *w = (double *)checked_malloc(model->elements * sizeof(double), "weights");
     size_t i, j;
     for (i = 0; i < model->parameter_count; i++) {
@@ -24,7 +24,7 @@ static inline double *tiny_weights(const Model *model, uint64_t seed) {
     return w;
 }
 
-static inline void host_write(void *out, DType type, size_t i, double x) {
+static void host_write(void *out, DType type, size_t i, double x) {
     if (type == DTYPE_FP64)
         ((double *)out)[i] = x;
     else if (type == DTYPE_FP32)
@@ -33,13 +33,13 @@ static inline void host_write(void *out, DType type, size_t i, double x) {
         ((uint16_t *)out)[i] = float_to_bf16((float)x);
 }
 
-static inline double host_read(const void *in, DType type, size_t i) {
+static double host_read(const void *in, DType type, size_t i) {
     return type == DTYPE_FP64   ? ((const double *)in)[i]
            : type == DTYPE_FP32 ? (double)((const float *)in)[i]
                                 : (double)bf16_to_float(((const uint16_t *)in)[i]);
 }
 
-static inline void device_write(const Ops *ops, void *device, DType type, const double *values, size_t count) {
+static void device_write(const Ops *ops, void *device, DType type, const double *values, size_t count) {
     void *host = checked_malloc(count * dtype_size(type), "a copy");
     size_t i;
     for (i = 0; i < count; i++) host_write(host, type, i, values[i]);
@@ -47,7 +47,7 @@ static inline void device_write(const Ops *ops, void *device, DType type, const 
     free(host);
 }
 
-static inline double *device_read(const Ops *ops, const void *device, DType type, size_t count) {
+static double *device_read(const Ops *ops, const void *device, DType type, size_t count) {
     void *host = checked_malloc(count * dtype_size(type), "a copy");
     double *values = (double *)checked_malloc(count * sizeof(double), "values");
     size_t i;
@@ -59,7 +59,7 @@ static inline double *device_read(const Ops *ops, const void *device, DType type
 
 // One stream of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at random;
 // 2 also every target of the documents with odd numbers; 3 every target.
-static inline Batch tiny_batch(const size_t *length, size_t documents, size_t V, int masked, uint64_t seed) {
+static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int masked, uint64_t seed) {
     size_t N = 0, d, t;
     Batch batch;
     for (d = 0; d < documents; d++) N += length[d];
@@ -78,7 +78,7 @@ static inline Batch tiny_batch(const size_t *length, size_t documents, size_t V,
 }
 
 // Device memory full of NaN, and host memory of the kind that tensors go to.
-static inline void *poisoned_memory(const Ops *ops, size_t bytes) {
+static void *poisoned_memory(const Ops *ops, size_t bytes) {
     void *memory = ops->allocate(bytes), *poison = checked_malloc(bytes, "poison");
     memset(poison, 0xff, bytes);
     ops->copy_in(memory, poison, bytes);
@@ -86,7 +86,7 @@ static inline void *poisoned_memory(const Ops *ops, size_t bytes) {
     return memory;
 }
 
-static inline void *poisoned_host_memory(const Ops *ops, size_t bytes) {
+static void *poisoned_host_memory(const Ops *ops, size_t bytes) {
     void *memory = bytes ? ops->host_allocate(bytes) : NULL;
     if (memory) memset(memory, 0xff, bytes);
     return memory;
@@ -95,7 +95,7 @@ static inline void *poisoned_host_memory(const Ops *ops, size_t bytes) {
 // Gradients and loss of `count` micro-batches accumulated, with settings on the given op set. Planned first, so every
 // result also says that the run keeps to its plan; the memory is poisoned with NaN. adapters: with LoRA, whose gradients the
 // result then has.
-static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights,
+static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights,
                                           const double *adapters, const Batch *batches, size_t count) {
     const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
     Batch largest = batches[0];
@@ -130,12 +130,12 @@ static inline TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, 
     return result;
 }
 
-static inline TinyResult tiny_run_on(const Ops *ops, RunSettings settings, const double *weights, const Batch *batches,
+static TinyResult tiny_run_on(const Ops *ops, RunSettings settings, const double *weights, const Batch *batches,
                                      size_t count) {
     return tiny_run_trained(ops, settings, weights, NULL, batches, count);
 }
 
-static inline TinyResult tiny_run(const Model *model, const double *weights, Method method, size_t chunk,
+static TinyResult tiny_run(const Model *model, const double *weights, Method method, size_t chunk,
                                   size_t logits_chunk, const Batch *batch) {
     RunSettings settings;
     memset(&settings, 0, sizeof(settings));
@@ -146,7 +146,7 @@ static inline TinyResult tiny_run(const Model *model, const double *weights, Met
 }
 
 // Relative L2 difference of one parameter's gradient.
-static inline double tiny_difference(const Parameter *p, const double *found, const double *expected) {
+static double tiny_difference(const Parameter *p, const double *found, const double *expected) {
     double difference = 0, size = 0;
     size_t i;
     for (i = p->offset; i < p->offset + parameter_elements(p); i++) {

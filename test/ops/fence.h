@@ -25,7 +25,7 @@ static struct {
     const char *op; // that is running; NULL: the fence is closed
 } fence;
 
-static inline int fence_on_gpu(void) {
+static int fence_on_gpu(void) {
 #ifdef CUDA_ON_CPU
     return 0;
 #else
@@ -33,7 +33,7 @@ static inline int fence_on_gpu(void) {
 #endif
 }
 
-static inline void fence_protect(int protection) {
+static void fence_protect(int protection) {
     size_t i;
     if (fence_on_gpu()) return;
     for (i = 0; i < fence.blocks; i++)
@@ -41,13 +41,13 @@ static inline void fence_protect(int protection) {
             die("the fence around device memory: mprotect of %zu bytes: %s", fence.bytes[i], strerror(errno));
 }
 
-static inline const char *fence_open(const char *op) {
+static const char *fence_open(const char *op) {
     if (fence.op) die("op %s was called from within op %s", op, fence.op);
     fence_protect(PROT_READ | PROT_WRITE);
     return fence.op = op;
 }
 
-static inline void fence_close(const char **op) {
+static void fence_close(const char **op) {
     fence_protect(PROT_NONE);
     fence.op = *op = NULL;
 }
@@ -56,7 +56,7 @@ static inline void fence_close(const char **op) {
 #define FENCE_OPEN(op) const char *opened __attribute__((cleanup(fence_close), unused)) = fence_open(op)
 
 // The block that holds the byte at `pointer`, or FENCE_BLOCKS.
-static inline size_t fence_block(const void *pointer) {
+static size_t fence_block(const void *pointer) {
     size_t i;
     for (i = 0; i < fence.blocks; i++)
         if ((uintptr_t)pointer - (uintptr_t)fence.begin[i] < fence.bytes[i]) break;
@@ -64,14 +64,14 @@ static inline size_t fence_block(const void *pointer) {
 }
 
 // tensor[count], of which `names` is "(out, x, w)"
-static inline void fence_tensors(const char *op, const char *names, const void *const *tensor, size_t count) {
+static void fence_tensors(const char *op, const char *names, const void *const *tensor, size_t count) {
     size_t i;
     for (i = 0; i < count; i++)
         if (tensor[i] && fence_block(tensor[i]) == FENCE_BLOCKS)
             die("%s: tensor %zu of %s is not in device memory", op, i + 1, names);
 }
 
-static inline void fence_host(const char *op, const char *name, const void *memory) {
+static void fence_host(const char *op, const char *name, const void *memory) {
     if (fence_block(memory) != FENCE_BLOCKS) die("%s: %s is device memory, not host memory", op, name);
 }
 
@@ -191,7 +191,7 @@ static inline void fence_host(const char *op, const char *name, const void *memo
 // clang-format on
 
 // ---- their wrappers -----------------------------------------------------------------------------------------------------
-static inline void *fenced_allocate(size_t bytes) {
+static void *fenced_allocate(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = bytes / page + (bytes % page != 0 || bytes == 0);
     char *memory = (char *)ops_device->allocate(bytes);
     if (!memory) return NULL;
@@ -203,7 +203,7 @@ static inline void *fenced_allocate(size_t bytes) {
     return memory;
 }
 
-static inline void fenced_release(void *memory, size_t bytes) {
+static void fenced_release(void *memory, size_t bytes) {
     size_t block = fence_block(memory);
     if (memory && (block == FENCE_BLOCKS || fence.begin[block] != memory)) die("release: this was never allocated");
     if (memory) {
@@ -213,7 +213,7 @@ static inline void fenced_release(void *memory, size_t bytes) {
     ops_device->release(memory, bytes);
 }
 
-static inline void fenced_copy_in(void *device, const void *host, size_t bytes) {
+static void fenced_copy_in(void *device, const void *host, size_t bytes) {
     const void *tensor = device;
     FENCE_OPEN("copy_in");
     fence_tensors("copy_in", "(device)", &tensor, 1);
@@ -221,21 +221,21 @@ static inline void fenced_copy_in(void *device, const void *host, size_t bytes) 
     ops_device->copy_in(device, host, bytes);
 }
 
-static inline void fenced_copy_out(void *host, const void *device, size_t bytes) {
+static void fenced_copy_out(void *host, const void *device, size_t bytes) {
     FENCE_OPEN("copy_out");
     fence_tensors("copy_out", "(device)", &device, 1);
     fence_host("copy_out", "the destination", host);
     ops_device->copy_out(host, device, bytes);
 }
 
-static inline int64_t fenced_store(void *host, const void *device, size_t bytes) {
+static int64_t fenced_store(void *host, const void *device, size_t bytes) {
     FENCE_OPEN("store");
     fence_tensors("store", "(device)", &device, 1);
     fence_host("store", "the destination", host);
     return ops_device->store(host, device, bytes);
 }
 
-static inline int64_t fenced_load(void *device, const void *host, size_t bytes) {
+static int64_t fenced_load(void *device, const void *host, size_t bytes) {
     const void *tensor = device;
     FENCE_OPEN("load");
     fence_tensors("load", "(device)", &tensor, 1);
@@ -246,14 +246,14 @@ static inline int64_t fenced_load(void *device, const void *host, size_t bytes) 
 #define FENCE_LIST(...)                                                                                                \
     { __VA_ARGS__ }
 #define FENCED_OP(type, name, parameters, arguments, tensors)                                                          \
-    static inline type fenced_##name parameters {                                                                      \
+    static type fenced_##name parameters {                                                                      \
         const void *const tensor[] = FENCE_LIST tensors;                                                               \
         FENCE_OPEN(#name);                                                                                             \
         fence_tensors(#name, #tensors, tensor, sizeof(tensor) / sizeof(tensor[0]));                                    \
         return ops_device->name arguments;                                                                             \
     }
 #define FENCED_HOST(type, name, parameters, arguments)                                                                 \
-    static inline type fenced_##name parameters { return ops_device->name arguments; }
+    static type fenced_##name parameters { return ops_device->name arguments; }
 #define FENCED_OWN(name)
 FENCED_OPS(FENCED_OP, FENCED_HOST, FENCED_OWN)
 
@@ -264,7 +264,7 @@ enum { FENCED_OPS(FENCE_OP_ROW, FENCE_OP_ROW, FENCE_OWN_ROW) FENCE_ROWS };
 #define FENCE_SLOTS ((sizeof(Ops) - offsetof(Ops, allocate)) / sizeof(void (*)(void)))
 _Static_assert(FENCE_ROWS == FENCE_SLOTS, "FENCED_OPS has one row for every op of struct Ops");
 
-static inline const Ops *ops_fenced(void) {
+static const Ops *ops_fenced(void) {
     static Ops ops;
 #define FENCE_OP_SET(type, name, ...) ops.name = fenced_##name;
 #define FENCE_OWN_SET(name)           ops.name = fenced_##name;

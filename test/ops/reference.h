@@ -12,7 +12,7 @@ forward.
 #include "llmc/ops/ops.h"
 
 // ---- embedding ----------------------------------------------------------------------------------------------------------
-static inline void reference_embedding_forward(double *out, const int32_t *tokens, const int32_t *position,
+static void reference_embedding_forward(double *out, const int32_t *tokens, const int32_t *position,
                                                const double *wte, const double *wpe, size_t n, size_t C, double scale) {
     size_t t, i;
     for (t = 0; t < n; t++)
@@ -20,7 +20,7 @@ static inline void reference_embedding_forward(double *out, const int32_t *token
             out[t * C + i] = scale * wte[(size_t)tokens[t] * C + i] + (wpe ? wpe[(size_t)position[t] * C + i] : 0.0);
 }
 
-static inline void reference_embedding_backward(double *dw, const double *dx, const int32_t *index, size_t N, size_t C,
+static void reference_embedding_backward(double *dw, const double *dx, const int32_t *index, size_t N, size_t C,
                                                 double scale) {
     size_t t, i;
     for (t = 0; t < N; t++)
@@ -28,7 +28,7 @@ static inline void reference_embedding_backward(double *dw, const double *dx, co
 }
 
 // ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm --------------
-static inline double norm_statistics(int layernorm, const double *x, size_t C, double eps, double *mean) {
+static double norm_statistics(int layernorm, const double *x, size_t C, double eps, double *mean) {
     double variance = 0.0;
     size_t i;
     *mean = 0.0;
@@ -39,7 +39,7 @@ static inline double norm_statistics(int layernorm, const double *x, size_t C, d
 }
 
 // b is NULL for RMSNorm, which alone may have a residual[n,C], and an offset of its weights.
-static inline void reference_norm_forward(double *out, const double *x, const double *w, const double *b,
+static void reference_norm_forward(double *out, const double *x, const double *w, const double *b,
                                           const double *residual, size_t n, size_t C, double eps, double offset) {
     size_t t, i;
     for (t = 0; t < n; t++) {
@@ -52,7 +52,7 @@ static inline void reference_norm_forward(double *out, const double *x, const do
 
 // db is NULL for RMSNorm. With u = normalised x and g = dout * (w + offset):
 //     dx = (g - mean(g) [LayerNorm only] - u * mean(g * u)) / sqrt(variance + eps)
-static inline void reference_norm_backward(double *dx, double *dw, double *db, const double *dout, const double *x,
+static void reference_norm_backward(double *dx, double *dw, double *db, const double *dout, const double *x,
                                            const double *w, size_t n, size_t C, double eps, double offset) {
     size_t t, i;
     for (t = 0; t < n; t++) {
@@ -72,7 +72,7 @@ static inline void reference_norm_backward(double *dx, double *dw, double *db, c
 }
 
 // ---- linear -------------------------------------------------------------------------------------------------------------
-static inline void reference_linear_forward(double *out, const double *x, const double *weight, const double *bias,
+static void reference_linear_forward(double *out, const double *x, const double *weight, const double *bias,
                                             const double *residual, size_t n, size_t C, size_t OC) {
     size_t t, o, i;
     for (t = 0; t < n; t++)
@@ -84,7 +84,7 @@ static inline void reference_linear_forward(double *out, const double *x, const 
 }
 
 // dx, or dweight, or dbias may be NULL.
-static inline void reference_linear_backward(double *dx, double *dweight, double *dbias, const double *dout,
+static void reference_linear_backward(double *dx, double *dweight, double *dbias, const double *dout,
                                              const double *x, const double *weight, size_t n, size_t C, size_t OC) {
     size_t t, o, i;
     for (t = 0; t < n; t++)
@@ -97,7 +97,7 @@ static inline void reference_linear_backward(double *dx, double *dweight, double
 }
 
 // ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine are rounded to fp32 ---------------
-static inline void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n,
+static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n,
                                   size_t heads, size_t HD, int backward) {
     size_t t, h, i, half = HD / 2;
     for (t = 0; t < n; t++)
@@ -114,17 +114,17 @@ static inline void reference_rope(double *x, const int32_t *position, const floa
 
 // ---- attention ------------------------------------------------------------------------------------------------------------
 // The first key that query t of a span sees, by the window's definition.
-static inline size_t attention_first_key(Spans spans, size_t s, size_t t) {
+static size_t attention_first_key(Spans spans, size_t s, size_t t) {
     size_t first = spans.span[s].document;
     while (spans.window && t - first >= spans.window) first++;
     return first;
 }
 
 // The row of query t.
-static inline size_t attention_place(Span span, size_t t) { return span.row + t - span.begin; }
+static size_t attention_place(Span span, size_t t) { return span.row + t - span.begin; }
 
 // Probabilities of a query over keys [first, end) into p[end - first]; returns log sum exp.
-static inline double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t NKV,
+static double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t NKV,
                                    size_t key_head, size_t HD, double scale) {
     size_t count = end - first, j, i;
     double largest = -INFINITY, sum = 0.0;
@@ -141,7 +141,7 @@ static inline double attention_row(double *p, const double *q, const double *k, 
 }
 
 // p is memory for one row: as many doubles as the longest document has tokens.
-static inline void reference_attention_forward_part(double *out, double *lse, const double *q, const double *k,
+static void reference_attention_forward_part(double *out, double *lse, const double *q, const double *k,
                                                     const double *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
                                                     size_t HD, double scale, double *p) {
     size_t s, t, h, i, j;
@@ -162,7 +162,7 @@ static inline void reference_attention_forward_part(double *out, double *lse, co
             }
 }
 
-static inline void reference_attention_forward(double *out, double *lse, const double *q, const double *k,
+static void reference_attention_forward(double *out, double *lse, const double *q, const double *k,
                                                const double *v, Spans spans, size_t NH, size_t NKV, size_t HD,
                                                double scale, double *p) {
     reference_attention_forward_part(out, lse, q, k, v, spans, all_keys, NH, NKV, HD, scale, p);
@@ -170,7 +170,7 @@ static inline void reference_attention_forward(double *out, double *lse, const d
 
 // With s = scale q k, p = softmax(s), out = p v:   dv += p dout,   ds = p (dout v - dout out),   dq, dk += scale ds k, q.
 // out is an input, as it is of the op, so that the rounding it has been through counts on both sides.
-static inline void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout,
+static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout,
                                                 const double *out, const double *q, const double *k, const double *v,
                                                 Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
                                                 double *p) {
@@ -199,9 +199,9 @@ static inline void reference_attention_backward(double *dq, double *dk, double *
 }
 
 // ---- activations ------------------------------------------------------------------------------------------------------------
-static inline double sigmoid(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
+static double sigmoid(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
 
-static inline void reference_swiglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
+static void reference_swiglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
     size_t t, i;
     for (t = 0; t < n; t++)
         for (i = 0; i < FF; i++) {
@@ -210,7 +210,7 @@ static inline void reference_swiglu_forward(double *out, const double *gate_up, 
         }
 }
 
-static inline void reference_swiglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n,
+static void reference_swiglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n,
                                              size_t FF) {
     size_t t, i;
     for (t = 0; t < n; t++)
@@ -224,14 +224,14 @@ static inline void reference_swiglu_backward(double *dgate_up, const double *dou
 
 // The tanh of GELU is of this. In terms of the sigmoid s(2z): (1 + tanh z) / 2 = s(2z) and (1 - tanh^2 z) / 2 =
 // 2 s(2z) s(-2z), which do not cancel where tanh z is near -1 or 1.
-static inline double gelu_inner(double x) { return sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x); }
+static double gelu_inner(double x) { return sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x); }
 
-static inline void reference_gelu_forward(double *out, const double *x, size_t count) {
+static void reference_gelu_forward(double *out, const double *x, size_t count) {
     size_t i;
     for (i = 0; i < count; i++) out[i] = x[i] * sigmoid(2.0 * gelu_inner(x[i]));
 }
 
-static inline void reference_gelu_backward(double *dx, const double *dout, const double *x, size_t count) {
+static void reference_gelu_backward(double *dx, const double *dout, const double *x, size_t count) {
     size_t i;
     for (i = 0; i < count; i++) {
         double z = gelu_inner(x[i]), slope = sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x[i] * x[i]);
@@ -240,7 +240,7 @@ static inline void reference_gelu_backward(double *dx, const double *dout, const
 }
 
 // A gated GELU: gelu(gate) * up, from GELU itself.
-static inline void reference_geglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
+static void reference_geglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
     size_t t, i;
     for (t = 0; t < n; t++)
         for (i = 0; i < FF; i++) {
@@ -249,7 +249,7 @@ static inline void reference_geglu_forward(double *out, const double *gate_up, s
         }
 }
 
-static inline void reference_geglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n,
+static void reference_geglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n,
                                             size_t FF) {
     size_t t, i;
     for (t = 0; t < n; t++)
@@ -264,7 +264,7 @@ static inline void reference_geglu_backward(double *dgate_up, const double *dout
 
 // ---- loss head ----------------------------------------------------------------------------------------------------------------
 // log of the sum of exp((logit - *largest) / temperature). The largest is kept apart: added in, it would cost digits.
-static inline double row_logsumexp(const double *logits, size_t V, double temperature, double *largest) {
+static double row_logsumexp(const double *logits, size_t V, double temperature, double *largest) {
     double sum = 0.0;
     size_t i;
     *largest = -INFINITY;
@@ -273,7 +273,7 @@ static inline double row_logsumexp(const double *logits, size_t V, double temper
     return log(sum);
 }
 
-static inline void reference_logprob_forward(double *logp, const double *logits, const int32_t *targets, size_t n,
+static void reference_logprob_forward(double *logp, const double *logits, const int32_t *targets, size_t n,
                                              size_t V, double temperature) {
     size_t t;
     for (t = 0; t < n; t++) {
@@ -284,7 +284,7 @@ static inline void reference_logprob_forward(double *logp, const double *logits,
 }
 
 // -sum p log p, as it is written
-static inline void reference_entropy(double *entropy, const double *logits, const int32_t *targets, size_t n, size_t V,
+static void reference_entropy(double *entropy, const double *logits, const int32_t *targets, size_t n, size_t V,
                                      double temperature) {
     size_t t, i;
     for (t = 0; t < n; t++) {
@@ -299,7 +299,7 @@ static inline void reference_entropy(double *entropy, const double *logits, cons
 }
 
 // A row without a target does not depend on its logits: its gradient is 0 whatever its weight.
-static inline void reference_logprob_backward(double *dlogits, const double *logits, const int32_t *targets,
+static void reference_logprob_backward(double *dlogits, const double *logits, const int32_t *targets,
                                               const double *weight, size_t n, size_t V, double temperature) {
     size_t t, i;
     for (t = 0; t < n; t++) {
@@ -314,7 +314,7 @@ static inline void reference_logprob_backward(double *dlogits, const double *log
 
 // ---- AdamW (Loshchilov and Hutter 2019, algorithm 2, with the decay scaled by the learning rate) --------------------------------
 // Steps *m and *v; returns by how much w changes.
-static inline double reference_adamw(double w, double *m, double *v, double gradient, const AdamW *step) {
+static double reference_adamw(double w, double *m, double *v, double gradient, const AdamW *step) {
     double g = gradient * step->gradient_scale, m_hat, v_hat;
     *m = step->beta1 * *m + (1.0 - step->beta1) * g;
     *v = step->beta2 * *v + (1.0 - step->beta2) * g * g;

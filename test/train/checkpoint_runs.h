@@ -25,7 +25,7 @@ static const RunSetting usual_settings[USUAL_SETTINGS] = {
     {"--chunk", "1024", 1},
 };
 
-static inline RunState run_state(size_t step) {
+static RunState run_state(size_t step) {
     static const Schedule schedule = {SCHEDULE_COSINE, 3e-4, 0.1, 0.2, 10, 1000};
     RunState run;
     memset(&run, 0, sizeof(run));
@@ -38,15 +38,15 @@ static inline RunState run_state(size_t step) {
 // ---- its tensors -----------------------------------------------------------------------------------------------------------
 static World test_world; // how what trained_open makes is held; zeros: whole
 
-static inline size_t held_elements(const Trained *t, Sharding held) {
+static size_t held_elements(const Trained *t, Sharding held) {
     return holds_whole(held) ? t->model->elements : sharding_elements(t->model, held);
 }
 
-static inline size_t held_bytes(const Trained *t, Section s) {
+static size_t held_bytes(const Trained *t, Section s) {
     return s.memory ? held_elements(t, s.held) * dtype_size(s.type) : 0;
 }
 
-static inline void trained_allocate(Trained *t, DType moments, int master) {
+static void trained_allocate(Trained *t, DType moments, int master) {
     size_t n;
     t->ops = ops_fenced(), t->moment_type = moments;
     t->weights_sharding_of = sharding_of(test_world, ZERO_WEIGHTS);
@@ -59,7 +59,7 @@ static inline void trained_allocate(Trained *t, DType moments, int master) {
     assert_true(t->weights && t->optimizer.m && t->optimizer.v && (!master || t->optimizer.master));
 }
 
-static inline Trained trained_open(const char *text, DType dtype, DType moments, int master) {
+static Trained trained_open(const char *text, DType dtype, DType moments, int master) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
     Trained t;
@@ -71,7 +71,7 @@ static inline Trained trained_open(const char *text, DType dtype, DType moments,
 }
 
 // Adapters for that model, of all its linear layers.
-static inline Trained trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
+static Trained trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
     Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
@@ -88,12 +88,12 @@ static inline Trained trained_open_adapters(const char *text, DType dtype, DType
 
 enum { TRAINED_SECTIONS = SECTIONS + 1 };
 
-static inline void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS]) {
+static void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS]) {
     optimizer_sections(t, sections);
     sections[SECTIONS] = weights_section(t);
 }
 
-static inline void trained_close(Trained *t) {
+static void trained_close(Trained *t) {
     Section sections[TRAINED_SECTIONS];
     size_t i;
     trained_sections(t, sections);
@@ -109,7 +109,7 @@ static inline void trained_close(Trained *t) {
 }
 
 // Any bits at all, NaN among them: a checkpoint does not look at values.
-static inline unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
+static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
     unsigned char *data = (unsigned char *)malloc(bytes + 8);
     size_t i;
     assert_non_null(data);
@@ -121,7 +121,7 @@ static inline unsigned char *step_bytes(size_t step, size_t section, size_t byte
 }
 
 // What a section has for the whole table at a step: those bits, or where adapters have a master copy its rounding.
-static inline unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Section s) {
+static unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Section s) {
     unsigned char *master, *rounded;
     if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, t->model->elements * dtype_size(s.type));
     master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
@@ -133,7 +133,7 @@ static inline unsigned char *table_bytes(const Trained *t, size_t step, size_t i
 }
 
 // The same as memory holds it; between portions, what nobody writes.
-static inline unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Section s) {
+static unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Section s) {
     unsigned char *whole = table_bytes(t, step, i, s), *held;
     size_t size = dtype_size(s.type), g;
     if (holds_whole(s.held)) return whole;
@@ -148,7 +148,7 @@ static inline unsigned char *section_bytes(const Trained *t, size_t step, size_t
     return held;
 }
 
-static inline void trained_fill(const Trained *t, size_t step) {
+static void trained_fill(const Trained *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
     size_t i;
     trained_sections(t, sections);
@@ -161,14 +161,14 @@ static inline void trained_fill(const Trained *t, size_t step) {
     }
 }
 
-static inline unsigned char *section_copy(const Trained *t, Section section) {
+static unsigned char *section_copy(const Trained *t, Section section) {
     unsigned char *data = (unsigned char *)malloc(held_bytes(t, section) + 1);
     assert_non_null(data);
     if (section.memory) t->ops->copy_out(data, section.memory, held_bytes(t, section));
     return data;
 }
 
-static inline void expect_trained(const Trained *t, size_t step) {
+static void expect_trained(const Trained *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
     size_t i;
     trained_sections(t, sections);
@@ -183,7 +183,7 @@ static inline void expect_trained(const Trained *t, size_t step) {
     }
 }
 
-static inline void expect_same_trained(const Trained *a, const Trained *b) {
+static void expect_same_trained(const Trained *a, const Trained *b) {
     Section of_a[TRAINED_SECTIONS], of_b[TRAINED_SECTIONS];
     size_t i;
     trained_sections(a, of_a);
@@ -198,7 +198,7 @@ static inline void expect_same_trained(const Trained *a, const Trained *b) {
 }
 
 // ---- folders ---------------------------------------------------------------------------------------------------------------
-static inline const char *fresh_folder(const char *name) {
+static const char *fresh_folder(const char *name) {
     const char *path = scratch_path(name);
     char command[600];
     snprintf(command, sizeof(command), "rm -rf '%s' && mkdir '%s'", path, path);
@@ -206,14 +206,14 @@ static inline const char *fresh_folder(const char *name) {
     return path;
 }
 
-static inline void copy_folder(const char *from, const char *to) {
+static void copy_folder(const char *from, const char *to) {
     char command[1200];
     snprintf(command, sizeof(command), "rm -rf '%s' && cp -a '%s' '%s'", to, from, to);
     assert_int_equal(system(command), 0);
 }
 
 // Puts an empty file system of a MiB over a folder, for this process alone. 0 where the machine does not let us.
-static inline int private_tmpfs(const char *folder, int read_only) {
+static int private_tmpfs(const char *folder, int read_only) {
     if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 0;
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 0;
     return mount("tmpfs", folder, "tmpfs", read_only ? MS_RDONLY : 0, "size=1m") == 0;
@@ -224,7 +224,7 @@ static const char usual_model[] =
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
 
 // A checkpoint of a run at step 7 in scratch "out"; takes the run's tensors.
-static inline void save_trained(Trained t) {
+static void save_trained(Trained t) {
     RunState run = run_state(7);
     CheckpointFolder folder;
     trained_fill(&t, 7);
@@ -234,8 +234,8 @@ static inline void save_trained(Trained t) {
     trained_close(&t);
 }
 
-static inline void save_usual(void) { save_trained(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
-static inline void save_usual_adapters(void) {
+static void save_usual(void) { save_trained(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
+static void save_usual_adapters(void) {
     save_trained(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1));
 }
 
@@ -248,7 +248,7 @@ typedef struct {
     int adapters;
 } Saving;
 
-static inline void save_body(const void *context) {
+static void save_body(const void *context) {
     const Saving *saving = (const Saving *)context;
     Trained t = (saving->adapters ? trained_open_adapters : trained_open)(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     RunState run = run_state(saving->step);
@@ -262,7 +262,7 @@ static inline void save_body(const void *context) {
 }
 
 // Step 7 on a file system of a MiB over `out`, then step 8 where that is full. Exits with 77 where none can be mounted.
-static inline void save_on_full_disk(Trained t, const char *out) {
+static void save_on_full_disk(Trained t, const char *out) {
     RunState run = run_state(7);
     CheckpointFolder folder;
     char ballast[PATH_MAX];
@@ -278,21 +278,21 @@ static inline void save_on_full_disk(Trained t, const char *out) {
     checkpoint_save(&folder, &t, &run);
 }
 
-static inline const char *file_in(const char *checkpoint, const char *file) {
+static const char *file_in(const char *checkpoint, const char *file) {
     char name[128];
     snprintf(name, sizeof(name), "out/%s/%s", checkpoint, file);
     return scratch_path(name);
 }
 
-static inline int is_there(const char *name) { return path_exists(file_in(".", name)); }
+static int is_there(const char *name) { return path_exists(file_in(".", name)); }
 
 // noted: what the child shall have said on stderr; NULL: nothing.
-static inline void expect_said(const Child *child, const char *noted) {
+static void expect_said(const Child *child, const char *noted) {
     int right = noted ? strstr(child->err, noted) != NULL : !*child->err;
     if (!right) test_fail("stderr is: '%s', expected: '%s'", child->err, noted ? noted : "");
 }
 
-static inline void find_body(const void *context) {
+static void find_body(const void *context) {
     size_t last = checkpoint_find_last((const char *)context);
     if (last == CHECKPOINT_NONE)
         puts("none");
@@ -300,7 +300,7 @@ static inline void find_body(const void *context) {
         printf("%zu\n", last);
 }
 
-static inline void expect_found(const char *expected, const char *noted) {
+static void expect_found(const char *expected, const char *noted) {
     const Child *child = run_child(find_body, scratch_path("out"));
     if (child->code != 0 || strcmp(child->out, expected) != 0)
         test_fail("exit code %d, found %s(expected %s); stderr: %s", child->code, child->out, expected, child->err);
