@@ -102,8 +102,8 @@ static void activation_forward(StreamBP *s, Stored *out, const Stored *gate_up, 
     }
 }
 
-static void activation_backward(StreamBP *s, Stored *dgate_up, const Stored *dout, const Stored *gate_up,
-                                       size_t n, size_t FF) {
+static void activation_backward(StreamBP *s, Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
+                                size_t FF) {
     switch (s->model->config.family->activation) {
     case ACTIVATION_SWIGLU: s->ops->swiglu_backward(dgate_up, dout, gate_up, n, FF); break;
     case ACTIVATION_GEGLU: s->ops->geglu_backward(dgate_up, dout, gate_up, n, FF); break;
@@ -133,14 +133,14 @@ static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Ac
 // ---- the steps: backward. dx is the gradient of the residual stream, [n,C], updated in place ------------------------
 // The gradient of what a part of the layer adds: dx itself, or through the post norm, over `added`, the norm's input.
 static const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums sums, LayerTensor norm,
-                                            Stored *added, const Stored *dx) {
+                                     Stored *added, const Stored *dx) {
     if (!added) return dx;
     norm_backward(s, added, sum_of(s, sums, norm), NULL, dx, added, weight_of(s, w, norm), c.n, 0);
     return added;
 }
 
 static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                                Stored *dx) {
+                         Stored *dx) {
     Shapes d = shapes_of(s->model);
     Stored *dactive = a->active, *dgate_up = a->gate_up, *dnorm_out = a->norm2; // each over its own values, once used
     const Stored *dbranch = branch_backward(s, c, w, sums, POST_NORM2, a->mlp_branch, dx);
@@ -153,21 +153,21 @@ static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSu
 
 // dattended[n,NH*HD] = the gradient of attention's output
 static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                                   const Stored *dx, Stored *dattention_out) {
+                            const Stored *dx, Stored *dattention_out) {
     const Stored *dbranch = branch_backward(s, c, w, sums, POST_NORM1, a->attention_branch, dx);
     linear_backward(s, l, c, w, sums, O_WEIGHT, dattention_out, dbranch, a->attention_out, 0);
 }
 
 // dnormed1[n,C] = the part of the first norm's gradient that comes through the queries; dq is used up
-static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
-                                    const Activations *a, Stored *dq, Stored *dnorm1) {
+static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+                             Stored *dq, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     norm_rotated_backward(s, l, dq, sum_of(s, sums, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), c, d.NH);
     linear_backward(s, l, c, w, sums, Q_WEIGHT, dnorm1, dq, a->norm1, 0);
 }
 
-static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
-                                      const Activations *a, const Stored *dx, Stored *dnorm1) {
+static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+                               const Stored *dx, Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
@@ -183,8 +183,8 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 }
 
 // The same behind the ring, which has left dq of all own tokens.
-static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums,
-                                         const Activations *a, Stored *dnorm1) {
+static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
+                                  Stored *dnorm1) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
@@ -195,14 +195,14 @@ static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w
 }
 
 static void first_norm_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, Stored *dx,
-                                       const Stored *dnorm1) {
+                                const Stored *dnorm1) {
     norm_backward(s, dx, sum_of(s, sums, NORM1_WEIGHT), sum_of(s, sums, NORM1_BIAS), dnorm1,
                   input_load(&s->memory, l, c.begin), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
 }
 
 // dnormed1[n,C] = (or += with accumulate) the part that comes through keys and values; then through the norm
 static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, const Activations *a,
-                               Stored *dx, Stored *dnorm1, int accumulate) {
+                        Stored *dx, Stored *dnorm1, int accumulate) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
@@ -232,9 +232,9 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
 }
 
 static void embedding_forward(StreamBP *s) {
-    size_t size = effective_chunk(s, s->chunk), i;
+    size_t size = effective_chunk(s, s->chunk);
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
-    for (i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
+    for (size_t i = 0; i < chunk_visits(s, size); i++) embedding_step(s, chunk_visit(s, i, size), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
@@ -243,9 +243,8 @@ static void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
     void *dw = at(sums.tables, s->model->model_offset[table], dtype_size(sums.tables_type));
-    Summed *scratch;
     if (!s->own_tokens) return;
-    scratch =
+    Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->own_tokens, rows, d.C));
     s->ops->embedding_backward(dw, sums.tables_type, input_load(&s->memory, d.L, 0), index, s->own_tokens, rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
@@ -254,9 +253,8 @@ static void table_backward(StreamBP *s, GroupSums sums, ModelTensor table, const
 
 static void embedding_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
-    GroupSums sums;
     if (s->memory.lora) return;
-    sums = grads_acquire(&s->memory, GROUP_EMBEDDING);
+    GroupSums sums = grads_acquire(&s->memory, GROUP_EMBEDDING);
     if (s->own_tokens) table_backward(s, sums, EMBEDDING, s->tokens, d.V);
     if (s->own_tokens && !d.rotary)
         table_backward(s, sums, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
@@ -298,9 +296,9 @@ static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
 // ... or of a whole layer's own tokens. Where ranks share the stream they then come together: ticket[half] is what
 // queries of a half have to wait for. In the ring all wait.
 static void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size, int64_t ticket[2]) {
-    size_t half, i;
-    for (half = 0; half < 2; half++) {
-        for (i = 0; i < range_visits(s, half, size); i++) chunk_kv_project(s, l, range_visit(s, half, i, size), w);
+    for (size_t half = 0; half < 2; half++) {
+        for (size_t i = 0; i < range_visits(s, half, size); i++)
+            chunk_kv_project(s, l, range_visit(s, half, i, size), w);
         if (s->ranks > 1) keys_share(s, l, half, ticket);
     }
     if (s->ring_layer.q) ring_forward(s, l, size);
@@ -309,14 +307,14 @@ static void layer_kv_project(StreamBP *s, size_t l, GroupWeights w, size_t size,
 static void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t size) {
     const int slides = s->ranks == 1 && layer_slides(s, l);
     int64_t ticket[2] = {0, 0};
-    size_t half, i, mark = arena_mark(s->arena);
+    size_t mark = arena_mark(s->arena);
     s->kv.first = 0;
     if (layer_rings(s, l)) ring_begin(s, l, 0);
     if (s->ranks > 1) layer_kv_project(s, l, w, size, ticket);
     weights_prefetch(&s->memory, l);
-    for (half = 0; half < 2; half++) {
+    for (size_t half = 0; half < 2; half++) {
         await_shared(s, ticket[half]);
-        for (i = 0; i < range_visits(s, half, size); i++) {
+        for (size_t i = 0; i < range_visits(s, half, size); i++) {
             Chunk c = range_visit(s, half, i, size);
             if (slides) window_slide_forward(s, c);
             layer_chunk_forward(s, l, c, w);
@@ -327,11 +325,11 @@ static void layer_forward(StreamBP *s, size_t l, GroupWeights w, size_t size) {
 }
 
 static void layers_forward(StreamBP *s) {
-    size_t size = effective_chunk(s, s->chunk), visit;
+    size_t size = effective_chunk(s, s->chunk);
     const size_t mark = arena_mark(s->arena);
     kept_attention_begin(s, size, 0);
     layers_begin(&s->memory, 1);
-    for (visit = 0; visit < layer_visits(s); visit++) {
+    for (size_t visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
         layer_forward(s, l, w, size);
@@ -366,8 +364,8 @@ static void window_slide_back(StreamBP *s, size_t l, Chunk c, GroupWeights w, si
 
 static void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena), mlp_mark;
-    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnorm1; // dx lives where x_L was
+    size_t mark = arena_mark(s->arena);
+    Stored *dx = input_load(&s->memory, d.L, c.begin); // dx lives where x_L was
     Activations a = attention_activations(s, l, c);
     const int recompute = !s->kept.norm1, ring = s->ring_layer.q != NULL;
     if (!ring && c.visit) chunk_attention_load(s, l, c.visit - 1); // of the chunk that comes next
@@ -377,7 +375,7 @@ static void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
         first_norm(s, l, c, w, &a);
         attention_forward(s, l, c, w, &a);
     }
-    mlp_mark = arena_mark(s->arena);
+    size_t mlp_mark = arena_mark(s->arena);
     if (recompute) {
         push_mlp_activations(s, &a, c.n);
         mlp_activate(s, l, c, w, &a);
@@ -387,7 +385,7 @@ static void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     if (ring) {
         output_backward(s, l, c, w, sums, &a, dx, (Stored *)at(s->ring_layer.dattention_out, c.begin * d.Q, d.stored));
     } else {
-        dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+        Stored *dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
         attention_backward(s, l, c, w, sums, &a, dx, dnorm1);
         if (s->ranks == 1)
             kv_backward(s, l, c, w, sums, &a, dx, dnorm1, 1);
@@ -402,7 +400,7 @@ static void layer_chunk_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
 static void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena);
-    Stored *dx = input_load(&s->memory, d.L, c.begin), *dnorm1;
+    Stored *dx = input_load(&s->memory, d.L, c.begin);
     const int ring = s->ring_layer.q != NULL;
     Activations a;
     if (s->kept.norm1 || ring)
@@ -410,7 +408,7 @@ static void layer_chunk_kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights
     else
         a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
     if (!s->kept.norm1) first_norm(s, l, c, w, &a);
-    dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    Stored *dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
     if (ring) ring_queries_backward(s, l, c, w, sums, &a, dnorm1);
     kv_backward(s, l, c, w, sums, &a, dx, dnorm1, ring);
     arena_pop(s->arena, mark);
@@ -421,7 +419,6 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums
     const size_t rows = s->kv.rows[layer_window(&s->model->config, l) != 0], mark = arena_mark(s->arena);
     const int slides = s->ranks == 1 && layer_slides(s, l), rings = layer_rings(s, l);
     int64_t ticket[2] = {0, 0};
-    size_t half, i;
     s->kv.first = slides ? s->N : 0;
     if (rings) ring_begin(s, l, 1);
     if (!slides && !rings) {
@@ -431,9 +428,9 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums
     if (!rings && s->own_tokens) chunk_attention_load(s, l, chunk_visits(s, size) - 1);
     if (!slides && !s->kept.norm1) layer_kv_project(s, l, w, size, ticket);
     weights_prefetch(&s->memory, l);
-    for (half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
-    for (half = 2; half-- > 0;) {
-        for (i = range_visits(s, half, size); i-- > 0;) {
+    for (size_t half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
+    for (size_t half = 2; half-- > 0;) {
+        for (size_t i = range_visits(s, half, size); i-- > 0;) {
             Chunk c = range_visit(s, half, i, size);
             if (slides) window_slide_back(s, l, c, w, size);
             layer_chunk_backward(s, l, c, w, sums);
@@ -444,9 +441,9 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums
         s->ring_layer.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->own_tokens * d.Q);
         ring_backward(s, l, size);
     }
-    for (half = 2; half-- > 0 && s->ranks > 1;) {
+    for (size_t half = 2; half-- > 0 && s->ranks > 1;) {
         await_shared(s, ticket[half]);
-        for (i = range_visits(s, half, size); i-- > 0;)
+        for (size_t i = range_visits(s, half, size); i-- > 0;)
             layer_chunk_kv_backward(s, l, range_visit(s, half, i, size), w, sums);
     }
     ring_end(s);
@@ -455,13 +452,13 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums sums
 
 static void layers_backward(StreamBP *s) {
     Shapes d = shapes_of(s->model);
-    size_t size = effective_chunk(s, s->chunk), visit, mark = arena_mark(s->arena);
+    size_t size = effective_chunk(s, s->chunk), mark = arena_mark(s->arena);
     size_t rows = rows_of_a_layer(s);
     s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", rows * d.KV);
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", rows * d.KV);
     kept_attention_begin(s, size, 1);
     layers_begin(&s->memory, -1);
-    for (visit = layer_visits(s); visit-- > 0;) {
+    for (size_t visit = layer_visits(s); visit-- > 0;) {
         size_t l = layer_visit(s, visit);
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums sums = grads_acquire(&s->memory, l);
@@ -479,9 +476,8 @@ static void layers_backward(StreamBP *s) {
 // (or NULL) to metrics.
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena), host_mark = arena_mark(&s->host), kv_mark;
+    size_t mark = arena_mark(s->arena), host_mark = arena_mark(&s->host);
     int full = s->method == METHOD_FULL;
-    double loss;
     s->dropout = s->memory.lora ? s->memory.lora->dropout : 0;
     sequence_begin(s, batch, Z);
     push_inputs(s, s->own_tokens, 1);
@@ -492,14 +488,14 @@ static double forward_backward(StreamBP *s, const Batch *batch, double Z, Metric
         push_mlp_activations(s, &s->kept, d.L * s->own_tokens);
     }
     grads_begin(&s->memory);
-    kv_mark = arena_mark(s->arena);
+    size_t kv_mark = arena_mark(s->arena);
     push_key_value(s, full ? d.L : 1, s->N, effective_chunk(s, s->chunk), full && d.qk_norm);
     embedding_forward(s);
     layers_forward(s);
     if (!full) arena_pop(s->arena, kv_mark); // K, V of the last layer die: the head takes their place
     head(s, 1);
     sequence_end(s);
-    loss = sequence_loss(s, metrics);
+    double loss = sequence_loss(s, metrics);
     if (!full) push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
@@ -513,13 +509,13 @@ static double forward_backward(StreamBP *s, const Batch *batch, double Z, Metric
 
 // Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
 static void forward_logprobs(StreamBP *s, const Batch *batch, double Z) {
-    size_t mark = arena_mark(s->arena), kv_mark;
+    size_t mark = arena_mark(s->arena);
     Method method = s->method;
     if (method == METHOD_FULL) s->method = METHOD_CHECKPOINT; // nothing is kept either way
     sequence_begin(s, batch, Z);
     push_inputs(s, s->own_tokens, 0);
     memset(&s->kept, 0, sizeof(s->kept));
-    kv_mark = arena_mark(s->arena);
+    size_t kv_mark = arena_mark(s->arena);
     push_key_value(s, 1, s->N, effective_chunk(s, s->chunk), 0);
     embedding_forward(s);
     layers_forward(s);
@@ -539,11 +535,10 @@ static double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *m
 // out[N] = log-probabilities of the targets under the model as it is, or without its adapters.
 static void forward_policy(StreamBP *s, const Batch *batch, int without_adapters, float *out) {
     const DType type = dtype_of_sums(s->model->dtype);
-    size_t t;
     s->memory.without = without_adapters;
     forward_logprobs(s, batch, 1);
     s->memory.without = 0;
-    for (t = 0; t < batch->N; t++) out[t] = (float)value_at(s->host_sums, type, t);
+    for (size_t t = 0; t < batch->N; t++) out[t] = (float)value_at(s->host_sums, type, t);
 }
 
 #endif

@@ -44,8 +44,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 
 // ---- train ----------------------------------------------------------------------------------------------------------
 static Trained trainer_trained(Trainer *t) {
-    Trained trained;
-    memset(&trained, 0, sizeof(trained));
+    Trained trained = {0};
     trained.model = run_trained(&t->run), trained.ops = ops_device;
     trained.weights = trained_weights(&t->run.streambp.memory);
     trained.weights_sharding_of = weights_sharding(&t->run.streambp.memory);
@@ -92,13 +91,12 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
 }
 
 static SequenceBound trainer_plan_rollout(Trainer *t) {
-    RolloutSettings settings;
     prompt_choose_tokenizer(&t->rollout_text, &t->run);
     t->rollout_text.ignore_end = t->run.options->ignore_eos;
     t->end_ids = (uint32_t *)checked_calloc(rollout_ends(t->run.options, &t->rollout_text, NULL) + 1, sizeof(uint32_t),
                                             "what ends a completion");
     rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
-    settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
+    RolloutSettings settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
     return rollout_plan(&settings, &t->data.documents, &t->run.settings, t->run.options->seq_len);
 }
 
@@ -133,9 +131,8 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
 // Data, plan and memory; returns the largest stream that is planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
     const Options *o = t->run.options;
-    SequenceBound bound;
     t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
-    bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
+    SequenceBound bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
         dataloader_check_pair(&t->data, &t->validation);
@@ -163,7 +160,6 @@ static SequenceBound trainer_allocate(Trainer *t) {
 
 // Weights, optimizer and place: as a run begins, or those of its last checkpoint, where `last` names one.
 static void trainer_load(Trainer *t, const char *last) {
-    Trained trained;
     if (!*last) {
         run_load_weights(&t->run);
         optimizer_init(run_trained(&t->run), t->run.settings.world, ops_device,
@@ -173,7 +169,7 @@ static void trainer_load(Trainer *t, const char *last) {
         return;
     }
     if (t->run.lora.rank) run_load_base(&t->run);
-    trained = trainer_trained(t);
+    Trained trained = trainer_trained(t);
     trainer_find_reference(t, last);
     trainer_settings(t);
     checkpoint_load(&t->folder, t->folder.last, &trained, &t->state);
@@ -186,7 +182,6 @@ static void trainer_load(Trainer *t, const char *last) {
 // Everything before the first step.
 static void trainer_begin(Trainer *t, const Options *o) {
     char last[PATH_MAX] = "", model[PATH_MAX] = "";
-    SequenceBound bound;
     memset(t, 0, sizeof(*t));
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
@@ -194,7 +189,7 @@ static void trainer_begin(Trainer *t, const Options *o) {
     run_open_model(&t->run, o, o->model ? NULL : model);
     check_positions(&t->run, o->seq_len, "--seq-len");
     run_resolve(&t->run);
-    bound = trainer_allocate(t);
+    SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);
     report_header(&t->run);
     report_data(&t->run, &t->data, bound);
@@ -216,10 +211,9 @@ static void trainer_begin(Trainer *t, const Options *o) {
 static void trainer_validate(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     size_t steps = dataloader_batches(&t->validation);
-    Evaluation found;
     if (o->val_steps) steps = min_size(steps, o->val_steps);
     progress_clear(&t->log.progress);
-    found = evaluate(&t->run, &t->validation_batches, steps, NULL);
+    Evaluation found = evaluate(&t->run, &t->validation_batches, steps, NULL);
     t->validation_loss = found.loss;
     if (!isfinite(t->validation_loss))
         die("step %zu: the validation loss is %f; %s", step, t->validation_loss, last_good(t));
@@ -238,11 +232,10 @@ static void trainer_sample(Trainer *t, size_t step) {
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
     Rollout *rollout = &t->rollout;
-    size_t i;
     if ((step - 1) % updates == 0) {
         rollout_step(rollout, &t->run.streambp, (step - 1) / updates + 1);
         report->rollout_seconds = rollout->sampling_seconds, report->reward_seconds = rollout->reward_seconds;
-        for (i = 0; i < rollout->streams; i++) {
+        for (size_t i = 0; i < rollout->streams; i++) {
             Batch *batch = rollout_batch(rollout, i);
             trainer_reference(t, batch, report);
             if (!batch->old) continue;
@@ -250,7 +243,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
             report->flops += flops_of(&t->run.flop_count, batch, 0);
         }
     }
-    for (i = 0; i < rollout->metrics.count; i++)
+    for (size_t i = 0; i < rollout->metrics.count; i++)
         metric_add(&report->metrics, rollout->metrics.metric[i].name, rollout->metrics.metric[i].sum,
                    rollout->metrics.metric[i].count);
     return rollout->streams;
@@ -291,11 +284,10 @@ static void trainer_sum_up(Trainer *t, StepReport *report) {
 // Loss and gradient of all micro-batches. What is not finite ends the run before anything is changed.
 static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     StreamBP *stream = &t->run.streambp;
-    size_t streams = t->run.options->rollout ? trainer_rollout(t, step, report) : assigned_batches(t->run.assignment),
-           i;
+    size_t streams = t->run.options->rollout ? trainer_rollout(t, step, report) : assigned_batches(t->run.assignment);
     const Parameter *bad = NULL;
     grads_zero(&stream->memory);
-    for (i = 0; i < streams; i++) {
+    for (size_t i = 0; i < streams; i++) {
         double Z;
         const Batch *batch = trainer_batch(t, step, i, &Z, report);
         stream->memory.reduce = i + 1 == streams;
@@ -317,8 +309,7 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
 // The optimizer's step from the gradient.
 static void trainer_update(Trainer *t, size_t step, const StepReport *report) {
     const Options *o = t->run.options;
-    AdamW adamw;
-    memset(&adamw, 0, sizeof(adamw));
+    AdamW adamw = {0};
     adamw.learning_rate = report->learning_rate;
     adamw.beta1 = o->beta1, adamw.beta2 = o->beta2, adamw.epsilon = o->epsilon;
     adamw.weight_decay = o->weight_decay;
@@ -336,8 +327,7 @@ static StepReport trainer_step(Trainer *t, size_t step) {
     double begin = seconds_now(), waited = t->train_batches.waited;
     const World world = t->run.settings.world;
     const Traffic sent = t->run.streambp.memory.sent;
-    StepReport report;
-    memset(&report, 0, sizeof(report));
+    StepReport report = {0};
     report.step = step;
     report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
     trainer_gradient(t, step, &report);
@@ -381,14 +371,12 @@ static int every(size_t step, size_t interval) { return interval && step % inter
 static int verb_train(const Options *options) {
     static Trainer trainer;
     Trainer *t = &trainer;
-    size_t step, steps;
-    StepReport report;
-    memset(&report, 0, sizeof(report));
+    StepReport report = {0};
     report.loss = NAN;
     trainer_begin(t, options);
-    steps = t->state.schedule.steps;
+    size_t steps = t->state.schedule.steps;
     if (options->val_data.count && t->state.step == 0) trainer_validate(t, 0);
-    for (step = t->state.step + 1; step <= steps; step++) {
+    for (size_t step = t->state.step + 1; step <= steps; step++) {
         report = trainer_step(t, step);
         runlog_step(&t->log, &report);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL; // tests: from now on allocating is fatal
@@ -432,16 +420,14 @@ static void join_ranks(const Options *o) {
 int main(int argc, char **argv) {
     static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,     verb_plan,    verb_eval,
                                           verb_logprobs, verb_sample, verb_convert, verb_info};
-    Options options;
-    int status;
     dist_start();
     signals_prepare();
     dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting
-    options = options_parse(argc, argv);
+    Options options = options_parse(argc, argv);
     join_ranks(&options);
     progress_off = options.quiet;
     use_threads(options.threads);
-    status = verbs[options.verb](&options);
+    int status = verbs[options.verb](&options);
     options_free(&options);
     stdout_finish();
     dist_stop();

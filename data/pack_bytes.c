@@ -46,8 +46,7 @@ static void add_path(Arguments *a, const char *path) {
 
 static Arguments read_arguments(int argc, char **argv) {
     Arguments a = {NULL, NULL, NULL, 0.05, NULL, 0};
-    int i;
-    for (i = 1; i < argc; i++) {
+    for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (strncmp(name, "--", 2) != 0) {
             add_path(&a, name);
@@ -94,10 +93,9 @@ static void read_list(Arguments *a) {
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 static void reserve(Text *text, size_t more) {
-    unsigned char *grown;
     if (more <= text->capacity - text->length) return;
     text->capacity = max_size(2 * text->capacity, text->length + more);
-    grown = (unsigned char *)checked_malloc(text->capacity, "the text");
+    unsigned char *grown = (unsigned char *)checked_malloc(text->capacity, "the text");
     if (text->length) memcpy(grown, text->bytes, text->length);
     free(text->bytes);
     text->bytes = grown;
@@ -105,23 +103,20 @@ static void reserve(Text *text, size_t more) {
 
 static uint64_t hash_bytes(const unsigned char *bytes, size_t length) {
     uint64_t hash = random_mix(length);
-    size_t i;
-    for (i = 0; i < length; i++) hash = (hash ^ bytes[i]) * 0x100000001b3ull; // FNV-1a's step
+    for (size_t i = 0; i < length; i++) hash = (hash ^ bytes[i]) * 0x100000001b3ull; // FNV-1a's step
     return random_mix(hash);
 }
 
 static void add_file(Text *text, const char *path) {
     struct stat status;
-    InputFile file;
-    uint64_t hash;
     size_t i;
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) return;
-    file = input_open(path);
+    InputFile file = input_open(path);
     if (file.bytes > MOST_BYTES - text->length)
         die("%s: with it the text has more than the %zu bytes of one shard; pack fewer files", path, MOST_BYTES);
     reserve(text, (size_t)file.bytes);
     input_read(&file, 0, text->bytes + text->length, (size_t)file.bytes);
-    hash = hash_bytes(text->bytes + text->length, (size_t)file.bytes);
+    uint64_t hash = hash_bytes(text->bytes + text->length, (size_t)file.bytes);
     for (i = 0; i < text->files; i++)
         if (text->hash[i] == hash) break;
     if (i < text->files)
@@ -146,13 +141,13 @@ static void write_shard(const char *path, const unsigned char *bytes, size_t len
     static OutputFile file;
     unsigned char header[HEADER_BYTES] = {0};
     const uint32_t fields[3] = {SHARD_MAGIC, 1, (uint32_t)length};
-    size_t done, count, i;
-    for (i = 0; i < 12; i++) header[i] = (unsigned char)(fields[i / 4] >> (8 * (i % 4))); // little-endian
+    size_t count;
+    for (size_t i = 0; i < 12; i++) header[i] = (unsigned char)(fields[i / 4] >> (8 * (i % 4))); // little-endian
     output_open(&file, path, HEADER_BYTES + 2 * length);
     output_write(&file, 0, header, sizeof(header));
-    for (done = 0; done < length; done += count) {
+    for (size_t done = 0; done < length; done += count) {
         count = min_size(length - done, sizeof(ids) / 2);
-        for (i = 0; i < count; i++) ids[2 * i] = bytes[done + i], ids[2 * i + 1] = 0;
+        for (size_t i = 0; i < count; i++) ids[2 * i] = bytes[done + i], ids[2 * i + 1] = 0;
         output_write(&file, HEADER_BYTES + 2 * done, ids, 2 * count);
     }
     output_commit(&file);
@@ -160,10 +155,10 @@ static void write_shard(const char *path, const unsigned char *bytes, size_t len
 
 // -sum p log p of the bytes: the loss, in nats per byte, of the best model that ignores context.
 static double unigram_entropy(const unsigned char *bytes, size_t length) {
-    size_t counts[256] = {0}, i;
+    size_t counts[256] = {0};
     double entropy = 0;
-    for (i = 0; i < length; i++) counts[bytes[i]]++;
-    for (i = 0; i < 256; i++) {
+    for (size_t i = 0; i < length; i++) counts[bytes[i]]++;
+    for (size_t i = 0; i < 256; i++) {
         double p = (double)counts[i] / (double)length;
         if (counts[i]) entropy -= p * log(p);
     }
@@ -177,8 +172,8 @@ static void write_and_report(const char *path, const unsigned char *bytes, size_
 
 // Moves the validation stretches out of the text, which closes up; returns their bytes.
 static size_t split_validation(Text *text, double val_fraction, unsigned char *validation) {
-    size_t length = text->length, train = 0, val = 0, i;
-    for (i = 0; i < VAL_PIECES; i++) {
+    size_t length = text->length, train = 0, val = 0;
+    for (size_t i = 0; i < VAL_PIECES; i++) {
         size_t begin, cut, end;
         piece_bounds(length, i, val_fraction, &begin, &cut, &end);
         memcpy(validation + val, text->bytes + cut, end - cut);
@@ -191,22 +186,20 @@ static size_t split_validation(Text *text, double val_fraction, unsigned char *v
 }
 
 int main(int argc, char **argv) {
-    Arguments a;
     Text text = {NULL, 0, 0, NULL, 0, 0};
-    unsigned char *validation;
-    size_t i, val = 0;
+    size_t val = 0;
     signals_prepare();
-    a = read_arguments(argc, argv);
+    Arguments a = read_arguments(argc, argv);
     if (a.list) read_list(&a);
     text.hash = (uint64_t *)checked_malloc(a.paths * sizeof(uint64_t), "the hashes of files");
-    for (i = 0; i < a.paths; i++) add_file(&text, a.path[i]);
+    for (size_t i = 0; i < a.paths; i++) add_file(&text, a.path[i]);
     if (!text.length) die("the files given hold no text");
-    validation = (unsigned char *)checked_malloc(text.length, "the validation text");
+    unsigned char *validation = (unsigned char *)checked_malloc(text.length, "the validation text");
     if (a.val_out) val = split_validation(&text, a.val_fraction, validation);
     write_and_report(a.out, text.bytes, text.length);
     if (a.val_out) write_and_report(a.val_out, validation, val);
     printf("files: %zu, copies left out: %zu\n", text.files, text.duplicates);
-    for (i = 0; i < a.paths; i++) free(a.path[i]);
+    for (size_t i = 0; i < a.paths; i++) free(a.path[i]);
     free(a.path);
     free(text.bytes);
     free(text.hash);

@@ -29,9 +29,8 @@ typedef struct {
 } Pass;
 
 static Pass pass_open(const char *text, Method method, size_t B, size_t T, size_t chunk, int optimizer) {
-    Pass pass;
     Config config = config_from_text(text, "bench", EXIT_USAGE);
-    memset(&pass, 0, sizeof(pass));
+    Pass pass = {0};
     pass.model = model_build(&config, ops_device->stored);
     pass.settings.method = method;
     pass.settings.chunk = chunk;
@@ -88,13 +87,11 @@ static double median(const double *values, size_t count) {
 static double product_rate(void) {
     static float *x[3];
     const size_t n = 2048;
-    double begin;
-    size_t i, j;
-    for (i = 0; i < 3 && !x[2]; i++) {
+    for (size_t i = 0; i < 3 && !x[2]; i++) {
         x[i] = (float *)ops_device->allocate(n * n * sizeof(float));
-        for (j = 0; j < n * n; j++) x[i][j] = (float)(j % 1000) * 1e-3f - 0.5f;
+        for (size_t j = 0; j < n * n; j++) x[i][j] = (float)(j % 1000) * 1e-3f - 0.5f;
     }
-    begin = seconds_now();
+    double begin = seconds_now();
 #ifdef HAVE_ONEDNN
     if (dnnl_sgemm('N', 'N', (dnnl_dim_t)n, (dnnl_dim_t)n, (dnnl_dim_t)n, 1, x[0], (dnnl_dim_t)n, x[1], (dnnl_dim_t)n,
                    0, x[2], (dnnl_dim_t)n) != dnnl_success)
@@ -110,10 +107,9 @@ static double product_rate(void) {
 static void bench_layers(size_t repeats, int seconds_only) {
     Pass pass = pass_open(LAYERS, METHOD_STREAM, 1, 2048, 0, 0);
     double executed[MOST], model[MOST], seconds[MOST];
-    size_t i;
     pass_begin(&pass);
     pass_seconds(&pass, 1), product_rate();
-    for (i = 0; i < repeats; i++) {
+    for (size_t i = 0; i < repeats; i++) {
         double rate = seconds_only ? 1 : 0.5 * product_rate();
         seconds[i] = pass_seconds(&pass, 1);
         if (!seconds_only) rate += 0.5 * product_rate(); // before and after the pass
@@ -128,15 +124,14 @@ static void bench_layers(size_t repeats, int seconds_only) {
 
 static void bench_methods(size_t repeats) {
     static const size_t lengths[] = {4096, 8192};
-    size_t j, i;
-    for (j = 0; j < 2; j++) {
+    for (size_t j = 0; j < 2; j++) {
         static Pass stream, checkpoint;
         double ratio[MOST];
         stream = pass_open(LAYERS, METHOD_STREAM, 1, lengths[j], 0, 0);
         checkpoint = pass_open(LAYERS, METHOD_CHECKPOINT, 1, lengths[j], 0, 0);
         pass_begin(&stream), pass_begin(&checkpoint);
         pass_seconds(&stream, 1), pass_seconds(&checkpoint, 1);
-        for (i = 0; i < repeats; i++) { // the order alternates
+        for (size_t i = 0; i < repeats; i++) { // the order alternates
             double a = i % 2 ? 0 : pass_seconds(&stream, 1), b = pass_seconds(&checkpoint, 1);
             if (i % 2) a = pass_seconds(&stream, 1);
             ratio[i] = a / b;
@@ -152,17 +147,17 @@ static void bench_chunks(size_t repeats) {
     static const size_t chunks[] = {64, 128, 256, 512, 1024, 2048, 4096};
     static Pass pass[8];
     double ratio[8][MOST];
-    size_t i, j, count = sizeof(chunks) / sizeof(chunks[0]);
-    for (j = 0; j <= count; j++) {
+    size_t count = sizeof(chunks) / sizeof(chunks[0]);
+    for (size_t j = 0; j <= count; j++) {
         pass[j] = pass_open(LAYERS, j ? METHOD_STREAM : METHOD_CHECKPOINT, 1, 8192, j ? chunks[j - 1] : 0, 0);
         pass_begin(&pass[j]);
         pass_seconds(&pass[j], 1);
     }
-    for (i = 0; i < repeats; i++) {
+    for (size_t i = 0; i < repeats; i++) {
         double base = pass_seconds(&pass[0], 1);
-        for (j = 1; j <= count; j++) ratio[j][i] = pass_seconds(&pass[j], 1) / base;
+        for (size_t j = 1; j <= count; j++) ratio[j][i] = pass_seconds(&pass[j], 1) / base;
     }
-    for (j = 1; j <= count; j++)
+    for (size_t j = 1; j <= count; j++)
         printf("chunks: T = 8192, chunk %4zu: %.3f of checkpoint's time, workspace %s\n", chunks[j - 1],
                median(ratio[j], repeats), human_bytes((double)pass[j].plan.share[SHARE_WORKSPACE]));
 }
@@ -173,10 +168,9 @@ static void bench_gpt2(size_t B, size_t T, const char *name, size_t repeats) {
                                                   : METHOD_STREAM;
     Pass pass = pass_open("gpt2", method, B, T, 0, 1);
     double seconds[MOST];
-    size_t i;
     pass_begin(&pass);
     pass_seconds(&pass, 1);
-    for (i = 0; i < repeats; i++) seconds[i] = pass_seconds(&pass, (int64_t)i + 2);
+    for (size_t i = 0; i < repeats; i++) seconds[i] = pass_seconds(&pass, (int64_t)i + 2);
     printf("%.6f\n", median(seconds, repeats));
 }
 

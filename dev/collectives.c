@@ -51,8 +51,7 @@ static double value_at(const Bench *b, const char *host, size_t i) {
 }
 
 static void fill(const Bench *b, char *host, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (b->size == 8)
             ((double *)(void *)host)[i] = given(b->rank, i);
         else
@@ -72,24 +71,23 @@ static void check(Bench *b) {
     const double all = (double)(b->ranks * (b->ranks + 1) / 2);
     const Range own = shard_range(count, unit, b->ranks, b->rank);
     char *host = (char *)checked_malloc(count * b->size, "values to be checked");
-    size_t i;
     fill(b, host, count);
     ops_device->await(run_reduce_scatter(b, count * b->size, unit));
     ops_device->copy_out(host, b->x, count * b->size);
-    for (i = own.begin; i < own.begin + own.count; i++)
+    for (size_t i = own.begin; i < own.begin + own.count; i++)
         if (value_at(b, host, i) != all * given(0, i))
             die("reduce_scatter: element %zu is %g, it should be %g", i, value_at(b, host, i), all * given(0, i));
     fill(b, host, count);
     ops_device->await(run_all_gather(b, count * b->size, unit));
     ops_device->copy_out(host, b->x, count * b->size);
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (value_at(b, host, i) != given(owner_of(b, i, count, unit), i))
             die("all_gather: element %zu is %g, it should be rank %zu's %g", i, value_at(b, host, i),
                 owner_of(b, i, count, unit), given(owner_of(b, i, count, unit), i));
     fill(b, host, count);
     ops_device->await(run_exchange(b, count * b->size, unit));
     ops_device->copy_out(host, b->x + b->most, count * b->size);
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (value_at(b, host, i) != given((b->rank + b->ranks - 1) % b->ranks, i))
             die("exchange: element %zu is %g, not that of the rank before", i, value_at(b, host, i));
     free(host);
@@ -104,30 +102,28 @@ static int compare(const void *a, const void *b) {
 // Seconds of one call on the slowest rank.
 static double seconds_of(Bench *b, Run run, size_t bytes) {
     const size_t calls = max_size(1, BATCH / bytes);
-    double own, slowest = 0, *all = (double *)checked_calloc(b->ranks, sizeof(double), "the ranks' times");
+    double slowest = 0, *all = (double *)checked_calloc(b->ranks, sizeof(double), "the ranks' times");
     int64_t ticket = 0;
-    size_t i;
     ops_device->finish();
     dist_barrier();
-    own = seconds_now();
-    for (i = 0; i < calls; i++) ticket = run(b, bytes, SHARD_ALIGNMENT);
+    double own = seconds_now();
+    for (size_t i = 0; i < calls; i++) ticket = run(b, bytes, SHARD_ALIGNMENT);
     ops_device->await(ticket);
     ops_device->finish();
     own = (seconds_now() - own) / (double)calls;
     dist_gather(RANKS_ALL, &own, sizeof(own), all);
-    for (i = 0; i < b->ranks; i++) slowest = all[i] > slowest ? all[i] : slowest;
+    for (size_t i = 0; i < b->ranks; i++) slowest = all[i] > slowest ? all[i] : slowest;
     free(all);
     return slowest;
 }
 
 static void measure(Bench *b, const char *name, Run run, int to_next, size_t repeats) {
     double *seconds = (double *)checked_calloc(repeats, sizeof(double), "timings");
-    size_t bytes, i;
-    for (bytes = LEAST; bytes <= b->most; bytes *= 8) {
+    for (size_t bytes = LEAST; bytes <= b->most; bytes *= 8) {
         const double sent = to_next ? (double)bytes : (double)bytes * (double)(b->ranks - 1) / (double)b->ranks;
         ops_device->zero(b->x, 2 * b->most); // sums of zeros stay zeros
         seconds_of(b, run, bytes);
-        for (i = 0; i < repeats; i++) seconds[i] = seconds_of(b, run, bytes);
+        for (size_t i = 0; i < repeats; i++) seconds[i] = seconds_of(b, run, bytes);
         qsort(seconds, repeats, sizeof(double), compare);
         if (b->rank == 0)
             printf("%-16s %12zu %12.1f %10.3f\n", name, bytes, 1e6 * seconds[repeats / 2],

@@ -19,10 +19,10 @@ static FILE *create(const char *path) {
 }
 
 static void write_tokens(const char *path, int32_t count) {
-    int32_t header[256] = {20240520, 1, count}, i;
+    int32_t header[256] = {20240520, 1, count};
     FILE *file = create(path);
     fwrite(header, 4, 256, file);
-    for (i = 0; i < count; i++) {
+    for (int32_t i = 0; i < count; i++) {
         uint16_t id = (uint16_t)(next() % 50257);
         fwrite(&id, 2, 1, file);
     }
@@ -32,11 +32,11 @@ static void write_tokens(const char *path, int32_t count) {
 int main(void) {
     int32_t header[256] = {20240326, 3, 1024, 50257, 12, 12, 768, 50304};
     // wte, wpe, and per layer: two norms, qkv, attention projection, MLP; the final norm
-    size_t C = 768, L = 12, padded = 50304, i;
+    size_t C = 768, L = 12, padded = 50304;
     size_t count = padded * C + 1024 * C + L * (4 * C + 3 * C * C + 3 * C + C * C + C + 8 * C * C + 5 * C) + 2 * C;
     FILE *file = create("gpt2_124M.bin");
     fwrite(header, 4, 256, file);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         float value = ((float)(next() % 2001) - 1000.0f) * 2e-5f;
         fwrite(&value, 4, 1, file);
     }

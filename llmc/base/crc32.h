@@ -12,15 +12,14 @@ crc32_prepare makes the tables. A program calls it before it has threads that ch
 static uint32_t crc32_table[8][256]; // [k][byte]: of the byte and k zeros behind it
 
 static void crc32_prepare(void) {
-    uint32_t i, bit, k;
     if (crc32_table[0][1]) return;
-    for (i = 0; i < 256; i++) {
+    for (uint32_t i = 0; i < 256; i++) {
         uint32_t crc = i;
-        for (bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1u ? 0xedb88320u : 0);
+        for (uint32_t bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1u ? 0xedb88320u : 0);
         crc32_table[0][i] = crc;
     }
-    for (k = 1; k < 8; k++)
-        for (i = 0; i < 256; i++)
+    for (uint32_t k = 1; k < 8; k++)
+        for (uint32_t i = 0; i < 256; i++)
             crc32_table[k][i] = crc32_table[k - 1][i] >> 8 ^ crc32_table[0][crc32_table[k - 1][i] & 0xff];
 }
 

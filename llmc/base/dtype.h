@@ -35,9 +35,9 @@ static float bf16_to_float(uint16_t bits) {
 
 // Round to nearest, ties to even; NaN stays NaN.
 static uint16_t float_to_bf16(float value) {
-    uint32_t bits, rounded;
+    uint32_t bits;
     memcpy(&bits, &value, sizeof(bits));
-    rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // no branch: vectorises
 }
 
@@ -48,13 +48,13 @@ static double rounded_to(DType type, double value) {
 
 static float fp16_to_float(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
-    uint32_t wide;
     float value;
     if (exponent == 0) { // zero and subnormal: the value is mantissa * 2^-24
         value = (float)mantissa * (1.0f / 16777216.0f);
         return sign ? -value : value;
     }
-    wide = sign | (exponent == 31 ? 0x7f800000u | (mantissa << 13) : ((exponent + 112) << 23) | (mantissa << 13));
+    uint32_t wide =
+        sign | (exponent == 31 ? 0x7f800000u | (mantissa << 13) : ((exponent + 112) << 23) | (mantissa << 13));
     memcpy(&value, &wide, sizeof(value));
     return value;
 }

@@ -100,11 +100,10 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
 // A whole text file of at most `limit` bytes, with a zero behind it; the caller frees it.
 static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);
-    char *text;
     if (file.bytes > limit)
         die("%s: has %llu bytes, more than the %zu such a file may have", path, (unsigned long long)file.bytes, limit);
     *length = (size_t)file.bytes;
-    text = (char *)checked_malloc(*length + 1, path);
+    char *text = (char *)checked_malloc(*length + 1, path);
     input_read(&file, 0, text, *length);
     text[*length] = 0;
     input_close(&file);
@@ -114,13 +113,13 @@ static char *input_read_text(const char *path, size_t limit, size_t *length) {
 // What is still to come from a stream, of at most `limit` bytes, with a zero behind it; the caller frees it.
 static char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
     size_t capacity = 65536, got;
-    char *text = (char *)checked_malloc(capacity, name), *grown;
+    char *text = (char *)checked_malloc(capacity, name);
     *length = 0;
     while ((got = fread(text + *length, 1, capacity - *length - 1, stream)) > 0) {
         *length += got;
         if (*length > limit) die("%s: has more than %zu bytes", name, limit);
         if (capacity - *length > 1) continue;
-        grown = (char *)checked_malloc(2 * capacity, name);
+        char *grown = (char *)checked_malloc(2 * capacity, name);
         memcpy(grown, text, *length);
         free(text);
         text = grown, capacity *= 2;
@@ -156,16 +155,15 @@ static void end_by_signal(int number) {
 static void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     static int prepared;
-    struct sigaction action, before;
-    size_t i;
+    struct sigaction before;
     if (prepared) return;
     prepared = 1;
     atexit(output_discard);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
-    memset(&action, 0, sizeof(action));
+    struct sigaction action = {0};
     action.sa_handler = end_by_signal;
     action.sa_flags = (int)SA_RESETHAND | SA_NODEFER;
-    for (i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         sigaction(ends[i], NULL, &before);
         if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // nohup stays in force
     }
@@ -194,9 +192,8 @@ static void output_find_place(OutputFile *file, const char *path) {
 
 // Names of the process's own: two that write to one place do not mix, and what a user calls X.tmp stays.
 static void output_create_temporary(OutputFile *file) {
-    int attempt;
     file->fd = -1;
-    for (attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
+    for (int attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
         if (snprintf(file->temporary, sizeof(file->temporary), "%s.%ld-%d.tmp", file->path, (long)getpid(), attempt) >=
             (int)sizeof(file->temporary))
             die("%.200s...: this path is too long to write to", file->path);
@@ -209,10 +206,10 @@ static void output_create_temporary(OutputFile *file) {
 
 // Whether `name` is one that output_create_temporary gives to what will be `base`.
 static int is_temporary_of(const char *name, const char *base) {
-    size_t length = strlen(base), digits;
+    size_t length = strlen(base);
     if (strncmp(name, base, length) != 0 || name[length] != '.') return 0;
     name += length + 1;
-    digits = strspn(name, "0123456789");
+    size_t digits = strspn(name, "0123456789");
     if (!digits || name[digits] != '-') return 0;
     name += digits + 1;
     digits = strspn(name, "0123456789");

@@ -13,8 +13,8 @@ A text that fails ends the program with one line that begins with `where`, the n
 
 // The first byte that is not part of valid UTF-8 or is a control character, or length.
 static size_t json_valid_until(const unsigned char *text, size_t length) {
-    size_t i, bytes;
-    for (i = 0; i < length; i += bytes) {
+    size_t bytes;
+    for (size_t i = 0; i < length; i += bytes) {
         bytes = utf8_length(text + i, length - i);
         if (!bytes || (text[i] < 0x20 && text[i] != '\t' && text[i] != '\n' && text[i] != '\r')) return i;
     }
@@ -62,11 +62,10 @@ static void json_check_all_keys(const cJSON *value, const char *where) {
 // The first \u that is not followed by four digits, or that means the character 0, which would end a text early; or length.
 // cJSON takes both. Backslashes stand in strings only, or the text is refused anyway.
 static size_t json_escapes_valid_until(const char *text, size_t length) {
-    size_t i, digits;
-    for (i = 0; i + 1 < length; i++) {
+    for (size_t i = 0; i + 1 < length; i++) {
         if (text[i] != '\\') continue;
         if (text[++i] != 'u') continue;
-        digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // a zero is behind the text
+        size_t digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // a zero is behind the text
         if (digits < 4 || !memcmp(text + i + 1, "0000", 4)) return i - 1;
     }
     return length;
@@ -74,15 +73,14 @@ static size_t json_escapes_valid_until(const char *text, size_t length) {
 
 // The text must be one object. text[length] must be readable and zero. The caller frees the tree with cJSON_Delete.
 static cJSON *json_parse_object(const char *text, size_t length, const char *where) {
-    size_t valid = json_valid_until((const unsigned char *)text, length), values = 0, i;
+    size_t valid = json_valid_until((const unsigned char *)text, length), values = 0;
     const char *end = text;
-    cJSON *root;
     if (valid < length) die("%s: is not valid JSON: its byte %zu is not UTF-8 text", where, valid);
     valid = json_escapes_valid_until(text, length);
     if (valid < length) die("%s: is not valid JSON: the escape at byte %zu is no character of a text", where, valid);
-    for (i = 0; i < length; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    for (size_t i = 0; i < length; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
     if (values > JSON_VALUES_MAX) die("%s: holds more than %zu JSON values, which is absurd", where, JSON_VALUES_MAX);
-    root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
+    cJSON *root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
     if (!root) die("%s: is not valid JSON, the error is near byte %zu of its text", where, (size_t)(end - text));
     if (!cJSON_IsObject(root)) die("%s: is not a JSON object", where);
     json_check_all_keys(root, where);

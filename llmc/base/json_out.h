@@ -34,10 +34,10 @@ static size_t json_escape(const char *text, size_t left, char out[8], size_t *ta
 }
 
 static void json_quote(FILE *file, const char *text, size_t bytes) {
-    size_t i, taken;
+    size_t taken;
     char out[8];
     fputc('"', file);
-    for (i = 0; i < bytes; i += taken) fwrite(out, 1, json_escape(text + i, bytes - i, out, &taken), file);
+    for (size_t i = 0; i < bytes; i += taken) fwrite(out, 1, json_escape(text + i, bytes - i, out, &taken), file);
     fputc('"', file);
 }
 
@@ -70,8 +70,7 @@ static void json_null(JsonOut *json, const char *key) {
 
 // The shortest of %.15g, %.16g and %.17g that reads back as the same number.
 static const char *number_text(double value, char text[32]) {
-    int digits;
-    for (digits = 15; digits <= 17; digits++) {
+    for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, 32, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
@@ -89,9 +88,8 @@ static void json_number(JsonOut *json, const char *key, double value) {
 }
 
 static void json_numbers(JsonOut *json, const char *key, const double *values, size_t count) {
-    size_t i;
     json_array(json, key);
-    for (i = 0; i < count; i++) json_number(json, NULL, values[i]);
+    for (size_t i = 0; i < count; i++) json_number(json, NULL, values[i]);
     json_array_end(json);
 }
 

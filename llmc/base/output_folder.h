@@ -21,10 +21,9 @@ static OutputFolder *volatile folder_pending;
 // Nothing but system calls: a signal handler may come here. Runs after the file that was being written is gone.
 static void folder_discard(void) {
     OutputFolder *folder = folder_pending;
-    size_t i;
     if (!folder) return;
     folder_pending = NULL;
-    for (i = 0; i < folder->count; i++) unlinkat(folder->fd, folder->names[i], 0);
+    for (size_t i = 0; i < folder->count; i++) unlinkat(folder->fd, folder->names[i], 0);
     rmdir(folder->temporary);
 }
 
@@ -42,10 +41,9 @@ static int folder_is_empty(const char *path) {
 // folder->path = where a folder that is to be written to `path` has to go.
 static void folder_find_place(OutputFolder *folder, const char *path) {
     struct stat status, here;
-    size_t length;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
         die("%.200s...: this path is too long to write to", path);
-    for (length = strlen(path); length > 1 && folder->path[length - 1] == '/';) folder->path[--length] = 0;
+    for (size_t length = strlen(path); length > 1 && folder->path[length - 1] == '/';) folder->path[--length] = 0;
     if (lstat(folder->path, &status) != 0) return; // a new one; where it cannot be, mkdir says why
     if (stat(folder->path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
@@ -72,8 +70,8 @@ static void folder_above(char above[PATH_MAX], const char *path, const char **ba
 // ---- what was left by others --------------------------------------------------------------------------------------------
 // Cuts off what output_create_temporary adds to a name.
 static void name_without_temporary(char name[256]) {
-    char *dot, base[256];
-    for (dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
+    char base[256];
+    for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
         snprintf(base, sizeof(base), "%.*s", (int)(dot - name), name);
         if (!is_temporary_of(name, base)) continue;
         *dot = 0;
@@ -84,14 +82,13 @@ static void name_without_temporary(char name[256]) {
 // Removes what a process that was killed left of a folder; only files whose names `ours` knows.
 static void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
     const struct dirent *entry;
-    DIR *directory;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return;
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) { // somebody is at it, or it cannot be told
         close(fd);
         return;
     }
-    directory = fdopendir(fd);
+    DIR *directory = fdopendir(fd);
     while (directory && (entry = readdir(directory))) {
         char name[256];
         snprintf(name, sizeof(name), "%s", entry->d_name);
@@ -112,9 +109,8 @@ static void folder_clear_others(const OutputFolder *folder, int (*ours)(const ch
     char above[PATH_MAX], path[PATH_MAX];
     const char *base;
     const struct dirent *entry;
-    DIR *directory;
     folder_above(above, folder->path, &base);
-    directory = opendir(above);
+    DIR *directory = opendir(above);
     if (!directory) return; // it need not be readable to be written to
     while ((entry = readdir(directory))) {
         if (!is_temporary_of(entry->d_name, base)) continue;
@@ -126,8 +122,7 @@ static void folder_clear_others(const OutputFolder *folder, int (*ours)(const ch
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
 static void folder_create_temporary(OutputFolder *folder) {
-    int attempt;
-    for (attempt = 0; attempt < 1000; attempt++) {
+    for (int attempt = 0; attempt < 1000; attempt++) {
         snprintf(folder->temporary, sizeof(folder->temporary), "%.*s.%ld-%d.tmp", PATH_MAX - 40, folder->path,
                  (long)getpid(), attempt);
         if (mkdir(folder->temporary, 0777) != 0) {
@@ -145,7 +140,7 @@ static void folder_create_temporary(OutputFolder *folder) {
 
 // bytes, files: what will be in it. ours: whether a file of this name, found in one that was left over, may be removed.
 static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
-                               int (*ours)(const char *name)) {
+                        int (*ours)(const char *name)) {
     char above[PATH_MAX];
     const char *base;
     uint64_t available;

@@ -41,7 +41,6 @@ static const char *human_seconds(double seconds, char text[32]) {
 // One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not known yet.
 static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
     char head[64], tail[64], left[32];
-    int bar, filled, i, used;
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     width = min_size(width, PROGRESS_LINE - 1);
     snprintf(head, sizeof(head), "%.40s %3d %% ", label, (int)(100 * fraction));
@@ -49,15 +48,15 @@ static void progress_text(char *line, size_t width, const char *label, double fr
         tail[0] = 0;
     else
         snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left, left));
-    bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
+    int bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
     if (bar < 5) { // no room for a bar
         snprintf(line, PROGRESS_LINE, "%s%s", head, *tail ? tail + 1 : "");
         line[width] = 0;
         return;
     }
-    filled = (int)(fraction * bar);
-    used = snprintf(line, PROGRESS_LINE, "%s[", head);
-    for (i = 0; i < bar; i++) line[used++] = i < filled ? '=' : i == filled ? '>' : ' ';
+    int filled = (int)(fraction * bar);
+    int used = snprintf(line, PROGRESS_LINE, "%s[", head);
+    for (int i = 0; i < bar; i++) line[used++] = i < filled ? '=' : i == filled ? '>' : ' ';
     snprintf(line + used, (size_t)(PROGRESS_LINE - used), "]%s", tail);
 }
 
@@ -82,8 +81,7 @@ static int can_show_progress(FILE *file) {
 
 // A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.
 static Progress progress_begin(FILE *file, const char *label, double done, double total) {
-    Progress progress;
-    memset(&progress, 0, sizeof(progress));
+    Progress progress = {0};
     progress.file = can_show_progress(file) ? file : NULL;
     progress.label = label;
     progress.total = total;
@@ -102,9 +100,9 @@ static size_t terminal_width(FILE *file) {
 // `progress` stays where it is until progress_end: the screen refers to it.
 static void progress_update(Progress *progress, double done) {
     char line[PROGRESS_LINE];
-    double now, advanced = done - progress->begun_done, left = -1;
+    double advanced = done - progress->begun_done, left = -1;
     if (!progress->file) return;
-    now = seconds_now();
+    double now = seconds_now();
     if (now - progress->drawn_at < PROGRESS_INTERVAL) return;
     if (advanced > 0) left = (now - progress->begun_at) / advanced * (progress->total - done);
     progress_text(line, terminal_width(progress->file) - 1, progress->label,

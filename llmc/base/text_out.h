@@ -16,8 +16,7 @@ typedef struct {
 } TextOut;
 
 static TextOut text_out_to(FILE *file, char *memory) {
-    TextOut out;
-    memset(&out, 0, sizeof(out));
+    TextOut out = {0};
     out.file = file, out.memory = memory;
     return out;
 }
@@ -34,11 +33,10 @@ static void text_out_pass(TextOut *out, const void *text, size_t bytes) {
 static int is_beginning_of_character(const unsigned char *part, size_t count) {
     static const unsigned char ends[] = {0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf};
     unsigned char whole[4] = {0, 0x80, 0x80, 0x80};
-    size_t i;
     if (count >= 4) return 0;
     memcpy(whole, part, count);
     if (count > 1) return utf8_length(whole, 4) > count;
-    for (i = 0; i < sizeof(ends); i++) {
+    for (size_t i = 0; i < sizeof(ends); i++) {
         whole[1] = ends[i];
         if (utf8_length(whole, 4) > 1) return 1;
     }
@@ -46,8 +44,7 @@ static int is_beginning_of_character(const unsigned char *part, size_t count) {
 }
 
 static void text_out(TextOut *out, const char *text, size_t bytes) {
-    size_t i;
-    for (i = 0; i < bytes; i++) {
+    for (size_t i = 0; i < bytes; i++) {
         out->part[out->count++] = (unsigned char)text[i];
         if (utf8_length(out->part, out->count)) {
             text_out_pass(out, out->part, out->count);

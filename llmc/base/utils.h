@@ -82,19 +82,17 @@ static void stdout_finish(void) {
 static int allocation_guard;
 
 static void *checked_malloc(size_t bytes, const char *what) {
-    void *memory;
     if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
-    memory = malloc(bytes ? bytes : 1);
+    void *memory = malloc(bytes ? bytes : 1);
     if (!memory)
         die("out of host memory: %zu bytes wanted for %s; free some memory or use a smaller model", bytes, what);
     return memory;
 }
 
 static void *checked_calloc(size_t count, size_t size, const char *what) {
-    void *memory;
     if (allocation_guard)
         die("allocation of %zu x %zu bytes for %s after the first step (allocation guard)", count, size, what);
-    memory = calloc(count ? count : 1, size ? size : 1);
+    void *memory = calloc(count ? count : 1, size ? size : 1);
     if (!memory)
         die("out of host memory: %zu x %zu bytes wanted for %s; free some memory or use a smaller model", count, size,
             what);
@@ -111,10 +109,9 @@ static char *checked_strdup(const char *text) {
 // ---- numbers: the whole text must be one number, or 0 is returned -------------------------------------------------
 static int parse_size(const char *text, size_t *value) {
     char *end;
-    unsigned long long parsed;
     if (*text < '0' || *text > '9') return 0;
     errno = 0;
-    parsed = strtoull(text, &end, 10);
+    unsigned long long parsed = strtoull(text, &end, 10);
     if (errno || *end) return 0;
     *value = (size_t)parsed;
     return 1;
@@ -155,12 +152,10 @@ static int parse_bytes(const char *text, size_t *bytes) {
                  {"M", 1048576.0},
                  {"K", 1024.0}};
     char *end;
-    double number;
-    size_t i;
     if (!((*text >= '0' && *text <= '9') || *text == '.') || strpbrk(text, "xX")) return 0;
-    number = strtod(text, &end);
+    double number = strtod(text, &end);
     while (*end == ' ') end++;
-    for (i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
         if (!strcmp(end, units[i].unit)) {
             number *= units[i].factor;
             if (!(number >= 0 && number < 9e18)) return 0;
@@ -176,13 +171,12 @@ static int parse_bytes(const char *text, size_t *bytes) {
 static size_t utf8_length(const unsigned char *text, size_t left) {
     unsigned char c = text[0], least = 0x80, most = 0xbf;
     size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
-    size_t i;
     if (length == 0 || length > left) return 0;
     if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
     if (c == 0xed) most = 0x9f;
     if (c == 0xf0) least = 0x90;
     if (c == 0xf4) most = 0x8f;
-    for (i = 1; i < length; i++) {
+    for (size_t i = 1; i < length; i++) {
         if (text[i] < least || text[i] > most) return 0;
         least = 0x80, most = 0xbf;
     }

@@ -20,8 +20,7 @@ on stderr that says what is wrong and what is allowed, and with exit 2.
 // ---- looking things up ---------------------------------------------------------------------------------------------------
 // -1: no row has this name
 static int option_find(const char *name) {
-    size_t i;
-    for (i = 0; i < OPTION_ROWS; i++)
+    for (size_t i = 0; i < OPTION_ROWS; i++)
         if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
     return -1;
 }
@@ -47,9 +46,8 @@ static const char *option_word(const OptionRow *row) {
 
 // The verbs of a row: "bp, plan".
 static const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
-    int verb;
     *text = 0;
-    for (verb = 0; verb < VERBS; verb++)
+    for (int verb = 0; verb < VERBS; verb++)
         if (option_of(row, (Verb)verb))
             snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? ", " : "", verb_rows[verb].name);
     return text;
@@ -60,12 +58,12 @@ static const char *option_verbs_text(const OptionRow *row, char *text, size_t si
 
 // Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
 static size_t spelling_distance(const char *a, const char *b) {
-    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b), i, j; // d[i][j]: of the first i and j
+    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: of the first i and j
     if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
-    for (i = 0; i <= m; i++) d[i][0] = i;
-    for (j = 0; j <= n; j++) d[0][j] = j;
-    for (i = 1; i <= m; i++) {
-        for (j = 1; j <= n; j++) {
+    for (size_t i = 0; i <= m; i++) d[i][0] = i;
+    for (size_t j = 0; j <= n; j++) d[0][j] = j;
+    for (size_t i = 1; i <= m; i++) {
+        for (size_t j = 1; j <= n; j++) {
             d[i][j] = min_size(min_size(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
                 d[i][j] = min_size(d[i][j], d[i - 2][j - 2] + 1);
@@ -84,13 +82,11 @@ static size_t spelling_offer(const char *typed, const char *name) {
 // The nearest option, first among those of the verb; NULL: none is near.
 static const char *option_nearest(const char *typed, Verb verb) {
     const char *nearest = NULL;
-    size_t best = SIZE_MAX, i;
-    int pass;
-    for (pass = 0; pass < 2 && !nearest; pass++) {
-        for (i = 0; i < OPTION_ROWS; i++) {
-            size_t distance;
+    size_t best = SIZE_MAX;
+    for (int pass = 0; pass < 2 && !nearest; pass++) {
+        for (size_t i = 0; i < OPTION_ROWS; i++) {
             if (!option_rows[i].verbs || (pass == 0 && !option_of(&option_rows[i], verb))) continue;
-            distance = spelling_offer(typed, option_rows[i].name);
+            size_t distance = spelling_offer(typed, option_rows[i].name);
             if (distance < best) best = distance, nearest = option_rows[i].name;
         }
     }
@@ -140,8 +136,7 @@ static void help_option(FILE *out, const OptionRow *row, int verbs) {
 // The options of one verb, or of all (VERBS), under their headings.
 static void help_options(FILE *out, Verb verb) {
     const OptionRow *heading = NULL;
-    size_t i;
-    for (i = 0; i < OPTION_ROWS; i++) {
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (!row->verbs)
             heading = row;
@@ -155,14 +150,13 @@ static void help_options(FILE *out, Verb verb) {
 
 // VERBS: the help of the program.
 static void options_help(FILE *out, Verb verb) {
-    int i;
     if (verb == VERBS) {
         fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
               "Verbs\n",
               out);
-        for (i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
+        for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
         fputs("\nExamples\n", out);
-        for (i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
+        for (int i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
         fputs("\nOptions (train VERB --help shows those of one verb; defaults stand in brackets)\n", out);
     } else {
         fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
@@ -177,12 +171,12 @@ static void options_help(FILE *out, Verb verb) {
 // ---- refusals --------------------------------------------------------------------------------------------------------------
 // One line, ending with where to read on; exit 2.
 __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
-    char message[1024], *c;
+    char message[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
-    for (c = message; *c; c++)
+    for (char *c = message; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; // what was typed must not break the line
     die_usage("%s; see train %s --help", message, verb_rows[verb].name);
 }
@@ -234,9 +228,9 @@ static int choice_parse(const OptionRow *row, const char *text, const char **wor
 }
 
 static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
-    size_t most = 1, i, value;
+    size_t most = 1, value;
     char number[24];
-    for (i = 0; text[i]; i++) most += text[i] == ',';
+    for (size_t i = 0; text[i]; i++) most += text[i] == ',';
     list->id = (int32_t *)checked_calloc(most, sizeof(int32_t), "the ids of a prompt");
     list->count = 0;
     for (;;) {
@@ -278,9 +272,8 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
 }
 
 static void options_set_defaults(Options *options) {
-    size_t i;
     memset(options, 0, sizeof(*options));
-    for (i = 0; i < OPTION_ROWS; i++) {
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (row->fallback && !option_set(row, options, row->fallback))
             die("internal: the default of --%s, '%s', is not allowed", row->name, row->fallback);
@@ -295,16 +288,15 @@ static Verb options_verb(int argc, char **argv, int *first) {
     char all[128] = "", text[128];
     const char *nearest = NULL;
     size_t best = SIZE_MAX;
-    int verb;
     *first = 1;
     if (argc < 2 || argv[1][0] == '-') return VERB_TRAIN;
     *first = 2;
-    for (verb = 0; verb < VERBS; verb++) {
+    for (int verb = 0; verb < VERBS; verb++) {
         size_t distance = spelling_offer(argv[1], verb_rows[verb].name);
         if (!strcmp(argv[1], verb_rows[verb].name)) return (Verb)verb;
         if (distance < best) best = distance, nearest = verb_rows[verb].name;
     }
-    for (verb = 0; verb < VERBS; verb++)
+    for (int verb = 0; verb < VERBS; verb++)
         snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
     words_text(all, text, sizeof(text));
     die_usage("'%s' is not a verb, it must be %s%s%s%s; see train --help", argv[1], text,
@@ -314,21 +306,18 @@ static Verb options_verb(int argc, char **argv, int *first) {
 // The row of an argument "--name" or "--name=value" (then *value is set).
 static int options_row_of(const char *argument, Verb verb, const char **value) {
     char name[64], verbs[96];
-    const char *nearest;
-    size_t length, i;
-    int index;
     if (!looks_like_option(argument))
         options_refuse(verb, "'%s' does not belong here: options begin with two dashes%s", argument,
                        *argument == '-' ? "" : ", values follow an option");
-    length = strcspn(argument + 2, "=");
+    size_t length = strcspn(argument + 2, "=");
     *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
     snprintf(name, sizeof(name), "%.*s", (int)min_size(length, 63), argument + 2);
-    index = option_find(name);
-    for (i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++)
+    int index = option_find(name);
+    for (size_t i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++)
         if (!strcmp(options_not_in_this_version[i].option, name))
             options_refuse(verb, "--%s is not in this version: %s", name, options_not_in_this_version[i].reason);
     if (index < 0) {
-        nearest = option_nearest(name, verb);
+        const char *nearest = option_nearest(name, verb);
         options_refuse(verb, "unknown option --%s%s%s%s", name, nearest ? "; did you mean --" : "",
                        nearest ? nearest : "", nearest ? "?" : "");
     }
@@ -340,9 +329,8 @@ static int options_row_of(const char *argument, Verb verb, const char **value) {
 
 static void options_refuse_value(const OptionRow *row, Verb verb, const char *value) {
     char allowed[256];
-    size_t i;
     option_allowed(row, allowed, sizeof(allowed));
-    for (i = 0; i < NOT_IN_THIS_VERSION; i++)
+    for (size_t i = 0; i < NOT_IN_THIS_VERSION; i++)
         if (!strcmp(not_in_this_version[i].option, row->name) && !strcmp(not_in_this_version[i].word, value))
             options_refuse(verb, "--%s %s is not in this version, it must be %s", row->name, value, allowed);
     if (!*value) options_refuse(verb, "--%s is empty, it must be %s", row->name, allowed);
@@ -461,15 +449,14 @@ static int option_in_force(const Options *options, const char *name) {
 // Options of objectives that have no meaning for the one at hand, or need each other.
 static void options_check_objective(const Options *o) {
     char word[16];
-    size_t i;
     if (!o->objective) return;
     snprintf(word, sizeof(word), " %s ", o->objective);
-    for (i = 0; i < OF_OBJECTIVES; i++)
+    for (size_t i = 0; i < OF_OBJECTIVES; i++)
         if (option_given(o, of_objectives[i].option) && !strstr(of_objectives[i].objectives, word))
             options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s",
                            of_objectives[i].option, o->objective, (int)strlen(of_objectives[i].objectives) - 1,
                            of_objectives[i].objectives);
-    for (i = 0; i < OF_OPTIONS; i++)
+    for (size_t i = 0; i < OF_OPTIONS; i++)
         if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
                            of_options[i].needs);
@@ -530,8 +517,7 @@ static void options_check_dtype(const Options *options, const char *build) {
 
 // Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
 static void options_check_storage(const Options *options, const char *dtype) {
-    size_t i;
-    for (i = 0; i < WITHOUT_MEANING; i++) {
+    for (size_t i = 0; i < WITHOUT_MEANING; i++) {
         const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];
         const char *word = *(const char *const *)(const void *)((const char *)options + row->offset);
         if (strcmp(without_meaning[i].dtype, dtype) != 0 || strcmp(without_meaning[i].word, word) != 0) continue;

@@ -36,14 +36,13 @@ static int option_echoed(const OptionRow *row, Verb verb) {
 // One word, quoted where a shell would read it differently.
 static void echo_quoted(FILE *out, const char *text) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,:/@%";
-    const char *c;
     size_t length = strlen(text);
     if (length && strspn(text, plain) == length) {
         fputs(text, out);
         return;
     }
     fputc('\'', out);
-    for (c = text; *c; c++) {
+    for (const char *c = text; *c; c++) {
         if (*c == '\'')
             fputs("'\\''", out);
         else
@@ -68,8 +67,8 @@ static void echo_option(FILE *out, const OptionRow *row, const char *value, size
 
 // The command line that repeats this run: what was given, as it was understood.
 static void options_echo(FILE *out, const Options *options) {
-    size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name), i, j;
-    for (i = 0; i < OPTION_ROWS; i++) {
+    size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name);
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)options + row->offset;
         const PathList *paths = (const PathList *)field;
@@ -80,14 +79,14 @@ static void options_echo(FILE *out, const Options *options) {
             if (*(const int *)field) echo_option(out, row, NULL, &column);
         } else if (row->kind == OPTION_PATHS) {
             if (paths->count) echo_option(out, row, paths->path[0], &column);
-            for (j = 1; j < paths->count; j++) {
+            for (size_t j = 1; j < paths->count; j++) {
                 fputc(' ', out);
                 echo_quoted(out, paths->path[j]);
                 column += 1 + strlen(paths->path[j]);
             }
         } else if (row->kind == OPTION_IDS) {
             if (ids->count) echo_option(out, row, NULL, &column);
-            for (j = 0; j < ids->count; j++) column += (size_t)fprintf(out, "%c%d", j ? ',' : ' ', ids->id[j]);
+            for (size_t j = 0; j < ids->count; j++) column += (size_t)fprintf(out, "%c%d", j ? ',' : ' ', ids->id[j]);
         } else if (option_text(row, options, buffer, sizeof(buffer))) {
             echo_option(out, row, option_text(row, options, buffer, sizeof(buffer)), &column);
         }
@@ -97,10 +96,10 @@ static void options_echo(FILE *out, const Options *options) {
 
 // An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
 static void options_json(JsonOut *json, const char *key, const Options *options) {
-    size_t i, j;
+    size_t j;
     json_object(json, key);
     json_text(json, "verb", verb_rows[options->verb].name);
-    for (i = 0; i < OPTION_ROWS; i++) {
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)options + row->offset;
         const char *word = option_word(row);

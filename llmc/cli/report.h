@@ -18,9 +18,8 @@ static const struct {
     {"clip_fraction", "clipped"},       {"entropy", "entropy"},        {"completion_length", "length"}};
 
 static void metrics_print(FILE *out, const Metrics *m, const char *separator) {
-    size_t i, k;
-    for (k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++)
-        for (i = 0; i < m->count; i++)
+    for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++)
+        for (size_t i = 0; i < m->count; i++)
             if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
                 fprintf(out, "%s%s %.4g", separator, metrics_shown[k].label, m->metric[i].sum / m->metric[i].count);
 }
@@ -28,8 +27,7 @@ static void metrics_print(FILE *out, const Metrics *m, const char *separator) {
 // prefix: before every name
 static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     char name[64];
-    size_t i;
-    for (i = 0; i < m->count; i++) {
+    for (size_t i = 0; i < m->count; i++) {
         snprintf(name, sizeof(name), "%s%s", prefix, m->metric[i].name);
         json_number(json, name, m->metric[i].count > 0 ? m->metric[i].sum / m->metric[i].count : NAN);
     }
@@ -76,20 +74,19 @@ static void report_world(FILE *out, World w, int ring) {
 
 // Who did it, and the bytes that each rank sent in a step, by kind; into an open object. Nothing of a process alone.
 static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
-    int kind;
     if (world_ranks(w) == 1) return;
     json_size(json, "ranks", world_ranks(w));
     json_size(json, "zero", w.zero);
     json_size(json, "sp", world_sp(w));
     json_object(json, "sent");
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
     json_object_end(json);
 }
 
 // One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
 static void report_regions(FILE *out, const Arena *plan) {
-    size_t i, j;
-    for (i = 0; i < plan->regions_at_peak; i++) {
+    size_t j;
+    for (size_t i = 0; i < plan->regions_at_peak; i++) {
         const Region *region = &plan->at_peak[i];
         double part = plan->peak ? (double)region->bytes / (double)plan->peak : 0;
         int width = (int)(part * 32 + 0.5);
@@ -97,7 +94,7 @@ static void report_regions(FILE *out, const Arena *plan) {
         fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width, width,
                 "################################", 32 - width, "", region->name);
     }
-    for (i = j = 0; i < plan->regions_at_peak; i++)
+    for (size_t i = j = 0; i < plan->regions_at_peak; i++)
         if ((double)plan->at_peak[i].bytes < 0.01 * (double)plan->peak) j += plan->at_peak[i].bytes;
     if (j)
         fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)j),
@@ -106,12 +103,10 @@ static void report_regions(FILE *out, const Arena *plan) {
 
 // "total_bytes", the share of each kind, and the regions, into an open object.
 static void report_plan_json(JsonOut *json, const Arena *plan) {
-    size_t i;
-    int share;
     json_size(json, "total_bytes", plan->peak);
-    for (share = 0; share < SHARES; share++) json_size(json, share_names[share], arena_share(plan, (Share)share));
+    for (int share = 0; share < SHARES; share++) json_size(json, share_names[share], arena_share(plan, (Share)share));
     json_array(json, "regions");
-    for (i = 0; i < plan->regions_at_peak; i++) {
+    for (size_t i = 0; i < plan->regions_at_peak; i++) {
         json_object(json, NULL);
         json_text(json, "name", plan->at_peak[i].name);
         json_text(json, "share", share_names[plan->at_peak[i].share]);
@@ -124,14 +119,13 @@ static void report_plan_json(JsonOut *json, const Arena *plan) {
 // Configuration and tensors, as one object. dtype: of the weights as they are stored in the model's files
 static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     const Config *config = &model->config;
-    size_t i;
     json_object(json, NULL);
     json_text(json, "model_type", config->family->model_type);
     json_text(json, "architecture", config->family->architecture);
     json_size(json, "parameters", model->elements);
     json_text(json, "dtype", dtype_name(dtype));
     json_object(json, "config");
-    for (i = 0; i < CONFIG_KEYS; i++) {
+    for (size_t i = 0; i < CONFIG_KEYS; i++) {
         const char *field = (const char *)config + config_keys[i].offset;
         if (!config_uses_key(config, &config_keys[i])) continue;
         if (config_keys[i].kind == KEY_ROPE_TYPE)
@@ -147,7 +141,7 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     }
     json_object_end(json);
     json_array(json, "tensors");
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         json_object(json, NULL);
         json_text(json, "name", p->name);

@@ -70,8 +70,7 @@ static void run_open_lora(Run *run) {
 }
 
 static Objective objective_from_options(const Options *o) {
-    Objective objective;
-    memset(&objective, 0, sizeof(objective));
+    Objective objective = {0};
     objective.temperature = 1;
     objective.kind = (ObjectiveKind)objective_word(objective_names, OBJECTIVES, o->objective);
     objective.dpo_loss = (DpoLoss)objective_word(dpo_loss_names, DPO_LOSSES, o->dpo_loss);
@@ -151,10 +150,9 @@ static int computes_reference(const Run *run, const RunSettings *settings) {
 
 static RunSettings settings_from_options(const Run *run) {
     const Options *o = run->options;
-    RunSettings settings;
     DType stored = run->model.dtype;
     int trains = o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && !strcmp(o->plan_for, "train"));
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     options_check_storage(o, dtype_name(stored));
     settings.model = &run->model;
     settings.world = world_from_options(o);
@@ -209,9 +207,7 @@ static int run_scales_rewards(const Options *o) {
 // What --data and --val-data are opened with.
 static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
-    DataSettings settings;
-    DataLoader loader;
-    memset(&settings, 0, sizeof(settings));
+    DataSettings settings = {0};
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model.config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
     settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
@@ -229,7 +225,7 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
     }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
-    loader = dataloader_open(paths->path, paths->count, &settings);
+    DataLoader loader = dataloader_open(paths->path, paths->count, &settings);
     if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader));
     return loader;
 }
@@ -270,13 +266,11 @@ static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N +
 // A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
 // empty.
 static Batch batch_shape(SequenceBound bound) {
-    Batch batch;
-    size_t d;
-    memset(&batch, 0, sizeof(batch));
+    Batch batch = {0};
     batch.N = bound.N, batch.documents = bound.documents;
     if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
     batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
-    for (d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
+    for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
     return batch;
 }
 
@@ -313,14 +307,11 @@ static HostAvailable run_host(const Run *run) {
 // The first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
 static void run_choose(Run *run, const Batch *shape, size_t limit) {
     const Run open = *run;
-    int choice;
-    for (choice = 0; choice < CHOICES; choice++) {
+    for (int choice = 0; choice < CHOICES; choice++) {
         const RunSettings settings = run_chosen(&open, choice);
-        Plan plan;
-        double beyond;
         if (!run_may_choose(&open, choice)) continue;
-        plan = choice ? plan_make(&settings, shape) : run->plan;
-        beyond = (limit && plan.total_bytes > limit) || host_is_short(&plan, run_host(run));
+        Plan plan = choice ? plan_make(&settings, shape) : run->plan;
+        double beyond = (limit && plan.total_bytes > limit) || host_is_short(&plan, run_host(run));
         dist_sum(RANKS_ALL, &beyond, 1);
         if (beyond == 0 || plan.total_bytes < run->plan.total_bytes) run->settings = settings, run->plan = plan;
         if (beyond == 0) return;
@@ -330,8 +321,7 @@ static void run_choose(Run *run, const Batch *shape, size_t limit) {
 // The longest documents, B to a stream, that fit, whatever is chosen.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
     size_t longest = 0;
-    int choice;
-    for (choice = 0; choice < CHOICES; choice++) {
+    for (int choice = 0; choice < CHOICES; choice++) {
         const RunSettings settings = run_chosen(run, choice);
         if (run_may_choose(run, choice)) longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
     }
@@ -341,12 +331,11 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: 0 where there is only
 // generation. limit, whose: of run_limit
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
-    size_t longest;
     if (!limit || run->plan.total_bytes <= limit) return;
     if (!B)
         die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
             run->settings.cache_tokens, human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit));
-    longest = run_longest(run, B, limit);
+    size_t longest = run_longest(run, B, limit);
     if (longest)
         die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit",
             human_bytes((double)run->plan.total_bytes), whose, human_bytes((double)limit), longest);
@@ -377,12 +366,11 @@ static void run_allocate_host(Run *run) {
 static void run_allocate(Run *run, SequenceBound bound) {
     Batch shape = batch_shape(bound);
     const char *whose;
-    size_t limit;
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one stream, at most %d can be indexed; use --grad-accum", shape.N,
                   INT32_MAX);
     run->plan = plan_make(&run->settings, &shape);
-    limit = run_limit(run, &whose);
+    size_t limit = run_limit(run, &whose);
     run_choose(run, &shape, limit);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit, whose);
     check_host_memory(run);
@@ -504,17 +492,16 @@ static double run_product_rate(Run *run, size_t n) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;
     Stored *x[3];
-    size_t i;
     if (run->arena.capacity - run->arena.used < 3 * (n * n * size + ARENA_ALIGNMENT)) return 0;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         x[i] = (Stored *)arena_push(&run->arena, SHARE_WORKSPACE, "peak measurement", n * n, size);
         ops_device->zero(x[i], n * n * size);
     }
-    for (i = 0; i < 4; i++) {
-        double begin = seconds_now(), rate;
+    for (size_t i = 0; i < 4; i++) {
+        double begin = seconds_now();
         ops_device->linear_forward(x[0], x[1], x[2], NULL, NULL, n, n, n);
         ops_device->finish();
-        rate = 2.0 * (double)(n * n * n) / (seconds_now() - begin);
+        double rate = 2.0 * (double)(n * n * n) / (seconds_now() - begin);
         if (rate > best) best = rate;
     }
     arena_pop(&run->arena, mark);
@@ -524,8 +511,7 @@ static double run_product_rate(Run *run, size_t n) {
 // The machine's peak as far as this op set reaches it: larger products until one takes a few milliseconds.
 static double run_peak_flops(Run *run) {
     double best = 0, rate = 1;
-    size_t n;
-    for (n = 1024; n <= 8192 && rate > 0; n *= 2) {
+    for (size_t n = 1024; n <= 8192 && rate > 0; n *= 2) {
         rate = run_product_rate(run, n);
         if (rate > best) best = rate;
         if (2.0 * (double)(n * n * n) > 5e-3 * best) break;

@@ -40,8 +40,7 @@ typedef struct {
 } TargetCounts;
 
 static Batch batch_allocate(size_t N, size_t documents) {
-    Batch batch;
-    memset(&batch, 0, sizeof(batch));
+    Batch batch = {0};
     batch.N = N;
     batch.documents = documents;
     batch.tokens = (int32_t *)checked_calloc(N, sizeof(int32_t), "the tokens of a batch");
@@ -76,31 +75,28 @@ static void batch_free(Batch *batch) {
 
 // Positions from document_start[1..documents-1], which the caller has filled in; the first is 0 and the last N.
 static void batch_set_positions(Batch *batch) {
-    size_t d, t;
     batch->document_start[0] = 0;
     batch->document_start[batch->documents] = batch->N;
-    for (d = 0; d < batch->documents; d++)
-        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+    for (size_t d = 0; d < batch->documents; d++)
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             batch->position[t] = (int32_t)(t - batch->document_start[d]);
 }
 
 // B documents of T tokens, every target with weight 1. The batch was allocated for B*T tokens and B documents.
 static void batch_set_regular(Batch *batch, size_t B, size_t T) {
-    size_t b, t;
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
-    for (b = 0; b < B; b++) batch->document_start[b] = b * T;
+    for (size_t b = 0; b < B; b++) batch->document_start[b] = b * T;
     batch_set_positions(batch);
-    for (t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
+    for (size_t t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
 }
 
 // B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b
 // reads ids [b(T+1), b(T+1) + T), its targets are one further on.
 static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
-    size_t b, t;
     batch_set_regular(batch, B, T);
-    for (b = 0; b < B; b++) {
-        for (t = 0; t <= T; t++) {
+    for (size_t b = 0; b < B; b++) {
+        for (size_t t = 0; t <= T; t++) {
             int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, (first + b) * (T + 1) + t, vocab_size);
             if (t < T) batch->tokens[b * T + t] = id;
             if (t > 0) batch->targets[b * T + t - 1] = id;
@@ -111,11 +107,10 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
 // What a batch adds to the counts of its step. Fills in batch->counted where there is one.
 static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0, 0, 0};
-    size_t d, t;
     if (batch->empty) return counts;
-    for (d = 0; d < batch->documents; d++) {
+    for (size_t d = 0; d < batch->documents; d++) {
         double sum = 0;
-        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
         if (batch->counted) batch->counted[d] = sum;
         counts.tokens += sum, counts.documents += sum > 0;
@@ -147,11 +142,10 @@ static size_t batch_unit_end(const Batch *batch, size_t d) {
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = *whole;
-    size_t d;
     part.N = whole->document_start[end] - first, part.first = first;
     part.tokens += first, part.targets += first, part.loss_weight += first, part.position += first;
     part.documents = end - begin, part.document_start += begin;
-    for (d = begin; d <= end; d++) whole->document_start[d] -= first;
+    for (size_t d = begin; d <= end; d++) whole->document_start[d] -= first;
     if (part.origin) part.origin += begin;
     if (part.group) part.group += begin;
     if (part.counted) part.counted += begin;
@@ -175,9 +169,9 @@ static Batch batch_empty(Batch *whole) {
 // One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
 // is, so that none is longer than N / parts and the longest of them. Uses the whole up.
 static Batch batch_part(Batch *whole, size_t parts, size_t part) {
-    size_t begin = whole->documents, end = 0, d, next;
+    size_t begin = whole->documents, end = 0, next;
     if (parts == 1) return *whole;
-    for (d = 0; d < whole->documents; d = next) {
+    for (size_t d = 0; d < whole->documents; d = next) {
         next = batch_unit_end(whole, d);
         if ((whole->document_start[d] + whole->document_start[next]) * parts / (2 * whole->N) != part) continue;
         begin = min_size(begin, d), end = next;

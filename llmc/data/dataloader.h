@@ -58,16 +58,14 @@ typedef struct {
 static void shard_examine(Shard *shard) {
     unsigned char header[SHARD_HEADER_BYTES];
     const char *path = shard->path;
-    size_t bytes, expected, i;
-    uint32_t magic, version;
-    InputFile file;
-    file = input_open(path);
-    bytes = (size_t)file.bytes;
+    size_t i;
+    InputFile file = input_open(path);
+    size_t bytes = (size_t)file.bytes;
     if (bytes < SHARD_HEADER_BYTES)
         die("%s: its %zu bytes are less than the header of a token shard (%zu)", path, bytes, SHARD_HEADER_BYTES);
     input_read(&file, 0, header, sizeof(header));
     input_close(&file);
-    magic = shard_uint32(header), version = shard_uint32(header + 4);
+    uint32_t magic = shard_uint32(header), version = shard_uint32(header + 4);
     shard->tokens = shard_uint32(header + 8);
     for (i = 0; i < SHARD_KINDS && shard_kinds[i].magic != magic; i++) {
         if (__builtin_bswap32(shard_kinds[i].magic) == magic)
@@ -81,7 +79,7 @@ static void shard_examine(Shard *shard) {
         die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
             shard_kinds[i].version);
     shard->id_bytes = shard_kinds[i].id_bytes;
-    expected = SHARD_HEADER_BYTES + shard->tokens * shard->id_bytes;
+    size_t expected = SHARD_HEADER_BYTES + shard->tokens * shard->id_bytes;
     if (expected != bytes)
         die("%s: the header says %zu tokens, so %zu bytes, but the file has %zu; it is %s", path, shard->tokens,
             expected, bytes, bytes < expected ? "truncated" : "not what its header says");
@@ -90,9 +88,8 @@ static void shard_examine(Shard *shard) {
 // ---- opening --------------------------------------------------------------------------------------------------------
 // The longest T of which one shard holds a micro-batch.
 static size_t dataloader_longest(const DataLoader *loader, size_t *tokens) {
-    size_t i;
     *tokens = 0;
-    for (i = 0; i < loader->shards; i++) *tokens = max_size(*tokens, loader->shard[i].tokens);
+    for (size_t i = 0; i < loader->shards; i++) *tokens = max_size(*tokens, loader->shard[i].tokens);
     return *tokens ? (*tokens - 1) / loader->B : 0;
 }
 
@@ -123,12 +120,12 @@ static void dataloader_check_use(const DataLoader *loader, const char *path) {
 
 // paths: taken over
 static void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
-    size_t i, tokens = 0, B = loader->B, T = loader->T;
+    size_t tokens = 0, B = loader->B, T = loader->T;
     dataloader_check_use(loader, paths->path[0]);
     loader->file.fd = -1;
     loader->shards = paths->count;
     loader->shard = (Shard *)checked_calloc(loader->shards, sizeof(Shard), "the list of shards");
-    for (i = 0; i < loader->shards; i++) {
+    for (size_t i = 0; i < loader->shards; i++) {
         Shard *shard = &loader->shard[i];
         shard->path = checked_strdup(paths->path[i]);
         shard_examine(shard);
@@ -152,13 +149,11 @@ static void dataloader_open_llmc(DataLoader *loader, ShardPaths *paths) {
 
 static DataLoader dataloader_open(const char *const *paths, size_t count, const DataSettings *settings) {
     ShardPaths found = shard_paths_find(paths, count);
-    DataLoader loader;
-    size_t i;
-    memset(&loader, 0, sizeof(loader));
+    DataLoader loader = {0};
     loader.settings = *settings;
     loader.B = settings->B, loader.T = settings->T, loader.vocab_size = settings->vocab_size;
     loader.of_documents = is_token_shard(found.path[0]);
-    for (i = 1; i < found.count; i++)
+    for (size_t i = 1; i < found.count; i++)
         if (is_token_shard(found.path[i]) != loader.of_documents)
             die("%s is a shard of documents, %s is not; a run reads one kind, name them apart",
                 found.path[loader.of_documents ? 0 : i], found.path[loader.of_documents ? i : 0]);
@@ -176,23 +171,21 @@ static const char *dataloader_path(const DataLoader *loader) {
 
 // Training and validation data of one run: of one kind, made with one tokenizer.
 static void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
-    const TokenShard *a, *b;
     if (data->of_documents != validation->of_documents)
         die("--data and --val-data: %s is a shard of documents, %s one of llm.c's; prepare both alike",
             dataloader_path(data->of_documents ? data : validation),
             dataloader_path(data->of_documents ? validation : data));
     if (!data->of_documents) return;
-    a = &data->documents.shard[0].header, b = &validation->documents.shard[0].header;
+    const TokenShard *a = &data->documents.shard[0].header, *b = &validation->documents.shard[0].header;
     if (a->tokenizer != b->tokenizer)
         die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own", a->path,
             a->tokenizer_name, b->path, b->tokenizer_name);
 }
 
 static void dataloader_close(DataLoader *loader) {
-    size_t i;
     if (loader->of_documents) documents_close(&loader->documents);
     if (!loader->of_documents && loader->file.fd >= 0) close(loader->file.fd);
-    for (i = 0; i < loader->shards; i++) free(loader->shard[i].path);
+    for (size_t i = 0; i < loader->shards; i++) free(loader->shard[i].path);
     free(loader->shard), free(loader->buffer), free(loader->order);
     memset(loader, 0, sizeof(*loader));
     loader->file.fd = -1;
@@ -237,13 +230,12 @@ static Batch dataloader_batch(const DataLoader *loader) {
     const ObjectiveKind objective = data_objective(s);
     const SequenceBound bound = dataloader_bound(loader);
     Batch batch = batch_allocate(bound.N, bound.documents);
-    size_t t;
     if (loader->of_documents)
         batch.origin = (size_t *)checked_calloc(bound.documents, sizeof(size_t), "the documents of a batch");
     if (s->use != DATA_TRAINS || objective == OBJECTIVE_SFT) return batch;
     batch_allocate_answers(&batch, objective_needs_reference(s->objective), s->old != NULL);
     if (batch.reference)
-        for (t = 0; t < bound.N; t++) batch.reference[t] = NAN;
+        for (size_t t = 0; t < bound.N; t++) batch.reference[t] = NAN;
     if (objective_data[objective].kind != KIND_GROUPS) free(batch.reward), batch.reward = NULL;
     if (!kind_has_groups(objective_data[objective].kind)) free(batch.group), batch.group = NULL;
     if (objective_data[objective].kind == KIND_PAIRS) free(batch.advantage), batch.advantage = NULL;
@@ -275,9 +267,8 @@ static TargetCounts dataloader_counted(DataLoader *loader, uint64_t place, size_
 // Mixes bytes of the file into a hash, eight at a time; what is behind its end counts as zeros.
 static uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t offset, size_t bytes) {
     uint64_t words[SHARD_SAMPLE_BYTES / sizeof(uint64_t)] = {0};
-    size_t i;
     input_read(file, offset, words, bytes);
-    for (i = 0; i < SHARD_SAMPLE_BYTES / sizeof(uint64_t); i++) mixed = random_mix(mixed ^ words[i]);
+    for (size_t i = 0; i < SHARD_SAMPLE_BYTES / sizeof(uint64_t); i++) mixed = random_mix(mixed ^ words[i]);
     return mixed;
 }
 
@@ -285,10 +276,9 @@ static uint64_t shard_mix(uint64_t mixed, const InputFile *file, uint64_t offset
 // their order, or when B and T do, or what shuffles them: the same place would be other tokens.
 static uint64_t dataloader_fingerprint(const DataLoader *loader) {
     uint64_t mixed = random_mix(random_mix(loader->B) ^ loader->T);
-    size_t i;
     if (loader->of_documents) return documents_fingerprint(&loader->documents);
     if (loader->order) mixed = random_mix(random_mix(mixed ^ RANDOM_STREAM_STREAMS) ^ loader->settings.seed);
-    for (i = 0; i < loader->shards; i++) {
+    for (size_t i = 0; i < loader->shards; i++) {
         InputFile file = input_open(loader->shard[i].path);
         size_t sample = (size_t)(file.bytes < SHARD_SAMPLE_BYTES ? file.bytes : SHARD_SAMPLE_BYTES);
         mixed = random_mix(mixed ^ file.bytes);
@@ -333,17 +323,16 @@ static size_t dataloader_index(DataLoader *loader, uint64_t place) {
 // Fills a batch of B documents and B*T tokens with the next micro-batch.
 static void dataloader_next_llmc(DataLoader *loader, Batch *batch) {
     size_t index = dataloader_index(loader, loader->next);
-    size_t ids = loader->B * loader->T + 1, first, done, i, count;
-    const Shard *shard;
-    shard = dataloader_open_shard(
+    size_t ids = loader->B * loader->T + 1, count;
+    const Shard *shard = dataloader_open_shard(
         loader, last_at_most(&loader->shard[0].batches_before, sizeof(loader->shard[0]), loader->shards, index));
     batch_set_regular(batch, loader->B, loader->T);
-    first = (index - shard->batches_before) * loader->B * loader->T;
-    for (done = 0; done < ids; done += count) {
+    size_t first = (index - shard->batches_before) * loader->B * loader->T;
+    for (size_t done = 0; done < ids; done += count) {
         count = min_size(ids - done, SHARD_BUFFER_BYTES / shard->id_bytes);
         input_read(&loader->file, SHARD_HEADER_BYTES + (first + done) * shard->id_bytes, loader->buffer,
                    count * shard->id_bytes);
-        for (i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++) {
             const unsigned char *bytes = loader->buffer + i * shard->id_bytes;
             uint32_t id = shard->id_bytes == 2 ? shard_uint16(bytes) : shard_uint32(bytes);
             if (id >= loader->vocab_size)

@@ -110,9 +110,7 @@ static const struct {
 } objective_data[OBJECTIVES] = {{KIND_DOCUMENTS, 0}, {KIND_PAIRS, 0},  {KIND_PAIRS, 0},    {KIND_PAIRS, 0},
                                 {KIND_GROUPS, 0},    {KIND_GROUPS, 0}, {KIND_DOCUMENTS, 1}}; // by ObjectiveKind
 
-static ObjectiveKind data_objective(const DataSettings *s) {
-    return s->objective ? s->objective->kind : OBJECTIVE_SFT;
-}
+static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }
 
 static const char *kind_name(ShardKind kind, int values) {
     static const char *const names[] = {"documents", "preference pairs", "groups of completions with rewards",
@@ -130,8 +128,7 @@ static void documents_check_kinds(const Documents *d) {
     const ObjectiveKind objective = data_objective(&d->settings);
     const ShardKind wanted = objective_data[objective].kind;
     const int values = first->values != 0;
-    size_t i;
-    for (i = 1; i < d->shards; i++) {
+    for (size_t i = 1; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
         if (s->kind != first->kind || (s->values != 0) != values)
             die("%s holds %s, %s %s; a run reads one kind, name them apart", first->path,
@@ -153,9 +150,7 @@ static void documents_check_kinds(const Documents *d) {
 static void documents_check_tokenizers(const Documents *d) {
     const DataSettings *settings = &d->settings;
     const TokenShard *first = &d->shard[0].header;
-    uint64_t wanted;
-    size_t i;
-    for (i = 0; i < d->shards; i++) {
+    for (size_t i = 0; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
         if (s->tokenizer != first->tokenizer)
             die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own",
@@ -166,7 +161,7 @@ static void documents_check_tokenizers(const Documents *d) {
                 s->path, s->tokenizer_name, (unsigned long long)s->vocabulary, settings->vocab_size);
     }
     if (!settings->tokenizer_path) return;
-    wanted = tokenizer_fingerprint(settings->tokenizer_path);
+    uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
     if (wanted != first->tokenizer)
         die("%s was made with tokenizer %s (%016llx), the model's is %s (%016llx); prepare the data with that, or give "
             "--any-tokenizer if the ids are meant for this model",
@@ -177,16 +172,14 @@ static void documents_check_tokenizers(const Documents *d) {
 // ---- opening: tables ------------------------------------------------------------------------------------------------
 static uint64_t documents_total_groups(const Documents *d) {
     uint64_t groups = 0;
-    size_t i;
-    for (i = 0; i < d->shards; i++) groups += d->shard[i].header.groups;
+    for (size_t i = 0; i < d->shards; i++) groups += d->shard[i].header.groups;
     return groups;
 }
 
 static void documents_check_tables(Documents *d) {
     unsigned char *table =
         (unsigned char *)checked_malloc((size_t)TABLE_ENTRIES * TOKEN_SHARD_ENTRY, "a part of a document table");
-    size_t i;
-    for (i = 0; i < d->shards; i++) {
+    for (size_t i = 0; i < d->shards; i++) {
         InputFile file = input_open(d->shard[i].header.path);
         shard_check_table(&d->shard[i].header, &file, table);
         input_close(&file);
@@ -205,17 +198,17 @@ typedef void (*DocumentVisit)(Documents *d, const DocumentAt *document, int begi
 static void documents_walk(Documents *d, DocumentVisit visit) {
     unsigned char *table =
         (unsigned char *)checked_malloc((size_t)TABLE_ENTRIES * TOKEN_SHARD_ENTRY, "a part of a document table");
-    uint64_t first, group = 0;
-    size_t shard, count, i;
-    for (shard = 0; shard < d->shards; shard++) {
+    uint64_t group = 0;
+    size_t count;
+    for (size_t shard = 0; shard < d->shards; shard++) {
         const TokenShard *s = &d->shard[shard].header;
         InputFile file = input_open(s->path);
         DocumentAt at;
         at.shard = &d->shard[shard], at.file = &file;
-        for (first = 0; first < s->documents; first += count) {
+        for (uint64_t first = 0; first < s->documents; first += count) {
             count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
             shard_read_entries(s, &file, first, count, table);
-            for (i = 0; i < count; i++) {
+            for (size_t i = 0; i < count; i++) {
                 at.number = first + i;
                 at.entry = shard_document(table + i * TOKEN_SHARD_ENTRY);
                 visit(d, &at, at.number == 0 || !kind_has_groups(s->kind) || at.entry.group != group);
@@ -247,13 +240,12 @@ static void documents_count_pieces(Documents *d, const DocumentAt *at, int begin
 }
 
 // Sum of the counts of tokens [first, first + n) of the shard; a count is 0 or 1.
-static size_t documents_sum_counts(Documents *d, const TokenShard *s, const InputFile *file, uint64_t first,
-                                          size_t n) {
-    size_t sum = 0, done, part, i;
-    for (done = 0; done < n; done += part) {
+static size_t documents_sum_counts(Documents *d, const TokenShard *s, const InputFile *file, uint64_t first, size_t n) {
+    size_t sum = 0, part;
+    for (size_t done = 0; done < n; done += part) {
         part = min_size(n - done, DOCUMENTS_BUFFER_BYTES);
         input_read(file, s->counts + first + done, d->buffer, part);
-        for (i = 0; i < part; i++) sum += d->buffer[i] != 0;
+        for (size_t i = 0; i < part; i++) sum += d->buffer[i] != 0;
     }
     return sum;
 }
@@ -272,10 +264,10 @@ static void documents_add_piece(Documents *d, size_t document, size_t part, size
 // The pair or group whose pieces were added last is complete; it stays if all of them have targets that count.
 static void documents_end_unit(Documents *d) {
     Unit *unit = &d->unit[d->units];
-    size_t i, counted = 0;
+    size_t counted = 0;
     if (unit->first == d->pieces) return; // the first one has not begun
     unit->positions = 0;
-    for (i = unit->first; i < d->pieces; i++) {
+    for (size_t i = unit->first; i < d->pieces; i++) {
         unit->positions += d->piece[i].positions;
         counted += d->piece[i].counted > 0;
     }
@@ -289,7 +281,7 @@ static void documents_end_unit(Documents *d) {
 static void documents_add(Documents *d, const DocumentAt *at, int begins) {
     const size_t document = at->shard->documents_before + (size_t)at->number;
     const uint64_t positions = at->entry.tokens - 1, T = d->settings.T;
-    size_t parts = pieces_of_document(&d->settings, at->entry.tokens), k;
+    size_t parts = pieces_of_document(&d->settings, at->entry.tokens);
     if (d->unit && begins) documents_end_unit(d);
     if (positions <= T) {
         documents_add_piece(d, document, 0, (size_t)positions, (size_t)at->entry.counted);
@@ -297,7 +289,7 @@ static void documents_add(Documents *d, const DocumentAt *at, int begins) {
     }
     d->long_documents++;
     if (d->settings.long_documents == LONG_TRUNCATE) d->positions_cut += positions - T;
-    for (k = 0; k < parts; k++) { // position t's target is token t + 1
+    for (size_t k = 0; k < parts; k++) { // position t's target is token t + 1
         size_t n = (size_t)(positions - k * T < T ? positions - k * T : T), counted = n;
         if (at->entry.counted != positions)
             counted = documents_sum_counts(d, &at->shard->header, at->file, at->entry.first + k * T + 1, n);
@@ -326,9 +318,8 @@ static void documents_tell(const Documents *d) {
 
 static void documents_find_pieces(Documents *d) {
     const int in_units = d->settings.use == DATA_TRAINS && kind_has_groups(d->shard[0].header.kind);
-    size_t most;
     documents_walk(d, documents_count_pieces);
-    most = d->pieces;
+    size_t most = d->pieces;
     if (most >= UINT32_MAX)
         die("%s and others: %zu documents in %zu pieces are more than one run takes (%u); give fewer shards",
             d->shard[0].header.path, d->documents, most, UINT32_MAX);
@@ -359,7 +350,7 @@ static size_t documents_unit(const Documents *d, size_t unit, size_t *begin) {
 static SequenceBound documents_bound(const Documents *d) {
     const EpochSequences *e = &d->epoch[0];
     SequenceBound bound = {0, 0, 0};
-    size_t s, i, N;
+    size_t i, N;
     for (i = 0; i < d->pieces; i++) bound.longest = max_size(bound.longest, d->piece[i].positions);
     if (d->packing.shuffle) {
         PackingItem *item =
@@ -372,10 +363,10 @@ static SequenceBound documents_bound(const Documents *d) {
         free(item);
         return bound;
     }
-    for (s = 0; s < e->streams; s++) {
-        size_t first, end, documents = 0;
+    for (size_t s = 0; s < e->streams; s++) {
+        size_t first, documents = 0;
         for (i = e->begin[s], N = 0; i < e->begin[s + 1]; i++) {
-            end = documents_unit(d, e->order[i], &first);
+            size_t end = documents_unit(d, e->order[i], &first);
             N += packing_length(&d->packing, e->order[i]), documents += end - first;
         }
         bound.N = max_size(bound.N, N), bound.documents = max_size(bound.documents, documents);
@@ -386,8 +377,8 @@ static SequenceBound documents_bound(const Documents *d) {
 // Of one of `parts` of a stream (batch_part).
 static SequenceBound documents_part_bound(const Documents *d, size_t parts) {
     SequenceBound bound = d->bound;
-    size_t longest = bound.longest, u;
-    for (u = 0; d->unit && u < d->units; u++) longest = max_size(longest, d->unit[u].positions);
+    size_t longest = bound.longest;
+    for (size_t u = 0; d->unit && u < d->units; u++) longest = max_size(longest, d->unit[u].positions);
     if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + longest);
     return bound;
 }
@@ -438,17 +429,16 @@ static void documents_find_prompts(Documents *d) {
 
 // paths: taken over.
 static Documents documents_open(ShardPaths *paths, const DataSettings *settings) {
-    Documents d;
-    size_t tokens = 0, i;
-    memset(&d, 0, sizeof(d));
+    size_t tokens = 0;
+    Documents d = {0};
     crc32_prepare();
     d.settings = *settings;
     if (settings->use != DATA_PROMPTS) documents_capacity(&d, 1);
-    for (i = 0; i < OPEN_SHARDS; i++) d.file[i].fd = -1;
+    for (size_t i = 0; i < OPEN_SHARDS; i++) d.file[i].fd = -1;
     d.shards = paths->count;
     d.shard = (DocumentShard *)checked_calloc(d.shards, sizeof(DocumentShard), "the list of shards");
     d.buffer = (unsigned char *)checked_malloc(DOCUMENTS_BUFFER_BYTES, "the buffer of the data loader");
-    for (i = 0; i < d.shards; i++) {
+    for (size_t i = 0; i < d.shards; i++) {
         InputFile file = input_open(paths->path[i]);
         d.shard[i].header = shard_read_header(&file, paths->path[i]);
         d.shard[i].documents_before = d.documents, d.shard[i].tokens_before = tokens;
@@ -469,10 +459,9 @@ static Documents documents_open(ShardPaths *paths, const DataSettings *settings)
 }
 
 static void documents_close(Documents *d) {
-    size_t i;
-    for (i = 0; i < OPEN_SHARDS; i++)
+    for (size_t i = 0; i < OPEN_SHARDS; i++)
         if (d->file[i].fd >= 0) close(d->file[i].fd);
-    for (i = 0; i < d->shards; i++) free(d->shard[i].header.path);
+    for (size_t i = 0; i < d->shards; i++) free(d->shard[i].header.path);
     free(d->shard), free(d->piece), free(d->unit), free(d->prompt), free(d->checked), free(d->buffer);
     free(d->advantage);
     packing_free(&d->packing);
@@ -482,8 +471,7 @@ static void documents_close(Documents *d) {
 
 // Changes with the documents: a header's checksum covers its table's, the table holds the documents'.
 static uint64_t documents_mix_shards(const Documents *d, uint64_t mixed) {
-    size_t i;
-    for (i = 0; i < d->shards; i++) {
+    for (size_t i = 0; i < d->shards; i++) {
         const TokenShard *header = &d->shard[i].header;
         mixed = random_mix(mixed ^ ((uint64_t)header->header_crc << 32 | header->table_crc));
         mixed = random_mix(mixed ^ header->bytes);
@@ -492,9 +480,7 @@ static uint64_t documents_mix_shards(const Documents *d, uint64_t mixed) {
 }
 
 // Of the documents in the order of the shards, whatever is made of them.
-static uint64_t documents_content_key(const Documents *d) {
-    return documents_mix_shards(d, random_mix(d->shards));
-}
+static uint64_t documents_content_key(const Documents *d) { return documents_mix_shards(d, random_mix(d->shards)); }
 
 // Of the documents, their order, and everything that decides which of them a place is.
 static uint64_t documents_fingerprint(const Documents *d) {
@@ -529,9 +515,8 @@ static uint64_t documents_after(Documents *d, uint64_t place) {
 
 // The units of the stream at a place: order[*begin .. the result)
 static size_t documents_stream(Documents *d, uint64_t place, const EpochSequences **e, size_t *begin) {
-    size_t stream;
     *e = documents_epoch(d, place);
-    stream = (*e)->stream[place % d->units];
+    size_t stream = (*e)->stream[place % d->units];
     *begin = (*e)->begin[stream];
     return (*e)->begin[stream + 1];
 }
@@ -539,11 +524,11 @@ static size_t documents_stream(Documents *d, uint64_t place, const EpochSequence
 // What the stream at a place adds to the counts of its step; the index knows.
 static TargetCounts documents_counted(Documents *d, uint64_t place) {
     const EpochSequences *e;
-    size_t begin, end = documents_stream(d, place, &e, &begin), first, last, i;
+    size_t begin, end = documents_stream(d, place, &e, &begin), first;
     TargetCounts counts = {0, 0, 0};
     for (; begin < end; begin++) {
-        last = documents_unit(d, e->order[begin], &first);
-        for (i = first; i < last; i++) counts.tokens += (double)d->piece[i].counted;
+        size_t last = documents_unit(d, e->order[begin], &first);
+        for (size_t i = first; i < last; i++) counts.tokens += (double)d->piece[i].counted;
         counts.documents += (double)(last - first), counts.groups += d->unit != NULL;
     }
     return counts;

@@ -84,10 +84,8 @@ static void documents_check_whole(Documents *d, const DocumentAt *at) {
     const uint64_t bytes[3] = {tokens * s->id_bytes, tokens, s->values ? tokens * sizeof(float) : 0};
     uint32_t crc = 0;
     size_t part;
-    int i;
-    for (i = 0; i < 3; i++) {
-        uint64_t done;
-        for (done = 0; done < bytes[i]; done += part) {
+    for (int i = 0; i < 3; i++) {
+        for (uint64_t done = 0; done < bytes[i]; done += part) {
             part = (size_t)(bytes[i] - done < DOCUMENTS_BUFFER_BYTES ? bytes[i] - done : DOCUMENTS_BUFFER_BYTES);
             input_read(at->file, begin[i] + done, d->buffer, part);
             crc = crc32_of(crc, d->buffer, part);
@@ -103,18 +101,18 @@ typedef struct {
 } Misfit; // the first id outside of the vocabulary, the first count that is none
 
 // The n + 1 ids from token `first` of the document on, into the n positions behind `at`; returns their checksum.
-static uint32_t documents_read_ids(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
-                                          Batch *batch, size_t at, Misfit *bad) {
+static uint32_t documents_read_ids(Documents *d, const DocumentAt *document, uint64_t first, size_t n, Batch *batch,
+                                   size_t at, Misfit *bad) {
     const TokenShard *s = &document->shard->header;
-    size_t done, part, i;
+    size_t part;
     uint32_t crc = 0;
     memset(bad, 0, sizeof(*bad));
-    for (done = 0; done <= n; done += part) {
+    for (size_t done = 0; done <= n; done += part) {
         part = min_size(n + 1 - done, DOCUMENTS_BUFFER_BYTES / s->id_bytes);
         input_read(document->file, s->ids + (document->entry.first + first + done) * s->id_bytes, d->buffer,
                    part * s->id_bytes);
         crc = crc32_of(crc, d->buffer, part * s->id_bytes);
-        for (i = 0; i < part; i++) {
+        for (size_t i = 0; i < part; i++) {
             uint32_t id = shard_id(s, d->buffer, i);
             if (id >= s->vocabulary && !bad->found) bad->found = 1, bad->place = done + i, bad->value = id;
             if (done + i < n) batch->tokens[at + done + i] = (int32_t)id;
@@ -125,16 +123,16 @@ static uint32_t documents_read_ids(Documents *d, const DocumentAt *document, uin
 }
 
 // Masks the targets that do not count; returns how many do.
-static size_t documents_read_counts(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
-                                           Batch *batch, size_t at, uint32_t *crc, Misfit *bad) {
-    size_t done, part, i, counted = 0;
+static size_t documents_read_counts(Documents *d, const DocumentAt *document, uint64_t first, size_t n, Batch *batch,
+                                    size_t at, uint32_t *crc, Misfit *bad) {
+    size_t part, counted = 0;
     memset(bad, 0, sizeof(*bad));
-    for (done = 0; done <= n; done += part) {
+    for (size_t done = 0; done <= n; done += part) {
         part = min_size(n + 1 - done, DOCUMENTS_BUFFER_BYTES);
         input_read(document->file, document->shard->header.counts + document->entry.first + first + done, d->buffer,
                    part);
         *crc = crc32_of(*crc, d->buffer, part);
-        for (i = 0; i < part; i++) {
+        for (size_t i = 0; i < part; i++) {
             int counts = d->buffer[i] != 0;
             if (d->buffer[i] > (first + done + i > 0) && !bad->found)
                 bad->found = 1, bad->place = done + i, bad->value = d->buffer[i];
@@ -148,33 +146,30 @@ static size_t documents_read_counts(Documents *d, const DocumentAt *document, ui
 }
 
 // The advantage of each of the n targets, into batch->advantage where there is one.
-static void documents_read_values(Documents *d, const DocumentAt *document, uint64_t first, size_t n,
-                                         Batch *batch, size_t at, uint32_t *crc) {
+static void documents_read_values(Documents *d, const DocumentAt *document, uint64_t first, size_t n, Batch *batch,
+                                  size_t at, uint32_t *crc) {
     const TokenShard *s = &document->shard->header;
-    size_t done, part, i;
-    for (done = 0; done <= n; done += part) {
+    size_t part;
+    for (size_t done = 0; done <= n; done += part) {
         part = min_size(n + 1 - done, DOCUMENTS_BUFFER_BYTES / sizeof(float));
         input_read(document->file, s->values + (document->entry.first + first + done) * sizeof(float), d->buffer,
                    part * sizeof(float));
         *crc = crc32_of(*crc, d->buffer, part * sizeof(float));
         if (!batch->advantage) continue;
-        for (i = done == 0; i < part; i++) // the first token is nobody's target here
+        for (size_t i = done == 0; i < part; i++) // the first token is nobody's target here
             batch->advantage[at + done + i - 1] = shard_float32(d->buffer + i * sizeof(float));
     }
 }
 
-static void documents_check_values(const DocumentAt *document, uint64_t first, size_t n,
-                                          const float *advantage) {
-    size_t i;
-    for (i = 0; i < n; i++)
+static void documents_check_values(const DocumentAt *document, uint64_t first, size_t n, const float *advantage) {
+    for (size_t i = 0; i < n; i++)
         if (!isfinite(advantage[i]))
             die("%s: document %llu, token %llu has the advantage %f; prepare it with finite numbers",
                 document->shard->header.path, (unsigned long long)document->number, (unsigned long long)(first + i + 1),
                 (double)advantage[i]);
 }
 
-__attribute__((noreturn)) static void documents_refuse_id(const DocumentAt *document, uint64_t token,
-                                                                 uint32_t id) {
+__attribute__((noreturn)) static void documents_refuse_id(const DocumentAt *document, uint64_t token, uint32_t id) {
     die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; write "
         "it again",
         document->shard->header.path, (unsigned long long)document->number, (unsigned long long)token, id,
@@ -182,7 +177,7 @@ __attribute__((noreturn)) static void documents_refuse_id(const DocumentAt *docu
 }
 
 static void documents_check_found(const DocumentAt *document, const Piece *piece, uint64_t first, Misfit id,
-                                         Misfit count, size_t counted) {
+                                  Misfit count, size_t counted) {
     const TokenShard *s = &document->shard->header;
     const unsigned long long number = document->number;
     if (id.found) documents_refuse_id(document, first + id.place, id.value);
@@ -212,15 +207,13 @@ static void documents_read_piece(Documents *d, const Piece *piece, Batch *batch)
     unsigned char *checked = d->checked ? &d->checked[piece->document / 8] : NULL,
                   bit = (unsigned char)(1u << piece->document % 8);
     Misfit bad_id, bad_count;
-    size_t counted;
-    uint32_t crc;
     if (first + n + 1 > document.entry.tokens || (!whole && !checked))
         die("%s: document %llu is not as long as it was when the file was opened; leave the data alone while a run "
             "reads it",
             document.shard->header.path, (unsigned long long)document.number);
     if (!whole && !(*checked & bit)) documents_check_whole(d, &document), *checked |= bit;
-    crc = documents_read_ids(d, &document, first, n, batch, at, &bad_id);
-    counted = documents_read_counts(d, &document, first, n, batch, at, &crc, &bad_count);
+    uint32_t crc = documents_read_ids(d, &document, first, n, batch, at, &bad_id);
+    size_t counted = documents_read_counts(d, &document, first, n, batch, at, &crc, &bad_count);
     if (document.shard->header.values) documents_read_values(d, &document, first, n, batch, at, &crc);
     if (whole) documents_check_crc(&document, crc);
     documents_check_found(&document, piece, first, bad_id, bad_count, counted);
@@ -235,10 +228,9 @@ static void documents_read_piece(Documents *d, const Piece *piece, Batch *batch)
 
 // Those of a group, documents [first, batch->documents) of the batch: one for all positions of a document.
 static void documents_set_advantages(Documents *d, Batch *batch, size_t first) {
-    size_t i, t;
     group_advantages(batch->reward + first, batch->documents - first, d->settings.scale_rewards, d->advantage);
-    for (i = first; i < batch->documents; i++)
-        for (t = batch->document_start[i]; t < batch->document_start[i + 1]; t++)
+    for (size_t i = first; i < batch->documents; i++)
+        for (size_t t = batch->document_start[i]; t < batch->document_start[i + 1]; t++)
             batch->advantage[t] = (float)d->advantage[i - first];
 }
 
@@ -258,10 +250,10 @@ static void documents_read_unit(Documents *d, size_t unit, size_t group, Batch *
 // Fills a batch that has room for the largest stream with the next one.
 static void documents_next(Documents *d, Batch *batch) {
     const EpochSequences *e;
-    size_t begin, end = documents_stream(d, d->next, &e, &begin), i;
+    size_t begin, end = documents_stream(d, d->next, &e, &begin);
     uint64_t after = documents_after(d, d->next);
     batch->N = 0, batch->documents = 0;
-    for (i = begin; i < end; i++) documents_read_unit(d, e->order[i], i - begin, batch);
+    for (size_t i = begin; i < end; i++) documents_read_unit(d, e->order[i], i - begin, batch);
     batch_set_positions(batch);
     if (batch->counted) batch_count(batch);
     d->next = after;

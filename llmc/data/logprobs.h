@@ -76,13 +76,12 @@ typedef struct {
 static LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) {
     LogprobScan scan = {0, 0, tokens, 0};
     float value[LOGPROBS_AT_ONCE];
-    uint64_t first;
-    size_t n, i;
-    for (first = 0; first < tokens; first += n) {
+    size_t n;
+    for (uint64_t first = 0; first < tokens; first += n) {
         n = (size_t)(tokens - first < LOGPROBS_AT_ONCE ? tokens - first : LOGPROBS_AT_ONCE);
         input_read(file, logprobs_place(first), value, n * sizeof(float));
         scan.crc = crc32_of(scan.crc, value, n * sizeof(float));
-        for (i = 0; i < n; i++) {
+        for (size_t i = 0; i < n; i++) {
             scan.set += value[i] != 0;
             if (scan.bad == tokens && !(isfinite(value[i]) && value[i] <= LOGPROBS_ROUNDING))
                 scan.bad = first + i, scan.value = value[i];
@@ -101,9 +100,8 @@ typedef struct {
 static void logprobs_check_place(const char *path) {
     char magic[8] = "";
     struct stat status;
-    InputFile file;
     if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return; // output_open's to judge
-    file = input_open(path);
+    InputFile file = input_open(path);
     if (file.bytes >= sizeof(magic)) input_read(&file, 0, magic, sizeof(magic));
     input_close(&file);
     if (memcmp(magic, LOGPROBS_MAGIC, sizeof(magic)) != 0)
@@ -184,8 +182,6 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
 
 static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobHeader *h = &f->header;
-    LogprobScan scan;
-    char *c;
     crc32_prepare();
     f->file = input_open(path);
     if (f->file.bytes < sizeof(*h))
@@ -194,9 +190,9 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     input_read(&f->file, 0, h, sizeof(*h));
     logprobs_check_begin(h, &f->file);
     logprobs_check_header(h, path);
-    for (c = h->model; *c; c++) // it goes into messages of one line
+    for (char *c = h->model; *c; c++) // it goes into messages of one line
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    scan = logprobs_scan(&f->file, h->tokens);
+    LogprobScan scan = logprobs_scan(&f->file, h->tokens);
     if (scan.crc != h->body_crc) die("%s: its checksum is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
     if (scan.bad < h->tokens)
         die("%s: the log-probability of token %llu is %g; it must be finite and at most 0; " LOGPROBS_AGAIN, path,

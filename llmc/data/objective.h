@@ -61,10 +61,10 @@ static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge"
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
 typedef struct {
+    double beta, gamma, clip_low, clip_high; // NAN: as objective_resolve has it
     ObjectiveKind kind;
     DpoLoss dpo_loss;
     Normalisation normalisation;
-    double beta, gamma, clip_low, clip_high; // NAN: as objective_resolve has it
     double label_smoothing;
     double temperature;       // logits are divided by it; 1 but for grpo, gspo and ppo
     double completion_tokens; // dr_grpo: the most that a completion may have
@@ -79,8 +79,7 @@ typedef enum {
 
 // The place of a word in one of the tables above; options.h has let no other pass.
 static int objective_word(const char *const *names, int count, const char *word) {
-    int i;
-    for (i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
         if (!strcmp(names[i], word)) return i;
     die("internal: the objective's tables have no '%s'", word);
 }
@@ -136,16 +135,16 @@ static double finite_or_nan(double value) { return isfinite(value) ? value : NAN
 // deviation (squares over n - 1), as TRL has it. Exactly 0 where all are equal, NaN where one is not finite.
 static void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
     double mean = 0, squares = 0;
-    size_t i, equal = 0;
-    for (i = 0; i < n; i++) mean += (double)reward[i] / (double)n, equal += reward[i] == reward[0];
+    size_t equal = 0;
+    for (size_t i = 0; i < n; i++) mean += (double)reward[i] / (double)n, equal += reward[i] == reward[0];
     if (equal == n) mean = n ? (double)reward[0] : 0; // the sum may have rounded
     mean = finite_or_nan(mean);
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         advantage[i] = (double)reward[i] - mean;
         squares += advantage[i] * advantage[i];
     }
     if (!scale || equal == n) return;
-    for (i = 0; i < n; i++) advantage[i] /= sqrt(squares / (double)(n - 1)) + 1e-4;
+    for (size_t i = 0; i < n; i++) advantage[i] /= sqrt(squares / (double)(n - 1)) + 1e-4;
 }
 
 // ---- values of a target ---------------------------------------------------------------------------------------------
@@ -185,11 +184,9 @@ typedef struct {
     double reward[2], logps[2]; // for people
 } PairLoss;
 
-static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp,
-                                         DType type) {
+static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     DocumentSums sums = {0, 0, 0};
-    size_t t;
-    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
         double m = target_weight(batch, t);
         if (m == 0) continue;
         sums.logp += m * logp_at(logp, type, t), sums.counted += m;
@@ -239,10 +236,10 @@ static double odds_ratio_loss(const Objective *o, const double a[2], double slop
 
 // side: the chosen and the rejected document.
 static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
-    int i, dpo = o->kind == OBJECTIVE_DPO, of_means = !dpo || o->dpo_loss == DPO_IPO;
+    int dpo = o->kind == OBJECTIVE_DPO, of_means = !dpo || o->dpo_loss == DPO_IPO;
     double x[2], share[2]; // sums or means of log-ratios, and how much of a token's log-probability is in them
     PairLoss pair;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         double sum = side[i].logp - side[i].reference;
         share[i] = of_means && side[i].counted != 0 ? 1 / side[i].counted : 1;
         x[i] = sum * share[i];
@@ -255,7 +252,7 @@ static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
         pair.loss = margin_loss(o, x[0] - x[1], &pair.slope[0]);
         pair.slope[1] = -pair.slope[0];
     }
-    for (i = 0; i < 2; i++) pair.slope[i] *= share[i];
+    for (int i = 0; i < 2; i++) pair.slope[i] *= share[i];
     return pair;
 }
 
@@ -268,14 +265,12 @@ static PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const 
     return pair_loss(o, side);
 }
 
-static void pair_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
-                                DType type) {
+static void pair_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight, DType type) {
     const size_t *start = batch->document_start;
-    size_t d, side, t;
-    for (d = 0; d < batch->documents; d += 2) {
+    for (size_t d = 0; d < batch->documents; d += 2) {
         PairLoss pair = pair_at(o, batch, d, logp, type);
-        for (side = 0; side < 2; side++) {
-            for (t = start[d + side]; t < start[d + side + 1]; t++) {
+        for (size_t side = 0; side < 2; side++) {
+            for (size_t t = start[d + side]; t < start[d + side + 1]; t++) {
                 double m = target_weight(batch, t);
                 value_set(weight, type, t, m == 0 ? 0 : m * pair.slope[side] / Z);
             }
@@ -320,8 +315,7 @@ static double document_scale(const Objective *o, const Batch *batch, double Z, s
 // gspo's r of document d; logp[N] of the whole stream.
 static double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
     double sum = 0;
-    size_t t;
-    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
         double m = target_weight(batch, t);
         if (m != 0) sum += m * log_ratio_at(batch, t, logp_at(logp, type, t));
     }
@@ -332,8 +326,7 @@ static double document_ratio(const Batch *batch, size_t d, const void *logp, DTy
 // 1 / counted.
 static double document_slope(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     double ratio = document_ratio(batch, d, logp, type), sum = 0;
-    size_t t;
-    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
         double m = target_weight(batch, t);
         if (m != 0) sum += m * surrogate_of(o, ratio, advantage_at(batch, t)).slope;
     }
@@ -349,14 +342,14 @@ static double target_slope(const Objective *o, const Batch *batch, size_t t, dou
     return slope;
 }
 
-static void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
-                                  const void *logp, void *weight, DType type) {
+static void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n, const void *logp,
+                           void *weight, DType type) {
     const size_t *start = batch->document_start;
-    size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin), t;
+    size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin);
     for (; d < batch->documents && start[d] < begin + n; d++) {
         double scale = document_scale(o, batch, Z, d), of_document = 0;
         if (o->kind == OBJECTIVE_GSPO) of_document = document_slope(o, batch, d, logp, type);
-        for (t = max_size(start[d], begin); t < min_size(start[d + 1], begin + n); t++) {
+        for (size_t t = max_size(start[d], begin); t < min_size(start[d + 1], begin + n); t++) {
             double m = target_weight(batch, t), w = 0;
             if (m != 0) w = m * scale * target_slope(o, batch, t, logp_at(logp, type, t - begin), of_document);
             value_set(weight, type, t - begin, w);
@@ -378,19 +371,18 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
 // WEIGHTS_BY_STREAM of the whole stream. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
 // masked) gives no gradient. batch_count has seen the batch.
 static void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
-                                     const void *logp, void *weight, DType type) {
-    size_t i;
+                              const void *logp, void *weight, DType type) {
     objective_check_batch(o, batch);
     if (objective_weights_wait(o) == WEIGHTS_BY_STREAM && (begin != 0 || n != batch->N))
         die("internal: weights of a part of a stream, but %s needs all of it", objective_names[o->kind]);
     if (batch->empty) {
-        for (i = 0; i < n; i++) value_set(weight, type, i, 0);
+        for (size_t i = 0; i < n; i++) value_set(weight, type, i, 0);
     } else if (objective_is_of_pairs(o)) {
         pair_weights(o, batch, Z, logp, weight, type);
     } else if (objective_is_of_policy(o)) {
         policy_weights(o, batch, Z, begin, n, logp, weight, type);
     } else {
-        for (i = 0; i < n; i++) value_set(weight, type, i, Z == 0 ? 0.0 : -target_weight(batch, begin + i) / Z);
+        for (size_t i = 0; i < n; i++) value_set(weight, type, i, Z == 0 ? 0.0 : -target_weight(batch, begin + i) / Z);
     }
 }
 
@@ -419,8 +411,7 @@ static void metric_add(Metrics *m, const char *name, double sum, double count) {
 
 static double sft_loss(const Batch *batch, double Z, const void *logp, DType type) {
     double sum = 0;
-    size_t t;
-    for (t = 0; t < batch->N; t++) {
+    for (size_t t = 0; t < batch->N; t++) {
         double m = target_weight(batch, t);
         if (m != 0) sum += m * value_at(logp, type, t);
     }
@@ -430,10 +421,9 @@ static double sft_loss(const Batch *batch, double Z, const void *logp, DType typ
 // Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
 // log-probability (simpo, orpo); logps are sums of dpo's documents, means of the others'.
 static double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
-                                Metrics *metrics) {
+                         Metrics *metrics) {
     double sum = 0;
-    size_t d;
-    for (d = 0; d < batch->documents; d += 2) {
+    for (size_t d = 0; d < batch->documents; d += 2) {
         PairLoss pair = pair_at(o, batch, d, logp, type);
         sum += pair.loss;
         metric_add(metrics, "rewards/chosen", pair.reward[0], 1);
@@ -452,16 +442,14 @@ typedef struct {
 } PolicySums;
 
 static double document_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type,
-                                   PolicySums *sums) {
+                            PolicySums *sums) {
     double ratio = o->kind == OBJECTIVE_GSPO ? document_ratio(batch, d, logp, type) : 1, loss = 0;
-    size_t t;
-    for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
-        double m = target_weight(batch, t), p;
-        Surrogate s;
+    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+        double m = target_weight(batch, t);
         if (m == 0) continue;
-        p = logp_at(logp, type, t);
+        double p = logp_at(logp, type, t);
         if (o->kind != OBJECTIVE_GSPO) ratio = exp(log_ratio_at(batch, t, p));
-        s = surrogate_of(o, ratio, advantage_at(batch, t));
+        Surrogate s = surrogate_of(o, ratio, advantage_at(batch, t));
         loss += m * s.loss;
         sums->tokens += m, sums->ratio += m * ratio;
         sums->low += s.clipped < 0 ? m : 0, sums->high += s.clipped > 0 ? m : 0;
@@ -475,12 +463,10 @@ static double document_loss(const Objective *o, const Batch *batch, size_t d, co
 }
 
 static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
-                                 Metrics *metrics) {
-    PolicySums sums;
+                          Metrics *metrics) {
     double loss = 0;
-    size_t d;
-    memset(&sums, 0, sizeof(sums));
-    for (d = 0; d < batch->documents; d++) {
+    PolicySums sums = {0};
+    for (size_t d = 0; d < batch->documents; d++) {
         if (batch->reward) sums.reward += (double)batch->reward[d];
         if (batch->counted[d] == 0) continue;
         sums.documents++;
@@ -498,8 +484,7 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
 
 static void entropy_metric(const Batch *batch, const void *entropy, DType type, Metrics *metrics) {
     double sum = 0, tokens = 0;
-    size_t t;
-    for (t = 0; t < batch->N; t++) {
+    for (size_t t = 0; t < batch->N; t++) {
         double m = target_weight(batch, t);
         if (m != 0) sum += m * value_at(entropy, type, t), tokens += m;
     }
@@ -508,8 +493,8 @@ static void entropy_metric(const Batch *batch, const void *entropy, DType type, 
 
 // This stream's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
 // metrics: NULL, or what its metrics are added to. batch_count has seen the batch.
-static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp,
-                                    const void *entropy, DType type, Metrics *metrics) {
+static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
+                             DType type, Metrics *metrics) {
     objective_check_batch(o, batch);
     if (batch->empty) return 0;
     if (entropy) entropy_metric(batch, entropy, type, metrics);

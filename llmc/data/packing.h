@@ -55,9 +55,8 @@ static uint32_t packing_length(const Packing *p, size_t unit) {
 
 // ---- order ----------------------------------------------------------------------------------------------------------
 static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t stream) {
-    size_t i;
-    for (i = 0; i < count; i++) out[i] = (uint32_t)i;
-    for (i = count; i > 1; i--) {
+    for (size_t i = 0; i < count; i++) out[i] = (uint32_t)i;
+    for (size_t i = count; i > 1; i--) {
         size_t j = (size_t)random_below(seed, stream, i, i);
         uint32_t moved = out[i - 1];
         out[i - 1] = out[j], out[j] = moved;
@@ -69,17 +68,16 @@ static uint64_t packing_random_stream(uint64_t purpose, uint64_t epoch) { return
 // Longest first, equal ones in the order they had: by bytes of the length, the lowest first. Both arrays have `count`
 // items.
 static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
-    unsigned shift;
-    for (shift = 0; shift < 32; shift += 8) { // four passes: the result is back in `item`
-        size_t begin[256] = {0}, i, sum = 0;
+    for (unsigned shift = 0; shift < 32; shift += 8) { // four passes: the result is back in `item`
+        size_t begin[256] = {0}, sum = 0;
         PackingItem *swapped = item;
-        for (i = 0; i < count; i++) begin[item[i].positions >> shift & 0xff]++;
-        for (i = 256; i-- > 0;) {
+        for (size_t i = 0; i < count; i++) begin[item[i].positions >> shift & 0xff]++;
+        for (size_t i = 256; i-- > 0;) {
             size_t size = begin[i];
             begin[i] = sum;
             sum += size;
         }
-        for (i = 0; i < count; i++) spare[begin[item[i].positions >> shift & 0xff]++] = item[i];
+        for (size_t i = 0; i < count; i++) spare[begin[item[i].positions >> shift & 0xff]++] = item[i];
         item = spare, spare = swapped;
     }
 }
@@ -87,12 +85,12 @@ static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
 // ---- first-fit ------------------------------------------------------------------------------------------------------
 // The first stream with room for `positions`; it loses as much.
 static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
-    size_t node = 1, found;
+    size_t node = 1;
     while (node < leaves) {
         node *= 2;
         if (room[node] < positions) node++;
     }
-    found = node - leaves;
+    size_t found = node - leaves;
     room[node] -= positions;
     for (node /= 2; node > 0; node /= 2)
         room[node] = room[2 * node] > room[2 * node + 1] ? room[2 * node] : room[2 * node + 1];
@@ -102,10 +100,10 @@ static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
 // bin[i] of items sorted by packing_sort; returns the number of streams. What holds nothing yet has the whole capacity,
 // so the tree opens streams one after another by itself.
 static size_t packing_first_fit(Packing *p, size_t count) {
-    size_t leaves = 1, streams = 0, i;
+    size_t leaves = 1, streams = 0;
     while (leaves < count) leaves *= 2;
-    for (i = 1; i < 2 * leaves; i++) p->room[i] = (uint32_t)p->capacity;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 1; i < 2 * leaves; i++) p->room[i] = (uint32_t)p->capacity;
+    for (size_t i = 0; i < count; i++) {
         p->bin[i] = (uint32_t)packing_place(p->room, leaves, p->item[i].positions);
         streams = max_size(streams, p->bin[i] + 1);
     }
@@ -115,24 +113,23 @@ static size_t packing_first_fit(Packing *p, size_t count) {
 // order[first .. first + count) becomes the units of one stream after another.
 static void packing_window(Packing *p, EpochSequences *e, size_t first, size_t count) {
     uint32_t *end = e->begin + e->streams; // first the end of each stream, then its beginning
-    size_t streams, i;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         p->item[i].unit = e->order[first + i];
         p->item[i].positions = packing_length(p, e->order[first + i]);
     }
     packing_sort(p->item, p->spare, count);
-    streams = packing_first_fit(p, count);
+    size_t streams = packing_first_fit(p, count);
     if (e->streams + streams > p->max_sequences) die("internal: more streams than two halves of the data make");
-    for (i = 0; i <= streams; i++) end[i] = 0;
-    for (i = 0; i < count; i++) end[p->bin[i]]++;
-    for (i = 0; i < streams; i++) end[i] += (uint32_t)(i ? end[i - 1] : first);
-    for (i = count; i-- > 0;) e->order[--end[p->bin[i]]] = p->item[i].unit;
+    for (size_t i = 0; i <= streams; i++) end[i] = 0;
+    for (size_t i = 0; i < count; i++) end[p->bin[i]]++;
+    for (size_t i = 0; i < streams; i++) end[i] += (uint32_t)(i ? end[i - 1] : first);
+    for (size_t i = count; i-- > 0;) e->order[--end[p->bin[i]]] = p->item[i].unit;
     e->streams += streams;
 }
 
 static void packing_next_fit(const Packing *p, EpochSequences *e) {
-    size_t i, used = p->capacity;
-    for (i = 0; i < p->units; i++) {
+    size_t used = p->capacity;
+    for (size_t i = 0; i < p->units; i++) {
         if (used + packing_length(p, i) > p->capacity) {
             e->stream[e->streams] = (uint32_t)e->streams;
             e->begin[e->streams++] = (uint32_t)i;
@@ -145,11 +142,10 @@ static void packing_next_fit(const Packing *p, EpochSequences *e) {
 
 // The streams of an epoch; nothing is allocated. Where nothing is shuffled, all epochs are epoch 0.
 static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
-    size_t w;
     e->epoch = epoch, e->streams = 0;
     if (p->shuffle) {
         random_permutation(e->order, p->units, p->seed, packing_random_stream(RANDOM_STREAM_PIECES, epoch));
-        for (w = 0; w < p->windows; w++) {
+        for (size_t w = 0; w < p->windows; w++) {
             size_t first = p->units / p->windows * w + min_size(w, p->units % p->windows);
             packing_window(p, e, first, p->units / p->windows + (w < p->units % p->windows));
         }
@@ -162,16 +158,14 @@ static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 // units: at least one, none longer than the capacity, fewer than 2^32.
-static Packing packing_allocate(const uint32_t *length, size_t stride, size_t units, size_t capacity,
-                                       int shuffle, uint64_t seed) {
-    Packing p;
-    double window;
-    size_t i;
-    memset(&p, 0, sizeof(p));
+static Packing packing_allocate(const uint32_t *length, size_t stride, size_t units, size_t capacity, int shuffle,
+                                uint64_t seed) {
+    Packing p = {0};
     p.length = length, p.stride = stride, p.units = units;
     p.capacity = capacity, p.shuffle = shuffle, p.seed = seed;
-    for (i = 0; i < units; i++) p.positions += packing_length(&p, i);
-    window = PACKING_STREAMS * ((double)capacity * (double)units / (double)p.positions); // units of so many streams
+    for (size_t i = 0; i < units; i++) p.positions += packing_length(&p, i);
+    double window =
+        PACKING_STREAMS * ((double)capacity * (double)units / (double)p.positions); // units of so many streams
     if (window < PACKING_WINDOW) window = PACKING_WINDOW;
     p.windows = max_size((size_t)((double)units / window), 1);
     p.largest_window = (units + p.windows - 1) / p.windows;

@@ -55,10 +55,9 @@ static void prefetch_caught(int code, const char *message) {
 // ---- the thread -----------------------------------------------------------------------------------------------------
 // Waits until a slot is free; 0: the thread shall end.
 static int prefetch_may_fill(Prefetch *p) {
-    int stop;
     pthread_mutex_lock(&p->lock);
     while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
-    stop = p->stop;
+    int stop = p->stop;
     pthread_mutex_unlock(&p->lock);
     return !stop;
 }
@@ -80,8 +79,7 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
 static void prefetch_fill(Prefetch *p) {
     const size_t own = assigned_batches(p->assignment);
     TargetCounts counts = {0, 0, 0};
-    size_t i;
-    for (i = 0; prefetch_may_fill(p); i++) {
+    for (size_t i = 0; prefetch_may_fill(p); i++) {
         MicroBatch *micro = &p->slot[i % 2];
         if (i % own == 0) counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->assignment.batches);
         prefetch_read(p, i % own, micro);
@@ -122,7 +120,6 @@ static void prefetch_stop_all(void) {
 static void prefetch_start(Prefetch *p, uint64_t place) {
     static int prepared;
     sigset_t all, before;
-    int error;
     if (!prepared) atexit(prefetch_stop_all);
     prepared = 1;
     dataloader_seek(p->loader, place);
@@ -130,7 +127,7 @@ static void prefetch_start(Prefetch *p, uint64_t place) {
     p->stop = p->failed = 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
-    error = pthread_create(&p->thread, NULL, prefetch_run, p);
+    int error = pthread_create(&p->thread, NULL, prefetch_run, p);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
         die("the thread that reads the data cannot be started: %s; raise the limit with ulimit -u", strerror(error));
@@ -139,10 +136,9 @@ static void prefetch_start(Prefetch *p, uint64_t place) {
 }
 
 static void prefetch_allocate(Prefetch *p, DataLoader *loader, Assignment assignment) {
-    int i;
     memset(p, 0, sizeof(*p));
     p->loader = loader, p->assignment = assignment;
-    for (i = 0; i < 2; i++) p->slot[i].whole = dataloader_batch(loader);
+    for (int i = 0; i < 2; i++) p->slot[i].whole = dataloader_batch(loader);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
 }
@@ -160,12 +156,11 @@ static void prefetch_free(Prefetch *p) {
 // The next micro-batch, the caller's until the next call.
 static MicroBatch *prefetch_take(Prefetch *p) {
     double begin = seconds_now();
-    int failed;
     pthread_mutex_lock(&p->lock);
     p->freed = p->taken;
     pthread_cond_broadcast(&p->changed);
     while (p->filled == p->taken && !p->failed) pthread_cond_wait(&p->changed, &p->lock);
-    failed = p->filled == p->taken ? p->failed : 0;
+    int failed = p->filled == p->taken ? p->failed : 0;
     if (!failed) p->taken++;
     pthread_mutex_unlock(&p->lock);
     if (failed) die_with(failed, "%s", p->message);

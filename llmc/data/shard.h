@@ -34,13 +34,10 @@ static void shard_paths_add(ShardPaths *list, const char *path) {
     list->path[list->count++] = checked_strdup(path);
 }
 
-static int shard_paths_compare(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int shard_paths_compare(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 static void shard_paths_free(ShardPaths *list) {
-    size_t i;
-    for (i = 0; i < list->count; i++) free(list->path[i]);
+    for (size_t i = 0; i < list->count; i++) free(list->path[i]);
     free(list->path);
     memset(list, 0, sizeof(*list));
 }
@@ -61,14 +58,14 @@ static int shard_identity_compare(const void *a, const void *b) {
 static void shard_paths_check_files(const ShardPaths *list) {
     ShardIdentity *file = (ShardIdentity *)checked_calloc(list->count, sizeof(ShardIdentity), "the list of shards");
     struct stat status;
-    size_t i, known = 0;
-    for (i = 0; i < list->count; i++) {
+    size_t known = 0;
+    for (size_t i = 0; i < list->count; i++) {
         if (stat(list->path[i], &status) != 0) continue; // opening it says why
         file[known].device = status.st_dev, file[known].inode = status.st_ino;
         file[known++].path = list->path[i];
     }
     qsort(file, known, sizeof(ShardIdentity), shard_identity_compare);
-    for (i = 1; i < known; i++)
+    for (size_t i = 1; i < known; i++)
         if (!shard_identity_compare(&file[i - 1], &file[i]))
             die("%s and %s are the same file, which would count twice; name it once", file[i - 1].path, file[i].path);
     free(file);
@@ -77,23 +74,21 @@ static void shard_paths_check_files(const ShardPaths *list) {
 // Each path is a file or, where no such file exists, a glob.
 static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     ShardPaths list = {NULL, 0};
-    size_t i, j;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         glob_t found;
-        int failed;
         if (path_exists(paths[i]) || !strpbrk(paths[i], "*?[")) {
             shard_paths_add(&list, paths[i]);
             continue;
         }
-        failed = glob(paths[i], 0, NULL, &found);
+        int failed = glob(paths[i], 0, NULL, &found);
         if (failed == GLOB_NOMATCH) die("no file matches '%s'; check the folder and the pattern", paths[i]);
         if (failed) die("cannot search for '%s': %s", paths[i], strerror(errno));
-        for (j = 0; j < found.gl_pathc; j++) shard_paths_add(&list, found.gl_pathv[j]);
+        for (size_t j = 0; j < found.gl_pathc; j++) shard_paths_add(&list, found.gl_pathv[j]);
         globfree(&found);
     }
     if (!list.count) die("no shards were given; name token files (.bin) or a quoted pattern");
     qsort(list.path, list.count, sizeof(char *), shard_paths_compare);
-    for (i = 1; i < list.count; i++)
+    for (size_t i = 1; i < list.count; i++)
         if (!strcmp(list.path[i - 1], list.path[i])) die("%s is named twice in the data; name it once", list.path[i]);
     shard_paths_check_files(&list);
     return list;
@@ -102,10 +97,9 @@ static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
 // Whether the file begins as a shard of documents; the first look at any shard.
 static int is_token_shard(const char *path) {
     char magic[8] = "";
-    InputFile file;
     if (path_is_directory(path))
         die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
-    file = input_open(path);
+    InputFile file = input_open(path);
     if (file.bytes >= sizeof(magic)) input_read(&file, 0, magic, sizeof(magic));
     input_close(&file);
     return !memcmp(magic, TOKEN_SHARD_MAGIC, sizeof(magic));
@@ -184,8 +178,7 @@ static void shard_check_sections(const TokenShard *s) {
                    {"counts are", s->counts, shard_align(s->ids + s->tokens * s->id_bytes)},
                    {"values are", s->values, s->values ? shard_align(s->counts + s->tokens) : 0},
                    {"end is", s->bytes, s->values ? s->values + s->tokens * sizeof(float) : s->counts + s->tokens}};
-    size_t i;
-    for (i = 0; i < sizeof(section) / sizeof(section[0]); i++)
+    for (size_t i = 0; i < sizeof(section) / sizeof(section[0]); i++)
         if (section[i].begins != section[i].expected)
             die("%s: its %s at byte %llu, with %llu documents and %llu tokens it should be %llu; write it again",
                 s->path, section[i].name, (unsigned long long)section[i].begins, (unsigned long long)s->documents,
@@ -193,16 +186,14 @@ static void shard_check_sections(const TokenShard *s) {
 }
 
 static void shard_read_name(TokenShard *s, const unsigned char name[64]) {
-    size_t i;
     if (!memchr(name, 0, 64)) die("%s: the name of its tokenizer has no end; write it again", s->path);
     memcpy(s->tokenizer_name, name, 64);
-    for (i = 0; s->tokenizer_name[i]; i++) // it goes into messages of one line
+    for (size_t i = 0; s->tokenizer_name[i]; i++) // it goes into messages of one line
         if ((unsigned char)s->tokenizer_name[i] < 0x20 || s->tokenizer_name[i] == 0x7f) s->tokenizer_name[i] = '?';
     if (!s->tokenizer_name[0]) memcpy(s->tokenizer_name, "unnamed", 8);
 }
 
-static void shard_check_header(const char *path, const unsigned char header[TOKEN_SHARD_HEADER],
-                                      uint64_t bytes) {
+static void shard_check_header(const char *path, const unsigned char header[TOKEN_SHARD_HEADER], uint64_t bytes) {
     unsigned char copy[TOKEN_SHARD_HEADER];
     if (shard_uint32(header + 12) == 0x04030201u)
         die("%s: was written on a big-endian machine; swap its bytes or write it again", path);
@@ -227,8 +218,7 @@ static void shard_check_header(const char *path, const unsigned char header[TOKE
 // Everything the header says, held against itself and the file.
 static TokenShard shard_read_header(const InputFile *file, const char *path) {
     unsigned char header[TOKEN_SHARD_HEADER];
-    TokenShard s;
-    memset(&s, 0, sizeof(s));
+    TokenShard s = {0};
     if (file->bytes < TOKEN_SHARD_HEADER)
         die("%s: its %llu bytes are less than the header of a token shard (%d); it is truncated", path,
             (unsigned long long)file->bytes, TOKEN_SHARD_HEADER);
@@ -268,7 +258,7 @@ static ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]
 
 // Entries [first, first + count) of the table, count <= TABLE_ENTRIES, into buffer[TABLE_ENTRIES * TOKEN_SHARD_ENTRY].
 static void shard_read_entries(const TokenShard *s, const InputFile *file, uint64_t first, size_t count,
-                                      unsigned char *buffer) {
+                               unsigned char *buffer) {
     input_read(file, s->table + first * TOKEN_SHARD_ENTRY, buffer, count * TOKEN_SHARD_ENTRY);
 }
 
@@ -313,10 +303,9 @@ static void shard_check_group(TokenShard *s, uint64_t number, const ShardDocumen
 
 // The checksum first: it says what is wrong with all the rest.
 static void shard_check_table_crc(const TokenShard *s, const InputFile *file, unsigned char *buffer) {
-    uint64_t first;
     uint32_t crc = 0;
     size_t count;
-    for (first = 0; first < s->documents; first += count) {
+    for (uint64_t first = 0; first < s->documents; first += count) {
         count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
         shard_read_entries(s, file, first, count, buffer);
         crc = crc32_of(crc, buffer, count * TOKEN_SHARD_ENTRY);
@@ -327,13 +316,13 @@ static void shard_check_table_crc(const TokenShard *s, const InputFile *file, un
 
 // The whole table, once. buffer as above.
 static void shard_check_table(TokenShard *s, const InputFile *file, unsigned char *buffer) {
-    uint64_t first, tokens = 0, counted = 0, longest = 0, members = 0;
-    size_t count, i;
+    uint64_t tokens = 0, counted = 0, longest = 0, members = 0;
+    size_t count;
     shard_check_table_crc(s, file, buffer);
-    for (first = 0; first < s->documents; first += count) {
+    for (uint64_t first = 0; first < s->documents; first += count) {
         count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
         shard_read_entries(s, file, first, count, buffer);
-        for (i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++) {
             ShardDocument d = shard_document(buffer + i * TOKEN_SHARD_ENTRY);
             shard_check_document(s, first + i, &d, tokens);
             if (kind_has_groups(s->kind)) shard_check_group(s, first + i, &d, &members);
@@ -359,7 +348,7 @@ static int path_is_tokenizer_file(const char *path) {
 static uint64_t tokenizer_fingerprint(const char *path) {
     unsigned char buffer[16384];
     InputFile file = input_open(path);
-    uint64_t offset, fingerprint;
+    uint64_t fingerprint;
     uint32_t crc = 0;
     size_t bytes;
     crc32_prepare();
@@ -368,7 +357,7 @@ static uint64_t tokenizer_fingerprint(const char *path) {
         input_close(&file);
         return fingerprint;
     }
-    for (offset = 0; offset < file.bytes; offset += bytes) {
+    for (uint64_t offset = 0; offset < file.bytes; offset += bytes) {
         bytes = (size_t)(file.bytes - offset < sizeof(buffer) ? file.bytes - offset : sizeof(buffer));
         input_read(&file, offset, buffer, bytes);
         crc = crc32_of(crc, buffer, bytes);

@@ -20,10 +20,10 @@ modules there are is up to the tensors; the list of names here must agree with t
 // c_proj.
 static void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
-    size_t begin, i;
+    size_t i;
     int others;
     snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
-    begin = strlen(whole);
+    size_t begin = strlen(whole);
     do {
         const char *other;
         while (begin && whole[--begin] != '.') continue;
@@ -33,30 +33,27 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
     } while (others && begin);
 }
 
-static int adapter_compare_names(const void *a, const void *b) {
-    return strcmp((const char *)a, (const char *)b);
-}
+static int adapter_compare_names(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
 
 static void adapter_write_targets(JsonOut *json, const Lora *lora) {
     const Family *family = lora->table.config.family;
     char names[LORA_TENSORS][64];
-    size_t count = 0, i;
-    for (i = 0; lora_module(family, i); i++)
+    size_t count = 0;
+    for (size_t i = 0; lora_module(family, i); i++)
         if (lora->modules >> i & 1) adapter_short_name(family, i, names[count++]);
     qsort(names, count, sizeof(names[0]), adapter_compare_names);
     json_array(json, "target_modules");
-    for (i = 0; i < count; i++) json_text(json, NULL, names[i]);
+    for (size_t i = 0; i < count; i++) json_text(json, NULL, names[i]);
     json_array_end(json);
 }
 
 // base: --model, or NULL. Returns the length; nothing of ours is allocated. path: for messages
 static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
-                                         const char *path) {
+                                  const char *path) {
     FILE *file = fmemopen(text, ADAPTER_CONFIG_TEXT, "w");
-    JsonOut json;
     long length;
     if (!file) die("%s: no memory to write it: %s", path, strerror(errno));
-    json = json_open(file);
+    JsonOut json = json_open(file);
     json_object(&json, NULL);
     json_object(&json, "alpha_pattern"), json_object_end(&json);
     json_null(&json, "auto_mapping");
@@ -124,12 +121,11 @@ static const char *const adapter_known[] = {
 static void adapter_check_key(const cJSON *item, const char *path) {
     const char *key = item->string;
     char value[64];
-    size_t i;
-    for (i = 0; i < sizeof(adapter_known) / sizeof(adapter_known[0]); i++)
+    for (size_t i = 0; i < sizeof(adapter_known) / sizeof(adapter_known[0]); i++)
         if (!strcmp(key, adapter_known[i])) return;
     if (!adapter_in_force(item)) return;
     json_scalar_text(item, value, sizeof(value));
-    for (i = 0; i < sizeof(adapter_refused) / sizeof(adapter_refused[0]); i++)
+    for (size_t i = 0; i < sizeof(adapter_refused) / sizeof(adapter_refused[0]); i++)
         if (!strcmp(key, adapter_refused[i].key))
             die("%s: %s is %s: %s, which is not supported; plain LoRA is", path, key, value, adapter_refused[i].what);
     if (!cJSON_IsNumber(item)) // a number may be the default of something that is off
@@ -141,9 +137,8 @@ static void adapter_check_key(const cJSON *item, const char *path) {
 static void adapter_check_initialisation(const cJSON *item, const char *path) {
     static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
     char value[64];
-    size_t i;
     if (!item || cJSON_IsBool(item)) return;
-    for (i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++)
+    for (size_t i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++)
         if (cJSON_IsString(item) && !strcmp(item->valuestring, harmless[i])) return;
     die("%s: init_lora_weights is %s, which has changed the base model as well; convert the adapters to plain LoRA "
         "when saving them (PEFT's path_initial_model_for_weight_conversion)",
@@ -160,7 +155,7 @@ static void adapter_check_word(const cJSON *root, const char *key, const char *w
 // ---- reading: the numbers -------------------------------------------------------------------------------------------
 // A number from `least` to `most`; its default where that is not NAN.
 static double adapter_number(const cJSON *root, const char *key, double otherwise, double least, double most,
-                                    const char *path) {
+                             const char *path) {
     const cJSON *item = json_get(root, key);
     char value[64];
     if (!item && !isnan(otherwise)) return otherwise;
@@ -177,14 +172,13 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
     char *text = input_read_text(path, ADAPTER_CONFIG_MAX, &length);
     cJSON *root = json_parse_object(text, length, path);
     const cJSON *item, *rslora = json_get(root, "use_rslora");
-    double rank;
     free(text);
     if (!json_get(root, "peft_type")) die("%s: has no peft_type, so it is none of PEFT's", path);
     adapter_check_word(root, "peft_type", "LORA", path);
     adapter_check_word(root, "task_type", "CAUSAL_LM", path);
     cJSON_ArrayForEach(item, root) adapter_check_key(item, path);
     adapter_check_initialisation(json_get(root, "init_lora_weights"), path);
-    rank = adapter_number(root, "r", NAN, 1, 65536, path);
+    double rank = adapter_number(root, "r", NAN, 1, 65536, path);
     if (rank != floor(rank)) die("%s: r is %g, a whole number was expected", path, rank);
     if (rslora && !cJSON_IsBool(rslora)) die("%s: use_rslora is neither true nor false", path);
     lora->rank = (size_t)rank;
@@ -212,14 +206,13 @@ static void adapter_check_targets(const cJSON *root, const Lora *lora, const Con
     const cJSON *targets = json_get(root, "target_modules");
     const char *module;
     char name[160];
-    size_t layer, i;
     if (!targets || adapter_in_force(json_get(root, "exclude_modules"))) return;
     if (cJSON_IsString(targets) && strcmp(targets->valuestring, "all-linear") != 0) return;
     if (!cJSON_IsString(targets) && !cJSON_IsArray(targets))
         die("%s: target_modules is neither a list of names nor text", path);
-    for (layer = 0; layer < c->num_hidden_layers; layer++) {
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         const int prefix = snprintf(name, sizeof(name), c->family->layer_prefix, layer);
-        for (i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
+        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
             int is_there = (int)(lora->modules >> i & 1);
             snprintf(name + prefix, sizeof(name) - (size_t)prefix, "%s", module);
             if (adapter_targets(targets, name, path) == is_there) continue;

@@ -42,10 +42,10 @@ static BaseKey base_key_of_source(const WeightSource *source) {
     const Model *model = &source->model;
     Progress progress = progress_begin(stderr, "key of the base", 0, (double)model->elements);
     Checksum sum = {{0, 0}};
-    size_t i, begin, n, size = dtype_size(DTYPE_BF16);
-    for (i = 0; i < model->parameter_count; i++) {
+    size_t n, size = dtype_size(DTYPE_BF16);
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        for (begin = 0; begin < parameter_elements(p); begin += n) {
+        for (size_t begin = 0; begin < parameter_elements(p); begin += n) {
             n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
             weights_read(source, i, begin, n, DTYPE_BF16, staged.bytes);
             checksum_add(&sum, (uint64_t)(p->offset + begin) * size, staged.bytes, n * size);
@@ -77,8 +77,7 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
 }
 
 // path: of the adapters; base: for people, the model at hand, or NULL
-static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found,
-                                      const char *base) {
+static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found, const char *base) {
     const int config = recorded->config != found->config; // told first: it is what people can look up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
     die("%s: is an adapter for another base than %s: its %s are other ones (%016llx) than those it was trained on "
@@ -92,14 +91,12 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 // The first bytes of adapter_model.safetensors, up to the data, which follow in the order of the table; returns how
 // many.
 static size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
-    SafetensorsWriter writer;
     char more[96] = "";
-    size_t i;
     if (base->weights)
         snprintf(more, sizeof(more), ",\"" ADAPTER_BASE_KEY "\":\"" ADAPTER_BASE_VER "%016llx %016llx\"",
                  (unsigned long long)base->config, (unsigned long long)base->weights);
-    writer = safetensors_write_text(text, room, more);
-    for (i = 0; i < table->parameter_count; i++) safetensors_write_entry(&writer, &table->parameters[i], type);
+    SafetensorsWriter writer = safetensors_write_text(text, room, more);
+    for (size_t i = 0; i < table->parameter_count; i++) safetensors_write_entry(&writer, &table->parameters[i], type);
     return (size_t)safetensors_write_end(&writer);
 }
 
@@ -109,11 +106,10 @@ static unsigned adapter_modules(const SafeTensors *list, const Config *c, const 
     unsigned modules = 0;
     char name[200];
     const char *module;
-    size_t layer, i;
-    for (layer = 0; layer < c->num_hidden_layers; layer++) {
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         int prefix = snprintf(name, sizeof(name), "base_model.model.");
         prefix += snprintf(name + prefix, sizeof(name) - (size_t)prefix, c->family->layer_prefix, layer);
-        for (i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
+        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
             const int length = snprintf(name + prefix, sizeof(name) - (size_t)prefix, "%s.lora_A.weight", module);
             if (safetensors_find(list, name)) modules |= 1u << i;
             name[prefix + length - (int)strlen("A.weight")] = 'B';
@@ -157,19 +153,17 @@ static const char *adapter_why_refused(const char *name) {
 }
 
 // The tensors of one file, held against adapters whose table is built.
-static WeightSource *adapter_open_tensors(const char *path, SafeTensors *list, const Lora *lora,
-                                                 const Model *model) {
+static WeightSource *adapter_open_tensors(const char *path, SafeTensors *list, const Lora *lora, const Model *model) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of adapters");
     Lora copy = *lora;
-    size_t i;
     lora_build(&copy, model); // a table of its own
     source->format = "adapters", source->path = checked_strdup(path);
     source->config = model->config, source->model = copy.table;
     source_open_file(source, path);
     source->places = (TensorLocation *)checked_calloc(copy.table.parameter_count, sizeof(TensorLocation),
                                                       "the places of the adapters");
-    for (i = 0; i < copy.table.parameter_count; i++) adapter_place_tensor(source, list, i, lora->rank);
-    for (i = 0; i < list->count; i++)
+    for (size_t i = 0; i < copy.table.parameter_count; i++) adapter_place_tensor(source, list, i, lora->rank);
+    for (size_t i = 0; i < list->count; i++)
         if (!list->tensors[i].used)
             die("%s: tensor %.200s %s", path, list->tensors[i].name, adapter_why_refused(list->tensors[i].name));
     source->dtype = source->model.dtype = source_common_type(source);
@@ -190,9 +184,6 @@ static SafeTensors adapter_list(const char *path) {
 // caller frees it.
 static WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
     char config[PATH_MAX], path[PATH_MAX], other[PATH_MAX];
-    WeightSource *source;
-    SafeTensors list;
-    cJSON *root;
     path_join(config, folder, ADAPTER_CONFIG_NAME);
     path_join(path, folder, ADAPTER_FILE_NAME);
     path_join(other, folder, "adapter_model.bin");
@@ -200,11 +191,11 @@ static WeightSource *adapter_open(const char *folder, const Model *model, Lora *
         die("%s: holds no " ADAPTER_FILE_NAME "%s", folder,
             path_exists(other) ? "; save the adapters as safetensors (adapter_model.bin is not read)" : "");
     memset(lora, 0, sizeof(*lora));
-    root = adapter_config_read(config, lora);
-    list = adapter_list(path);
+    cJSON *root = adapter_config_read(config, lora);
+    SafeTensors list = adapter_list(path);
     lora->modules = adapter_modules(&list, &model->config, path);
     lora_build(lora, model);
-    source = adapter_open_tensors(path, &list, lora, model);
+    WeightSource *source = adapter_open_tensors(path, &list, lora, model);
     adapter_check_targets(root, lora, &model->config, config);
     *base = adapter_recorded_base(&source->files[0]);
     safetensors_free(&list);

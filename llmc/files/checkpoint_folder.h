@@ -65,9 +65,9 @@ static const char *manifest_file(const Manifest *manifest, size_t i) {
 
 // Returns the length.
 static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) {
-    size_t i, used = sizeof(MANIFEST_FIRST) - 1;
+    size_t used = sizeof(MANIFEST_FIRST) - 1;
     memcpy(text, MANIFEST_FIRST, used);
-    for (i = 0; manifest_file(manifest, i); i++)
+    for (size_t i = 0; manifest_file(manifest, i); i++)
         used += (size_t)snprintf(text + used, MANIFEST_TEXT - used, "%s %llu %016llx\n", manifest_file(manifest, i),
                                  (unsigned long long)manifest->bytes[i], (unsigned long long)manifest->checksum[i]);
     return used;
@@ -80,14 +80,12 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     static char fault[160];
     char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT], *cursor = text;
     struct stat status;
-    ssize_t length;
     size_t i;
-    int fd;
     memset(manifest, 0, sizeof(*manifest));
     path_join(path, checkpoint, MANIFEST_NAME);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return "it has no " MANIFEST_NAME;
-    length = read(fd, text, MANIFEST_TEXT);
+    ssize_t length = read(fd, text, MANIFEST_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
     for (i = 0; i < 2; i++)
@@ -140,10 +138,9 @@ static size_t checkpoint_find_last(const char *folder) {
     size_t step = CHECKPOINT_NONE;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
-        const char *fault;
         Manifest manifest;
         checkpoint_path(path, folder, step, "");
-        fault = manifest_check(path, &manifest);
+        const char *fault = manifest_check(path, &manifest);
         if (!fault) return step;
         if (fault == manifest_is_older)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
@@ -165,9 +162,8 @@ static int space_available(const char *folder, uint64_t *bytes) {
 // but system calls: a signal handler may come here.
 static int checkpoint_delete(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    size_t i;
     if (fd >= 0) {
-        for (i = 0; i < 2 * MANIFEST_FILES; i++) {
+        for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
             const char *name = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
             if (name) unlinkat(fd, name, 0);
         }
@@ -184,8 +180,7 @@ static void checkpoint_delete_temporaries(const char *path) {
     if (!directory) return;
     while ((entry = readdir(directory))) {
         int ours = is_temporary_of(entry->d_name, MANIFEST_NAME);
-        size_t i;
-        for (i = 0; i < 2 * MANIFEST_FILES; i++) {
+        for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
             const char *name = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
             ours |= name && is_temporary_of(entry->d_name, name);
         }
@@ -235,9 +230,9 @@ static void checkpoint_clear(const char *folder) {
     DIR *directory = opendir(folder);
     if (!directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
     while ((entry = readdir(directory))) {
-        char name[64], path[PATH_MAX], *suffix;
+        char name[64], path[PATH_MAX];
         if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
-        suffix = strrchr(name, '.');
+        char *suffix = strrchr(name, '.');
         if (!suffix || (strcmp(suffix, ".partial") != 0 && strcmp(suffix, ".removed") != 0)) continue;
         *suffix = 0;
         if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
@@ -285,9 +280,7 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, const char 
 // in it does.
 static void make_folder(const char *path) {
     char part[PATH_MAX];
-    size_t i;
-    int error;
-    for (i = 1; path[i - 1]; i++) {
+    for (size_t i = 1; path[i - 1]; i++) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
@@ -295,7 +288,7 @@ static void make_folder(const char *path) {
             sync_folder_of(part);
             continue;
         }
-        error = errno; // stat has one of its own
+        int error = errno; // stat has one of its own
         if (!path_is_directory(part))
             die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
     }
@@ -309,9 +302,9 @@ static void make_folder(const char *path) {
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
     struct timespec now;
-    int fd, refused, tries = 0;
+    int refused, tries = 0;
     path_join(path, folder, "lock");
-    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) die("%s: cannot be written: %s; choose another --out", path, strerror(errno));
     while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
         usleep(100000);
@@ -334,9 +327,8 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
 // Ends the program where a rank's folder is not that of rank 0, whose lock says `text`.
 static void folder_check_shared(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
-    int fd;
     path_join(path, folder, "lock");
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd >= 0 && read(fd, found, sizeof(found) - 1) >= 0 && !strcmp(found, text)) {
         close(fd);
         return;

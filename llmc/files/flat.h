@@ -34,8 +34,8 @@ typedef struct {
 static uint64_t flat_checksum(const FlatHeader *header) {
     const unsigned char *bytes = (const unsigned char *)header;
     uint64_t hash = 0xcbf29ce484222325u;
-    size_t i, field = offsetof(FlatHeader, checksum);
-    for (i = 0; i < sizeof(*header); i++) {
+    size_t field = offsetof(FlatHeader, checksum);
+    for (size_t i = 0; i < sizeof(*header); i++) {
         hash ^= i >= field && i < field + sizeof(header->checksum) ? 0 : bytes[i];
         hash *= 0x100000001b3u;
     }
@@ -63,11 +63,8 @@ static void flat_check_header(const FlatHeader *header, const InputFile *file) {
 
 static void flat_open(WeightSource *source, const char *path) {
     FlatHeader header;
-    InputFile *file;
-    uint64_t wanted;
-    size_t i;
     source_open_file(source, path);
-    file = &source->files[0];
+    InputFile *file = &source->files[0];
     source->format = "flat .bin";
     if (file->bytes < sizeof(header))
         die("%s: is truncated: %llu bytes, the header alone has %zu", path, (unsigned long long)file->bytes,
@@ -79,12 +76,12 @@ static void flat_open(WeightSource *source, const char *path) {
     if (header.elements != source->model.elements)
         die("%s: claims %llu elements, its model has %zu", path, (unsigned long long)header.elements,
             source->model.elements);
-    wanted = sizeof(header) + header.elements * dtype_size((DType)header.dtype);
+    uint64_t wanted = sizeof(header) + header.elements * dtype_size((DType)header.dtype);
     if (file->bytes != wanted)
         die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
             file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
             (unsigned long long)wanted);
-    for (i = 0; i < source->model.parameter_count; i++) {
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         source->places[i].type = (DType)header.dtype;
         source->places[i].offset =
             sizeof(header) + source->model.parameters[i].offset * dtype_size((DType)header.dtype);

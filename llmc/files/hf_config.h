@@ -51,9 +51,8 @@ static int hf_is_one_of(const char *value, const char *allowed) {
 
 static void hf_check_requirements(const cJSON *root, const Family *family, const char *path) {
     char value[64];
-    size_t i;
     const cJSON *item;
-    for (i = 0; i < sizeof(hf_requirements) / sizeof(hf_requirements[0]); i++) {
+    for (size_t i = 0; i < sizeof(hf_requirements) / sizeof(hf_requirements[0]); i++) {
         const HfRequirement *r = &hf_requirements[i];
         if (r->family && strcmp(r->family, family->name) != 0) continue;
         item = json_get(root, r->key);
@@ -71,8 +70,7 @@ static void hf_check_requirements(const cJSON *root, const Family *family, const
 // ---- which family ----------------------------------------------------------------------------------------------------------------
 __attribute__((noreturn)) static void hf_refuse_family(const char *path, const char *key, const cJSON *item) {
     char value[128], known[512] = "";
-    size_t i;
-    for (i = 0; i < FAMILIES; i++)
+    for (size_t i = 0; i < FAMILIES; i++)
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s (%s)", i ? ", " : "",
                  families[i].architecture, families[i].name);
     die("%s: %s %s is not supported; supported are %s", path, key, json_scalar_text(item, value, sizeof(value)), known);
@@ -82,11 +80,10 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     const cJSON *list = json_get(root, "architectures"), *type = json_get(root, "model_type");
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
     const Family *family = NULL, *by_type = NULL;
-    size_t i;
     if (!architecture && !type)
         die("%s: has neither architectures nor model_type, so it cannot be told what it is", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
-    for (i = 0; i < FAMILIES; i++) {
+    for (size_t i = 0; i < FAMILIES; i++) {
         if (architecture && cJSON_IsString(architecture) &&
             !strcmp(architecture->valuestring, families[i].architecture))
             family = &families[i];
@@ -114,8 +111,7 @@ static void hf_set(Config *config, const ConfigKey *key, const char *name, const
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
-    size_t i;
-    for (i = 0; i < CONFIG_KEYS; i++) {
+    for (size_t i = 0; i < CONFIG_KEYS; i++) {
         const ConfigKey *key = &config_keys[i];
         const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
         if (!strcmp(key->name, "rope_theta") || key->kind == KEY_LAYER_TYPES || key->scaling) continue; // below
@@ -135,8 +131,7 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
 static void hf_check_required(const Config *config, const char *path) {
     static const char *required[] = {"vocab_size",          "hidden_size",       "num_hidden_layers",
                                      "num_attention_heads", "intermediate_size", "max_position_embeddings"};
-    size_t i;
-    for (i = 0; i < sizeof(required) / sizeof(required[0]); i++) {
+    for (size_t i = 0; i < sizeof(required) / sizeof(required[0]); i++) {
         const ConfigKey *key = &config_keys[config_key_find(required[i])];
         if (!strcmp(key->name, "intermediate_size") && config->family->activation == ACTIVATION_GELU) continue;
         if (!strcmp(key->name, "max_position_embeddings") && !config->family->learned_positions) continue;
@@ -170,21 +165,21 @@ static const cJSON *hf_rope_type(const cJSON *rope) {
 // The type and its keys.
 static void hf_read_rope_type(Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
-    const cJSON *type = hf_rope_type(rope), *item;
-    size_t i;
+    const cJSON *type = hf_rope_type(rope);
     int known = 0;
     if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
     if (!type) return;
-    for (i = 0; i < ROPE_TYPES; i++) known |= cJSON_IsString(type) && !strcmp(type->valuestring, rope_type_names[i]);
+    for (size_t i = 0; i < ROPE_TYPES; i++)
+        known |= cJSON_IsString(type) && !strcmp(type->valuestring, rope_type_names[i]);
     if (!known)
         die("%s: %s of type %s is not supported; default, linear, llama3 and yarn are", path, name,
             json_scalar_text(type, value, sizeof(value)));
     config_set_rope_type(config, type->valuestring, path, EXIT_RUNTIME);
-    for (i = 0; i < CONFIG_KEYS; i++) {
+    for (size_t i = 0; i < CONFIG_KEYS; i++) {
         const ConfigKey *key = &config_keys[i];
         if (key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
         if (!family_has_key(config->family, key->name)) continue;
-        item = json_get(rope, key->name);
+        const cJSON *item = json_get(rope, key->name);
         if (!item) continue;
         hf_set(config, key, key->name, item, path);
         if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
@@ -202,7 +197,7 @@ static void hf_read_rope_theta(const cJSON *rope, const char *name, const cJSON 
 
 // Gemma's rope_parameters: an object for each kind of layer.
 static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSON **theta, const char *path) {
-    const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention"), *type, *local;
+    const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
@@ -213,7 +208,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSO
     }
     if (!sliding) return;
     hf_check_rope(sliding, "rope_parameters.sliding_attention", path);
-    type = hf_rope_type(sliding), local = json_get(sliding, "rope_theta");
+    const cJSON *type = hf_rope_type(sliding), *local = json_get(sliding, "rope_theta");
     if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "default") != 0))
         die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window have plain rotary "
             "positions",
@@ -225,7 +220,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSO
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *theta = json_get(root, "rope_theta"), *scaling = json_get(root, "rope_scaling");
-    const cJSON *parameters = json_get(root, "rope_parameters"), *original;
+    const cJSON *parameters = json_get(root, "rope_parameters");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     if (scaling) {
         hf_check_rope(scaling, "rope_scaling", path);
@@ -241,7 +236,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     }
     if (scaling) hf_read_rope_type(config, scaling, "rope_scaling", path);
     if (theta) hf_set(config, &config_keys[config_key_find("rope_theta")], "rope_theta", theta, path);
-    original = json_get(root, "original_max_position_embeddings");
+    const cJSON *original = json_get(root, "original_max_position_embeddings");
     if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, &config_keys[config_key_find("original_max_position_embeddings")],
                "original_max_position_embeddings", original, path);
@@ -286,7 +281,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
     const int everywhere = has && !strcmp(config->layer_types, "s"); // Mistral's default
-    size_t l, L = config->num_hidden_layers, first, pattern;
+    size_t l, L = config->num_hidden_layers;
     if (qwen && cJSON_IsTrue(json_get(root, "use_sliding_window")) && !window) config->sliding_window = 4096;
     if (has && cJSON_IsNull(window)) config->sliding_window = 0;
     if (qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"))) config->sliding_window = 0;
@@ -301,10 +296,10 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
             die("%s: layer_types has sliding_attention, but there is no sliding_window%s", path,
                 qwen ? " (or use_sliding_window is false)" : "");
     } else if (qwen && config->sliding_window) {
-        first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
+        size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
         for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
     } else if (has && !everywhere && !qwen) {
-        pattern = hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
+        size_t pattern = hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
         if (!pattern) die("%s: sliding_window_pattern is 0", path);
         for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
         config->layer_types[l] = 0;
@@ -317,8 +312,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
 // Models are trained without dropout here, which is common practice for fine-tuning but not what the file says.
 static void hf_remark_dropout(const cJSON *root, char *remark, size_t size) {
     static const char *keys[] = {"attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"};
-    size_t i;
-    for (i = 0; i < sizeof(keys) / sizeof(keys[0]) && !*remark; i++) {
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && !*remark; i++) {
         const cJSON *item = json_get(root, keys[i]);
         if (cJSON_IsNumber(item) && item->valuedouble > 0)
             snprintf(remark, size, "config.json asks for dropout (%s = %g); training is without dropout here", keys[i],

@@ -87,10 +87,9 @@ __attribute__((format(printf, 2, 3))) static void hf_put(HfText *text, const cha
 
 // The next "key=value" of the text form, cut into its halves; 0 at the end.
 static int hf_next_pair(char **cursor, char **key, char **value) {
-    char *comma;
     if (!*cursor || !**cursor) return 0;
     *key = *cursor;
-    comma = strchr(*cursor, ',');
+    char *comma = strchr(*cursor, ',');
     *cursor = comma ? comma + 1 : NULL;
     if (comma) *comma = 0;
     *value = strchr(*key, '=');
@@ -122,8 +121,7 @@ static const char *hf_value_text(const char *key, const char *value, char text[6
 // Factors of which 0 says that none is given, and which are not written then.
 static int hf_not_given(const char *key, const char *value) {
     static const char *const keys[] = {"attention_factor", "mscale", "mscale_all_dim"};
-    size_t i;
-    for (i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
         if (!strcmp(key, keys[i])) return strtod(value, NULL) == 0;
     return 0;
 }
@@ -131,15 +129,14 @@ static int hf_not_given(const char *key, const char *value) {
 // The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of transformers 5 has
 // rope_theta, too.
 static void hf_put_keys(HfText *text, const Config *config, HfConfigPlace rope, const char *indent) {
-    char form[4096], *cursor, *key, *value, json[64];
+    char form[4096], *key, *value, json[64];
     const char *family = config->family->name;
-    size_t i;
     config_to_text(config, form, sizeof(form));
-    cursor = strchr(form, ',') ? strchr(form, ',') + 1 : NULL;
+    char *cursor = strchr(form, ',') ? strchr(form, ',') + 1 : NULL;
     while (hf_next_pair(&cursor, &key, &value)) {
         const char *name = key;
         HfConfigPlace place = config_keys[config_key_find(key)].scaling ? HF_ROPE : HF_TOP;
-        for (i = 0; i < sizeof(hf_config_rows) / sizeof(hf_config_rows[0]); i++) {
+        for (size_t i = 0; i < sizeof(hf_config_rows) / sizeof(hf_config_rows[0]); i++) {
             if (strcmp(hf_config_rows[i].key, key) != 0) continue;
             if (hf_config_rows[i].family && strcmp(hf_config_rows[i].family, family) != 0) continue;
             name = hf_config_rows[i].name, place = hf_config_rows[i].place;
@@ -185,7 +182,7 @@ static void hf_put_windows(HfText *text, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = !strcmp(config->family->name, "gemma3"), windows = period != 0;
     const int mistral = !strcmp(config->family->name, "mistral");
-    size_t l, first;
+    size_t first;
     if (!family_has_key(config->family, "sliding_window")) return;
     if (L > LAYER_TYPES_MAX && windows && !mistral)
         die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
@@ -201,7 +198,7 @@ static void hf_put_windows(HfText *text, const Config *config) {
     if (gemma && windows && strspn(config->layer_types, "s") == period - 1)
         hf_put(text, ",\n  \"sliding_window_pattern\": %zu", period);
     if (!windows && L > LAYER_TYPES_MAX) return;
-    for (l = 0; l < L; l++)
+    for (size_t l = 0; l < L; l++)
         hf_put(text, "%s\n    \"%s\"", l ? "," : ",\n  \"layer_types\": [",
                layer_window(config, l) ? "sliding_attention" : "full_attention");
     hf_put(text, "\n  ]");
@@ -211,7 +208,6 @@ static void hf_put_windows(HfText *text, const Config *config) {
 static size_t hf_config_write(const Config *config, DType type, char *bytes) {
     const char *family = config->family->name;
     HfText text = {bytes, 0};
-    size_t i;
     hf_put(&text, "{\n  \"architectures\": [\n    \"%s\"\n  ],\n", config->family->architecture);
     hf_put(&text, "  \"model_type\": \"%s\",\n", config->family->model_type);
     hf_put(&text, "  \"dtype\": \"%s\",\n", hf_dtype_name(type));
@@ -219,7 +215,7 @@ static size_t hf_config_write(const Config *config, DType type, char *bytes) {
     hf_put_keys(&text, config, HF_TOP, "  ");
     if (!config->family->learned_positions) hf_put_rope(&text, config);
     hf_put_windows(&text, config);
-    for (i = 0; i < sizeof(hf_config_constants) / sizeof(hf_config_constants[0]); i++) {
+    for (size_t i = 0; i < sizeof(hf_config_constants) / sizeof(hf_config_constants[0]); i++) {
         if (!hf_config_constants[i].family || !strcmp(hf_config_constants[i].family, family))
             hf_put(&text, ",\n  \"%s\": %s", hf_config_constants[i].key, hf_config_constants[i].value);
     }
@@ -230,8 +226,8 @@ static size_t hf_config_write(const Config *config, DType type, char *bytes) {
 // ---- keeping one -----------------------------------------------------------------------------------------------------------
 // Where the value of a key of the outermost object stands in a text that has been parsed: bytes [begin, end). 0: nowhere.
 static int json_value_place(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
-    size_t i, first, depth = 0;
-    for (i = 0; i < length; i++) {
+    size_t first, depth = 0;
+    for (size_t i = 0; i < length; i++) {
         depth += text[i] == '{' || text[i] == '[';
         depth -= text[i] == '}' || text[i] == ']';
         if (text[i] != '"') continue;
@@ -251,9 +247,9 @@ static int json_value_place(const char *text, size_t length, const char *key, si
 // the text; returns the new length.
 static size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
     static const char *keys[] = {"dtype", "torch_dtype"};
-    size_t i, begin, end;
+    size_t begin, end;
     memcpy(out, text, length);
-    for (i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++) {
         char name[16];
         out[length] = 0;
         if (!json_value_place(out, length, keys[i], &begin, &end)) continue;
@@ -267,15 +263,14 @@ static size_t hf_config_with_type(const char *text, size_t length, DType type, c
 }
 
 // The folder's config.json must describe the model `config` of `source`. How weights were initialised matters no more.
-static void hf_check_same_model(const Config *config, const char *source, const Config *like,
-                                       const char *folder) {
-    char ours[4096], theirs[4096], *a, *b, *key, *value, *other_key, *other;
+static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
+    char ours[4096], theirs[4096], *key, *value, *other_key, *other;
     config_to_text(config, ours, sizeof(ours));
     config_to_text(like, theirs, sizeof(theirs));
     if (config->family != like->family)
         die("%s/config.json: is of another model: its model_type is %s, that of %s is %s", folder, like->family->name,
             source, config->family->name);
-    a = strchr(ours, ','), b = strchr(theirs, ',');
+    char *a = strchr(ours, ','), *b = strchr(theirs, ',');
     if (a) a++;
     if (b) b++;
     while (hf_next_pair(&a, &key, &value)) {

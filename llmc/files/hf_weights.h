@@ -38,7 +38,7 @@ static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
 
 // Opens each shard once. Both lists are as long as the map at most.
 static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
-    size_t count = 0, i;
+    size_t count = 0;
     const cJSON *item;
     const char **names;
     cJSON_ArrayForEach(item, map) count++;
@@ -47,7 +47,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
     count = 0;
     cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
     qsort(names, count, sizeof(*names), json_compare_names);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         char path[PATH_MAX];
         if (i && !strcmp(names[i - 1], names[i])) continue;
         path_join(path, directory, names[i]);
@@ -65,8 +65,7 @@ static int path_ends_with(const char *path, const char *name) {
 }
 
 // The index and the shards must tell the same story.
-static void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map,
-                                  const char *path) {
+static void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map, const char *path) {
     const cJSON *item;
     size_t mapped = 0, i;
     cJSON_ArrayForEach(item, map) {
@@ -84,8 +83,7 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
 }
 
 static void hf_check_duplicates(const WeightSource *source, const SafeTensors *list) {
-    size_t i;
-    for (i = 1; i < list->count; i++) {
+    for (size_t i = 1; i < list->count; i++) {
         const SafeTensor *a = &list->tensors[i - 1], *b = &list->tensors[i];
         if (!strcmp(a->name, b->name))
             die("%s: tensor %.200s is also in %s", source->files[b->file].path, b->name, source->files[a->file].path);
@@ -131,9 +129,9 @@ static size_t hf_base_prefix(const Family *family, const char *name) {
 
 // Whether two tensors of a model's files hold the same bytes.
 static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
-    uint64_t bytes = a->end - a->begin, done, n;
+    uint64_t bytes = a->end - a->begin, n;
     if (strcmp(a->dtype, b->dtype) != 0 || b->end - b->begin != bytes) return 0;
-    for (done = 0; done < bytes; done += n) {
+    for (uint64_t done = 0; done < bytes; done += n) {
         n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
         input_read(&source->files[a->file], a->begin + done, staged_raw.bytes, (size_t)n);
         input_read(&source->files[b->file], b->begin + done, staged_reformed.bytes, (size_t)n);
@@ -161,14 +159,14 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
 
 static void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
     const Parameter *p = &source->model.parameters[parameter];
-    const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0), *path;
+    const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0);
     int tied = parameter == 0 && source->config.tie_word_embeddings;
     SafeTensor *tensor = tied ? hf_find_tied(source, list, &name) : safetensors_find(list, name);
     TensorLocation *place = &source->places[parameter];
     uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
     size_t rank = p->cols ? 2 : 1;
     if (!tensor) die("%s: tensor %s is missing", source->path, name);
-    path = source->files[tensor->file].path;
+    const char *path = source->files[tensor->file].path;
     if (tensor->rank != rank || memcmp(tensor->shape, wanted, rank * sizeof(wanted[0])) != 0)
         die("%s: tensor %s has shape %s, but config.json asks for %s", path, name,
             shape_text(tensor->shape, tensor->rank), shape_text(wanted, rank));
@@ -197,8 +195,8 @@ static int hf_is_no_weight(const Config *config, const char *name) {
 
 static void hf_refuse_unexpected(const WeightSource *source, const SafeTensors *list) {
     const SafeTensor *first = NULL;
-    size_t count = 0, i;
-    for (i = 0; i < list->count; i++) {
+    size_t count = 0;
+    for (size_t i = 0; i < list->count; i++) {
         const SafeTensor *tensor = &list->tensors[i];
         if (tensor->used || hf_is_no_weight(&source->config, tensor->name)) continue;
         if (!count++) first = tensor;
@@ -221,18 +219,15 @@ static Config hf_directory_config(const char *directory, char *remark, size_t si
 
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
-    const char *embedding;
-    size_t i;
-    int bare;
     source->format = "Hugging Face directory";
     source->transposed = 1;
     source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
     hf_open_files(source, &list, directory);
     source_build(source);
-    embedding = source->model.parameters[0].name;
-    bare = !safetensors_find(&list, embedding) &&
-           safetensors_find(&list, embedding + hf_base_prefix(source->config.family, embedding));
-    for (i = 0; i < source->model.parameter_count; i++) hf_place_tensor(source, &list, i, bare);
+    const char *embedding = source->model.parameters[0].name;
+    int bare = !safetensors_find(&list, embedding) &&
+               safetensors_find(&list, embedding + hf_base_prefix(source->config.family, embedding));
+    for (size_t i = 0; i < source->model.parameter_count; i++) hf_place_tensor(source, &list, i, bare);
     hf_refuse_unexpected(source, &list);
     safetensors_free(&list);
 }

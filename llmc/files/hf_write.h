@@ -54,8 +54,7 @@ static const char *const hf_kept_names[] = {
 };
 
 static int hf_is_kept_name(const char *name) {
-    size_t i;
-    for (i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++) {
+    for (size_t i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++) {
         size_t length = strlen(hf_kept_names[i]);
         if (hf_kept_names[i][length - 1] == '*' ? !strncmp(name, hf_kept_names[i], length - 1)
                                                 : !strcmp(name, hf_kept_names[i]))
@@ -106,16 +105,15 @@ static HfKeptFiles hf_find_kept(const char *folder) {
 static void hf_copy_file(OutputFolder *folder, const char *path, const char *name) {
     struct stat status;
     OutputFile output;
-    InputFile input;
-    uint64_t at, n;
+    uint64_t n;
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
         folder_open_file(folder, &output, name, 0); // input_open takes an empty file for a fault
         output_commit(&output);
         return;
     }
-    input = input_open(path);
+    InputFile input = input_open(path);
     folder_open_file(folder, &output, name, input.bytes);
-    for (at = 0; at < input.bytes; at += n) {
+    for (uint64_t at = 0; at < input.bytes; at += n) {
         n = input.bytes - at < sizeof(staged_raw) ? input.bytes - at : sizeof(staged_raw);
         input_read(&input, at, staged_raw.bytes, (size_t)n);
         output_write(&output, at, staged_raw.bytes, (size_t)n);
@@ -160,9 +158,8 @@ static int hf_compare_order(const void *a, const void *b) {
 // Cuts the table into files: each takes what still fits, a tensor larger than a file has one of its own.
 static void hf_cut_shards(HfWrite *write) {
     uint64_t used = 0;
-    size_t i;
     write->shards = 1;
-    for (i = 0; i < write->source->model.parameter_count; i++) {
+    for (size_t i = 0; i < write->source->model.parameter_count; i++) {
         uint64_t bytes = hf_parameter_bytes(write, i);
         if (used && (bytes > write->max_shard_size || used > write->max_shard_size - bytes)) write->shards++, used = 0;
         write->shard[i] = write->shards - 1;
@@ -178,10 +175,9 @@ static void hf_cut_shards(HfWrite *write) {
 
 // dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one.
 static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, const char *kept,
-                                       size_t max_shard_size) {
-    size_t count = source->model.parameter_count, i;
-    HfWrite write;
-    memset(&write, 0, sizeof(write));
+                                size_t max_shard_size) {
+    size_t count = source->model.parameter_count;
+    HfWrite write = {0};
     write.source = source;
     write.max_shard_size = max_shard_size;
     if (kept) {
@@ -196,7 +192,7 @@ static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, 
     write.types = (DType *)checked_calloc(count, sizeof(DType), "the types to be written");
     write.shard = (size_t *)checked_calloc(count, sizeof(size_t), "the files of the tensors");
     write.order = (size_t *)checked_calloc(count, sizeof(size_t), "the order of the tensors");
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         write.types[i] = dtype ? *dtype : source->places[i].type;
         if (write.types[i] == DTYPE_FP16 && source->places[i].type != DTYPE_FP16)
             die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
@@ -223,26 +219,25 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 // The header of a file that holds the parameters order[begin .. end). Returns where its data begin.
 static uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
     SafetensorsWriter writer = safetensors_write_begin(file);
-    size_t i;
-    for (i = begin; i < end; i++)
+    for (size_t i = begin; i < end; i++)
         safetensors_write_entry(&writer, &write->source->model.parameters[write->order[i]],
                                 write->types[write->order[i]]);
     return safetensors_write_end(&writer);
 }
 
-static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder,
-                                  Progress *progress, double *done) {
+static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder, Progress *progress,
+                           double *done) {
     char name[64];
     OutputFile file;
     uint64_t at = hf_write_header(write, begin, end, NULL), bytes = at;
-    size_t i, first, n;
-    for (i = begin; i < end; i++) bytes += hf_parameter_bytes(write, write->order[i]);
+    size_t n;
+    for (size_t i = begin; i < end; i++) bytes += hf_parameter_bytes(write, write->order[i]);
     folder_open_file(folder, &file, hf_shard_name(write, write->shard[write->order[begin]], name), bytes);
     hf_write_header(write, begin, end, &file);
-    for (i = begin; i < end; i++) {
+    for (size_t i = begin; i < end; i++) {
         size_t parameter = write->order[i], elements = parameter_elements(&write->source->model.parameters[parameter]);
         DType type = write->types[parameter];
-        for (first = 0; first < elements; first += n) {
+        for (size_t first = 0; first < elements; first += n) {
             n = min_size(elements - first, SLAB_ELEMENTS);
             source_read_order(write->source, parameter, first, n, type, 1, staged.bytes);
             output_write(&file, at, staged.bytes, n * dtype_size(type));
@@ -261,16 +256,17 @@ static int hf_compare_names(const void *a, const void *b) {
 // Which tensor is in which file, by name. Uses up write->order.
 static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     const Model *model = &write->source->model;
-    size_t room = 256 + model->parameter_count * 200, used, i; // a line has two names of at most 96 and 64 bytes
+    size_t room = 256 + model->parameter_count * 200; // a line has two names of at most 96 and 64 bytes
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
     OutputFile file;
-    used = (size_t)snprintf(text, room,
-                            "{\n  \"metadata\": {\n    \"total_parameters\": %zu,\n    \"total_size\": %llu\n  },\n"
-                            "  \"weight_map\": {",
-                            model->elements, (unsigned long long)write->bytes);
+    size_t used =
+        (size_t)snprintf(text, room,
+                         "{\n  \"metadata\": {\n    \"total_parameters\": %zu,\n    \"total_size\": %llu\n  },\n"
+                         "  \"weight_map\": {",
+                         model->elements, (unsigned long long)write->bytes);
     hf_sorting = write;
     qsort(write->order, model->parameter_count, sizeof(size_t), hf_compare_names);
-    for (i = 0; i < model->parameter_count; i++)
+    for (size_t i = 0; i < model->parameter_count; i++)
         used += (size_t)snprintf(text + used, room - used, "%s\n    \"%s\": \"%s\"", i ? "," : "",
                                  model->parameters[write->order[i]].name,
                                  hf_shard_name(write, write->shard[write->order[i]], name));
@@ -283,12 +279,12 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
 
 // ---- the whole -------------------------------------------------------------------------------------------------------------
 static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
-    char path[PATH_MAX], *text, *out;
+    char path[PATH_MAX], *out;
     size_t length = 0;
     OutputFile file;
     if (write->kept) {
         path_join(path, write->kept, "config.json");
-        text = input_read_text(path, HF_CONFIG_MAX, &length);
+        char *text = input_read_text(path, HF_CONFIG_MAX, &length);
         out = (char *)checked_malloc(length + 64, path);
         memcpy(out, text, length);
         if (write->retype) length = hf_config_with_type(text, length, write->type, out);
@@ -305,23 +301,22 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
 
 // Everything that is wrong with the place, the models or the disk is said before the first weight is read.
 static void hf_write(HfWrite *write, const char *path) {
-    size_t count = write->source->model.parameter_count, begin, end, i;
+    size_t count = write->source->model.parameter_count, end;
     HfKeptFiles kept = hf_find_kept(write->kept);
-    Progress progress;
     OutputFolder folder;
     double done = 0;
     folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 3,
                 hf_is_written_name);
     hf_write_config(write, &folder);
-    for (i = 0; i < kept.count; i++) {
+    for (size_t i = 0; i < kept.count; i++) {
         char from[PATH_MAX];
         path_join(from, write->kept, kept.names[i]);
         hf_copy_file(&folder, from, kept.names[i]);
     }
     if (*write->tokenizer) hf_copy_file(&folder, write->tokenizer, TOKENIZER_NAME);
     free(kept.names);
-    progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
-    for (begin = 0; begin < count; begin = end) {
+    Progress progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
+    for (size_t begin = 0; begin < count; begin = end) {
         for (end = begin; end < count && write->shard[write->order[end]] == write->shard[write->order[begin]];) end++;
         hf_write_shard(write, begin, end, &folder, &progress, &done);
     }

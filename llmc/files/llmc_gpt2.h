@@ -36,14 +36,14 @@ static Config llmc_read_config(const int32_t *header, const char *path) {
 // Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the table.
 static uint64_t llmc_place_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
-    size_t layers = model->config.num_hidden_layers, outer = 2, kinds, kind, layer, i; // wte and wpe come first
+    size_t layers = model->config.num_hidden_layers, outer = 2, i; // wte and wpe come first
     uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t), size = dtype_size(type);
-    kinds = (model->parameter_count - outer - 2) / layers;
+    size_t kinds = (model->parameter_count - outer - 2) / layers;
     for (i = 0; i < model->parameter_count; i++) source->places[i].type = type;
     source->places[0].offset = at, at += padded_vocab * model->config.hidden_size * size;
     source->places[1].offset = at, at += parameter_elements(&model->parameters[1]) * size;
-    for (kind = 0; kind < kinds; kind++) {
-        for (layer = 0; layer < layers; layer++) {
+    for (size_t kind = 0; kind < kinds; kind++) {
+        for (size_t layer = 0; layer < layers; layer++) {
             i = outer + layer * kinds + kind;
             source->places[i].offset = at, at += parameter_elements(&model->parameters[i]) * size;
         }
@@ -55,11 +55,8 @@ static uint64_t llmc_place_tensors(WeightSource *source, DType type, uint64_t pa
 
 static void llmc_gpt2_open(WeightSource *source, const char *path) {
     int32_t header[LLMC_HEADER_INTS];
-    InputFile *file;
-    DType type;
-    uint64_t wanted;
     source_open_file(source, path);
-    file = &source->files[0];
+    InputFile *file = &source->files[0];
     source->format = "llm.c GPT-2 .bin";
     if (file->bytes < sizeof(header))
         die("%s: is truncated: %llu bytes, the header alone has %zu", path, (unsigned long long)file->bytes,
@@ -71,12 +68,12 @@ static void llmc_gpt2_open(WeightSource *source, const char *path) {
     if (header[1] != 3 && header[1] != 5)
         die("%s: is an llm.c model of version %d; 3 (fp32) and 5 (bf16) are read. Write it again with a newer llm.c",
             path, header[1]);
-    type = header[1] == 3 ? DTYPE_FP32 : DTYPE_BF16;
+    DType type = header[1] == 3 ? DTYPE_FP32 : DTYPE_BF16;
     source->config = llmc_read_config(header, path);
     if (header[7] < header[3] || header[7] > 1 << 25)
         die("%s: padded vocabulary %d does not fit vocabulary %d", path, header[7], header[3]);
     source_build(source);
-    wanted = llmc_place_tensors(source, type, (uint64_t)header[7]);
+    uint64_t wanted = llmc_place_tensors(source, type, (uint64_t)header[7]);
     if (file->bytes != wanted)
         die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
             file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",

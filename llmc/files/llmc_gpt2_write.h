@@ -33,20 +33,19 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
                                               (int32_t)padded};
     WeightSource target = *source;
     OutputFile output;
-    uint64_t bytes;
-    size_t i, begin, n;
+    size_t n;
     llmc_gpt2_check(source);
     if (dtype != DTYPE_FP32 && dtype != DTYPE_BF16)
         die("%s: llm.c's files are fp32 or bf16, not %s; give --dtype", path, dtype_name(dtype));
     weights_check_output(source, path, dtype);
     target.places =
         (TensorLocation *)checked_calloc(target.model.parameter_count, sizeof(TensorLocation), "the tensors' places");
-    bytes = llmc_place_tensors(&target, dtype, padded);
+    uint64_t bytes = llmc_place_tensors(&target, dtype, padded);
     output_open(&output, path, bytes);
     output_write(&output, 0, header, sizeof(header));
-    for (i = 0; i < target.model.parameter_count; i++) { // what no tensor covers is a hole in the file: zeros
+    for (size_t i = 0; i < target.model.parameter_count; i++) { // what no tensor covers is a hole in the file: zeros
         const size_t elements = parameter_elements(&target.model.parameters[i]);
-        for (begin = 0; begin < elements; begin += n) {
+        for (size_t begin = 0; begin < elements; begin += n) {
             n = min_size(elements - begin, SLAB_ELEMENTS);
             weights_read(source, i, begin, n, dtype, staged.bytes);
             output_write(&output, target.places[i].offset + (uint64_t)begin * dtype_size(dtype), staged.bytes,

@@ -22,9 +22,8 @@ static Slab staged_merge; // W in double, then the sum
 // ---- the adapters of one parameter ----------------------------------------------------------------------------------
 static void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
     const Parameter *p = &adapter->model.parameters[parameter];
-    size_t i;
     source_read(adapter, parameter, 0, parameter_elements(p), DTYPE_FP32, out);
-    for (i = 0; i < parameter_elements(p); i++)
+    for (size_t i = 0; i < parameter_elements(p); i++)
         if (!isfinite(out[i]))
             die("%s: tensor %s holds %s at [%zu, %zu]; take another copy or an earlier checkpoint", adapter->path,
                 p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
@@ -33,18 +32,16 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
 static void merge_hold(Merge *merge, const WeightSource *source, size_t parameter) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t rank = merge->lora->rank, first = merge->first[parameter];
-    float *b;
-    size_t k, i;
     if (merge->parameter == parameter) return;
     merge->parameter = parameter;
     free(merge->a), free(merge->b);
     merge->a = (float *)checked_calloc(rank * p->cols, sizeof(float), "A of an adapter");
     merge->b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
-    b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
+    float *b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
     merge_read(merge->adapter, first, merge->a);
     merge_read(merge->adapter, first + 1, b);
-    for (i = 0; i < p->rows; i++)
-        for (k = 0; k < rank; k++) merge->b[k * p->rows + i] = b[i * rank + k];
+    for (size_t i = 0; i < p->rows; i++)
+        for (size_t k = 0; k < rank; k++) merge->b[k * p->rows + i] = b[i * rank + k];
     free(b);
 }
 
@@ -52,25 +49,24 @@ static void merge_hold(Merge *merge, const WeightSource *source, size_t paramete
 // values = elements [begin, begin + count) of a matrix [., inner]: += scale sum_k u[k, row] v[k, column], u [rank,
 // outer]. Products of two floats are exact in double, so that it does not matter which factor is u.
 static void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
-                             size_t inner, size_t rank, double scale) {
+                      size_t inner, size_t rank, double scale) {
     const size_t first = begin / inner, last = (begin + count - 1) / inner;
-    size_t row;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
-    for (row = first; row <= last; row++) {
+    for (size_t row = first; row <= last; row++) {
         const size_t from = row == first ? begin - first * inner : 0;
         const size_t to = row == last ? begin + count - last * inner : inner;
         double sum[256];
-        size_t c, k, i, n;
-        for (c = from; c < to; c += n) {
+        size_t n;
+        for (size_t c = from; c < to; c += n) {
             n = min_size(to - c, sizeof(sum) / sizeof(sum[0]));
             memset(sum, 0, n * sizeof(sum[0]));
-            for (k = 0; k < rank; k++) {
+            for (size_t k = 0; k < rank; k++) {
                 const double factor = u[k * outer + row];
-                for (i = 0; i < n; i++) sum[i] += factor * v[k * inner + c + i];
+                for (size_t i = 0; i < n; i++) sum[i] += factor * v[k * inner + c + i];
             }
-            for (i = 0; i < n; i++) values[row * inner + c + i - begin] += scale * sum[i];
+            for (size_t i = 0; i < n; i++) values[row * inner + c + i - begin] += scale * sum[i];
         }
     }
 }
@@ -88,17 +84,16 @@ static float round_to_odd(double x) {
 }
 
 static void merge_round(void *out, DType as, const double *values, size_t count) {
-    size_t i;
     if (as != DTYPE_BF16) {
         elements_convert(out, as, values, DTYPE_FP64, count);
         return;
     }
-    for (i = 0; i < count; i++) ((uint16_t *)out)[i] = float_to_bf16(round_to_odd(values[i]));
+    for (size_t i = 0; i < count; i++) ((uint16_t *)out)[i] = float_to_bf16(round_to_odd(values[i]));
 }
 
 // What source_read_order does with a range of at most SLAB_ELEMENTS of a parameter where there may be an adapter.
 static int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                              int transposed, void *out) {
+                       int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     Merge *merge = source->merge;
     double *values = (double *)(void *)staged_merge.bytes;
@@ -117,19 +112,18 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
 // From now on the source gives merged weights. The adapters are of its model.
 static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
-    size_t i, k;
     memset(merge, 0, sizeof(*merge));
     merge->adapter = adapter, merge->lora = lora, merge->parameter = ABSENT;
     merge->first =
         (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");
-    for (i = 0; i < source->model.parameter_count; i++) {
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         const char *name = source->model.parameters[i].name;
         char of_a[200];
         merge->first[i] = ABSENT;
         if (!text_ends_with(name, ".weight")) continue;
         snprintf(of_a, sizeof(of_a), "base_model.model.%.*s.lora_A.weight", (int)(strlen(name) - strlen(".weight")),
                  name);
-        for (k = 0; k < table->parameter_count && merge->first[i] == ABSENT; k++)
+        for (size_t k = 0; k < table->parameter_count && merge->first[i] == ABSENT; k++)
             if (!strcmp(table->parameters[k].name, of_a)) merge->first[i] = k;
     }
     source->merge = merge, source->merge_range = merge_range;

@@ -12,7 +12,6 @@ model, whatever else is in it.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
-    size_t last;
     path_join(model, path, manifest_names[0][MANIFEST_MODEL]);
     path_join(done, path, MANIFEST_NAME);
     if (path_exists(model) || path_exists(done)) {
@@ -22,7 +21,7 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
         return 1;
     }
     if (checkpoint_before(path, CHECKPOINT_NONE) == CHECKPOINT_NONE) return 0;
-    last = checkpoint_find_last(path);
+    size_t last = checkpoint_find_last(path);
     if (last == CHECKPOINT_NONE)
         die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
     checkpoint_path(checkpoint, path, last, "");

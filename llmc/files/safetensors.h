@@ -36,8 +36,7 @@ static size_t safetensors_dtype_size(const char *name) {
     } sizes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
                  {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
                  {"F32", 4},  {"I64", 8}, {"U64", 8}, {"F64", 8}};
-    size_t i;
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         if (!strcmp(sizes[i].name, name)) return sizes[i].size;
     }
     return 0;
@@ -57,8 +56,8 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
     static char buffers[4][200];
     static int next;
     char *text = buffers[next++ % 4];
-    size_t i, used = (size_t)snprintf(text, sizeof(buffers[0]), "[");
-    for (i = 0; i < rank; i++)
+    size_t used = (size_t)snprintf(text, sizeof(buffers[0]), "[");
+    for (size_t i = 0; i < rank; i++)
         used += (size_t)snprintf(text + used, sizeof(buffers[0]) - used, "%s%llu", i ? ", " : "",
                                  (unsigned long long)shape[i]);
     snprintf(text + used, sizeof(buffers[0]) - used, "]");
@@ -72,7 +71,6 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
     const cJSON *offsets = json_get(entry, "data_offsets");
     size_t size;
-    uint64_t bytes;
     int overflow = 0;
     if (!cJSON_IsObject(entry)) die("%s: the entry of tensor %.200s is not an object", path, name);
     cJSON_ArrayForEach(item, entry) {
@@ -87,7 +85,7 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
         die("%s: tensor %.200s: data_offsets are not two numbers", path, name);
     memset(tensor, 0, sizeof(*tensor));
     snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", json_printable(dtype->valuestring) ? dtype->valuestring : "?");
-    bytes = size = safetensors_dtype_size(tensor->dtype);
+    uint64_t bytes = size = safetensors_dtype_size(tensor->dtype);
     cJSON_ArrayForEach(item, shape) {
         if (tensor->rank == SAFETENSORS_RANK_MAX)
             die("%s: tensor %.200s has more than %d dimensions", path, name, SAFETENSORS_RANK_MAX);
@@ -115,9 +113,8 @@ static int safetensors_compare_places(const void *a, const void *b) {
 // The tensors must lie end to end from 0 to data_bytes. Sorts them by place.
 static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t data_bytes, const char *path) {
     uint64_t end = 0;
-    size_t i;
     qsort(tensors, count, sizeof(*tensors), safetensors_compare_places);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const SafeTensor *t = &tensors[i];
         if (t->end > data_bytes)
             die("%s: tensor %.200s reaches to byte %llu of the data, of which there are %llu; is the file truncated?",
@@ -147,26 +144,23 @@ static void safetensors_refuse_pointer(const InputFile *file) {
 static uint64_t safetensors_header_bytes(const InputFile *file) {
     unsigned char prefix[8];
     uint64_t bytes = 0;
-    int i;
     if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
     input_read(file, 0, prefix, 8);
-    for (i = 7; i >= 0; i--) bytes = bytes << 8 | prefix[i];
+    for (int i = 7; i >= 0; i--) bytes = bytes << 8 | prefix[i];
     return bytes;
 }
 
 static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
-    char *text;
-    cJSON *header;
     safetensors_refuse_pointer(file);
     *header_bytes = safetensors_header_bytes(file);
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
         die("%s: claims a header of %llu bytes; it has %llu bytes, and %u is the most a header may have. "
             "Is it a safetensors file, and complete?",
             file->path, (unsigned long long)*header_bytes, (unsigned long long)file->bytes, SAFETENSORS_HEADER_MAX);
-    text = (char *)checked_malloc((size_t)*header_bytes + 1, "a safetensors header");
+    char *text = (char *)checked_malloc((size_t)*header_bytes + 1, "a safetensors header");
     input_read(file, 8, text, (size_t)*header_bytes);
     text[*header_bytes] = 0;
-    header = json_parse_object(text, (size_t)*header_bytes, file->path);
+    cJSON *header = json_parse_object(text, (size_t)*header_bytes, file->path);
     free(text);
     return header;
 }
@@ -185,7 +179,7 @@ static void safetensors_read_header(SafeTensors *list, const InputFile *file, si
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
     const cJSON *entry;
-    size_t count = list->count, i;
+    size_t count = list->count;
     cJSON_ArrayForEach(entry, header) count++;
     list->tensors = (SafeTensor *)realloc(list->tensors, (count + 1) * sizeof(SafeTensor));
     if (!list->tensors) die("%s: out of host memory for a list of %zu tensors", file->path, count);
@@ -199,7 +193,7 @@ static void safetensors_read_header(SafeTensors *list, const InputFile *file, si
     cJSON_Delete(header);
     safetensors_check_cover(list->tensors + list->count, count - list->count, file->bytes - 8 - header_bytes,
                             file->path);
-    for (i = list->count; i < count; i++) {
+    for (size_t i = list->count; i < count; i++) {
         list->tensors[i].begin += 8 + header_bytes, list->tensors[i].end += 8 + header_bytes;
         list->tensors[i].file = file_index;
     }
@@ -230,8 +224,7 @@ static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
 }
 
 static void safetensors_free(SafeTensors *list) {
-    size_t i;
-    for (i = 0; i < list->count; i++) free(list->tensors[i].name);
+    for (size_t i = 0; i < list->count; i++) free(list->tensors[i].name);
     free(list->tensors);
     list->tensors = NULL, list->count = 0;
 }

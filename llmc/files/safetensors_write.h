@@ -70,12 +70,10 @@ static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *
 static uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     static const char spaces[] = "       ";
     unsigned char prefix[8];
-    uint64_t header_bytes;
-    size_t i;
     safetensors_put(writer, "}", 1);
     safetensors_put(writer, spaces, (size_t)((8 - writer->at % 8) % 8));
-    header_bytes = writer->at - 8;
-    for (i = 0; i < 8; i++) prefix[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);
+    uint64_t header_bytes = writer->at - 8;
+    for (size_t i = 0; i < 8; i++) prefix[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);
     if (writer->file) output_write(writer->file, 0, prefix, 8);
     if (writer->text) memcpy(writer->text, prefix, 8);
     return writer->at;

@@ -38,14 +38,14 @@ static TablePart table_part(const Model *table, Sharding parts, Sharding memory,
 }
 
 // Of all elements of a table, of model->dtype in device memory, as their values are in `as`. Collective.
-static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops,
-                                      const void *device, DType as, const char *what) {
+static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
+                               DType as, const char *what) {
     Progress progress = progress_begin(stderr, what, 0, (double)table->elements);
     Checksum sum = {{0, 0}};
-    size_t i, begin, n;
-    for (i = 0; i < group_count(table); i++) {
+    size_t n;
+    for (size_t i = 0; i < group_count(table); i++) {
         const TablePart part = table_part(table, parts_of_ranks(), memory, group_at(table, i));
-        for (begin = 0; begin < part.count; begin += n) {
+        for (size_t begin = 0; begin < part.count; begin += n) {
             n = min_size(part.count - begin, SLAB_ELEMENTS);
             ops->copy_out(staged.bytes, element_address_const(device, table->dtype, part.place + begin),
                           n * dtype_size(table->dtype));

@@ -50,15 +50,14 @@ static Slab staged_reformed; // converted, not yet in its final order
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
-static void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin,
-                                     size_t count, DType as, void *out) {
+static void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin, size_t count,
+                              DType as, void *out) {
     size_t size = dtype_size(place->type);
-    const InputFile *file;
     if (source->random) {
         initial_weights(&source->model, (size_t)(place - source->places), begin, count, source->seed, as, out);
         return;
     }
-    file = &source->files[place->file];
+    const InputFile *file = &source->files[place->file];
     if (as == place->type) {
         input_read(file, place->offset + (uint64_t)begin * size, out, count * size);
     } else {
@@ -70,10 +69,9 @@ static void tensor_read_range(const WeightSource *source, const TensorLocation *
 // Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c + n
 // that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
 static void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
-                                  size_t stretch, size_t c, size_t n, const size_t size) {
-    size_t r, k;
-    for (r = 0; r < stretch; r++) {
-        for (k = 0; k < n; k++) {
+                           size_t stretch, size_t c, size_t n, const size_t size) {
+    for (size_t r = 0; r < stretch; r++) {
+        for (size_t k = 0; k < n; k++) {
             size_t i = (first + r) * cols + c + k - begin; // wraps to a large number before begin
             if (i < count) memcpy(out + i * size, in + (k * stretch + r) * size, size);
         }
@@ -82,14 +80,14 @@ static void spread_columns(char *out, const char *in, size_t cols, size_t begin,
 
 // The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
 // columns at a time, so that memory is written by whole cache lines.
-static void tensor_read_transposed(const WeightSource *source, const TensorLocation *place, size_t rows,
-                                          size_t cols, size_t begin, size_t count, DType as, char *out) {
+static void tensor_read_transposed(const WeightSource *source, const TensorLocation *place, size_t rows, size_t cols,
+                                   size_t begin, size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
     const char *in = (const char *)staged_reformed.bytes;
-    size_t c, k, n;
-    for (c = 0; c < cols; c += n) {
+    size_t n;
+    for (size_t c = 0; c < cols; c += n) {
         n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
-        for (k = 0; k < n; k++)
+        for (size_t k = 0; k < n; k++)
             tensor_read_range(source, place, (c + k) * rows + first, stretch, as,
                               staged_reformed.bytes + k * stretch * size);
         switch (size) { // constants, so that copying an element becomes one instruction
@@ -102,7 +100,7 @@ static void tensor_read_transposed(const WeightSource *source, const TensorLocat
 
 // At most SLAB_ELEMENTS elements of a parameter as its files hold them, in the order wanted.
 static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                                    int transposed, void *out) {
+                             int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const TensorLocation *place = &source->places[parameter];
     if (!p->transposed || source->transposed == transposed)
@@ -116,9 +114,9 @@ static void source_read_slab(const WeightSource *source, size_t parameter, size_
 // out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
 // or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
 static void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                                     int transposed, void *out) {
-    size_t done, n;
-    for (done = 0; done < count; done += n) {
+                              int transposed, void *out) {
+    size_t n;
+    for (size_t done = 0; done < count; done += n) {
         char *to = (char *)out + done * dtype_size(as);
         n = min_size(count - done, SLAB_ELEMENTS);
         if (source->merge && source->merge_range(source, parameter, begin + done, n, as, transposed, to)) continue;
@@ -126,8 +124,7 @@ static void source_read_order(const WeightSource *source, size_t parameter, size
     }
 }
 
-static void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                               void *out) {
+static void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as, void *out) {
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
@@ -148,8 +145,7 @@ static void source_open_file(WeightSource *source, const char *path) {
 // The type all tensors have, or one that holds them all.
 static DType source_common_type(const WeightSource *source) {
     DType type = source->places[0].type;
-    size_t i;
-    for (i = 1; i < source->model.parameter_count; i++) {
+    for (size_t i = 1; i < source->model.parameter_count; i++) {
         DType other = source->places[i].type;
         if (other != type) type = other == DTYPE_FP64 || type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
     }

@@ -61,20 +61,18 @@ static WeightSource *weights_open(const char *path) {
 // Random initial weights as a source: nothing is read, any range is made when it is wanted.
 static WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
-    size_t i;
     source->path = checked_strdup("--init");
     source->format = "random weights";
     source->config = *config;
     source->random = 1, source->seed = seed;
     source_build(source);
-    for (i = 0; i < source->model.parameter_count; i++) source->places[i].type = dtype;
+    for (size_t i = 0; i < source->model.parameter_count; i++) source->places[i].type = dtype;
     source->dtype = source->model.dtype = dtype;
     return source;
 }
 
 static void weights_close(WeightSource *source) {
-    size_t i;
-    for (i = 0; i < source->file_count; i++) input_close(&source->files[i]);
+    for (size_t i = 0; i < source->file_count; i++) input_close(&source->files[i]);
     free(source->files);
     free(source->places);
     free(source->path);
@@ -88,15 +86,13 @@ enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     char config[4096];
-    uint64_t key;
-    size_t i, k;
     config_to_text(&source->config, config, sizeof(config));
-    key = checksum_piece((uint64_t)source->dtype, config, strlen(config));
-    for (i = 0; i < source->file_count; i++) {
+    uint64_t key = checksum_piece((uint64_t)source->dtype, config, strlen(config));
+    for (size_t i = 0; i < source->file_count; i++) {
         const InputFile *file = &source->files[i];
         const size_t n = (size_t)(file->bytes < sizeof(sample) ? file->bytes : sizeof(sample));
         key = random_mix(key ^ file->bytes);
-        for (k = 0; k < KEY_SAMPLES; k++) {
+        for (size_t k = 0; k < KEY_SAMPLES; k++) {
             input_read(file, (file->bytes - n) / (KEY_SAMPLES - 1) * k, sample, n);
             key = checksum_piece(key, sample, n);
         }
@@ -107,7 +103,7 @@ static uint64_t weights_key(const WeightSource *source) {
 // ---- reading -----------------------------------------------------------------------------------------------------------------------
 // out = elements [begin, begin + count) of a parameter, in memory order and converted to `as`.
 static void weights_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                                void *out) {
+                         void *out) {
     size_t elements = parameter_elements(&source->model.parameters[parameter]);
     if (begin > elements || count > elements - begin)
         die("%s: elements %zu to %zu of %s were wanted, it has %zu", source->path, begin, begin + count,
@@ -116,9 +112,7 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
 }
 
 // The place of element `index` in a run of elements of `type` that begins at `base`.
-static char *element_address(void *base, DType type, size_t index) {
-    return (char *)base + index * dtype_size(type);
-}
+static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }
 
 static const char *element_address_const(const void *base, DType type, size_t index) {
     return (const char *)base + index * dtype_size(type);
@@ -126,17 +120,16 @@ static const char *element_address_const(const void *base, DType type, size_t in
 
 // All weights that are held into device memory, in model->dtype. `model` is the source's own or has the same config.
 static void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
-                                void *device_base) {
+                         void *device_base) {
     Progress progress = progress_begin(stderr, "loading", 0, (double)sharding_elements(model, sharding));
-    size_t i, done, n;
-    for (i = 0; i < model->parameter_count; i++) {
+    size_t n;
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i], *stored = &source->model.parameters[i];
-        ParameterShard held;
         if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
             p->cols != stored->cols)
             die("%s: holds another model than the one to be loaded", source->path);
-        held = parameter_shard(model, sharding, p);
-        for (done = 0; done < held.count; done += n) {
+        ParameterShard held = parameter_shard(model, sharding, p);
+        for (size_t done = 0; done < held.count; done += n) {
             n = min_size(held.count - done, SLAB_ELEMENTS);
             weights_read(source, i, held.first + done, n, model->dtype, staged.bytes);
             ops->copy_in(element_address(device_base, model->dtype, held.place + done), staged.bytes,
@@ -149,12 +142,12 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
 
 // Random initial weights, those that are held, into device memory, in model->dtype (initial_weights.h).
 static void weights_init_random(const Model *model, Sharding sharding, const Ops *ops, void *device_base,
-                                       uint64_t seed) {
+                                uint64_t seed) {
     Progress progress = progress_begin(stderr, "initialising", 0, (double)sharding_elements(model, sharding));
-    size_t i, done, n;
-    for (i = 0; i < model->parameter_count; i++) {
+    size_t n;
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[i]);
-        for (done = 0; done < held.count; done += n) {
+        for (size_t done = 0; done < held.count; done += n) {
             n = min_size(held.count - done, SLAB_ELEMENTS);
             initial_weights(model, i, held.first + done, n, seed, model->dtype, staged.bytes);
             ops->copy_in(element_address(device_base, model->dtype, held.place + done), staged.bytes,
@@ -168,18 +161,18 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
 // ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
 // Names the first bad element of what is held of a parameter. Only called when there is one.
 __attribute__((noreturn)) static void weights_name_bad_element(const Model *model, const Parameter *p,
-                                                                      ParameterShard held, const Ops *ops,
-                                                                      const void *device_base, const char *when,
-                                                                      const char *advice) {
-    size_t done, n, i, cols = p->cols ? p->cols : 1;
-    for (done = 0; done < held.count; done += n) {
+                                                               ParameterShard held, const Ops *ops,
+                                                               const void *device_base, const char *when,
+                                                               const char *advice) {
+    size_t n, cols = p->cols ? p->cols : 1;
+    for (size_t done = 0; done < held.count; done += n) {
         const float *values = (const float *)(const void *)staged_reformed.bytes;
         const size_t begin = held.first + done;
         n = min_size(held.count - done, SLAB_ELEMENTS);
         ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, held.place + done),
                       n * dtype_size(model->dtype));
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, n);
-        for (i = 0; i < n; i++) {
+        for (size_t i = 0; i < n; i++) {
             if (!isfinite(values[i]))
                 die("%sthe weights hold %s: tensor %s at [%zu, %zu]; %s", when,
                     isnan(values[i]) ? "NaN" : "an infinity", p->name, (begin + i) / cols, (begin + i) % cols, advice);
@@ -190,8 +183,8 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
 
 // Ends the program where a weight in device memory is NaN or infinite; of portions on any rank, and the first rank that
 // has it says so. when, advice: the message's first and last words
-static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops,
-                                           const void *device_base, const char *when, const char *advice) {
+static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops, const void *device_base,
+                                    const char *when, const char *advice) {
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
@@ -207,16 +200,14 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     dist_barrier(); // that rank ends all
 }
 
-static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops,
-                                        const void *device_base) {
+static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops, const void *device_base) {
     weights_check_finite_at(model, sharding, ops, device_base, "", "take another copy or an earlier checkpoint");
 }
 
 // ---- writing a flat .bin ---------------------------------------------------------------------------------------------------------------
 // Ends the program where a model cannot become the file `path` of `dtype`.
 static void weights_check_output(const WeightSource *source, const char *path, DType dtype) {
-    size_t i;
-    for (i = 0; i < source->file_count; i++)
+    for (size_t i = 0; i < source->file_count; i++)
         if (path_is_file(path, source->files[i].fd))
             die("%s: is a file of the model that is read; give --out another name", path);
     if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
@@ -227,12 +218,12 @@ static void weights_check_output(const WeightSource *source, const char *path, D
 static void weights_convert(const WeightSource *source, const char *path, DType dtype) {
     Progress progress = progress_begin(stderr, "converting", 0, (double)source->model.elements);
     FlatWriter writer;
-    size_t i, begin, n;
+    size_t n;
     weights_check_output(source, path, dtype);
     flat_begin(&writer, path, &source->model, dtype);
-    for (i = 0; i < source->model.parameter_count; i++) {
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
-        for (begin = 0; begin < parameter_elements(p); begin += n) {
+        for (size_t begin = 0; begin < parameter_elements(p); begin += n) {
             n = min_size(parameter_elements(p) - begin, SLAB_ELEMENTS);
             weights_read(source, i, begin, n, dtype, staged.bytes);
             flat_append(&writer, staged.bytes, n * dtype_size(dtype));
@@ -247,14 +238,13 @@ static void weights_convert(const WeightSource *source, const char *path, DType 
 // Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at` on:
 // the reverse of tensor_read_transposed.
 static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
-                                              size_t n, const float *values) {
+                                       size_t n, const float *values) {
     float *column = (float *)(void *)staged_raw.bytes;
-    size_t c, i;
-    for (c = 0; c < p->cols; c++) {
+    for (size_t c = 0; c < p->cols; c++) {
         size_t first = begin > c ? (begin - c + p->cols - 1) / p->cols : 0;
         size_t last = begin + n > c ? (begin + n - c + p->cols - 1) / p->cols : 0;
         if (first >= last) continue;
-        for (i = first; i < last; i++) column[i - first] = values[i * p->cols + c - begin];
+        for (size_t i = first; i < last; i++) column[i - first] = values[i * p->cols + c - begin];
         output_write(output, at + ((uint64_t)c * p->rows + first) * sizeof(float), column,
                      (last - first) * sizeof(float));
     }
@@ -299,8 +289,7 @@ typedef struct {
 static GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
     SafetensorsWriter writer = safetensors_write_begin(file);
     GradientFile sizes;
-    size_t i;
-    for (i = 0; i < model->parameter_count; i++)
+    for (size_t i = 0; i < model->parameter_count; i++)
         if (globs_match(globs, model->parameters[i].name))
             safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
     sizes.data = safetensors_write_end(&writer);
@@ -318,8 +307,8 @@ static void gradients_check_place(const char *path, const char *globs, World wor
 }
 
 // Rank 0 makes the file with its header, the others find it.
-static void gradients_open(OutputFile *output, const char *path, const char *globs, World world,
-                                  const Model *model, uint64_t bytes) {
+static void gradients_open(OutputFile *output, const char *path, const char *globs, World world, const Model *model,
+                           uint64_t bytes) {
     char temporary[PATH_MAX] = "";
     if (world.rank == 0) {
         output_open(output, path, bytes);
@@ -340,12 +329,11 @@ static void gradients_close(OutputFile *output, World world) {
 
 // What is held of one parameter, from `held.first` on, into a file whose tensor begins at byte `at`; in memory it lies
 // from element `place` on.
-static void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p,
-                                             ParameterShard held, const Ops *ops, const void *device_gradients,
-                                             DType stored, size_t place) {
+static void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p, ParameterShard held,
+                                      const Ops *ops, const void *device_gradients, DType stored, size_t place) {
     const float *values = (const float *)(const void *)staged_reformed.bytes;
-    size_t done, n;
-    for (done = 0; done < held.count; done += n) {
+    size_t n;
+    for (size_t done = 0; done < held.count; done += n) {
         const size_t begin = held.first + done;
         n = min_size(held.count - done, SLAB_ELEMENTS);
         ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, place + done),
@@ -362,15 +350,14 @@ static void gradients_write_parameter(const OutputFile *output, uint64_t at, con
 // parameters that match (globs_match). They lie in device memory, in `stored`, as the stage of ZeRO has it; every rank
 // writes its portions.
 static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
-                                   const void *device_gradients, DType stored) {
+                            const void *device_gradients, DType stored) {
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     Progress progress = progress_begin(stderr, "writing gradients", 0, (double)sizes.bytes);
     OutputFile output;
     uint64_t at = sizes.data;
-    size_t i;
     gradients_open(&output, path, globs, world, model, sizes.bytes);
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const ParameterShard held = parameter_shard(model, own, p);
         if (!globs_match(globs, p->name)) continue;

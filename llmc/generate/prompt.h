@@ -60,7 +60,7 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
 // A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it.
 static void tokenizer_keep(const Run *run, const char *folder) {
     const char *word = run->options->tokenizer;
-    char path[PATH_MAX], copy[PATH_MAX], *content;
+    char path[PATH_MAX], copy[PATH_MAX];
     OutputFile file;
     size_t bytes;
     if (!strcmp(word, "none") || !strcmp(word, "bytes")) return;
@@ -70,7 +70,7 @@ static void tokenizer_keep(const Run *run, const char *folder) {
     }
     path_join(copy, folder, TOKENIZER_NAME);
     if (path_exists(copy)) return;
-    content = input_read_text(word, TOKENIZER_MAX, &bytes);
+    char *content = input_read_text(word, TOKENIZER_MAX, &bytes);
     output_open(&file, copy, bytes);
     output_write(&file, 0, content, bytes);
     output_commit(&file);
@@ -80,12 +80,11 @@ static void tokenizer_keep(const Run *run, const char *folder) {
 // ---- the prompt ----------------------------------------------------------------------------------------------------------------------
 static void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
     TokenIds ids = {NULL, 0, 0};
-    size_t i;
     if (prompt->chat)
         chat_turn(prompt->tokenizer, options->system, text, bytes, 1, &ids);
     else if (prompt->tokenizer)
         tokenizer_prompt(prompt->tokenizer, text, bytes, &ids);
-    for (i = 0; prompt->bytes && i < bytes; i++) token_ids_add(&ids, (unsigned char)text[i]);
+    for (size_t i = 0; prompt->bytes && i < bytes; i++) token_ids_add(&ids, (unsigned char)text[i]);
     prompt->id = ids.id, prompt->count = ids.count;
     if (prompt->chat) return;
     prompt->text = (char *)checked_malloc(bytes, "the prompt");
@@ -94,8 +93,7 @@ static void prompt_encode(Prompt *prompt, const Options *options, const char *te
 }
 
 static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
-    size_t i;
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
 }
 
@@ -108,11 +106,9 @@ static int prompt_is_interactive(const Options *o) {
 // tokenizer begins every text with, or else behind a line's end.
 static Prompt prompt_from_options(const Run *run) {
     const Options *o = run->options;
-    size_t V = run->model.config.vocab_size, bytes;
-    Prompt prompt;
-    const char *text;
+    size_t V = run->model.config.vocab_size;
     char *read = NULL;
-    memset(&prompt, 0, sizeof(prompt));
+    Prompt prompt = {0};
     prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
     prompt_choose_tokenizer(&prompt, run);
     if (prompt.chat && !prompt.tokenizer)
@@ -131,8 +127,10 @@ static Prompt prompt_from_options(const Run *run) {
         die_usage("this model's tokens are not bytes (vocabulary %zu) and there is no " TOKENIZER_NAME " beside it "
                   "(data/tokenizer_file.py writes one), so a prompt is given with --prompt-ids ID,ID,...",
                   V);
-    text = o->prompt ? o->prompt : prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat ? "" : "\n";
-    bytes = strlen(text);
+    const char *text = o->prompt                                                            ? o->prompt
+                       : prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat ? ""
+                                                                                            : "\n";
+    size_t bytes = strlen(text);
     if (o->prompt_file)
         text = read = strcmp(o->prompt_file, "-") ? input_read_text(o->prompt_file, PROMPT_MAX, &bytes)
                                                   : stream_read_text(stdin, "standard input", PROMPT_MAX, &bytes);
@@ -160,8 +158,9 @@ static size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) 
 // The most bytes of text that a token can be.
 static size_t prompt_token_bytes(const Prompt *prompt) {
     const Tokenizer *t = prompt->tokenizer;
-    size_t most = TEXT_BYTES_PER_TOKEN, i;
-    for (i = 0; t && i < t->ids; i++) most = max_size(most, 3 * (size_t)(t->text_offsets[i + 1] - t->text_offsets[i]));
+    size_t most = TEXT_BYTES_PER_TOKEN;
+    for (size_t i = 0; t && i < t->ids; i++)
+        most = max_size(most, 3 * (size_t)(t->text_offsets[i + 1] - t->text_offsets[i]));
     return most;
 }
 
@@ -186,8 +185,7 @@ static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, siz
 // All of them; returns the bytes of `text`, which has room for prompt_token_bytes() * count.
 static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
     TextOut out = text_out_to(NULL, text);
-    size_t i;
-    for (i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);
+    for (size_t i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);
     text_out_end(&out);
     return out.bytes;
 }
@@ -207,9 +205,8 @@ static int prompt_is_end(const Prompt *prompt, int32_t id) {
 
 // Draws tokens into ids, `count` at most: one that ends the text is the last. Returns how many; `out` has each as it comes.
 static size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
-                                 size_t count, TextOut *out) {
-    size_t i;
-    for (i = 0; i < count; i++) {
+                          size_t count, TextOut *out) {
+    for (size_t i = 0; i < count; i++) {
         ids[i] = sampler_next(sampler, settings);
         if (out->file) {
             prompt_token_out(prompt, out, ids[i], i);
@@ -221,16 +218,15 @@ static size_t generate_on(Sampler *sampler, const Prompt *prompt, const Sampling
 }
 
 // The same from the prompt on. To `file`, where it is not NULL, go the prompt and what is drawn.
-static size_t generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt,
-                              const SamplingSettings *settings, int32_t *ids, size_t count, FILE *file) {
+static size_t generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt, const SamplingSettings *settings,
+                       int32_t *ids, size_t count, FILE *file) {
     TextOut out = text_out_to(file, NULL);
-    size_t i, drawn;
     sampler_begin(sampler, stream);
     sampler_feed(sampler, prompt->id, prompt->count);
     if (file && prompt->text) text_out(&out, prompt->text, prompt->text_bytes);
     if (file && !prompt->text && !prompt->chat && (prompt->tokenizer || prompt->bytes))
-        for (i = 0; i < prompt->count; i++) prompt_token_out(prompt, &out, prompt->id[i], i);
-    drawn = generate_on(sampler, prompt, settings, ids, count, &out);
+        for (size_t i = 0; i < prompt->count; i++) prompt_token_out(prompt, &out, prompt->id[i], i);
+    size_t drawn = generate_on(sampler, prompt, settings, ids, count, &out);
     if (file) {
         text_out_end(&out);
         fputc('\n', file);

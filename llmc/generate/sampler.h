@@ -44,8 +44,8 @@ static int likelier(const double *logits, int32_t a, int32_t b) {
 }
 
 static int32_t likeliest(const double *logits, size_t V) {
-    int32_t best = 0, i;
-    for (i = 1; i < (int32_t)V; i++)
+    int32_t best = 0;
+    for (int32_t i = 1; i < (int32_t)V; i++)
         if (likelier(logits, i, best)) best = i;
     return best;
 }
@@ -78,15 +78,15 @@ static double token_mass(const SamplingSettings *settings, const double *logits,
 
 // The tokens to draw from: the last `count` (returned) of order[V]. A heap gives the likeliest one by one, so that a short
 // list out of a large vocabulary needs no sorting of the rest.
-static size_t sampling_candidates(const SamplingSettings *settings, const double *logits, double largest,
-                                         size_t V, int32_t *order) {
-    size_t k = settings->top_k && settings->top_k < V ? settings->top_k : V, count, i;
+static size_t sampling_candidates(const SamplingSettings *settings, const double *logits, double largest, size_t V,
+                                  int32_t *order) {
+    size_t k = settings->top_k && settings->top_k < V ? settings->top_k : V, count;
     double mass = 0, held = 0;
-    for (i = 0; i < V; i++) order[i] = (int32_t)i;
+    for (size_t i = 0; i < V; i++) order[i] = (int32_t)i;
     if (k == V && settings->top_p >= 1) return V;
-    for (i = V / 2; i-- > 0;) heap_sift(order, V, i, logits);
-    for (i = 0; i < V && k == V; i++) mass += token_mass(settings, logits, largest, (int32_t)i);
-    for (i = 0; i < k && k < V; i++) {
+    for (size_t i = V / 2; i-- > 0;) heap_sift(order, V, i, logits);
+    for (size_t i = 0; i < V && k == V; i++) mass += token_mass(settings, logits, largest, (int32_t)i);
+    for (size_t i = 0; i < k && k < V; i++) {
         heap_pop(order, V - i, logits);
         mass += token_mass(settings, logits, largest, order[V - 1 - i]);
     }
@@ -100,12 +100,12 @@ static size_t sampling_candidates(const SamplingSettings *settings, const double
 
 // The token for a uniform number in [0, 1). order[V] is scratch.
 static int32_t sampling_draw(const SamplingSettings *settings, const double *logits, size_t V, int32_t *order,
-                                    double uniform) {
+                             double uniform) {
     int32_t best = likeliest(logits, V);
     double largest = logits[best], mass = 0, passed = 0;
-    size_t count, i;
+    size_t i;
     if (settings->temperature == 0) return best;
-    count = sampling_candidates(settings, logits, largest, V, order);
+    size_t count = sampling_candidates(settings, logits, largest, V, order);
     for (i = 0; i < count; i++) mass += token_mass(settings, logits, largest, order[V - 1 - i]);
     for (i = 0; i + 1 < count; i++) {
         passed += token_mass(settings, logits, largest, order[V - 1 - i]);
@@ -155,16 +155,16 @@ static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->
 
 static void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
-    size_t done, n, i;
+    size_t n;
     if (count > cache->capacity - cache->used[0])
         die("a text of %zu tokens does not fit into a key/value cache planned for %zu; shorten the prompt or ask for "
             "fewer new tokens",
             cache->used[0] + count, cache->capacity);
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= sampler->V)
             die("token %zu of the text to continue is %d, but the vocabulary ends at %zu", cache->used[0] + i, ids[i],
                 sampler->V - 1);
-    for (done = 0; done < count; done += n) {
+    for (size_t done = 0; done < count; done += n) {
         n = min_size(count - done, cache->chunk);
         cache_feed(cache, sampler->stream, 0, ids + done, n);
     }
@@ -188,8 +188,7 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
 
 // logits[V] from row `row` of what the device stores; refuses those of a model that has diverged. position: of the token to be drawn
 static void logits_read(double *logits, const void *stored, DType type, size_t row, size_t V, size_t position) {
-    size_t i;
-    for (i = 0; i < V; i++) {
+    for (size_t i = 0; i < V; i++) {
         logits[i] = element_to_double(stored, type, row * V + i);
         if (!isfinite(logits[i]))
             die("the logit of token %zu at position %zu is %g: the weights are damaged or training has diverged", i,

@@ -65,14 +65,13 @@ static void sampler_batch_free(SamplerBatch *sampler) {
 }
 
 static void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number) {
-    size_t i;
     if (!text->prompt_tokens || !text->room)
         die("text %zu: there is nothing to continue, or no room for it: a prompt has at least one token", number);
     if (text->prompt_tokens + text->room - 1 > sampler->cache.capacity)
         die("text %zu: a prompt of %zu tokens and %zu new ones do not fit into a key/value cache planned for %zu; "
             "shorten the prompt or ask for fewer new tokens",
             number, text->prompt_tokens, text->room, sampler->cache.capacity);
-    for (i = 0; i < text->prompt_tokens; i++)
+    for (size_t i = 0; i < text->prompt_tokens; i++)
         if (text->prompt[i] < 0 || (size_t)text->prompt[i] >= sampler->V)
             die("text %zu: token %zu of the prompt is %d, but the vocabulary ends at %zu", number, i, text->prompt[i],
                 sampler->V - 1);
@@ -81,13 +80,13 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
 // All of a prompt but its last token, in a slot: from one that has it, or through the model.
 static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
     Cache *cache = &sampler->cache;
-    size_t count = text->prompt_tokens - 1, from = sampler->held[slot] == text->prompt ? slot : 0, done, n;
+    size_t count = text->prompt_tokens - 1, from = sampler->held[slot] == text->prompt ? slot : 0, n;
     while (from < cache->slots && sampler->held[from] != text->prompt) from++;
     if (from < cache->slots) {
         cache_copy(cache, s, from, slot, count);
     } else {
         cache_clear(cache, s, slot);
-        for (done = 0; done < count; done += n) {
+        for (size_t done = 0; done < count; done += n) {
             n = min_size(count - done, cache->chunk);
             cache_feed(cache, s, slot, text->prompt + done, n);
         }
@@ -105,24 +104,23 @@ static void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completio
 }
 
 // The next token of a text from row `row` of the logits. Whether the text is complete.
-static int slot_draw(SamplerBatch *sampler, DType type, const SamplingSettings *settings, size_t row,
-                            Completion *text, const uint32_t *end_ids, size_t end_count) {
-    size_t position = text->prompt_tokens + text->tokens, i;
-    int32_t id;
+static int slot_draw(SamplerBatch *sampler, DType type, const SamplingSettings *settings, size_t row, Completion *text,
+                     const uint32_t *end_ids, size_t end_count) {
+    size_t position = text->prompt_tokens + text->tokens;
     logits_read(sampler->logits, sampler->stored_logits, type, row, sampler->V, position);
-    id = sampling_draw(settings, sampler->logits, sampler->V, sampler->order,
-                       random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position));
+    int32_t id = sampling_draw(settings, sampler->logits, sampler->V, sampler->order,
+                               random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position));
     text->ids[text->tokens++] = id;
-    for (i = 0; i < end_count; i++) text->ended |= (uint32_t)id == end_ids[i];
+    for (size_t i = 0; i < end_count; i++) text->ended |= (uint32_t)id == end_ids[i];
     return text->ended || text->tokens == text->room;
 }
 
 // Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a
 // text. Not while a stream is on its way through forward_backward or forward_only.
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
-                                 const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
-    size_t waiting = 0, slot, steps, i;
-    for (i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i);
+                          const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
+    size_t waiting = 0, slot, steps;
+    for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i);
     memset(sampler->held, 0, sampler->cache.slots * sizeof(*sampler->held));
     sampler->active_count = 0;
     cache_begin(&sampler->cache, s);
@@ -132,7 +130,7 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
         cache_step(&sampler->cache, s, sampler->active, sampler->next, steps);
         cache_logits(&sampler->cache, s, sampler->stored_logits);
         sampler->active_count = 0; // filled anew with those that go on and those that begin: never beyond i
-        for (i = 0; i < steps; i++) {
+        for (size_t i = 0; i < steps; i++) {
             Completion *text;
             slot = sampler->active[i], text = &texts[sampler->text[slot]];
             if (!slot_draw(sampler, s->model->dtype, settings, i, text, end_ids, end_count)) {

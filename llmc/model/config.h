@@ -84,16 +84,14 @@ static const ConfigKey config_keys[] = {
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
 
 static const Family *family_find(const char *name) {
-    size_t i;
-    for (i = 0; i < FAMILIES; i++) {
+    for (size_t i = 0; i < FAMILIES; i++) {
         if (!strcmp(families[i].name, name)) return &families[i];
     }
     return NULL;
 }
 
 static int config_key_find(const char *name) {
-    size_t i;
-    for (i = 0; i < CONFIG_KEYS; i++) {
+    for (size_t i = 0; i < CONFIG_KEYS; i++) {
         if (!strcmp(config_keys[i].name, name) || (config_keys[i].alias && !strcmp(config_keys[i].alias, name)))
             return (int)i;
     }
@@ -127,17 +125,16 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
 
 // family NULL: every key there is.
 static const char *config_keys_text(const Family *family, char *text, size_t size) {
-    size_t i, used = 0;
+    size_t used = 0;
     *text = 0;
-    for (i = 0; i < CONFIG_KEYS && used < size; i++)
+    for (size_t i = 0; i < CONFIG_KEYS && used < size; i++)
         if (!family || family_has_key(family, config_keys[i].name))
             used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", config_keys[i].name);
     return text;
 }
 
 static void config_set_rope_type(Config *config, const char *value, const char *where, int code) {
-    int type;
-    for (type = 0; type < ROPE_TYPES; type++) {
+    for (int type = 0; type < ROPE_TYPES; type++) {
         if (!strcmp(value, rope_type_names[type])) {
             config->rope_type = type;
             return;
@@ -156,11 +153,11 @@ static void config_set_layer_types(Config *config, const char *value, const char
 // Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
 static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     int index = config_key_find(name), ok;
-    char *field, known[1024];
+    char known[1024];
     double number = 0;
     if (index < 0)
         die_with(code, "%s: unknown key '%s'; keys are %s", where, name, config_keys_text(NULL, known, sizeof(known)));
-    field = (char *)config + config_keys[index].offset;
+    char *field = (char *)config + config_keys[index].offset;
     switch (config_keys[index].kind) {
     case KEY_SIZE:
         ok = parse_size(value, (size_t *)(void *)field);
@@ -192,10 +189,9 @@ static int config_given(const Config *config, const char *name) {
 // Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
 static void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
     char *equals = strchr(pair, '='), known[1024];
-    int index;
     if (!equals || equals == pair) die_with(code, "%s: '%s' is not of the form key=value", where, pair);
     *equals = 0;
-    index = config_key_find(pair);
+    int index = config_key_find(pair);
     if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
         die_with(code, "%s: %s is not a key of %s, whose keys are %s", where, pair, config->family->name,
                  config_keys_text(config->family, known, sizeof(known)));
@@ -219,8 +215,7 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 }
 
 static Config config_defaults(const Family *family) {
-    Config config;
-    memset(&config, 0, sizeof(config));
+    Config config = {0};
     config.family = family;
     config.beta_fast = 32, config.beta_slow = 1, config.truncate = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
@@ -259,8 +254,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
 // What a way of scaling rotary positions needs.
 static void config_resolve_rope(Config *config, const char *where, int code) {
     static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
-    size_t i;
-    for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
         const ConfigKey *key = &config_keys[config_key_find(needed[i])];
         if ((key->scaling >> config->rope_type & 1) &&
             *(const double *)(const void *)((char *)config + key->offset) <= 0)
@@ -315,27 +309,25 @@ static void config_finish(Config *config, const char *where, int code) {
 // "NAME" or "NAME,key=value,...": NAME is a preset or a family.
 static Config config_from_text(const char *text, const char *where, int code) {
     char name[64];
-    size_t length = strcspn(text, ","), i;
+    size_t length = strcspn(text, ",");
     const Preset *preset = NULL;
-    const Family *family;
-    Config config;
     if (length >= sizeof(name)) length = sizeof(name) - 1;
     memcpy(name, text, length);
     name[length] = 0;
-    for (i = 0; i < PRESETS; i++) {
+    for (size_t i = 0; i < PRESETS; i++) {
         if (!strcmp(presets[i].name, name)) preset = &presets[i];
     }
-    family = family_find(preset ? preset->family : name);
+    const Family *family = family_find(preset ? preset->family : name);
     if (!family) {
         char known[2048] = "";
-        for (i = 0; i < FAMILIES; i++)
+        for (size_t i = 0; i < FAMILIES; i++)
             snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
-        for (i = 0; i < PRESETS; i++)
+        for (size_t i = 0; i < PRESETS; i++)
             if (!family_find(presets[i].name))
                 snprintf(known + strlen(known), sizeof(known) - strlen(known), ", %s", presets[i].name);
         die_with(code, "%s: unknown model '%s'; families and presets are %s", where, name, known);
     }
-    config = config_defaults(family);
+    Config config = config_defaults(family);
     if (preset) config_set_all(&config, preset->keys, preset->name, EXIT_RUNTIME);
     if (text[strcspn(text, ",")]) config_set_all(&config, text + strcspn(text, ",") + 1, where, code);
     config_finish(&config, where, code);
@@ -344,8 +336,8 @@ static Config config_from_text(const char *text, const char *where, int code) {
 
 // The inverse: every key of the model, so that config_from_text gives it back to the bit.
 static void config_to_text(const Config *config, char *text, size_t size) {
-    size_t i, used = (size_t)snprintf(text, size, "%s", config->family->name);
-    for (i = 0; i < CONFIG_KEYS && used < size; i++) {
+    size_t used = (size_t)snprintf(text, size, "%s", config->family->name);
+    for (size_t i = 0; i < CONFIG_KEYS && used < size; i++) {
         const void *field = (const char *)config + config_keys[i].offset;
         const char *name = config_keys[i].name;
         if (!config_uses_key(config, &config_keys[i])) continue;

@@ -18,11 +18,10 @@ static float square_root(float x) {
     const float half = -0.5f * x;
     float y;
     uint32_t raw;
-    int step;
     memcpy(&raw, &x, sizeof(raw));
     raw = 0x5f375a86u - (raw >> 1); // halves and negates the exponent: 1/sqrt(x) to 3.5 percent
     memcpy(&y, &raw, sizeof(y));
-    for (step = 0; step < 3; step++) y = y * __builtin_fmaf(half * y, y, 1.5f);
+    for (int step = 0; step < 3; step++) y = y * __builtin_fmaf(half * y, y, 1.5f);
     return x * y;
 }
 
@@ -37,27 +36,27 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
     const float angle = (float)((int32_t)(angle_bits >> 2) - (1 << 29)) * (1.57079633f * 0x1p-30f); // +- pi/4
     const float z = angle * angle;
     const uint32_t exchange = 0u - (angle_bits >> 1 & 1); // all bits or none
-    float mantissa, log_u, s, s2, series, r, sine, cosine;
-    uint32_t raw, exponent, raw_sine, raw_cosine;
+    float mantissa;
+    uint32_t raw, raw_sine, raw_cosine;
     // log u = exponent log 2 + log m with m in [2/3, 4/3), and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2
     memcpy(&raw, &u, sizeof(raw));
-    exponent = (raw - 0x3f2aaaabu) >> 23; // 0x3f2aaaab are the bits of 2/3; modulo 512, since u < 4/3
+    uint32_t exponent = (raw - 0x3f2aaaabu) >> 23; // 0x3f2aaaab are the bits of 2/3; modulo 512, since u < 4/3
     raw -= exponent << 23;
     memcpy(&mantissa, &raw, sizeof(mantissa));
-    s = (mantissa - 1.0f) / (mantissa + 1.0f);
-    s2 = s * s;
-    series = __builtin_fmaf(s2, 2.0f / 9, 2.0f / 7);
+    float s = (mantissa - 1.0f) / (mantissa + 1.0f);
+    float s2 = s * s;
+    float series = __builtin_fmaf(s2, 2.0f / 9, 2.0f / 7);
     series = __builtin_fmaf(series, s2, 2.0f / 5);
     series = __builtin_fmaf(series, s2, 2.0f / 3);
     series = __builtin_fmaf(series, s2, 2.0f);
-    log_u = __builtin_fmaf((float)((int32_t)(exponent << 23) >> 23), 0.693147182f, s * series);
-    r = square_root(-2.0f * log_u);
+    float log_u = __builtin_fmaf((float)((int32_t)(exponent << 23) >> 23), 0.693147182f, s * series);
+    float r = square_root(-2.0f * log_u);
     // Taylor series, cut off below 1e-9
-    sine = __builtin_fmaf(z, 2.75573192e-6f, -1.98412701e-4f);
+    float sine = __builtin_fmaf(z, 2.75573192e-6f, -1.98412701e-4f);
     sine = __builtin_fmaf(sine, z, 8.33333377e-3f);
     sine = __builtin_fmaf(sine, z, -1.66666672e-1f);
     sine = __builtin_fmaf(sine, z, 1.0f) * angle;
-    cosine = __builtin_fmaf(z, 2.48015876e-5f, -1.38888892e-3f);
+    float cosine = __builtin_fmaf(z, 2.48015876e-5f, -1.38888892e-3f);
     cosine = __builtin_fmaf(cosine, z, 4.16666679e-2f);
     cosine = __builtin_fmaf(cosine, z, -0.5f);
     cosine = __builtin_fmaf(cosine, z, 1.0f);
@@ -75,8 +74,7 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
 
 // values[0 .. 2 pairs) = normal numbers from pair `first` on of the sequence `key`, times deviation.
 static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs, float deviation) {
-    size_t i;
-    for (i = 0; i < pairs; i++) {
+    for (size_t i = 0; i < pairs; i++) {
         float one, other;
         normal_pair(random_mix(key ^ (first + i)), &one, &other);
         values[2 * i] = one * deviation;
@@ -85,29 +83,28 @@ static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs
 }
 
 // Elements [begin, begin + count), begin even, since numbers come in pairs; by all threads.
-static void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
-                                 DType as, void *out) {
+static void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
+                          void *out) {
     const Parameter *p = &model->parameters[parameter];
     const uint64_t key = random_mix(random_mix(seed) ^ (INITIAL_WEIGHTS_STREAM + parameter));
     const size_t runs = (count + INITIAL_RUN - 1) / INITIAL_RUN;
-    size_t run;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
 #endif
-    for (run = 0; run < runs; run++) {
+    for (size_t run = 0; run < runs; run++) {
         float values[INITIAL_RUN];
-        size_t first = run * INITIAL_RUN, n = min_size(INITIAL_RUN, count - first), i;
+        size_t first = run * INITIAL_RUN, n = min_size(INITIAL_RUN, count - first);
         if (p->init_std != 0)
             normal_run(values, key, (begin + first) / 2, (n + 1) / 2, (float)p->init_std);
         else
-            for (i = 0; i < n; i++) values[i] = p->ones ? 1.0f : 0.0f;
+            for (size_t i = 0; i < n; i++) values[i] = p->ones ? 1.0f : 0.0f;
         elements_convert((char *)out + first * dtype_size(as), as, values, DTYPE_FP32, n);
     }
 }
 
 // out = elements [begin, begin + count) of a parameter as they are at initialisation, in `as`.
-static void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed,
-                                   DType as, void *out) {
+static void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
+                            void *out) {
     const size_t size = dtype_size(as), odd = begin % 2 && count;
     double pair[2]; // room for two of any type
     if (odd) {

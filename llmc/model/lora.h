@@ -37,8 +37,7 @@ static const LayerTensor lora_tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGH
 // The name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL behind the last one.
 static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
-    size_t t;
-    for (t = 0; t < LORA_TENSORS; t++) {
+    for (size_t t = 0; t < LORA_TENSORS; t++) {
         const char *whole = family->layer_names[lora_tensors[t]];
         if (!whole || i-- > 0) continue;
         snprintf(name, sizeof(name), "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
@@ -58,19 +57,18 @@ static int lora_names_module(const char *module, const char *target, size_t leng
 // with
 static unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
     unsigned all = 0, chosen = 0;
-    const char *begin, *module;
+    const char *module;
     char known[256] = "";
-    size_t i;
-    for (i = 0; (module = lora_module(family, i)) != NULL; i++) {
+    for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
         const char *end = family->conv1d ? NULL : strrchr(module, '.'); // GPT-2 has c_proj twice
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }
     if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) return all;
-    for (begin = targets;; begin++) {
+    for (const char *begin = targets;; begin++) {
         const size_t length = strcspn(begin, ",");
         unsigned found = 0;
-        for (i = 0; (module = lora_module(family, i)) != NULL; i++)
+        for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++)
             if (lora_names_module(module, begin, length)) found |= 1u << i;
         if (!found)
             die_with(code, "%s: '%.*s' is no linear layer that can have an adapter in a %s model; there are %s", what,
@@ -86,8 +84,7 @@ static double lora_scale(const Lora *lora) {
     return lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
 }
 
-static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows,
-                                   size_t cols) {
+static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows, size_t cols) {
     Model *table = &lora->table;
     Parameter *p = &table->parameters[table->parameter_count++];
     memset(p, 0, sizeof(*p));
@@ -121,20 +118,19 @@ static void lora_add_module(Lora *lora, const char *prefix, const char *module, 
 static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
     Model *table = &lora->table;
-    size_t layer, t;
     lora->scale = lora_scale(lora);
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
-    for (t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
-    for (t = 0; t < LAYER_TENSORS; t++) table->layer_offset[t] = ABSENT, lora->part[t].a = ABSENT;
+    for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
+    for (size_t t = 0; t < LAYER_TENSORS; t++) table->layer_offset[t] = ABSENT, lora->part[t].a = ABSENT;
     table->parameters = (Parameter *)checked_calloc(2 * LORA_TENSORS * c->num_hidden_layers, sizeof(Parameter),
                                                     "the table of adapters");
-    for (layer = 0; layer < c->num_hidden_layers; layer++) {
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         const size_t begin = table->elements;
         size_t place = 0;
         char prefix[64];
         snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
-        for (t = 0; t < LORA_TENSORS; t++) {
+        for (size_t t = 0; t < LORA_TENSORS; t++) {
             if (!c->family->layer_names[lora_tensors[t]]) continue;
             if (lora->modules >> place & 1) lora_add_module(lora, prefix, lora_module(c->family, place), &t, begin);
             place++;

@@ -111,12 +111,11 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 // A tensor without a name of its own is held by the one before it (GPT-2's c_attn holds q, k and v).
 static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
     const Config *c = &model->config;
-    Parameter *parameter;
     if (!name) {
         if (!model->parameter_count) die("internal: the parameter table begins with a part of a tensor");
         model->parameters[model->parameter_count - 1].rows += shape.rows;
     } else {
-        parameter = &model->parameters[model->parameter_count++];
+        Parameter *parameter = &model->parameters[model->parameter_count++];
         memset(parameter, 0, sizeof(*parameter));
         snprintf(parameter->name, sizeof(parameter->name), "%s%s", prefix, name);
         parameter->role = shape.role;
@@ -140,10 +139,9 @@ static void model_add_outer(Model *model, ModelTensor tensor) {
 
 static void model_add_layer(Model *model, size_t layer) {
     char prefix[64];
-    int tensor;
     size_t begin = model->elements;
     snprintf(prefix, sizeof(prefix), model->config.family->layer_prefix, layer);
-    for (tensor = 0; tensor < LAYER_TENSORS; tensor++) {
+    for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
         TensorShape shape = layer_tensor_shape(&model->config, (LayerTensor)tensor);
         model->layer_offset[tensor] = shape.rows ? model->elements - begin : ABSENT;
         if (shape.rows)
@@ -155,9 +153,7 @@ static void model_add_layer(Model *model, size_t layer) {
 
 // Builds the table; the caller frees it with model_free. No weights are touched.
 static Model model_build(const Config *config, DType dtype) {
-    Model model;
-    size_t layer;
-    memset(&model, 0, sizeof(model));
+    Model model = {0};
     model.config = *config;
     model.dtype = dtype;
     model.parameters = (Parameter *)checked_calloc(MODEL_TENSORS + config->num_hidden_layers * LAYER_TENSORS,
@@ -165,7 +161,7 @@ static Model model_build(const Config *config, DType dtype) {
     model_add_outer(&model, EMBEDDING);
     model_add_outer(&model, POSITION_EMBEDDING);
     model.layer_begin = model.elements;
-    for (layer = 0; layer < config->num_hidden_layers; layer++) model_add_layer(&model, layer);
+    for (size_t layer = 0; layer < config->num_hidden_layers; layer++) model_add_layer(&model, layer);
     model_add_outer(&model, FINAL_NORM_WEIGHT);
     model_add_outer(&model, FINAL_NORM_BIAS);
     model_add_outer(&model, LM_HEAD);
@@ -183,13 +179,11 @@ static size_t model_head_offset(const Model *model) {
     return own == ABSENT ? model->model_offset[EMBEDDING] : own;
 }
 
-static size_t model_head_elements(const Model *model) {
-    return model->config.vocab_size * model->config.hidden_size;
-}
+static size_t model_head_elements(const Model *model) { return model->config.vocab_size * model->config.hidden_size; }
 
 static size_t layers_with_window(const Config *config) {
-    size_t l, count = 0;
-    for (l = 0; l < config->num_hidden_layers; l++) count += layer_window(config, l) != 0;
+    size_t count = 0;
+    for (size_t l = 0; l < config->num_hidden_layers; l++) count += layer_window(config, l) != 0;
     return count;
 }
 

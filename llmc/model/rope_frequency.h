@@ -18,10 +18,9 @@ static float rope_llama3(const Config *c, float frequency) {
     const float length = (float)c->original_max_position_embeddings, factor = (float)c->factor;
     const float low = (float)c->low_freq_factor, high = (float)c->high_freq_factor;
     const float wavelength = (float)TWO_PI / frequency;
-    float smooth;
     if (wavelength > length / low) return frequency / factor;
     if (wavelength < length / high) return frequency;
-    smooth = (length / wavelength - low) / (high - low);
+    float smooth = (length / wavelength - low) / (high - low);
     return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
@@ -34,11 +33,11 @@ static double rope_yarn_pair(const Config *c, double rotations) {
 // Fast pairs as they are, slow ones by 1 / factor, a ramp in between.
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->beta_fast), high = rope_yarn_pair(c, c->beta_slow);
-    float ramp, as_is = 1.0f / power, stretched = 1.0f / ((float)c->factor * power);
+    float as_is = 1.0f / power, stretched = 1.0f / ((float)c->factor * power);
     if (c->truncate) low = floor(low), high = ceil(high);
     low = fmax(low, 0), high = fmin(high, (double)c->head_dim - 1);
     if (low == high) high += 0.001;
-    ramp = ((float)i - (float)low) / (float)(high - low);
+    float ramp = ((float)i - (float)low) / (float)(high - low);
     ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
     return stretched * ramp + as_is * (1 - ramp);
 }
@@ -46,8 +45,7 @@ static float rope_yarn(const Config *c, size_t i, float power) {
 // inverse_frequency[HD/2]; local: of layers with a window, where these have a base of their own
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
-    size_t i;
-    for (i = 0; i < c->head_dim / 2; i++) {
+    for (size_t i = 0; i < c->head_dim / 2; i++) {
         const float power = rope_power(own ? c->rope_local_base_freq : c->rope_theta, i, c->head_dim);
         switch (own ? ROPE_DEFAULT : c->rope_type) {
         case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->factor; break;
@@ -58,9 +56,7 @@ static void rope_frequencies(const Config *c, int local, float *inverse_frequenc
     }
 }
 
-static double rope_mscale(double factor, double mscale) {
-    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
-}
+static double rope_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
 // What YaRN multiplies rotated queries and keys by; 1 otherwise
 static double rope_attention_factor(const Config *c, int local) {

@@ -60,7 +60,6 @@ static void arena_init(Arena *arena, void *memory, size_t bytes) {
 // A region of count elements of `size` bytes, alive until its mark is popped.
 static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
     size_t bytes = count * size;
-    Region *region;
     if (count && (size > SIZE_MAX / count || bytes > SIZE_MAX - ARENA_NOWHERE - ARENA_ALIGNMENT))
         die("%s: %zu elements of %zu bytes are more than any memory holds", name, count, size);
     bytes = (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
@@ -69,7 +68,7 @@ static void *arena_push(Arena *arena, Share share, const char *name, size_t coun
             "it",
             name, bytes, arena->used, arena->capacity);
     if (arena->regions == ARENA_REGIONS) die("%s: more than %d regions in one arena", name, ARENA_REGIONS);
-    region = &arena->region[arena->regions++];
+    Region *region = &arena->region[arena->regions++];
     region->name = name, region->share = share;
     region->begin = arena->used, region->bytes = bytes;
     arena->used += bytes;
@@ -92,8 +91,7 @@ static void arena_pop(Arena *arena, size_t mark) {
 // Does [pointer, pointer + bytes) lie within one live region?
 static int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
     uintptr_t address = (uintptr_t)pointer, base = (uintptr_t)arena->base;
-    size_t i;
-    for (i = 0; i < arena->regions; i++) {
+    for (size_t i = 0; i < arena->regions; i++) {
         uintptr_t begin = base + arena->region[i].begin;
         if (address >= begin && address - begin <= arena->region[i].bytes)
             if (bytes <= arena->region[i].bytes - (address - begin)) return 1;
@@ -102,8 +100,8 @@ static int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
 }
 
 static size_t arena_share(const Arena *arena, Share share) {
-    size_t i, bytes = 0;
-    for (i = 0; i < arena->regions_at_peak; i++)
+    size_t bytes = 0;
+    for (size_t i = 0; i < arena->regions_at_peak; i++)
         if (arena->at_peak[i].share == share) bytes += arena->at_peak[i].bytes;
     return bytes;
 }

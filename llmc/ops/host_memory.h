@@ -52,8 +52,7 @@ static size_t cgroup_stat(const char *path, const char *key) {
 
 // What a container's limit leaves: file contents that the kernel can drop count as used there, but are no hindrance.
 // SIZE_MAX without a limit.
-static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path,
-                                 const char *droppable) {
+static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path, const char *droppable) {
     size_t limit = system_number(limit_path), used = system_number(used_path),
            cache = cgroup_stat(stat_path, droppable);
     if (!limit) return SIZE_MAX;
@@ -65,10 +64,11 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
 // run there.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t host_memory_available(void) {
-    size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable"), left;
-    left = min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
-                    cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",
-                                CGROUP "memory/memory.stat", "total_inactive_file"));
+    size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable");
+    size_t left =
+        min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
+                 cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",
+                             CGROUP "memory/memory.stat", "total_inactive_file"));
     left = machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
     return left ? left / dist_local_ranks() + 1 : 0; // 0 would mean that nothing is known
 }

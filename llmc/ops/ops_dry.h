@@ -73,7 +73,7 @@ static void dry_repeat(double factor) { dry.factor = factor; }
 
 // ---- embedding --------------------------------------------------------------------------------------------------------
 static void dry_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
-                                         const Stored *wpe, size_t n, size_t C, double scale) {
+                                  const Stored *wpe, size_t n, size_t C, double scale) {
     (void)scale;
     DRY_STORED(embedding_forward, out, n * C);
     DRY_BYTES(embedding_forward, tokens, n * sizeof(int32_t));
@@ -83,7 +83,7 @@ static void dry_embedding_forward(Stored *out, const int32_t *tokens, const int3
     dry_move(2 * n * C, dry.stored);
 }
 static void dry_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
-                                          size_t rows, size_t C, double scale, Summed *scratch) {
+                                   size_t rows, size_t C, double scale, Summed *scratch) {
     (void)scale;
     dry_range("embedding_backward", "dw", dw, rows * C, dtype_size(dw_type));
     DRY_STORED(embedding_backward, dx, N * C);
@@ -101,7 +101,7 @@ static void dry_scatter_rows(Stored *out, const Stored *in, const int32_t *row, 
 
 // ---- norms --------------------------------------------------------------------------------------------------------------
 static void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
-                                       size_t C, double eps, double offset) {
+                                size_t C, double eps, double offset) {
     (void)eps, (void)offset;
     DRY_STORED(norm_forward, out, n * C);
     DRY_STORED(norm_forward, x, n * C);
@@ -109,9 +109,8 @@ static void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, c
     DRY_STORED(norm_forward, w, C);
     dry_move((residual ? 3 : 2) * n * C, dry.stored);
 }
-static void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
-                                        size_t n, size_t C, double eps, double offset, int accumulate,
-                                        Summed *scratch) {
+static void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
+                                 size_t C, double eps, double offset, int accumulate, Summed *scratch) {
     (void)eps, (void)offset;
     DRY_STORED(norm_backward, dx, n * C);
     DRY_SUMMED(norm_backward, dw, C);
@@ -121,14 +120,13 @@ static void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, con
     DRY_SUMMED(norm_backward, scratch, ops_device->norm_backward_scratch(n, C));
     dry_move((accumulate ? 4 : 3) * n * C, dry.stored);
 }
-static void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
-                                         size_t C, double eps) {
+static void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
+                                  double eps) {
     DRY_STORED(norm_forward, b, C);
     dry_rmsnorm_forward(out, x, w, NULL, n, C, eps, 0);
 }
 static void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                                          const Stored *w, size_t n, size_t C, double eps, int accumulate,
-                                          Summed *scratch) {
+                                   const Stored *w, size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
     DRY_SUMMED(norm_backward, db, C);
     dry_rmsnorm_backward(dx, dw, dout, x, w, n, C, eps, 0, accumulate, scratch);
 }
@@ -142,7 +140,7 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     if (bytes * dry_ridge > flops) dry.stalled += dry.factor * (bytes * dry_ridge - flops);
 }
 static void dry_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                                      const Stored *residual, size_t n, size_t C, size_t OC) {
+                               const Stored *residual, size_t n, size_t C, size_t OC) {
     DRY_STORED(linear_forward, out, n * OC);
     DRY_STORED(linear_forward, x, n * C);
     DRY_STORED(linear_forward, weight, OC * C);
@@ -151,15 +149,15 @@ static void dry_linear_forward(Stored *out, const Stored *x, const Stored *weigh
     dry_product(n, C, OC, dry.stored);
 }
 static void dry_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
-                                             size_t OC, int accumulate) {
+                                      size_t OC, int accumulate) {
     (void)accumulate;
     DRY_STORED(linear_backward_input, dx, n * C);
     DRY_STORED(linear_backward_input, dout, n * OC);
     DRY_STORED(linear_backward_input, weight, OC * C);
     dry_product(n, C, OC, dry.stored);
 }
-static void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
-                                              size_t n, size_t C, size_t OC) {
+static void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                       size_t C, size_t OC) {
     DRY_SUMMED(linear_backward_weight, dweight, OC * C);
     DRY_SUMMED(linear_backward_weight, dbias, OC);
     DRY_STORED(linear_backward_weight, dout, n * OC);
@@ -167,8 +165,8 @@ static void dry_linear_backward_weight(Summed *dweight, Summed *dbias, const Sto
     dry_product(n, C, OC, 2 * dry.summed);
 }
 
-static void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
-                                       size_t n, size_t r, size_t OC) {
+static void dry_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                                size_t r, size_t OC) {
     if (column + OC > width) die("adapter_forward: columns %zu to %zu of %zu", column, column + OC, width);
     DRY_STORED(adapter_forward, out, n * width);
     DRY_STORED(adapter_forward, h, n * r);
@@ -176,7 +174,7 @@ static void dry_adapter_forward(Stored *out, size_t width, size_t column, const 
     dry_product(n, r, OC, dry.stored);
 }
 static void dry_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
-                                        const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
+                                 const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
     if (column + OC > width) die("adapter_backward: columns %zu to %zu of %zu", column, column + OC, width);
     DRY_STORED(adapter_backward, dh, n * r);
     DRY_SUMMED(adapter_backward, db, OC * r);
@@ -192,7 +190,7 @@ static void dry_scale(Stored *x, double factor, size_t count) {
     dry_move(2 * count, dry.stored);
 }
 static void dry_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
-                               uint64_t seed, int accumulate) {
+                        uint64_t seed, int accumulate) {
     (void)first_row, (void)rate, (void)seed;
     DRY_STORED(dropout, out, n * width);
     DRY_STORED(dropout, in, n * width);
@@ -201,7 +199,7 @@ static void dry_dropout(Stored *out, const Stored *in, size_t n, size_t width, s
 
 // ---- RoPE and attention -----------------------------------------------------------------------------------------------
 static void dry_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                            size_t HD) {
+                     size_t HD) {
     DRY_STORED(rope, x, n * heads * HD);
     DRY_BYTES(rope, position, n * sizeof(int32_t));
     DRY_BYTES(rope, inverse_frequency, HD / 2 * sizeof(float));
@@ -209,8 +207,7 @@ static void dry_rope(Stored *x, const int32_t *position, const float *inverse_fr
 }
 // Keys and values of each span: tokens [the first query's first key, last query] of the range.
 static void dry_keys(const char *name, const void *base, Spans spans, KeyRange keys, size_t row, size_t size) {
-    size_t i;
-    for (i = 0; i < spans.count; i++) {
+    for (size_t i = 0; i < spans.count; i++) {
         const Span *span = &spans.span[i];
         const size_t begin = max_size(first_key(span->document, span->begin, spans.window), keys.begin);
         const size_t end = min_size(span->end, keys.end);
@@ -220,25 +217,22 @@ static void dry_keys(const char *name, const void *base, Spans spans, KeyRange k
 }
 // Of attention to a range of keys; out is of elements of `size` bytes.
 static void dry_attend(const void *out, size_t size, const Summed *lse, const Stored *q, const Stored *k,
-                              const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD,
-                              const Summed *scratch) {
+                       const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD,
+                       const Summed *scratch) {
     const size_t n = spans_rows(spans);
-    double flops;
     dry_range("attention_forward", "out", out, n * NH * HD, size);
     DRY_STORED(attention_forward, q, n * NH * HD);
     DRY_SUMMED(attention_forward, lse, n * NH);
     DRY_SUMMED(attention_forward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
     dry_keys("k", k, spans, keys, NKV * HD, dry.stored);
     dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
-    flops = dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
+    double flops = dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
     dry.flops += flops, dry.attention_forward += flops;
 }
-static void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv,
-                                       const Stored *dout, const Stored *out, const Stored *q, const Stored *k,
-                                       const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH,
-                                       size_t NKV, size_t HD, const Summed *scratch) {
+static void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv, const Stored *dout,
+                                const Stored *out, const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, const Summed *scratch) {
     const size_t n = spans_rows(spans);
-    double flops;
     dry_range("attention_backward", "dq", dq, n * NH * HD, size);
     DRY_STORED(attention_backward, dout, n * NH * HD);
     DRY_STORED(attention_backward, out, n * NH * HD);
@@ -249,31 +243,30 @@ static void dry_attend_backward(const void *dq, size_t size, const Summed *dk, c
     dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
     dry_keys("dk", dk, spans, keys, NKV * HD, dry.summed);
     dry_keys("dv", dv, spans, keys, NKV * HD, dry.summed);
-    flops = dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
+    double flops = dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
     dry.flops += flops, dry.attention_backward += flops;
 }
 static void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                         Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+                                  Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     (void)scale;
     dry_attend(out, dry.stored, lse, q, k, v, spans, all_keys, NH, NKV, HD, scratch);
 }
 static void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
-                                          Summed *scratch) {
+                                   const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                                   size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     (void)scale;
     dry_attend_backward(dq, dry.stored, dk, dv, dout, out, q, k, v, lse, spans, all_keys, NH, NKV, HD, scratch);
 }
-static void dry_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k,
-                                              const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
-                                              size_t HD, double scale, int accumulate, Summed *scratch) {
+static void dry_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                       Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                       int accumulate, Summed *scratch) {
     (void)scale, (void)accumulate;
     dry_attend(out, dry.summed, lse, q, k, v, spans, keys, NH, NKV, HD, scratch);
 }
-static void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout,
-                                               const Stored *out, const Stored *q, const Stored *k, const Stored *v,
-                                               const Summed *lse, Spans spans, KeyRange keys, size_t NH, size_t NKV,
-                                               size_t HD, double scale, int accumulate, Summed *scratch) {
+static void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                        const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                        Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                        int accumulate, Summed *scratch) {
     (void)scale, (void)accumulate;
     dry_attend_backward(dq, dry.summed, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scratch);
 }
@@ -284,8 +277,7 @@ static void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, siz
     DRY_STORED(gated_forward, gate_up, 2 * n * FF);
     dry_move(3 * n * FF, dry.stored);
 }
-static void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
-                                       size_t FF) {
+static void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
     DRY_STORED(gated_backward, dgate_up, 2 * n * FF);
     DRY_STORED(gated_backward, dout, n * FF);
     DRY_STORED(gated_backward, gate_up, 2 * n * FF);
@@ -294,8 +286,7 @@ static void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stor
 static void dry_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     dry_swiglu_forward(out, gate_up, n, FF);
 }
-static void dry_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
-                                      size_t FF) {
+static void dry_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
     dry_swiglu_backward(dgate_up, dout, gate_up, n, FF);
 }
 static void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
@@ -309,8 +300,8 @@ static void dry_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, s
     DRY_STORED(gelu_backward, x, count);
     dry_move(3 * count, dry.stored);
 }
-static void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
-                               const Summed *weight, size_t n, size_t V, double temperature) {
+static void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                        size_t n, size_t V, double temperature) {
     (void)temperature;
     DRY_SUMMED(logprob, logp, n);
     DRY_SUMMED(logprob, entropy, n);
@@ -333,7 +324,7 @@ static double dry_sum_of_squares(const void *x, DType type, size_t count) {
     return 0;
 }
 static void dry_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
-                             DType moment_type, size_t count, const AdamW *step) {
+                      DType moment_type, size_t count, const AdamW *step) {
     (void)step;
     DRY_STORED(adamw, w, count);
     DRY_BYTES(adamw, master, count * sizeof(float));
@@ -354,9 +345,8 @@ static int64_t dry_all_gather(RankGroup group, void *x, size_t count, size_t uni
     return 0;
 }
 static int64_t dry_exchange(RankGroup group, const Message *messages, size_t n) {
-    size_t i;
     (void)group;
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         DRY_BYTES(exchange, messages[i].out, messages[i].out_bytes);
         DRY_BYTES(exchange, messages[i].in, messages[i].in_bytes);
     }

@@ -34,7 +34,6 @@ typedef struct {
 
 // Its shape, with the host memory of a step.
 static void cache_shape(Cache *cache, size_t slots, size_t capacity) {
-    size_t b;
     memset(cache, 0, sizeof(*cache));
     if (!slots || !capacity || capacity > ((size_t)INT32_MAX - slots) / slots)
         die("a key/value cache of %zu texts of %zu tokens is more than can be indexed; take fewer or shorter ones",
@@ -46,15 +45,14 @@ static void cache_shape(Cache *cache, size_t slots, size_t capacity) {
     cache->used = (size_t *)checked_calloc(slots, sizeof(size_t), "the lengths of texts");
     cache->step_position = (int32_t *)checked_calloc(slots, sizeof(int32_t), "positions to sample at");
     cache->step_row = (int32_t *)checked_calloc(slots, sizeof(int32_t), "rows to sample at");
-    for (b = 0; b <= slots; b++) cache->documents.document_start[b] = b * capacity;
+    for (size_t b = 0; b <= slots; b++) cache->documents.document_start[b] = b * capacity;
 }
 
 // Host memory, which outlives the cache on the arena.
 static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
-    size_t t;
     cache_shape(cache, slots, capacity);
     cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
-    for (t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
+    for (size_t t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
 }
 
 static void cache_free(Cache *cache) {
@@ -64,7 +62,6 @@ static void cache_free(Cache *cache) {
 }
 
 static void cache_begin(Cache *cache, StreamBP *s) {
-    size_t b;
     cache->mark = arena_mark(s->arena);
     cache->chunk = min_size(s->chunk, cache->capacity);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
@@ -77,7 +74,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
     cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
-    for (b = 0; b < cache->slots; b++)
+    for (size_t b = 0; b < cache->slots; b++)
         s->ops->copy_in(s->position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
 
@@ -90,15 +87,13 @@ static void keys_scatter(Cache *cache, StreamBP *s, size_t l, Chunk c) {
 
 // Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these.
 static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chunk c, int scatter) {
-    size_t visit;
-    GroupWeights w;
     s->memory.input_begin = c.begin;
     s->ops->copy_in(s->tokens + c.begin, tokens, c.n * sizeof(int32_t));
-    w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
-    for (visit = 0; visit < layer_visits(s); visit++) {
+    for (size_t visit = 0; visit < layer_visits(s); visit++) {
         size_t l = layer_visit(s, visit), mark = arena_mark(s->arena);
         Activations a;
         w = weights_acquire(&s->memory, l);
@@ -131,12 +126,11 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     const size_t window = window_of_model(&s->model->config);
     const size_t place = cache->slots * cache->capacity;
     Chunk c = {place, n, place, 0, {s->span, 0, 0, 0}, 0};
-    size_t i;
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);
         return;
     }
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         size_t position = cache->used[slot[i]]++;
         Span *span = &s->span[i];
         span->document = slot[i] * cache->capacity;
@@ -158,8 +152,8 @@ static int cache_keeps_all(const StreamBP *s) { return s->kv.rows[1] == s->kv.ro
 // Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
 static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
     Shapes d = shapes_of(s->model);
-    size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored, l;
-    for (l = 0; l < d.L && from != to; l++) {
+    size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored;
+    for (size_t l = 0; l < d.L && from != to; l++) {
         s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
         s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
     }
@@ -177,9 +171,8 @@ static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
 static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     const size_t row = s->model->config.vocab_size * dtype_size(s->model->dtype);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
-    size_t done;
     Chunk c = cache->last;
-    for (done = 0; done < cache->last.n; done += c.n) {
+    for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.begin = c.place = cache->last.begin + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
         s->ops->copy_out((char *)logits + done * row, head_forward(s, c, w).logits, c.n * row);
@@ -193,8 +186,8 @@ static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->ma
 // What a plan visits of all this: the longest chunk, a single token, a step of all slots, and the logits of the last.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     Cache cache;
-    size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan"), b;
-    for (b = 0; b < slots; b++) slot[b] = b;
+    size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan");
+    for (size_t b = 0; b < slots; b++) slot[b] = b;
     cache_shape(&cache, slots, capacity);
     cache_begin(&cache, s);
     cache_feed(&cache, s, 0, NULL, cache.chunk);

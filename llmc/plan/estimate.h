@@ -65,7 +65,7 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
 
 // One stream of a rank: F, B and H in seconds, and what it sends.
 static double sequence_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
-                                      double host, const Traffic *sent) {
+                               double host, const Traffic *sent) {
     const World w = settings->world;
     const double gradients = sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_GRADIENTS);
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
@@ -80,8 +80,7 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, do
 }
 
 static Traffic traffic_less(Traffic a, Traffic b) {
-    int kind;
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
         a.bytes[kind] -= b.bytes[kind];
         a.calls[kind] -= b.calls[kind];
         a.hops[kind] -= b.hops[kind];
@@ -91,9 +90,8 @@ static Traffic traffic_less(Traffic a, Traffic b) {
 
 // A plan that knows which of its products wait for their operands.
 static Plan plan_on(const Machine *m, const RunSettings *settings, const Batch *batch) {
-    Plan plan;
     dry_ridge = machine_ridge(m);
-    plan = plan_make(settings, batch);
+    Plan plan = plan_make(settings, batch);
     dry_ridge = 0;
     return plan;
 }
@@ -107,13 +105,13 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     Estimate e;
     Plan plan = plan_on(m, settings, part);
     const double host = (double)plan.host_bytes / (machine_value(m, LINK_HOST) * machine_value(m, LINK_SHARE));
-    double all = work_seconds(m, work_of(&plan)), forward, optimizer, computing;
+    double all = work_seconds(m, work_of(&plan));
     Work update = {0, 0, 0, 0, 0, update_bytes(settings)};
     e.work = work_time(m, work_of(&plan));
     forward_alone.backward = forward_alone.optimizer = 0;
     plan = plan_on(m, &forward_alone, part);
-    forward = work_seconds(m, work_of(&plan));
-    optimizer = work_seconds(m, update);
+    double forward = work_seconds(m, work_of(&plan));
+    double optimizer = work_seconds(m, update);
     e.work.products *= (double)step.streams, e.work.memory *= (double)step.streams;
     e.work.attention_forward *= (double)step.streams, e.work.attention_backward *= (double)step.streams;
     e.work.memory += optimizer;
@@ -121,7 +119,7 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     e.seconds = (double)(step.streams - 1) * sequence_seconds(m, settings, forward, all - forward, host, &other) +
                 sequence_seconds(m, settings, forward, all - forward, host, &last) + optimizer;
     if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
-    computing = (double)step.streams * all + optimizer;
+    double computing = (double)step.streams * all + optimizer;
     e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
     e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * machine_value(m, PEAK_FLOPS));

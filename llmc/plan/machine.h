@@ -117,8 +117,7 @@ static const Machine machines[] = {
 #define MACHINES (sizeof(machines) / sizeof(machines[0]))
 
 static const Machine *machine_find(const char *name) {
-    size_t i;
-    for (i = 0; i < MACHINES; i++)
+    for (size_t i = 0; i < MACHINES; i++)
         if (!strcmp(machines[i].name, name)) return &machines[i];
     die("internal: no machine is called '%s'", name);
 }
@@ -133,10 +132,9 @@ static double machine_ridge(const Machine *m) {
 // A line for each basis that some constant has.
 static void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";
-    int basis, i;
-    for (basis = 0; basis < BASES; basis++) {
+    for (int basis = 0; basis < BASES; basis++) {
         int printed = 0;
-        for (i = 0; i < MACHINE_CONSTANTS; i++) {
+        for (int i = 0; i < MACHINE_CONSTANTS; i++) {
             if (m->constant[i].basis != (Basis)basis) continue;
             if (printed++)
                 fputs(", ", out);

@@ -43,11 +43,9 @@ static TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
 
 // After an op, which began at that time; dry has counted it.
 static void timed_end(const char *op, size_t rows, size_t cols, double begin) {
-    TimedRow *row;
-    double end;
     timing.inner->finish();
-    end = seconds_now();
-    row = timed_row(op, rows, cols);
+    double end = seconds_now();
+    TimedRow *row = timed_row(op, rows, cols);
     row->calls++, row->seconds += end - begin;
     row->work.products += dry.flops - dry.attention_forward - dry.attention_backward;
     row->work.attention_forward += dry.attention_forward, row->work.attention_backward += dry.attention_backward;
@@ -75,112 +73,100 @@ static void timed_end(const char *op, size_t rows, size_t cols, double begin) {
         return ticket;                                                                                                 \
     } while (0)
 
-static void timed_copy_in(void *device, const void *host, size_t bytes) {
-    TIMED(copy_in, 0, 0, device, host, bytes);
-}
-static void timed_copy_out(void *host, const void *device, size_t bytes) {
-    TIMED(copy_out, 0, 0, host, device, bytes);
-}
+static void timed_copy_in(void *device, const void *host, size_t bytes) { TIMED(copy_in, 0, 0, device, host, bytes); }
+static void timed_copy_out(void *host, const void *device, size_t bytes) { TIMED(copy_out, 0, 0, host, device, bytes); }
 static void timed_copy(void *out, const void *in, size_t bytes) { TIMED(copy, 0, 0, out, in, bytes); }
 static void timed_zero(void *out, size_t bytes) { TIMED(zero, 0, 0, out, bytes); }
-static int64_t timed_store(void *host, const void *device, size_t bytes) {
-    TIMED_TICKET(store, host, device, bytes);
-}
-static int64_t timed_load(void *device, const void *host, size_t bytes) {
-    TIMED_TICKET(load, device, host, bytes);
-}
+static int64_t timed_store(void *host, const void *device, size_t bytes) { TIMED_TICKET(store, host, device, bytes); }
+static int64_t timed_load(void *device, const void *host, size_t bytes) { TIMED_TICKET(load, device, host, bytes); }
 static void timed_await_transfer(int64_t ticket) { TIMED(await_transfer, 0, 0, ticket); }
 
-static void timed_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position,
-                                           const Stored *wte, const Stored *wpe, size_t n, size_t C, double scale) {
+static void timed_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
+                                    const Stored *wpe, size_t n, size_t C, double scale) {
     TIMED(embedding_forward, 0, 0, out, tokens, position, wte, wpe, n, C, scale);
 }
 static void timed_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
-                                            size_t rows, size_t C, double scale, Summed *scratch) {
+                                     size_t rows, size_t C, double scale, Summed *scratch) {
     TIMED(embedding_backward, 0, 0, dw, dw_type, dx, index, N, rows, C, scale, scratch);
 }
 static void timed_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
     TIMED(scatter_rows, 0, 0, out, in, row, n, width);
 }
 
-static void timed_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual,
-                                         size_t n, size_t C, double eps, double offset) {
+static void timed_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
+                                  size_t C, double eps, double offset) {
     TIMED(rmsnorm_forward, 0, C, out, x, w, residual, n, C, eps, offset);
 }
 static void timed_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
-                                          size_t n, size_t C, double eps, double offset, int accumulate,
-                                          Summed *scratch) {
+                                   size_t n, size_t C, double eps, double offset, int accumulate, Summed *scratch) {
     TIMED(rmsnorm_backward, 0, C, dx, dw, dout, x, w, n, C, eps, offset, accumulate, scratch);
 }
-static void timed_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n,
-                                           size_t C, double eps) {
+static void timed_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
+                                    double eps) {
     TIMED(layernorm_forward, 0, C, out, x, w, b, n, C, eps);
 }
 static void timed_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                                            const Stored *w, size_t n, size_t C, double eps, int accumulate,
-                                            Summed *scratch) {
+                                     const Stored *w, size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
     TIMED(layernorm_backward, 0, C, dx, dw, db, dout, x, w, n, C, eps, accumulate, scratch);
 }
 
 static void timed_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                                        const Stored *residual, size_t n, size_t C, size_t OC) {
+                                 const Stored *residual, size_t n, size_t C, size_t OC) {
     TIMED(linear_forward, OC, C, out, x, weight, bias, residual, n, C, OC);
 }
 static void timed_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
-                                               size_t OC, int accumulate) {
+                                        size_t OC, int accumulate) {
     TIMED(linear_backward_input, OC, C, dx, dout, weight, n, C, OC, accumulate);
 }
-static void timed_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x,
-                                                size_t n, size_t C, size_t OC) {
+static void timed_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                         size_t C, size_t OC) {
     TIMED(linear_backward_weight, OC, C, dweight, dbias, dout, x, n, C, OC);
 }
 
-static void timed_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b,
-                                         size_t n, size_t r, size_t OC) {
+static void timed_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                                  size_t r, size_t OC) {
     TIMED(adapter_forward, OC, r, out, width, column, h, b, n, r, OC);
 }
 static void timed_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
-                                          const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
+                                   const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
     TIMED(adapter_backward, OC, r, dh, db, dout, width, column, h, b, n, r, OC);
 }
 static void timed_scale(Stored *x, double factor, size_t count) { TIMED(scale, 0, 0, x, factor, count); }
 static void timed_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
-                                 uint64_t seed, int accumulate) {
+                          uint64_t seed, int accumulate) {
     TIMED(dropout, 0, 0, out, in, n, width, first_row, rate, seed, accumulate);
 }
 
 #define dry_rope_forward  dry_rope // the turn back is a turn
 #define dry_rope_backward dry_rope
 static void timed_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n,
-                                      size_t heads, size_t HD) {
+                               size_t heads, size_t HD) {
     TIMED(rope_forward, 0, 0, x, position, inverse_frequency, n, heads, HD);
 }
 static void timed_rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n,
-                                       size_t heads, size_t HD) {
+                                size_t heads, size_t HD) {
     TIMED(rope_backward, 0, 0, dx, position, inverse_frequency, n, heads, HD);
 }
 #undef dry_rope_forward
 #undef dry_rope_backward
 static void timed_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                           Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
-                                           Summed *scratch) {
+                                    Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     TIMED(attention_forward, 0, 0, out, lse, q, k, v, spans, NH, NKV, HD, scale, scratch);
 }
 static void timed_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                            const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                            Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
-                                            Summed *scratch) {
+                                     const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
+                                     size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
     TIMED(attention_backward, 0, 0, dq, dk, dv, dout, out, q, k, v, lse, spans, NH, NKV, HD, scale, scratch);
 }
-static void timed_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k,
-                                                const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
-                                                size_t HD, double scale, int accumulate, Summed *scratch) {
+static void timed_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                         Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                         int accumulate, Summed *scratch) {
     TIMED(attention_forward_part, 0, 0, out, lse, q, k, v, spans, keys, NH, NKV, HD, scale, accumulate, scratch);
 }
-static void timed_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout,
-                                                 const Stored *out, const Stored *q, const Stored *k, const Stored *v,
-                                                 const Summed *lse, Spans spans, KeyRange keys, size_t NH, size_t NKV,
-                                                 size_t HD, double scale, int accumulate, Summed *scratch) {
+static void timed_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                          Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                          int accumulate, Summed *scratch) {
     TIMED(attention_backward_part, 0, 0, dq, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scale,
           accumulate, scratch);
 }
@@ -188,31 +174,25 @@ static void timed_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, co
 static void timed_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     TIMED(swiglu_forward, 0, 0, out, gate_up, n, FF);
 }
-static void timed_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
-                                         size_t FF) {
+static void timed_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
     TIMED(swiglu_backward, 0, 0, dgate_up, dout, gate_up, n, FF);
 }
 static void timed_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
     TIMED(geglu_forward, 0, 0, out, gate_up, n, FF);
 }
-static void timed_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
-                                        size_t FF) {
+static void timed_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
     TIMED(geglu_backward, 0, 0, dgate_up, dout, gate_up, n, FF);
 }
-static void timed_gelu_forward(Stored *out, const Stored *x, size_t count) {
-    TIMED(gelu_forward, 0, 0, out, x, count);
-}
+static void timed_gelu_forward(Stored *out, const Stored *x, size_t count) { TIMED(gelu_forward, 0, 0, out, x, count); }
 static void timed_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
     TIMED(gelu_backward, 0, 0, dx, dout, x, count);
 }
 
-static void timed_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets,
-                                 const Summed *weight, size_t n, size_t V, double temperature) {
+static void timed_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                          size_t n, size_t V, double temperature) {
     TIMED(logprob, 0, 0, logp, entropy, logits, targets, weight, n, V, temperature);
 }
-static void timed_round_sums(Stored *out, const Summed *in, size_t count) {
-    TIMED(round_sums, 0, 0, out, in, count);
-}
+static void timed_round_sums(Stored *out, const Summed *in, size_t count) { TIMED(round_sums, 0, 0, out, in, count); }
 static void timed_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
     TIMED(gradient_add, 0, 0, gradient, type, in, count);
 }

@@ -28,13 +28,13 @@ typedef struct {
 
 // Pushes what lives as long as the run. The host side is allocated too unless this is a plan, but not s->host, which is
 // Plan.host_bytes.
-static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
-                             Arena *arena, const Batch *largest) {
+static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops, Arena *arena,
+                      const Batch *largest) {
     const Model *model = settings->model;
     const Model *trained = settings->lora ? &settings->lora->table : model;
     const Sharding dealt = sharding_of(settings->world, ZERO_WEIGHTS);
     const size_t n = sharding_elements(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
-    int kind, kinds = layers_with_window(&model->config) ? 2 : 1;
+    int kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
     s->model = model, s->ops = ops, s->arena = arena;
@@ -67,7 +67,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
         if (settings->master)
             state->master = (float *)arena_push(arena, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
     }
-    for (kind = 0; kind < kinds; kind++)
+    for (int kind = 0; kind < kinds; kind++)
         s->inverse_frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
             model->config.head_dim / 2, sizeof(float));
@@ -84,7 +84,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     }
     if (shapes_of(model).rotary) {
         float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
-        for (kind = 0; kind < kinds; kind++) {
+        for (int kind = 0; kind < kinds; kind++) {
             rope_frequencies(&model->config, kind, frequency);
             ops->copy_in(s->inverse_frequency[kind], frequency, model->config.head_dim / 2 * sizeof(float));
         }
@@ -114,14 +114,13 @@ typedef struct {
 
 static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     Shapes d = shapes_of(model);
-    double parameters = (double)(d.V * d.C), windows = (double)layers_with_window(&model->config), pairs;
+    double parameters = (double)(d.V * d.C), windows = (double)layers_with_window(&model->config);
     double adapters = lora ? (double)lora->table.elements : 0;
-    size_t i;
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
     }
-    pairs =
+    double pairs =
         ((double)d.L - windows) * batch_pairs(batch, 0) + windows * batch_pairs(batch, window_of_model(&model->config));
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
     return 2 * parameters * (double)batch->N + (backward ? 3 : 1) * 4 * (double)(d.NH * d.HD) * pairs;
@@ -148,19 +147,16 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
 // What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without
 // tokens the run only generates). FLOPs are those of the stream.
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
-    Plan plan;
     StreamBP s;
     OptimizerState state;
-    Ops ops;
-    size_t longest;
-    int share;
-    longest = max_size(max_size(batch->N, settings->cache_tokens), settings->rollout_slots * settings->rollout_tokens);
+    size_t longest =
+        max_size(max_size(batch->N, settings->cache_tokens), settings->rollout_slots * settings->rollout_tokens);
     if (!plan_countable(settings->model, longest))
         die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens", longest,
             settings->model->config.num_hidden_layers);
-    memset(&plan, 0, sizeof(plan));
+    Plan plan = {0};
     arena_plan(&plan.arena);
-    ops = ops_dry(settings->model->dtype, &plan.arena);
+    Ops ops = ops_dry(settings->model->dtype, &plan.arena);
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
     if (batch->N) plan_walk(&s, settings, batch);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
@@ -171,7 +167,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
     plan.total_bytes = plan.arena.peak, plan.host_bytes = s.host.peak;
-    for (share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
+    for (int share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
     run_end(&s);
     return plan;
 }
@@ -182,15 +178,13 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     Arena arena;
     OptimizerState state;
     StreamBP s;
-    Ops ops;
-    int last, kind;
     arena_plan(&arena);
-    ops = ops_dry(settings->model->dtype, &arena);
+    Ops ops = ops_dry(settings->model->dtype, &arena);
     run_begin(&s, &state, settings, &ops, &arena, batch);
-    for (last = 0; last < 2; last++) {
+    for (int last = 0; last < 2; last++) {
         s.memory.reduce = last;
         plan_walk(&s, settings, batch);
-        for (kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
+        for (int kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
             s.memory.sent.bytes[kind] *= (double)(streams - 1);
             s.memory.sent.calls[kind] *= (double)(streams - 1);
             s.memory.sent.hops[kind] *= (double)(streams - 1);
@@ -229,9 +223,8 @@ static double flops_of(FlopCount *count, const Batch *batch, int backward) {
 
 // The same of a forward pass without adapters.
 static double flops_of_reference(FlopCount *count, const Batch *batch) {
-    double flops;
     count->streambp.memory.without = 1;
-    flops = flops_of(count, batch, 0);
+    double flops = flops_of(count, batch, 0);
     count->streambp.memory.without = 0;
     return flops;
 }
@@ -255,12 +248,10 @@ static int host_is_short(const Plan *plan, HostAvailable host) {
 }
 
 static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit, HostAvailable host) {
-    Plan plan;
-    size_t b;
-    for (b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
+    for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
     batch->N = batch->documents * T;
     if (!plan_countable(settings->model, batch->N)) return 0;
-    plan = plan_make(settings, batch);
+    Plan plan = plan_make(settings, batch);
     return plan.total_bytes <= limit && !host_is_short(&plan, host);
 }
 
@@ -269,8 +260,7 @@ static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t
 static size_t plan_longest(const RunSettings *settings, size_t B, size_t limit, HostAvailable host) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);
-    Batch batch;
-    memset(&batch, 0, sizeof(batch));
+    Batch batch = {0};
     batch.documents = B, batch.document_start = start;
     while (high < end && plan_fits(settings, &batch, high, limit, host)) low = high, high *= 2;
     high = min_size(high, end);

@@ -41,15 +41,13 @@ static double row_floor(const TimedRow *row, const Machine *machine) {
 
 // The rest of a pass of so many seconds.
 static double seconds_not_in_ops(double pass) {
-    size_t i;
-    for (i = 0; i < timing.count; i++) pass -= timing.row[i].seconds;
+    for (size_t i = 0; i < timing.count; i++) pass -= timing.row[i].seconds;
     return pass;
 }
 
 static double seconds_of_floors(const Machine *machine) {
     double sum = 0;
-    size_t i;
-    for (i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].work);
+    for (size_t i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].work);
     return sum;
 }
 
@@ -84,7 +82,6 @@ static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const M
 // pass, median: seconds of the pass on timed ops, and of the others
 static void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
     const double rest = seconds_not_in_ops(pass);
-    size_t i;
     fprintf(out, "profile  of one more pass, each op waited for: %.4g s, %.3g times the median of the others\n", pass,
             pass / median);
     if (machine)
@@ -92,7 +89,7 @@ static void profile_report(FILE *out, const StreamBP *s, const Machine *machine,
                 seconds_of_floors(machine), 100 * seconds_of_floors(machine) / median);
     fprintf(out, "  %-48s %8s %9s %9s %9s %9s%s\n", "op", "calls", "seconds", "of pass", "TFLOP/s", "GB/s",
             machine ? "     floor   floor %" : "");
-    for (i = 0; i < timing.count; i++) print_row(out, &timing.row[i], s, machine, pass);
+    for (size_t i = 0; i < timing.count; i++) print_row(out, &timing.row[i], s, machine, pass);
     fprintf(out, "  %-48s %8s %9.4g %7.2f %%\n", "not in ops (host)", "", rest, 100 * rest / pass);
 }
 
@@ -118,14 +115,12 @@ static void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, cons
 
 // Into an open object.
 static void profile_json(JsonOut *json, const StreamBP *s, const Machine *machine, double pass) {
-    TimedRow rest;
-    size_t i;
-    memset(&rest, 0, sizeof(rest));
+    TimedRow rest = {0};
     rest.op = "host", rest.seconds = seconds_not_in_ops(pass);
     if (machine) json_text(json, "machine", machine->name);
     json_number(json, "profile_seconds", pass);
     json_array(json, "profile");
-    for (i = 0; i < timing.count; i++) row_json(json, &timing.row[i], s, machine);
+    for (size_t i = 0; i < timing.count; i++) row_json(json, &timing.row[i], s, machine);
     row_json(json, &rest, s, machine);
     json_array_end(json);
 }

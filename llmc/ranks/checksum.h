@@ -26,8 +26,8 @@ typedef struct {
 static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t bytes) {
     const unsigned char *cursor = (const unsigned char *)data;
     uint32_t key[2][CHECKSUM_WORDS], word[CHECKSUM_WORDS];
-    size_t n, i;
-    for (i = 0; i < CHECKSUM_WORDS; i++) {
+    size_t n;
+    for (size_t i = 0; i < CHECKSUM_WORDS; i++) {
         const uint64_t bits = random_mix(i);
         key[0][i] = (uint32_t)bits | 1, key[1][i] = (uint32_t)(bits >> 32) | 1;
     }
@@ -37,7 +37,7 @@ static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t byte
         n = min_size(CHECKSUM_BLOCK - (size_t)(at % CHECKSUM_BLOCK), bytes);
         if (n < CHECKSUM_BLOCK) memset(word, 0, sizeof(word));
         memcpy((char *)word + at % CHECKSUM_BLOCK, cursor, n);
-        for (i = 0; i < CHECKSUM_WORDS; i++) { // two widening products a word: vectorised
+        for (size_t i = 0; i < CHECKSUM_WORDS; i++) { // two widening products a word: vectorised
             first += (uint64_t)key[0][i] * word[i];
             second += (uint64_t)key[1][i] * word[i];
         }
@@ -49,11 +49,10 @@ static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t byte
 // Makes the sums of all ranks' bytes of every rank's own. Collective.
 static void checksum_join(Checksum *c) {
     double part[8]; // 16 bits each: their sums over ranks are exact
-    size_t i;
-    for (i = 0; i < 8; i++) part[i] = (double)(c->sum[i / 4] >> 16 * (i % 4) & 0xffff);
+    for (size_t i = 0; i < 8; i++) part[i] = (double)(c->sum[i / 4] >> 16 * (i % 4) & 0xffff);
     dist_sum(RANKS_ALL, part, 8);
     memset(c, 0, sizeof(*c));
-    for (i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
+    for (size_t i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
 }
 
 // Of a whole of `bytes` bytes that has been added up, going on from `before`.

@@ -59,9 +59,7 @@ static Assignment assign_alone(size_t batches) {
 static size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
 
 // The number within the step of this rank's i-th.
-static size_t assigned_number(Assignment assignment, size_t i) {
-    return assignment.first + i * assignment.stride;
-}
+static size_t assigned_number(Assignment assignment, size_t i) { return assignment.first + i * assignment.stride; }
 
 // Refuses documents of equal length that do not come out even. B: those of a micro-batch, or its pairs or groups
 static void assign_check_regular(Assignment assignment, World w, size_t B) {

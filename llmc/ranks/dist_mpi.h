@@ -16,8 +16,8 @@ translation unit, whose collectives use the same communicators, requests and sta
 static size_t launched(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
-    size_t i, ranks;
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+    size_t ranks;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         if (getenv(sizes[i]) && parse_size(getenv(sizes[i]), &ranks)) return ranks;
     return getenv("PMIX_RANK") ? 0 : 1;
 }
@@ -25,8 +25,8 @@ static size_t launched(void) {
 // Several processes that cannot connect: the first one says why, the others wait until it has.
 __attribute__((noreturn)) static void refuse_launch(const char *why) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"};
-    size_t i, rank = 0;
-    for (i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++)
+    size_t rank = 0;
+    for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++)
         if (getenv(ranks[i]) && parse_size(getenv(ranks[i]), &rank)) break;
     if (rank) {
         sleep(2);
@@ -134,34 +134,34 @@ static void gather(RankGroup group, const void *own, size_t bytes, void *all, co
 
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all) {
     const size_t ranks = ranks_in(job_world(), group), most = STAGING_BYTES / ranks;
-    size_t begin, n, r;
+    size_t n;
     if (ranks == 1) memcpy(all, own, bytes);
     if (ranks == 1) return;
-    for (begin = 0; begin < bytes; begin += n) {
+    for (size_t begin = 0; begin < bytes; begin += n) {
         n = min_size(most, bytes - begin);
         gather(group, (const char *)own + begin, n, job.staging, "a gather");
-        for (r = 0; r < ranks; r++) memcpy((char *)all + r * bytes + begin, job.staging + r * n, n);
+        for (size_t r = 0; r < ranks; r++) memcpy((char *)all + r * bytes + begin, job.staging + r * n, n);
     }
 }
 
 void dist_sum(RankGroup group, double *values, size_t count) {
     const size_t ranks = ranks_in(job_world(), group), most = STAGING_BYTES / ranks / sizeof(double);
-    size_t begin, n, r, i;
+    size_t n, r;
     if (ranks == 1) return;
-    for (begin = 0; begin < count; begin += n) {
+    for (size_t begin = 0; begin < count; begin += n) {
         const double *all = (const double *)(const void *)job.staging;
         n = min_size(most, count - begin);
         gather(group, values + begin, n * sizeof(double), job.staging, "a sum");
-        for (i = 0; i < n; i++)
+        for (size_t i = 0; i < n; i++)
             for (values[begin + i] = all[i], r = 1; r < ranks; r++) values[begin + i] += all[r * n + i];
     }
 }
 
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root) {
     MPI_Request done;
-    size_t begin, n;
+    size_t n;
     if (ranks_in(job_world(), group) == 1) return;
-    for (begin = 0; begin < bytes; begin += n) {
+    for (size_t begin = 0; begin < bytes; begin += n) {
         n = min_size(STAGING_BYTES, bytes - begin);
         MPI_Ibcast((char *)data + begin, (int)n, MPI_BYTE, (int)root, job.group[group], &done);
         wait_all(&done, 1, "a broadcast");
@@ -177,11 +177,10 @@ void dist_barrier(void) {
 
 size_t dist_smallest(size_t number, size_t *whose) {
     const size_t *all = (const size_t *)(const void *)job.staging;
-    size_t r;
     *whose = 0;
     if (job.ranks == 1) return number;
     gather(RANKS_ALL, &number, sizeof(number), job.staging, "a comparison");
-    for (r = 1; r < job.ranks; r++)
+    for (size_t r = 1; r < job.ranks; r++)
         if (all[r] < all[*whose]) *whose = r;
     return all[*whose];
 }
@@ -226,10 +225,9 @@ void dist_check(const char *what, uint64_t key) {
 
 static void check_arguments(int argc, char **argv) {
     char mine[200], others[200];
-    size_t i, other;
-    for (i = 1;; i++) {
+    for (size_t i = 1;; i++) {
         snprintf(mine, sizeof(mine), "%s", i < (size_t)argc ? argv[i] : "nothing");
-        other = first_other(i < (size_t)argc ? checksum_piece(1, argv[i], strlen(argv[i])) : 0);
+        size_t other = first_other(i < (size_t)argc ? checksum_piece(1, argv[i], strlen(argv[i])) : 0);
         if (!other && i >= (size_t)argc) return; // the end, everywhere
         if (!other) continue;
         memcpy(others, mine, sizeof(others));

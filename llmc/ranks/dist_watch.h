@@ -60,8 +60,7 @@ static void watch_say(size_t to, WordKind kind) {
 }
 
 static void watch_say_all(WordKind kind) {
-    size_t r;
-    for (r = 0; r < watch.ranks; r++)
+    for (size_t r = 0; r < watch.ranks; r++)
         if (r != watch.rank) watch_say(r, kind);
 }
 
@@ -120,10 +119,10 @@ static Wait wait_from(double begin) {
 
 // "rank 1 on A, rank 2 on B and 5 more" have not answered; returns how many.
 static size_t watch_missing(char *names, size_t size) {
-    size_t missing = 0, r;
+    size_t missing = 0;
     int used = 0;
     names[0] = 0;
-    for (r = 0; r < watch.ranks; r++) {
+    for (size_t r = 0; r < watch.ranks; r++) {
         if (r == watch.rank || watch.heard[r].kind == RANK_ANSWERS) continue;
         if (missing++ < WATCH_NAMED)
             used += snprintf(names + used, size - (size_t)used, "%srank %zu on %s", used ? ", " : "", r, watch.host[r]);
@@ -134,8 +133,7 @@ static size_t watch_missing(char *names, size_t size) {
 
 // All wait, and nobody has moved since they were asked before.
 __attribute__((noreturn)) static void watch_stuck(double waited) {
-    size_t r;
-    for (r = 0; r < watch.ranks; r++)
+    for (size_t r = 0; r < watch.ranks; r++)
         if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where) != 0)
             die("waits for %s since %.0f s, rank %zu on %s waits for %s: neither comes", watch.own.where, waited, r,
                 watch.host[r], watch.heard[r].where);
@@ -196,14 +194,13 @@ static void wait_all(MPI_Request *request, int n, const char *what) {
 
 static void watch_start(size_t ranks, size_t rank) {
     char own[WATCH_HOST] = "";
-    size_t i;
     watch.ranks = ranks, watch.rank = rank, watch.timeout = 600;
     watch.host = (char(*)[WATCH_HOST])checked_calloc(ranks, WATCH_HOST, "the hosts of ranks");
     watch.heard = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
     watch.before = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
     watch.said = (Word *)checked_calloc(WORD_KINDS * ranks, sizeof(Word), "words of ranks");
     watch.saying = (MPI_Request *)checked_calloc(WORD_KINDS * ranks, sizeof(MPI_Request), "words of ranks");
-    for (i = 0; i < WORD_KINDS * ranks; i++) watch.saying[i] = MPI_REQUEST_NULL;
+    for (size_t i = 0; i < WORD_KINDS * ranks; i++) watch.saying[i] = MPI_REQUEST_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &watch.words);
     gethostname(own, sizeof(own) - 1);
     MPI_Allgather(own, WATCH_HOST, MPI_BYTE, watch.host, WATCH_HOST, MPI_BYTE, watch.words);
@@ -212,8 +209,7 @@ static void watch_start(size_t ranks, size_t rank) {
 }
 
 static void watch_stop(void) {
-    size_t i;
-    for (i = 0; i < WORD_KINDS * watch.ranks; i++)
+    for (size_t i = 0; i < WORD_KINDS * watch.ranks; i++)
         if (watch.saying[i] != MPI_REQUEST_NULL) MPI_Request_free(&watch.saying[i]);
     MPI_Comm_free(&watch.words);
     free(watch.host), free(watch.heard), free(watch.before), free(watch.said), free(watch.saying);

@@ -66,18 +66,17 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *sum
 }
 
 static void head_pass(StreamBP *s, GroupWeights w, const GroupSums *sums) {
-    size_t size = effective_chunk(s, s->logits_chunk), i;
-    for (i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, sums);
+    size_t size = effective_chunk(s, s->logits_chunk);
+    for (size_t i = 0; i < chunk_visits(s, size); i++) head_step(s, chunk_visit(s, i, size), w, sums);
 }
 
 // Where weights wait for the log-probabilities of the whole stream, these come first, in a pass of their own.
 static void head(StreamBP *s, int backward) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
-    GroupSums sums;
     if (!backward) {
         head_pass(s, w, NULL);
     } else {
-        sums = grads_acquire(&s->memory, GROUP_HEAD);
+        GroupSums sums = grads_acquire(&s->memory, GROUP_HEAD);
         if (objective_weights_wait(&s->objective) == WEIGHTS_BY_STREAM) {
             head_pass(s, w, NULL);
             host_collect(s, s->host_sums, s->logp);

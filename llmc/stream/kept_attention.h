@@ -13,9 +13,7 @@ which has these of a whole layer at once, it is a layer's at a time.
 
 static int saves_attention(const StreamBP *s) { return s->kept_attention.attention_out != NULL; }
 
-static int saves_in_host_memory(const StreamBP *s) {
-    return saves_attention(s) && s->keep == KEEP_IN_HOST_MEMORY;
-}
+static int saves_in_host_memory(const StreamBP *s) { return saves_attention(s) && s->keep == KEEP_IN_HOST_MEMORY; }
 
 // Whether attention's forward is behind us.
 static int attention_saved(const StreamBP *s) { return saves_attention(s) && s->kept_attention.backward; }
@@ -55,9 +53,8 @@ static void kept_attention_begin(StreamBP *s, size_t chunk, int backward) {
     Shapes d = shapes_of(s->model);
     KeptAttention *kept = &s->kept_attention;
     const size_t turns = s->own_tokens > chunk ? 2 : 1;
-    size_t i;
     kept->backward = backward, kept->chunk = chunk;
-    for (i = 0; i < turns && saves_in_host_memory(s); i++) {
+    for (size_t i = 0; i < turns && saves_in_host_memory(s); i++) {
         kept->chunk_attention_out[i] =
             push_stored(s, SHARE_WORKSPACE, "attention output between host and device", chunk * d.Q);
         kept->chunk_lse[i] = push_summed(s, SHARE_WORKSPACE, "log-sum-exp between host and device", chunk * d.NH);
@@ -68,8 +65,7 @@ static void kept_attention_begin(StreamBP *s, size_t chunk, int backward) {
 // All transfers of what is about to be popped are done.
 static void kept_attention_finish(StreamBP *s) {
     KeptAttention *kept = &s->kept_attention;
-    size_t i;
-    for (i = 0; i < 2 && saves_in_host_memory(s); i++) {
+    for (size_t i = 0; i < 2 && saves_in_host_memory(s); i++) {
         s->ops->await_transfer(kept->ticket[i]);
         kept->ticket[i] = 0;
     }
@@ -77,15 +73,14 @@ static void kept_attention_finish(StreamBP *s) {
 
 // ---- transfers of n rows from `begin` on; turn: 0 or 1, whose ticket it is -------------------------------------------
 static void kept_attention_store(StreamBP *s, size_t l, Range rows, size_t turn, const Stored *attention_out,
-                                        const Summed *lse) {
+                                 const Summed *lse) {
     Shapes d = shapes_of(s->model);
     if (!saves_in_host_memory(s) || !rows.count) return;
     s->ops->store(kept_attention_out(s, l, rows.begin), attention_out, rows.count * d.Q * d.stored);
     s->kept_attention.ticket[turn] = s->ops->store(kept_lse(s, l, rows.begin), lse, rows.count * d.NH * d.summed);
 }
 
-static void kept_attention_load(StreamBP *s, size_t l, Range rows, size_t turn, Stored *attention_out,
-                                       Summed *lse) {
+static void kept_attention_load(StreamBP *s, size_t l, Range rows, size_t turn, Stored *attention_out, Summed *lse) {
     Shapes d = shapes_of(s->model);
     if (!saves_in_host_memory(s) || !rows.count) return;
     s->ops->load(attention_out, kept_attention_out(s, l, rows.begin), rows.count * d.Q * d.stored);

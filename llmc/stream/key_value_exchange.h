@@ -33,8 +33,7 @@ static int64_t half_gather(StreamBP *s, size_t l, size_t half) {
     const size_t count = all.count * d.KV;
     Stored *tensor[2] = {s->kv.k, s->kv.v};
     int64_t ticket = 0;
-    size_t i;
-    for (i = 0; i < 2 && count; i++) {
+    for (size_t i = 0; i < 2 && count; i++) {
         ticket = ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group_of_half(half),
                               key_value_at(s, tensor[i], l, all.begin), count, d.KV, d.stored);
     }
@@ -48,8 +47,7 @@ static int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
     const size_t count = all.count * d.KV;
     Summed *tensor[2] = {s->kv.dk, s->kv.dv};
     int64_t ticket = 0;
-    size_t i;
-    for (i = 0; i < 2 && count; i++) {
+    for (size_t i = 0; i < 2 && count; i++) {
         ticket = ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group_of_half(half),
                            key_gradient_at(s, tensor[i], l, all.begin), count, d.KV);
     }
@@ -69,9 +67,9 @@ static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner
 
 // Tokens in the halos of all ranks, for each of them. Only a plan wants to know.
 static double halo_mean(const StreamBP *s) {
-    size_t tokens = 0, rank, half;
-    for (rank = 0; rank < s->ranks && s->dry; rank++)
-        for (half = 0; half < 2; half++)
+    size_t tokens = 0;
+    for (size_t rank = 0; rank < s->ranks && s->dry; rank++)
+        for (size_t half = 0; half < 2; half++)
             tokens += window_range_of_rank(s, rank, half).count - sequence_part(s->N, s->ranks, rank, half).count;
     return (double)tokens / (double)s->ranks;
 }
@@ -95,12 +93,10 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     int64_t ticket = 0;
-    size_t i, j;
-    for (i = 1; i < S; i++) {
+    for (size_t i = 1; i < S; i++) {
         const size_t to = (rank + i) % S, from = (rank + S - i) % S;
-        Messages p;
-        memset(&p, 0, sizeof(p));
-        for (j = 0; j < 4; j++) {
+        Messages p = {0};
+        for (size_t j = 0; j < 4; j++) {
             const Range out = halo_part(s, to, j / 2, rank, j % 2), in = halo_part(s, rank, j / 2, from, j % 2);
             if (out.count) {
                 message_add(&p, to, key_value_at(s, s->kv.k, l, out.begin), NULL, out.count * row);
@@ -124,12 +120,10 @@ static void halos_return(StreamBP *s, size_t l) {
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
     Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);
-    size_t i, j, done;
-    for (i = 1; i < S; i++) {
+    for (size_t i = 1; i < S; i++) {
         const size_t to = (rank + S - i) % S, from = (rank + i) % S;
-        Messages p;
-        memset(&p, 0, sizeof(p));
-        for (j = 0, done = 0; j < 4; j++) {
+        Messages p = {0};
+        for (size_t j = 0, done = 0; j < 4; j++) {
             const Range out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
             if (out.count) {
                 message_add(&p, to, key_gradient_at(s, s->kv.dk, l, out.begin), NULL, out.count * row);
@@ -143,7 +137,7 @@ static void halos_return(StreamBP *s, size_t l) {
         }
         s->ops->await(
             ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_SEQUENCE, p.message, p.count, mean));
-        for (j = 0, done = 0; j < 4; j++) {
+        for (size_t j = 0, done = 0; j < 4; j++) {
             const Range in = halo_part(s, from, j / 2, rank, j % 2);
             const DType type = dtype_of_sums(s->model->dtype);
             if (!in.count) continue;

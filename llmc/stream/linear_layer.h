@@ -43,9 +43,8 @@ typedef struct {
 static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[2]) {
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
-    int tensor;
     if (!w.adapters) return 0;
-    for (tensor = linear.weight; tensor <= (int)linear.last; tensor++) {
+    for (int tensor = linear.weight; tensor <= (int)linear.last; tensor++) {
         const LoraPart *part = &s->memory.lora->part[tensor];
         if (part->a != ABSENT) {
             adapter[count].part = part;
@@ -62,9 +61,8 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
 
 // What an adapter sees of the input x[n,in]: x, or in training with dropout a copy of it, pushed.
 static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
-    Stored *dropped;
     if (s->dropout == 0) return x;
-    dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
+    Stored *dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
     s->ops->dropout(dropped, x, c.n, in, s->batch->first + c.place, s->dropout, adapter->seed, 0);
     return dropped;
 }
@@ -81,13 +79,13 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
 // ---- the layer ------------------------------------------------------------------------------------------------------
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
 static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
-                                  const Stored *x, const Stored *residual) {
+                           const Stored *x, const Stored *residual) {
     const Linear linear = linear_of(s, tensor);
     Adapter adapter[2];
-    size_t count = adapters_of(s, l, w, linear, adapter), i;
+    size_t count = adapters_of(s, l, w, linear, adapter);
     s->ops->linear_forward(out, x, weight_of(s, w, linear.weight), weight_of(s, w, linear.bias), residual, c.n,
                            linear.in, linear.out);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         size_t mark = arena_mark(s->arena);
         const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);
         const Stored *h = adapter_narrow(s, c, &adapter[i], input, linear.in);
@@ -99,7 +97,7 @@ static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
 
 // dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
 static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adapter *adapter, Linear linear,
-                                       const Stored *dout, const Stored *x) {
+                                const Stored *dout, const Stored *x) {
     const Lora *lora = s->memory.lora;
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
     Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", c.n * lora->rank);
@@ -117,7 +115,7 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adap
 
 // dx[n,in] += the part of it that comes through an adapter
 static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
-                                          const Stored *dh) {
+                                   const Stored *dh) {
     const size_t mark = arena_mark(s->arena), rank = s->memory.lora->rank;
     if (s->dropout > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
@@ -132,18 +130,18 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
 // dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not
 // accumulated
 static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, LayerTensor tensor,
-                                   Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
+                            Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const Linear linear = linear_of(s, tensor);
     const size_t mark = arena_mark(s->arena);
     Adapter adapter[2];
     Stored *dh[2];
-    size_t count = adapters_of(s, l, w, linear, adapter), i;
+    size_t count = adapters_of(s, l, w, linear, adapter);
     if (!s->memory.lora)
         s->ops->linear_backward_weight(sum_of(s, sums, linear.weight), sum_of(s, sums, linear.bias), dout, x, c.n,
                                        linear.in, linear.out);
-    for (i = 0; i < count; i++) dh[i] = adapter_backward(s, c, sums, &adapter[i], linear, dout, x);
+    for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(s, c, sums, &adapter[i], linear, dout, x);
     s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, accumulate);
-    for (i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
+    for (size_t i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
     arena_pop(s->arena, mark);
 }
 

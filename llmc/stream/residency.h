@@ -102,7 +102,7 @@ static int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed
 }
 
 static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
-                                   size_t size) {
+                            size_t size) {
     if (ranks_in(r->world, group) == 1) return 0;
     count_sent(r, kind, bytes_sent(r, group, count, size), ranks_in(r->world, group) - 1);
     return r->ops->all_gather(group, x, count, unit, size);
@@ -111,11 +111,10 @@ static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, voi
 // mean: bytes that a rank sends on average. A plan counts these: it knows one rank's parcels alone, and others may send
 // more or less.
 static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
-                                     double mean) {
+                              double mean) {
     double bytes = 0;
-    size_t i;
     if (ranks_in(r->world, group) == 1) return 0;
-    for (i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
+    for (size_t i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
     if (r->plan) bytes = mean;
     count_sent(r, kind, bytes, 1);
     return r->ops->exchange(group, messages, n);
@@ -168,12 +167,11 @@ static GroupWeights acquire_gathered_table(Residency *r, size_t group) {
     const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
     const int tied = group == GROUP_HEAD && head_is_tied(model);
     GroupWeights w = {NULL, NULL, NULL};
-    int64_t ticket;
     r->weights_mark = arena_mark(r->arena);
     w.weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
                                    group == GROUP_HEAD ? "the head's gathered weights" : "the gathered embedding",
                                    elements, size);
-    ticket = gather_group(r, model, r->weights, group, w.weights);
+    int64_t ticket = gather_group(r, model, r->weights, group, w.weights);
     if (tied) {
         w.matrix = (char *)arena_push(r->arena, SHARE_WEIGHTS, "the gathered embedding",
                                       group_elements(model, GROUP_EMBEDDING), size);
@@ -213,9 +211,8 @@ static void weights_updated(Residency *r) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(table->dtype), L = table->config.num_hidden_layers;
     int64_t ticket = 0;
-    size_t i;
     if (alone(r) || r->world.zero < ZERO_OPTIMIZER || r->world.zero >= ZERO_WEIGHTS) return;
-    for (i = 0; i < L + 2; i++) {
+    for (size_t i = 0; i < L + 2; i++) {
         const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD, count = group_elements(table, group);
         if (count)
             ticket =
@@ -408,11 +405,10 @@ static void push_gathered(Residency *r, LayerBuffer *b, int first) {
 static void layers_begin(Residency *r, int step) {
     const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
-    size_t i;
     r->step = step;
     r->layers_mark = arena_mark(r->arena);
-    for (i = 0; i < two && weights_sharding(r).ranks > 1; i++) push_gathered(r, &r->gathered[i], i == 0);
-    for (i = 0; i < (alone(r) ? 1 : two) && step < 0 && !sums_in_place(r); i++) {
+    for (size_t i = 0; i < two && weights_sharding(r).ranks > 1; i++) push_gathered(r, &r->gathered[i], i == 0);
+    for (size_t i = 0; i < (alone(r) ? 1 : two) && step < 0 && !sums_in_place(r); i++) {
         r->summed[i].busy = 0;
         r->summed[i].sums = (Summed *)arena_push(
             r->arena, SHARE_GRADIENTS, i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
@@ -421,8 +417,7 @@ static void layers_begin(Residency *r, int step) {
 }
 
 static void layers_end(Residency *r) {
-    size_t i;
-    for (i = 0; i < 2 && r->step < 0; i++) finish_layer(r, &r->summed[i]);
+    for (size_t i = 0; i < 2 && r->step < 0; i++) finish_layer(r, &r->summed[i]);
     r->layers_repeat = 1;
     arena_pop(r->arena, r->layers_mark);
 }

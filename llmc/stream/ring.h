@@ -56,8 +56,7 @@ static void ring_end(StreamBP *s) {
 // Where a block comes to: two by turns, but of two ranks one is enough.
 static void push_passing(StreamBP *s, KeyBlock passing[2]) {
     const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
-    size_t i;
-    for (i = 0; i < blocks; i++) {
+    for (size_t i = 0; i < blocks; i++) {
         passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
         passing[i].v = push_stored(s, SHARE_KV, i ? "values that come next" : "values that pass by", count);
     }
@@ -70,15 +69,15 @@ static size_t block_owner(const StreamBP *s, size_t step) {
 
 // The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk
 // and dv; rows of `row` bytes.
-static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2],
-                                 void *const in[2], size_t row) {
+static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2], void *const in[2],
+                          size_t row) {
     const size_t S = s->ranks, rank = sequence_rank(s);
     const size_t leaves = sequence_tokens(s->N, S, block_owner(s, step));
     const size_t comes = sequence_tokens(s->N, S, block_owner(s, step + 1));
     const double mean = 2 * (double)(s->N * row) / (double)S; // a step's blocks are all of the stream
     Message message[4];
-    size_t count = 0, i;
-    for (i = 0; i < 2; i++) {
+    size_t count = 0;
+    for (size_t i = 0; i < 2; i++) {
         const Message to = {(rank + 1) % S, out[i], NULL, leaves * row, 0};
         const Message from = {(rank + S - 1) % S, NULL, in[i], 0, comes * row};
         if (leaves) message[count++] = to;
@@ -132,8 +131,8 @@ static Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t half) {
 static int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
 
 // Attention of an own chunk to the keys of a block's range; sums: of the chunk's output so far.
-static void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
-                                      Summed *sums, Summed *scratch) {
+static void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans, Summed *sums,
+                               Summed *scratch) {
     Shapes d = shapes_of(s->model);
     const size_t row = d.KV * d.stored;
     const RingLayer *r = &s->ring_layer;
@@ -146,7 +145,7 @@ static void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, B
 
 // gradients: of the block, added to
 static void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans,
-                                       const GradientBlock *gradients, Summed *scratch) {
+                                const GradientBlock *gradients, Summed *scratch) {
     Shapes d = shapes_of(s->model);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
     const RingLayer *r = &s->ring_layer;
@@ -161,15 +160,14 @@ static void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, 
 
 // Of each own chunk that sees keys of the block: forward into sums, or backward where there are gradients.
 static void block_attention(StreamBP *s, size_t l, KeyBlock block, Summed *sums, const GradientBlock *gradients,
-                                   size_t step, size_t size) {
+                            size_t step, size_t size) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
                                   s->ops->attention_scratch(min_size(size, s->own_tokens), d.NH, d.NKV, d.HD));
-    size_t half, i;
-    for (half = 0; half < 2 && !block_is_known(s, step); half++) {
+    for (size_t half = 0; half < 2 && !block_is_known(s, step); half++) {
         const BlockRange b = block_range(s, step, half);
-        for (i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
+        for (size_t i = 0; b.keys.begin < b.keys.end && i < chunk_visits(s, size); i++) {
             const Chunk c = chunk_visit(s, i, size);
             if (b.keys.begin >= c.place + c.n) continue;
             if (gradients)
@@ -191,17 +189,15 @@ static KeyBlock own_block(StreamBP *s, size_t l) {
 static void ring_forward(StreamBP *s, size_t l, size_t size) {
     const size_t mark = arena_mark(s->arena), count = s->own_tokens * shapes_of(s->model).Q;
     const Range all = {0, s->own_tokens};
-    Summed *sums;
     KeyBlock passing[2];
     int64_t ticket = 0;
-    size_t step;
     if (attention_saved(s)) {
         kept_attention_finish(s);
         return;
     }
-    sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
+    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
     push_passing(s, passing);
-    for (step = 0; step < s->ranks; step++) {
+    for (size_t step = 0; step < s->ranks; step++) {
         const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
         if (step) s->ops->await(ticket);
         if (step + 1 < s->ranks) ticket = keys_pass(s, step, here, passing[step % 2]);
@@ -221,13 +217,12 @@ static void ring_backward(StreamBP *s, size_t l, size_t size) {
     GradientBlock found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}};
     KeyBlock passing[2];
     int64_t keys = 0, gradients = 0;
-    size_t step;
     travelling[1].dk = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
     travelling[1].dv = push_summed(s, SHARE_KV, "gradient of values that pass by", block);
     found.dk = push_summed(s, SHARE_KV, "gradient of keys found here", block);
     found.dv = push_summed(s, SHARE_KV, "gradient of values found here", block);
     push_passing(s, passing);
-    for (step = 0; step < S; step++) {
+    for (size_t step = 0; step < S; step++) {
         const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
         const GradientBlock on = travelling[(S - step) % 2], to = step ? found : on;
         const size_t count = sequence_tokens(s->N, S, block_owner(s, step)) * d.KV;

@@ -183,9 +183,8 @@ static size_t sequence_rank(const StreamBP *s) {
 
 // Deals the stream of s->batch over so many ranks.
 static void sequence_split(StreamBP *s, size_t ranks) {
-    size_t half;
     s->N = s->batch->N, s->ranks = ranks;
-    for (half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
+    for (size_t half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
     s->own_tokens = s->own[0].count + s->own[1].count;
 }
 
@@ -236,9 +235,7 @@ static size_t layer_visit(StreamBP *s, size_t index) {
 }
 
 // The window of those layers that have one.
-static size_t window_of_model(const Config *config) {
-    return config->layer_types[0] ? config->sliding_window : 0;
-}
+static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
 // The document of a token.
 static size_t document_of(const Batch *batch, size_t token) {
@@ -269,8 +266,7 @@ static Chunk chunk_of(StreamBP *s, size_t place, size_t n) {
 static double range_pairs(const Batch *batch, Range range, size_t window) {
     const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
-    size_t d;
-    for (d = 0; d < batch->documents; d++) {
+    for (size_t d = 0; d < batch->documents; d++) {
         const size_t from = max_size(start[d], range.begin), to = min_size(start[d + 1], end);
         if (from < to) pairs += query_key_pairs(from - start[d], to - start[d], window);
     }
@@ -329,7 +325,7 @@ static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored
 }
 
 static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                                 const Stored *w, size_t n, int accumulate) {
+                          const Stored *w, size_t n, int accumulate) {
     const Config *config = &s->model->config;
     size_t C = config->hidden_size, mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, C));
@@ -343,14 +339,14 @@ static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const
 
 // What a part of a layer adds to the residual stream: out[n,C] = residual + norm(x).
 static void post_norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *residual,
-                                     size_t n) {
+                              size_t n) {
     const Config *config = &s->model->config;
     s->ops->rmsnorm_forward(out, x, w, residual, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
 }
 
 // QK-norm and RoPE of queries or keys [n,heads,HD]: out = both of them; linear is out without QK-norm.
 static void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored *linear, const Stored *norm,
-                                const int32_t *position, size_t n, size_t heads) {
+                         const int32_t *position, size_t n, size_t heads) {
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
     if (d.qk_norm)
@@ -360,7 +356,7 @@ static void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored *linea
 
 // Gradient through RoPE and QK-norm of [n,heads,HD], in place. linear: the values before QK-norm.
 static void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summed *dnorm, const Stored *linear,
-                                         const Stored *norm, Chunk c, size_t heads) {
+                                  const Stored *norm, Chunk c, size_t heads) {
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), rows = c.n * heads;
     const int local = layer_window(&s->model->config, l) != 0;
@@ -436,8 +432,8 @@ static int layer_rings(const StreamBP *s, size_t l) {
 
 // The first row of a layer's keys and values.
 static size_t key_value_begin(const StreamBP *s, size_t l) {
-    size_t row = 0, i;
-    for (i = 0; i < l && s->kv.layers > 1; i++) row += s->kv.rows[layer_window(&s->model->config, i) != 0];
+    size_t row = 0;
+    for (size_t i = 0; i < l && s->kv.layers > 1; i++) row += s->kv.rows[layer_window(&s->model->config, i) != 0];
     return row;
 }
 
@@ -473,11 +469,11 @@ static Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
 static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     Spans spans = c.spans;
     Span *moved = s->span + s->batch->documents;
-    size_t i, skipped = tokens_skipped(s, l, c.place);
+    size_t skipped = tokens_skipped(s, l, c.place);
     spans.window = layer_window(&s->model->config, l);
     if (spans.window) spans.pairs = c.window_pairs;
     if (!skipped) return spans;
-    for (i = 0; i < spans.count; i++) {
+    for (size_t i = 0; i < spans.count; i++) {
         moved[i].document = max_size(c.spans.span[i].document, skipped) - skipped;
         moved[i].begin = c.spans.span[i].begin - skipped, moved[i].end = c.spans.span[i].end - skipped;
         moved[i].row = c.spans.span[i].row;
@@ -515,14 +511,15 @@ static size_t rows_of_a_layer(const StreamBP *s) {
 // Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
 static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     Shapes d = shapes_of(s->model);
-    size_t windows = layers_with_window(&s->model->config), count, half;
+    size_t windows = layers_with_window(&s->model->config), count;
     memset(&s->kv, 0, sizeof(s->kv));
     s->kv.layers = layers;
     s->kv.rows[0] = s->ranks == 1 ? tokens
                     : s->ring     ? sequence_share_max(s->N, s->ranks)
                                   : sequence_rows(s->N, s->ranks);
     s->kv.rows[1] = window_rows(s, tokens, chunk);
-    for (half = 0; half < 2 && s->ranks > 1; half++) s->kv.held[half] = window_range_of_rank(s, sequence_rank(s), half);
+    for (size_t half = 0; half < 2 && s->ranks > 1; half++)
+        s->kv.held[half] = window_range_of_rank(s, sequence_rank(s), half);
     if (layers > 1)
         count = (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1];
     else
@@ -535,12 +532,11 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
 // ---- the window's slide ---------------------------------------------------------------------------------------------
 // Moves `rows` rows of `bytes` each from row `from` to row `to`, a piece at a time since pieces may not overlap.
 static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_t rows, size_t bytes) {
-    size_t step = from > to ? from - to : to - from, done, n;
+    size_t step = from > to ? from - to : to - from, n;
     char *memory = (char *)base;
-    for (done = 0; step && done < rows; done += n) {
-        size_t row;
+    for (size_t done = 0; step && done < rows; done += n) {
         n = min_size(step, rows - done);
-        row = from > to ? done : rows - done - n; // downwards from the bottom, upwards from the top
+        size_t row = from > to ? done : rows - done - n; // downwards from the bottom, upwards from the top
         ops->copy(memory + (to + row) * bytes, memory + (from + row) * bytes, n * bytes);
     }
 }
@@ -562,9 +558,9 @@ static void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
 // Before chunk c of layers with a window, chunks first to last: makes room for its keys. In a plan they are at once
 // where they would have come to be.
 static void window_slide_forward(StreamBP *s, Chunk c) {
-    size_t window = window_of_model(&s->model->config), first = first_key(0, c.place, window), l;
+    size_t window = window_of_model(&s->model->config), first = first_key(0, c.place, window);
     if (c.place + c.n - s->kv.first <= s->kv.rows[1]) return;
-    for (l = 0; l < s->model->config.num_hidden_layers; l++) {
+    for (size_t l = 0; l < s->model->config.num_hidden_layers; l++) {
         if (!layer_slides(s, l)) continue;
         slide_keys(s, l, first, c.place);
         if (s->kv.layers == 1) break; // one layer's are there, whose they are does not matter

@@ -10,16 +10,14 @@ is of the whole stream, so the host of each rank gets the others', too.
 
 // Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
 static void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
-    size_t half;
-    for (half = 0; half < 2; half++)
+    for (size_t half = 0; half < 2; half++)
         if (s->own[half].count)
             s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
                             s->own[half].count * size);
 }
 
 static void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
-    size_t half;
-    for (half = 0; half < 2; half++)
+    for (size_t half = 0; half < 2; half++)
         if (s->own[half].count)
             s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
                              s->own[half].count * size);
@@ -30,12 +28,12 @@ static void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
     const size_t most = sequence_share_max(s->N, S);
     char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
-    size_t rank, half;
+    size_t half;
     if (S == 1) return;
     for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
         memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
     dist_gather(RANKS_SEQUENCE, own, most * size, all);
-    for (rank = 0; rank < S; rank++) {
+    for (size_t rank = 0; rank < S; rank++) {
         for (half = 0, packed = all + rank * most * size; half < 2; half++) {
             const Range part = sequence_part(s->N, S, rank, half);
             memcpy(at(host, part.begin, size), packed, part.count * size);
@@ -62,10 +60,9 @@ static void sequence_weights(StreamBP *s) {
 
 // Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
 static void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
-    size_t n;
     s->batch = batch, s->Z = Z;
     sequence_split(s, world_sp(s->memory.world));
-    n = s->own_tokens;
+    size_t n = s->own_tokens;
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
     s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));

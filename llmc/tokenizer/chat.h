@@ -25,8 +25,8 @@ static int is_trimmed_away(uint32_t c) {
 
 static void chat_append_text(Scratch *to, const char *text, size_t bytes, int trim) {
     const unsigned char *at = (const unsigned char *)text;
-    size_t begin = 0, end = 0, i, length, kept = 0;
-    for (i = 0; i < bytes; i += length) {
+    size_t begin = 0, end = 0, length, kept = 0;
+    for (size_t i = 0; i < bytes; i += length) {
         if (is_trimmed_away(character_at(at, bytes, i, &length))) continue;
         if (!kept++) begin = i;
         end = i + length;
@@ -49,8 +49,7 @@ static void chat_check(const Tokenizer *t, const char *system, int turns) {
 }
 
 // Appends the ids of a user's turn: the first one with all that comes before it, a later one with what ends the answer before.
-static void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first,
-                             TokenIds *ids) {
+static void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first, TokenIds *ids) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;
     Scratch text = {NULL, 0, 0};
     if (!first) {

@@ -49,12 +49,10 @@ typedef struct {
 static void merging_push(Merging *m, size_t place) {
     const Symbol *symbol = &m->symbol[place];
     size_t child = m->waiting, parent;
-    uint64_t key;
-    uint32_t rank;
     if (symbol->next < 0) return;
-    rank = tokenizer_rank(m->t, symbol->id, m->symbol[symbol->next].id);
+    uint32_t rank = tokenizer_rank(m->t, symbol->id, m->symbol[symbol->next].id);
     if (rank == NO_TOKEN) return;
-    key = (uint64_t)rank << 32 | place;
+    uint64_t key = (uint64_t)rank << 32 | place;
     m->t->heap.count = m->waiting * sizeof(key);
     m->heap = (uint64_t *)tokenizer_scratch(&m->t->heap, (m->waiting + 1) * sizeof(key));
     for (m->waiting++; child; child = parent) {
@@ -80,16 +78,15 @@ static uint64_t merging_pop(Merging *m) {
 
 // Whatever waits in the heap may have been overtaken by another merge: it counts where its result is still that of the neighbours.
 static void merging_run(Merging *m) {
-    size_t i;
-    for (i = 0; i + 1 < m->count; i++) merging_push(m, i);
+    for (size_t i = 0; i + 1 < m->count; i++) merging_push(m, i);
     while (m->waiting) {
         uint64_t key = merging_pop(m);
         size_t place = (size_t)(key & 0xffffffffu);
-        uint32_t result = m->t->merges[key >> 32].result, rank;
-        Symbol *left = &m->symbol[place], *right;
+        uint32_t result = m->t->merges[key >> 32].result;
+        Symbol *left = &m->symbol[place];
         if (left->merged || left->next < 0) continue;
-        right = &m->symbol[left->next];
-        rank = tokenizer_rank(m->t, left->id, right->id);
+        Symbol *right = &m->symbol[left->next];
+        uint32_t rank = tokenizer_rank(m->t, left->id, right->id);
         if (rank == NO_TOKEN || m->t->merges[rank].result != result) continue;
         left->id = result;
         left->next = right->next, right->merged = 1;
@@ -111,18 +108,17 @@ static void merging_add(Merging *m, uint32_t id) {
 static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     const Tokenizer *t = m->t;
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
-    size_t i, j, length;
-    for (i = 0; i < bytes; i += length) {
-        uint32_t id;
+    size_t length;
+    for (size_t i = 0; i < bytes; i += length) {
         character_at(word, bytes, i, &length);
         if (byte_level) length = 1;
-        id = byte_level ? t->byte_id[word[i]] : tokenizer_find(t, word + i, length);
+        uint32_t id = byte_level ? t->byte_id[word[i]] : tokenizer_find(t, word + i, length);
         if (id != NO_TOKEN) {
             if (unknown) merging_add(m, t->unknown);
             unknown = 0;
             merging_add(m, id);
         } else if (t->flags & TOKENIZER_BYTE_FALLBACK) {
-            for (j = 0; j < length; j++) merging_add(m, t->byte_id[word[i + j]]);
+            for (size_t j = 0; j < length; j++) merging_add(m, t->byte_id[word[i + j]]);
         } else if (t->unknown != NO_TOKEN) {
             if (unknown && !(t->flags & TOKENIZER_FUSE_UNKNOWN)) merging_add(m, t->unknown);
             unknown = 1;
@@ -133,7 +129,6 @@ static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
 
 static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, TokenIds *ids) {
     Merging m = {t, NULL, 0, NULL, 0};
-    size_t i;
     if (t->flags & TOKENIZER_IGNORE_MERGES) {
         uint32_t id = tokenizer_find(t, word, bytes);
         if (id != NO_TOKEN) {
@@ -144,21 +139,20 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
     m.symbol = (Symbol *)tokenizer_scratch(&t->symbols, (bytes + 1) * sizeof(Symbol));
     merging_fill(&m, word, bytes);
     merging_run(&m);
-    for (i = 0; i < m.count; i++)
+    for (size_t i = 0; i < m.count; i++)
         if (!m.symbol[i].merged) token_ids_add(ids, m.symbol[i].id);
 }
 
 // ---- stretches of text between added tokens --------------------------------------------------------------------------------------------
 // text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the text's.
-static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes,
-                                int replace) {
-    size_t i, spaces = 0;
-    for (i = 0; replace && i < bytes; i++) spaces += text[i] == ' ';
+static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
+    size_t spaces = 0;
+    for (size_t i = 0; replace && i < bytes; i++) spaces += text[i] == ' ';
     out->count = 0;
     tokenizer_scratch(out, strlen(before) + bytes + 2 * spaces);
     memcpy(out->at, before, strlen(before));
     out->count = strlen(before);
-    for (i = 0; i < bytes; i++) {
+    for (size_t i = 0; i < bytes; i++) {
         if (replace && text[i] == ' ') {
             memcpy(out->at + out->count, META_SPACE, 3);
             out->count += 3;
@@ -175,7 +169,7 @@ static int begins_with_meta_space(const unsigned char *text, size_t bytes) {
 // A stretch without added tokens; `first`: the text begins with it.
 static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
     int meta = t->words >= WORDS_METASPACE_ALWAYS;
-    size_t i, end;
+    size_t end;
     Stretch s;
     if (meta) {
         int wanted = t->words == WORDS_METASPACE_ALWAYS || (t->words == WORDS_METASPACE_FIRST && first);
@@ -186,7 +180,7 @@ static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, 
     }
     s.t = t;
     s.text = meta ? t->words_text.at : text, s.bytes = meta ? t->words_text.count : bytes;
-    for (i = 0; i < s.bytes; i = end) {
+    for (size_t i = 0; i < s.bytes; i = end) {
         end = word_end(&s, i);
         encode_word(t, s.text + i, end - i, ids);
     }
@@ -194,11 +188,10 @@ static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, 
 
 // The longest of added[first..last) that stands at text[i]; NULL: none. They are in the order of their bytes.
 static const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last, const unsigned char *text,
-                                         size_t bytes, size_t i) {
+                                  size_t bytes, size_t i) {
     const unsigned char *all = t->section[SECTION_ADDED_TEXT];
     const AddedToken *found = NULL;
-    size_t depth;
-    for (depth = 0; first < last; depth++) { // added[first..last) begin with text[i..i + depth)
+    for (size_t depth = 0; first < last; depth++) { // added[first..last) begin with text[i..i + depth)
         size_t low = first, high = last, middle;
         if (t->added[first].bytes == depth) found = &t->added[first++];
         if (i + depth >= bytes) break;
@@ -239,21 +232,21 @@ static size_t spaces_behind(const Tokenizer *t, const unsigned char *text, size_
     return i;
 }
 
-static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
-                                  int allow_special, TokenIds *ids);
+static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first, int allow_special,
+                           TokenIds *ids);
 
 // Cuts text at the added tokens that are looked for in raw text, or in normalized text.
-static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
-                                int allow_special, TokenIds *ids) {
+static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first, int allow_special,
+                         TokenIds *ids) {
     size_t from = raw ? 0 : t->added_raw, to = raw ? t->added_raw : t->added_count, done = 0, i = 0;
     while (i < bytes && from < to) {
         const AddedToken *token = added_at(t, from, to, text, bytes, i);
-        size_t begin = i, end;
+        size_t begin = i;
         if (!token) {
             i++;
             continue;
         }
-        end = i += token->bytes;
+        size_t end = i += token->bytes;
         if (token->flags & ADDED_SPECIAL && !allow_special) continue;
         if (token->flags & ADDED_LEFT) begin = spaces_before(t, text, done, begin);
         if (token->flags & ADDED_RIGHT) end = spaces_behind(t, text, bytes, end);
@@ -264,8 +257,8 @@ static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, 
     if (done < bytes) encode_between(t, text + done, bytes - done, raw, first && !done, allow_special, ids);
 }
 
-static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first,
-                                  int allow_special, TokenIds *ids) {
+static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first, int allow_special,
+                           TokenIds *ids) {
     if (!raw) {
         encode_words(t, text, bytes, first, ids);
     } else if (t->flags & TOKENIZER_COMPOSE) {
@@ -284,8 +277,8 @@ static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes
 // `text` from the file for a message: one line, nothing that moves the cursor.
 static const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
     static char text[400];
-    size_t bytes = min_size(t->section_bytes[section], sizeof(text) - 1), i;
-    for (i = 0; i < bytes; i++) {
+    size_t bytes = min_size(t->section_bytes[section], sizeof(text) - 1);
+    for (size_t i = 0; i < bytes; i++) {
         unsigned char c = t->section[section][i];
         text[i] = c < 0x20 || c == 0x7f ? '?' : (char)c;
     }
@@ -296,12 +289,12 @@ static const char *tokenizer_message(const Tokenizer *t, TokenizerSection sectio
 // Appends the ids of text[bytes]. Special tokens that stand in it as text are tokens where `allow_special`, else text.
 static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int allow_special, TokenIds *ids) {
     const unsigned char *bytes_of = (const unsigned char *)text;
-    size_t i, length;
+    size_t length;
     if (!(t->flags & TOKENIZER_ENCODES))
         die_usage("%s decodes only, %s; give the prompt with --prompt-ids ID,ID,...", t->path,
                   tokenizer_message(t, SECTION_REASON));
     if (bytes > INT32_MAX / 4) die("a text of %zu bytes is too long to be encoded at once", bytes);
-    for (i = 0; i < bytes; i += length) {
+    for (size_t i = 0; i < bytes; i += length) {
         length = utf8_length(bytes_of + i, bytes - i);
         if (!length) die("the text to be encoded is not UTF-8: see its byte %zu, 0x%02x", i, bytes_of[i]);
     }
@@ -310,10 +303,9 @@ static void tokenizer_encode(Tokenizer *t, const char *text, size_t bytes, int a
 
 // The ids of a plain prompt.
 static void tokenizer_prompt(Tokenizer *t, const char *text, size_t bytes, TokenIds *ids) {
-    size_t i;
-    for (i = 0; i < t->prefix_count; i++) token_ids_add(ids, t->prefix_ids[i]);
+    for (size_t i = 0; i < t->prefix_count; i++) token_ids_add(ids, t->prefix_ids[i]);
     tokenizer_encode(t, text, bytes, 1, ids);
-    for (i = 0; i < t->suffix_count; i++) token_ids_add(ids, t->suffix_ids[i]);
+    for (size_t i = 0; i < t->suffix_count; i++) token_ids_add(ids, t->suffix_ids[i]);
 }
 
 // The bytes of an id; none for ids that the tokenizer does not have.
@@ -330,8 +322,7 @@ static int tokenizer_is_special(const Tokenizer *t, int32_t id) {
 
 // Whether a text ends with this id.
 static int tokenizer_is_end(const Tokenizer *t, int32_t id) {
-    size_t i;
-    for (i = 0; i < t->end_count; i++)
+    for (size_t i = 0; i < t->end_count; i++)
         if (t->end_ids[i] == (uint32_t)id) return 1;
     return 0;
 }

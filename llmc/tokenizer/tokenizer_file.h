@@ -214,8 +214,7 @@ static void tokenizer_check_header(Tokenizer *t) {
 
 static void tokenizer_check_sections(Tokenizer *t) {
     uint64_t place[2];
-    size_t i;
-    for (i = 0; i < TOKENIZER_SECTIONS; i++) {
+    for (size_t i = 0; i < TOKENIZER_SECTIONS; i++) {
         memcpy(place, t->file + TOKENIZER_HEADER + 16 * i, sizeof(place));
         if (place[0] > t->bytes || place[1] > t->bytes - place[0] || place[0] % 8)
             tokenizer_damaged(t, "a section lies outside of it");
@@ -232,31 +231,29 @@ static const void *tokenizer_entries(const Tokenizer *t, TokenizerSection sectio
 
 // offsets[ids + 1] into a run of bytes.
 static const uint32_t *tokenizer_check_table(const Tokenizer *t, TokenizerSection offsets_section,
-                                                    TokenizerSection bytes_section) {
-    size_t count, i;
+                                             TokenizerSection bytes_section) {
+    size_t count;
     const uint32_t *offsets = (const uint32_t *)tokenizer_entries(t, offsets_section, sizeof(uint32_t), &count);
     if (count != (size_t)t->ids + 1 || offsets[0] != 0 || offsets[t->ids] != t->section_bytes[bytes_section])
         tokenizer_damaged(t, "a table of texts has the wrong size");
-    for (i = 0; i < t->ids; i++)
+    for (size_t i = 0; i < t->ids; i++)
         if (offsets[i] > offsets[i + 1]) tokenizer_damaged(t, "a table of texts goes backwards");
     return offsets;
 }
 
 static const uint32_t *tokenizer_check_ids(const Tokenizer *t, TokenizerSection section, size_t *count) {
     const uint32_t *ids = (const uint32_t *)tokenizer_entries(t, section, sizeof(uint32_t), count);
-    size_t i;
-    for (i = 0; i < *count; i++)
+    for (size_t i = 0; i < *count; i++)
         if (ids[i] >= t->ids) tokenizer_damaged(t, "a list of ids goes beyond them");
     return ids;
 }
 
 static void tokenizer_check_added(Tokenizer *t) {
-    size_t i;
     t->added = (const AddedToken *)tokenizer_entries(t, SECTION_ADDED, sizeof(AddedToken), &t->added_count);
-    for (i = 0; i < t->added_count; i++) {
+    for (size_t i = 0; i < t->added_count; i++) {
         const AddedToken *token = &t->added[i], *before = i ? token - 1 : NULL;
         const unsigned char *text = t->section[SECTION_ADDED_TEXT];
-        int normalized = (token->flags & ADDED_NORMALIZED) != 0, order;
+        int normalized = (token->flags & ADDED_NORMALIZED) != 0;
         if (token->id >= t->ids || !token->bytes || token->offset > t->section_bytes[SECTION_ADDED_TEXT] ||
             token->bytes > t->section_bytes[SECTION_ADDED_TEXT] - token->offset)
             tokenizer_damaged(t, "an added token lies outside of it");
@@ -265,7 +262,7 @@ static void tokenizer_check_added(Tokenizer *t) {
             if (before && !normalized) tokenizer_damaged(t, "its added tokens are out of order");
             continue;
         }
-        order = memcmp(text + before->offset, text + token->offset, min_size(before->bytes, token->bytes));
+        int order = memcmp(text + before->offset, text + token->offset, min_size(before->bytes, token->bytes));
         if (order > 0 || (order == 0 && before->bytes >= token->bytes))
             tokenizer_damaged(t, "its added tokens are out of order");
     }
@@ -274,21 +271,20 @@ static void tokenizer_check_added(Tokenizer *t) {
 static int is_character(uint32_t point) { return point < CHARACTERS && (point < 0xd800 || point > 0xdfff); }
 
 static void tokenizer_check_composition(Tokenizer *t) {
-    size_t i, j;
     t->decompositions = (const Decomposition *)tokenizer_entries(t, SECTION_DECOMPOSITIONS, sizeof(Decomposition),
                                                                  &t->decomposition_count);
     t->combining = (const uint32_t *)tokenizer_entries(t, SECTION_COMBINING, 8, &t->combining_count);
     t->pairs = (const CompositionPair *)tokenizer_entries(t, SECTION_PAIRS, sizeof(CompositionPair), &t->pair_count);
-    for (i = 0; i < t->decomposition_count; i++) {
+    for (size_t i = 0; i < t->decomposition_count; i++) {
         const Decomposition *d = &t->decompositions[i];
         if (d->count < 1 || d->count > 4 || (i && d[-1].point >= d->point)) tokenizer_damaged(t, "a decomposition");
-        for (j = 0; j < d->count; j++)
+        for (size_t j = 0; j < d->count; j++)
             if (!is_character(d->parts[j])) tokenizer_damaged(t, "a decomposition");
     }
-    for (i = 0; i < t->combining_count; i++)
+    for (size_t i = 0; i < t->combining_count; i++)
         if (t->combining[2 * i + 1] > 255 || (i && t->combining[2 * i - 2] >= t->combining[2 * i]))
             tokenizer_damaged(t, "a combining class");
-    for (i = 0; i < t->pair_count; i++) {
+    for (size_t i = 0; i < t->pair_count; i++) {
         const CompositionPair *p = &t->pairs[i];
         if (!is_character(p->composite)) tokenizer_damaged(t, "a composed character");
         if (i && (p[-1].first > p->first || (p[-1].first == p->first && p[-1].second >= p->second)))
@@ -305,36 +301,34 @@ static uint32_t *tokenizer_slots(size_t entries, size_t *mask) {
 }
 
 static void tokenizer_index_merges(Tokenizer *t) {
-    size_t i, slot;
     t->merges = (const MergeRule *)tokenizer_entries(t, SECTION_MERGES, sizeof(MergeRule), &t->merge_count);
     if (t->merge_count > INT32_MAX) tokenizer_damaged(t, "its number of merges");
     t->merge_slots = tokenizer_slots(t->merge_count, &t->merge_mask);
-    for (i = 0; i < t->merge_count; i++) {
+    for (size_t i = 0; i < t->merge_count; i++) {
         const MergeRule *merge = &t->merges[i];
         if (merge->left >= t->ids || merge->right >= t->ids || merge->result >= t->ids)
             tokenizer_damaged(t, "a merge of ids it does not have");
         if (tokenizer_rank(t, merge->left, merge->right) != NO_TOKEN)
             tokenizer_damaged(t, "a merge stands there twice");
-        slot = (size_t)hash_pair(merge->left, merge->right) & t->merge_mask;
+        size_t slot = (size_t)hash_pair(merge->left, merge->right) & t->merge_mask;
         while (t->merge_slots[slot]) slot = (slot + 1) & t->merge_mask;
         t->merge_slots[slot] = (uint32_t)i + 1;
     }
 }
 
 static void tokenizer_index_spellings(Tokenizer *t) {
-    size_t bytes, slot, byte;
+    size_t bytes;
     char name[8];
-    uint32_t id;
     t->spelling_slots = tokenizer_slots(t->ids, &t->spelling_mask);
-    for (id = 0; id < t->ids; id++) {
+    for (uint32_t id = 0; id < t->ids; id++) {
         const unsigned char *spelling = tokenizer_spelling(t, id, &bytes);
         if (!(t->id_flags[id] & ID_IN_VOCABULARY)) continue;
         if (tokenizer_find(t, spelling, bytes) != NO_TOKEN) tokenizer_damaged(t, "two ids are spelled the same");
-        slot = (size_t)hash_bytes(spelling, bytes) & t->spelling_mask;
+        size_t slot = (size_t)hash_bytes(spelling, bytes) & t->spelling_mask;
         while (t->spelling_slots[slot]) slot = (slot + 1) & t->spelling_mask;
         t->spelling_slots[slot] = id + 1;
     }
-    for (byte = 0; byte < 256; byte++) {
+    for (size_t byte = 0; byte < 256; byte++) {
         unsigned char one = (unsigned char)byte;
         snprintf(name, sizeof(name), "<0x%02X>", (unsigned)byte);
         t->byte_id[byte] = t->flags & TOKENIZER_BYTE_LEVEL ? tokenizer_find(t, &one, 1)
@@ -345,14 +339,14 @@ static void tokenizer_index_spellings(Tokenizer *t) {
 }
 
 static void tokenizer_index_classes(Tokenizer *t) {
-    size_t count, i;
+    size_t count;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
     int by_class = t->words >= WORDS_GPT2 && t->words <= WORDS_QWEN2_MARKS;
-    for (i = 0; i < t->added_count; i++) by_class |= (t->added[i].flags & (ADDED_LEFT | ADDED_RIGHT)) != 0;
+    for (size_t i = 0; i < t->added_count; i++) by_class |= (t->added[i].flags & (ADDED_LEFT | ADDED_RIGHT)) != 0;
     if (!by_class) return;
     if (!count) tokenizer_damaged(t, "its classes of characters are missing");
     t->class_of = (unsigned char *)checked_calloc(CHARACTERS, 1, "the classes of characters");
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const uint32_t *range = ranges + 3 * i;
         if (range[0] > range[1] || range[1] >= CHARACTERS || range[2] > 15)
             tokenizer_damaged(t, "a class of characters");

@@ -12,13 +12,12 @@ data/prepare.py made for this model. Training and `convert` copy it, so that `sa
 static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
     char folder[PATH_MAX];
     const char *slash = strrchr(model, '/');
-    size_t up;
     if (path_is_directory(model))
         snprintf(folder, sizeof(folder), "%s", model);
     else
         snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - model) : 1, slash ? model : ".");
     if (!*folder) snprintf(folder, sizeof(folder), "/");
-    for (up = 0; up < 2; up++) {
+    for (size_t up = 0; up < 2; up++) {
         path_join(path, folder, up ? "../" TOKENIZER_NAME : TOKENIZER_NAME);
         if (path_exists(path)) return 1;
         if (path_is_directory(model)) break;

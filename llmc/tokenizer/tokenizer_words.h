@@ -66,15 +66,14 @@ static uint32_t combining_class(const Tokenizer *t, uint32_t point) {
 
 // Appends a character's canonical decomposition; returns how many characters that is, 4 at most.
 static size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
-    const Decomposition *entry;
     if (point - HANGUL < HANGUL_SYLLABLES) { // unsigned: also not below it
         uint32_t s = point - HANGUL, trail = s % HANGUL_TS;
         out[0] = HANGUL_L + s / (HANGUL_VS * HANGUL_TS), out[1] = HANGUL_V + s / HANGUL_TS % HANGUL_VS;
         out[2] = HANGUL_T + trail;
         return trail ? 3 : 2;
     }
-    entry = (const Decomposition *)(const void *)point_find(t->decompositions, t->decomposition_count,
-                                                            sizeof(Decomposition), point);
+    const Decomposition *entry = (const Decomposition *)(const void *)point_find(
+        t->decompositions, t->decomposition_count, sizeof(Decomposition), point);
     if (!entry) return out[0] = point, 1;
     memcpy(out, entry->parts, sizeof(entry->parts));
     return entry->count;
@@ -109,8 +108,8 @@ static int compare_keys(const void *a, const void *b) {
 #define KEY_CLASS(key) ((uint32_t)((key) >> 56))
 
 static void order_marks(uint64_t *key, size_t count) {
-    size_t i, end;
-    for (i = 0; i < count; i = end) {
+    size_t end;
+    for (size_t i = 0; i < count; i = end) {
         end = i + 1;
         if (KEY_CLASS(key[i]) == 0) continue;
         while (end < count && KEY_CLASS(key[end])) end++;
@@ -120,8 +119,8 @@ static void order_marks(uint64_t *key, size_t count) {
 
 // In place; returns the number of characters left.
 static size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
-    size_t i, kept = 0, starter = SIZE_MAX;
-    for (i = 0; i < count; i++) {
+    size_t kept = 0, starter = SIZE_MAX;
+    for (size_t i = 0; i < count; i++) {
         uint32_t class_here = KEY_CLASS(key[i]), composite = NO_TOKEN;
         // blocked: another starter, or a mark of this class or a higher one, stands between
         if (starter != SIZE_MAX && (kept - 1 == starter || KEY_CLASS(key[kept - 1]) < class_here))
@@ -138,15 +137,14 @@ static size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
 
 // Whether the text certainly is in NFC already: no character below U+0300 takes part in composition as a second.
 static int text_is_composed(const unsigned char *text, size_t bytes) {
-    size_t i;
-    for (i = 0; i < bytes; i++)
+    for (size_t i = 0; i < bytes; i++)
         if (text[i] >= 0xcc) return 0;
     return 1;
 }
 
 // The NFC of text[bytes] into t->normal.
 static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) {
-    size_t i, j, length, count = 0, characters = 0;
+    size_t length, count = 0, characters = 0;
     uint32_t parts[4];
     uint64_t *key;
     t->normal.count = t->points.count = 0;
@@ -155,17 +153,18 @@ static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) 
         t->normal.count = bytes;
         return;
     }
-    for (i = 0; i < bytes; i += length) characters += decompose(t, character_at(text, bytes, i, &length), parts);
+    for (size_t i = 0; i < bytes; i += length) characters += decompose(t, character_at(text, bytes, i, &length), parts);
     key = (uint64_t *)tokenizer_scratch(&t->points, characters * sizeof(*key));
-    for (i = 0; i < bytes; i += length) {
+    for (size_t i = 0; i < bytes; i += length) {
         size_t n = decompose(t, character_at(text, bytes, i, &length), parts);
-        for (j = 0; j < n; j++, count++)
+        for (size_t j = 0; j < n; j++, count++)
             key[count] = (uint64_t)combining_class(t, parts[j]) << 56 | (uint64_t)count << 21 | parts[j];
     }
     order_marks(key, count);
     count = compose_all(t, key, count);
     tokenizer_scratch(&t->normal, 4 * count);
-    for (i = 0; i < count; i++) t->normal.count += character_write(t->normal.at + t->normal.count, KEY_POINT(key[i]));
+    for (size_t i = 0; i < count; i++)
+        t->normal.count += character_write(t->normal.at + t->normal.count, KEY_POINT(key[i]));
 }
 
 // ---- words ---------------------------------------------------------------------------------------------------------------------------
@@ -196,10 +195,9 @@ static int is_line_end(const Stretch *s, size_t i) {
 static size_t contraction_end(const Stretch *s, size_t i, int fold) {
     const unsigned char *c = s->text + i;
     size_t left = s->bytes - i;
-    unsigned char first, second;
     if (left < 2 || c[0] != '\'') return i;
     if (fold && left > 2 && c[1] == 0xc5 && c[2] == 0xbf) return i + 3;
-    first = c[1], second = left > 2 ? c[2] : 0;
+    unsigned char first = c[1], second = left > 2 ? c[2] : 0;
     if (fold && first >= 'A' && first <= 'Z') first = (unsigned char)(first + 32);
     if (fold && second >= 'A' && second <= 'Z') second = (unsigned char)(second + 32);
     if (first == 's' || first == 't' || first == 'm' || first == 'd') return i + 2;
@@ -221,10 +219,9 @@ static size_t space_end(const Stretch *s, size_t i, int lines) {
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 static size_t word_end_gpt2(const Stretch *s, size_t i) {
     size_t end = contraction_end(s, i, 0), length, start = s->text[i] == ' ' ? i + 1 : i;
-    unsigned kind;
     if (end > i) return end;
     if (start == s->bytes) return start;
-    kind = class_at(s, start, &length);
+    unsigned kind = class_at(s, start, &length);
     if (kind & CLASS_SPACE) return space_end(s, i, 0);
     if (kind & (CLASS_LETTER | CLASS_NUMBER)) return class_run(s, start, kind, 0, SIZE_MAX);
     return class_run(s, start, CLASS_SPACE | CLASS_LETTER | CLASS_NUMBER, 1, SIZE_MAX);
@@ -233,11 +230,10 @@ static size_t word_end_gpt2(const Stretch *s, size_t i) {
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 // `letters`: what stands for \p{L} where it is repeated, or left out of the others; Qwen3.5 has the marks there, too.
 static size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigned letters) {
-    size_t end = contraction_end(s, i, 1), length, next;
-    unsigned kind;
+    size_t end = contraction_end(s, i, 1), length;
     if (end > i) return end;
-    kind = class_at(s, i, &length);
-    next = i + length;
+    unsigned kind = class_at(s, i, &length);
+    size_t next = i + length;
     if (!(kind & (CLASS_LETTER | CLASS_NUMBER)) && !is_line_end(s, i) && next < s->bytes) {
         size_t ignored;
         if (class_at(s, next, &ignored) & letters) return class_run(s, next, letters, 0, SIZE_MAX);
@@ -253,7 +249,6 @@ static size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigne
 
 // The end of the word that begins at i < bytes.
 static size_t word_end(const Stretch *s, size_t i) {
-    const unsigned char *found;
     switch (s->t->words) {
     case WORDS_GPT2: return word_end_gpt2(s, i);
     case WORDS_LLAMA3: return word_end_llama3(s, i, 3, CLASS_LETTER);
@@ -262,7 +257,7 @@ static size_t word_end(const Stretch *s, size_t i) {
     default: break;
     }
     if (!(s->t->flags & TOKENIZER_SPLIT_WORDS)) return s->bytes;
-    found =
+    const unsigned char *found =
         s->bytes - i > 3 ? (const unsigned char *)memmem(s->text + i + 1, s->bytes - i - 1, "\xe2\x96\x81", 3) : NULL;
     return found ? (size_t)(found - s->text) : s->bytes;
 }

@@ -19,11 +19,11 @@ which parts of one, happen to lie, or to be stepped, side by side. That is why n
 // stage. *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares do not fit a
 // double), or NULL; all ranks learn the same.
 static double gradient_norm(const Model *model, World world, const Ops *ops, const void *gradients, DType type,
-                                   const Parameter **bad) {
+                            const Parameter **bad) {
     const size_t ranks = world_ranks(world);
-    size_t first_bad = model->parameter_count, i, whose;
+    size_t first_bad = model->parameter_count, whose;
     double sum = 0;
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_NONE), p);
         double squares = 0;
@@ -45,14 +45,13 @@ static double gradient_clip(double norm, double limit) { return limit > 0 && nor
 
 // ---- the optimizer: every rank steps what it holds of the optimizer's state -------------------------------------------------
 // master = weights, through the host a slab at a time.
-static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights,
-                                         float *master) {
-    size_t i, done, n, size = dtype_size(model->dtype);
-    for (i = 0; i < model->parameter_count; i++) {
+static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights, float *master) {
+    size_t n, size = dtype_size(model->dtype);
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
         const size_t from = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
-        for (done = 0; done < own.count; done += n) {
+        for (size_t done = 0; done < own.count; done += n) {
             n = min_size(own.count - done, SLAB_ELEMENTS);
             ops->copy_out(staged_raw.bytes, (const char *)weights + (from + done) * size, n * size);
             elements_convert(staged_reformed.bytes, DTYPE_FP32, staged_raw.bytes, model->dtype, n);
@@ -63,7 +62,7 @@ static void optimizer_fill_master(const Model *model, World world, const Ops *op
 
 // Before the first step, once the weights are there.
 static void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
-                                  const OptimizerState *state, DType moment_type) {
+                           const OptimizerState *state, DType moment_type) {
     const size_t elements = sharding_elements(model, sharding_of(world, ZERO_OPTIMIZER));
     ops->zero(state->m, elements * dtype_size(moment_type));
     ops->zero(state->v, elements * dtype_size(moment_type));
@@ -73,17 +72,15 @@ static void optimizer_init(const Model *model, World world, const Ops *ops, cons
 // `step` is the same for all: its weight_decay is that of matrices, its seed that of the run. Afterwards weights_updated
 // (residency.h) is due.
 static void optimizer_step(const Model *model, World world, const Ops *ops, void *weights, const void *gradients,
-                                  DType gradient_type, const OptimizerState *state, DType moment_type,
-                                  const AdamW *step) {
-    size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type), i;
-    for (i = 0; i < model->parameter_count; i++) {
+                           DType gradient_type, const OptimizerState *state, DType moment_type, const AdamW *step) {
+    size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type);
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
-        size_t weight, slope;
         AdamW s = *step;
         if (!own.count) continue;
-        weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
-        slope = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
+        size_t weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
+        size_t slope = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
         if (!parameter_decays(p)) s.weight_decay = 0;
         s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step), s.first = own.first;
         ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.place : NULL,

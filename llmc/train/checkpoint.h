@@ -27,16 +27,14 @@ adding up their checksums waits for, rank 0 gives the file its name, and in the 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 // A large file: rank 0 makes it at its full size, with its header, and all ranks write their parts.
 static void save_large(const char *path, const Trained *t, size_t file, size_t step, Manifest *manifest,
-                              CheckpointProgress *progress) {
+                       CheckpointProgress *progress) {
     const size_t header = file_header(t, file, step, staged_reformed.bytes);
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
     char temporary[PATH_MAX] = "";
     Checksum sum = {{0, 0}};
-    OutputFile output;
     uint64_t at = header;
-    size_t i;
-    memset(&output, 0, sizeof(output));
+    OutputFile output = {0};
     manifest->bytes[file] = header + sections_bytes(t, file);
     if (dist_rank() == 0) {
         output_open(&output, path, manifest->bytes[file]);
@@ -46,7 +44,7 @@ static void save_large(const char *path, const Trained *t, size_t file, size_t s
     }
     dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
     if (dist_rank() != 0) output_join(&output, path, temporary);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         section_write(&output, at, t, sections[i], &sum, progress);
         at += section_size(t, sections[i]);
     }
@@ -79,7 +77,7 @@ static void save_state(const char *path, const RunState *run, uint64_t *bytes, u
 
 // Rank 0: the small files; then it counts.
 static void save_finish(CheckpointFolder *folder, const char *partial, const Trained *t, const RunState *run,
-                               Manifest *manifest) {
+                        Manifest *manifest) {
     char path[PATH_MAX], done[MANIFEST_TEXT];
     path_join(path, partial, manifest_file(manifest, MANIFEST_STATE));
     save_state(path, run, &manifest->bytes[MANIFEST_STATE], &manifest->checksum[MANIFEST_STATE]);
@@ -105,11 +103,9 @@ static void checkpoint_check_space(const CheckpointFolder *folder, const Trained
 
 static void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
     char partial[PATH_MAX], path[PATH_MAX];
-    CheckpointProgress progress;
-    Manifest manifest;
     if (folder->last == run->step) return; // it is there
-    progress = checkpoint_progress_begin("saving", t, dist_ranks());
-    memset(&manifest, 0, sizeof(manifest));
+    CheckpointProgress progress = checkpoint_progress_begin("saving", t, dist_ranks());
+    Manifest manifest = {0};
     manifest.adapters = t->lora != NULL;
     checkpoint_path(path, folder->path, run->step, "");
     checkpoint_check_space(folder, t, path);
@@ -142,17 +138,16 @@ static void load_state(const char *path, const char *checkpoint, RunState *run, 
 
 // What memory holds of sections behind `header` bytes of a file. Who holds all of it verifies all of it; else the ranks
 // do so together.
-static void load_sections(const InputFile *file, size_t header, const Trained *t, const Section *sections,
-                                 size_t count, CheckpointProgress *progress, uint64_t expected) {
+static void load_sections(const InputFile *file, size_t header, const Trained *t, const Section *sections, size_t count,
+                          CheckpointProgress *progress, uint64_t expected) {
     const int whole = holds_whole(sections[0].held);
     Checksum sum = {{0, 0}};
     uint64_t at = header;
-    size_t i;
     if (whole || dist_rank() == 0) {
         input_read(file, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
     }
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         section_read(file, at, t, sections[i], &sum, progress);
         at += section_size(t, sections[i]);
     }
@@ -160,8 +155,7 @@ static void load_sections(const InputFile *file, size_t header, const Trained *t
     load_check_sum(file->path, checksum_value(0, &sum, file->bytes), expected);
 }
 
-static void load_weights(const char *path, const Trained *t, CheckpointProgress *progress,
-                                const Manifest *manifest) {
+static void load_weights(const char *path, const Trained *t, CheckpointProgress *progress, const Manifest *manifest) {
     WeightSource *source = weights_open(path);
     const Section section = weights_section(t);
     char saved[4096], wanted[4096];
@@ -183,8 +177,8 @@ static void load_weights(const char *path, const Trained *t, CheckpointProgress 
 static uint64_t file_checksum(const InputFile *file) {
     const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
     Checksum sum = {{0, 0}};
-    size_t at, n;
-    for (at = own.begin; at < own.begin + own.count; at += n) {
+    size_t n;
+    for (size_t at = own.begin; at < own.begin + own.count; at += n) {
         n = min_size(own.begin + own.count - at, CHECKPOINT_PIECE);
         input_read(file, at, staged.bytes, n);
         checksum_add(&sum, at, staged.bytes, n);
@@ -193,17 +187,13 @@ static uint64_t file_checksum(const InputFile *file) {
     return checksum_value(0, &sum, file->bytes);
 }
 
-static void load_adapters(const char *path, const Trained *t, CheckpointProgress *progress,
-                                 const Manifest *manifest) {
+static void load_adapters(const char *path, const Trained *t, CheckpointProgress *progress, const Manifest *manifest) {
     InputFile file = input_open(path);
-    WeightSource *source;
-    SafeTensors list;
-    BaseKey base;
     load_check_sum(path, file_checksum(&file), manifest->checksum[MANIFEST_MODEL]);
     input_close(&file);
-    list = adapter_list(path);
-    source = adapter_open_tensors(path, &list, t->lora, t->base_model);
-    base = adapter_recorded_base(&source->files[0]);
+    SafeTensors list = adapter_list(path);
+    WeightSource *source = adapter_open_tensors(path, &list, t->lora, t->base_model);
+    BaseKey base = adapter_recorded_base(&source->files[0]);
     adapter_check_base(path, &base, &t->base, t->base_path);
     if (source->dtype != saved_type(t))
         die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
@@ -254,7 +244,7 @@ static void load_check_optimizer(const char *path, const OptimizerHeader *found,
 }
 
 static void load_optimizer(const char *path, const Trained *t, size_t step, CheckpointProgress *progress,
-                                  const Manifest *manifest) {
+                           const Manifest *manifest) {
     const uint64_t expected = sizeof(OptimizerHeader) + sections_bytes(t, MANIFEST_OPTIMIZER);
     OptimizerHeader header, wanted = optimizer_header(t, step);
     Section sections[SECTIONS];
@@ -276,10 +266,9 @@ static void load_optimizer(const char *path, const Trained *t, size_t step, Chec
 static void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
     char checkpoint[PATH_MAX], path[PATH_MAX];
     CheckpointProgress progress = checkpoint_progress_begin("resuming", t, t->optimizer_sharding.ranks);
-    const char *fault;
     Manifest manifest;
     checkpoint_path(checkpoint, folder->path, step, "");
-    fault = manifest_check(checkpoint, &manifest);
+    const char *fault = manifest_check(checkpoint, &manifest);
     if (fault) die("%s: is not a complete checkpoint: %s", checkpoint, fault);
     checkpoint_check_kind(checkpoint, &manifest, t->lora != NULL);
     path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_STATE));

@@ -42,8 +42,7 @@ static size_t section_size(const Trained *t, Section s) {
 
 // m, v and master in the order of the file.
 static void optimizer_sections(const Trained *t, Section sections[SECTIONS]) {
-    size_t i;
-    for (i = 0; i < SECTIONS; i++) sections[i].type = t->moment_type, sections[i].held = t->optimizer_sharding;
+    for (size_t i = 0; i < SECTIONS; i++) sections[i].type = t->moment_type, sections[i].held = t->optimizer_sharding;
     sections[0].memory = (char *)t->optimizer.m, sections[1].memory = (char *)t->optimizer.v;
     sections[2].memory = (char *)t->optimizer.master, sections[2].type = DTYPE_FP32;
 }
@@ -76,8 +75,7 @@ static uint64_t sections_bytes(const Trained *t, size_t file) {
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
     uint64_t bytes = 0;
-    size_t i;
-    for (i = 0; i < count; i++) bytes += section_size(t, sections[i]);
+    for (size_t i = 0; i < count; i++) bytes += section_size(t, sections[i]);
     return bytes;
 }
 
@@ -99,8 +97,7 @@ typedef struct {
 } OptimizerHeader;
 
 static OptimizerHeader optimizer_header(const Trained *t, size_t step) {
-    OptimizerHeader header;
-    memset(&header, 0, sizeof(header));
+    OptimizerHeader header = {0};
     memcpy(header.magic, OPTIMIZER_MAGIC, sizeof(header.magic));
     header.version = OPTIMIZER_VERSION, header.byte_order = FLAT_BYTE_ORDER;
     header.header_bytes = sizeof(header);
@@ -156,12 +153,12 @@ static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through 
 
 // This rank's part of a section that begins at byte `at` of the file.
 static void section_write(const OutputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
-                                 CheckpointProgress *progress) {
+                          CheckpointProgress *progress) {
     const size_t size = dtype_size(s.type);
-    size_t i, begin, n;
-    for (i = 0; i < group_count(t->model) && s.memory; i++) {
+    size_t n;
+    for (size_t i = 0; i < group_count(t->model) && s.memory; i++) {
         const TablePart part = table_part(t->model, parts_of_ranks(), s.held, group_at(t->model, i));
-        for (begin = 0; begin < part.count; begin += n) {
+        for (size_t begin = 0; begin < part.count; begin += n) {
             const uint64_t place = at + (uint64_t)(part.first + begin) * size;
             n = min_size(part.count - begin, CHECKPOINT_PIECE / size);
             t->ops->copy_out(staged.bytes, s.memory + (part.place + begin) * size, n * size);
@@ -174,12 +171,12 @@ static void section_write(const OutputFile *file, uint64_t at, const Trained *t,
 
 // What memory holds of a section that begins at byte `at` of the file.
 static void section_read(const InputFile *file, uint64_t at, const Trained *t, Section s, Checksum *sum,
-                                CheckpointProgress *progress) {
+                         CheckpointProgress *progress) {
     const size_t size = dtype_size(s.type);
-    size_t i, begin, n;
-    for (i = 0; i < group_count(t->model) && s.memory; i++) {
+    size_t n;
+    for (size_t i = 0; i < group_count(t->model) && s.memory; i++) {
         const TablePart part = table_part(t->model, s.held, s.held, group_at(t->model, i));
-        for (begin = 0; begin < part.count; begin += n) {
+        for (size_t begin = 0; begin < part.count; begin += n) {
             const uint64_t place = at + (uint64_t)(part.first + begin) * size;
             n = min_size(part.count - begin, CHECKPOINT_PIECE / size);
             input_read(file, place, staged.bytes, n * size);

@@ -42,8 +42,7 @@ static void curve_free(Curve *curve) {
 
 // logp[N] of the batch's targets, fp32 or double
 static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
-    size_t t;
-    for (t = 0; t < batch->N; t++) {
+    for (size_t t = 0; t < batch->N; t++) {
         double value = type == DTYPE_FP64 ? ((const double *)logp)[t] : (double)((const float *)logp)[t];
         size_t bucket = curve_bucket(curve, (size_t)batch->position[t]);
         if (batch->targets[t] < 0 || batch->loss_weight[t] == 0) continue;
@@ -54,9 +53,8 @@ static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType 
 
 // One line per bucket that has tokens.
 static void curve_report(FILE *out, const Curve *curve) {
-    size_t i;
     fprintf(out, "%21s  %10s  %s\n", "position in document", "loss", "tokens");
-    for (i = 0; i < curve->buckets; i++) {
+    for (size_t i = 0; i < curve->buckets; i++) {
         char range[48];
         size_t begin = curve_begin(curve, i), last = curve_begin(curve, i + 1) - 1;
         if (curve->tokens[i] == 0) continue;
@@ -67,9 +65,8 @@ static void curve_report(FILE *out, const Curve *curve) {
 
 // "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is the first position that is not in it.
 static void curve_json(JsonOut *json, const Curve *curve) {
-    size_t i;
     json_array(json, "curve");
-    for (i = 0; i < curve->buckets; i++) {
+    for (size_t i = 0; i < curve->buckets; i++) {
         if (curve->tokens[i] == 0) continue;
         json_object(json, NULL);
         json_size(json, "begin", curve_begin(curve, i));

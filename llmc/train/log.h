@@ -87,8 +87,7 @@ static void records_open(RunLog *log, const char *folder, int resume, size_t ste
 // text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done before:
 // 0, or the step that is resumed from.
 static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
-    RunLog log;
-    memset(&log, 0, sizeof(log));
+    RunLog log = {0};
     log.text = text;
     log.steps = steps;
     if (folder) records_open(&log, folder, resume, step);
@@ -111,18 +110,16 @@ static JsonOut runlog_record(RunLog *log, size_t step) {
 }
 
 static void runlog_record_end(RunLog *log, JsonOut *json) {
-    int error;
     json_object_end(json);
-    error = json_close(json);
+    int error = json_close(json);
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
 }
 
 // How this run, or this part of a resumed one, was called; `step` is the last one done before. The record is of the step after:
 // if that is never saved, another part begins there.
 static void runlog_options(RunLog *log, size_t step, const Options *options) {
-    JsonOut json;
     if (!log->records || step >= log->steps) return; // this part has no steps
-    json = runlog_record(log, step + 1);
+    JsonOut json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
     options_json(&json, "options", options);
     runlog_record_end(log, &json);
@@ -146,9 +143,7 @@ static int digits_of(size_t number) {
 }
 
 // Of a step without what completions and their rewards took.
-static double training_seconds(const StepReport *r) {
-    return r->seconds - r->rollout_seconds - r->reward_seconds;
-}
+static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }
 
 static void step_line(FILE *out, const StepReport *r, size_t steps) {
     double seconds = training_seconds(r), rate = seconds > 0 ? r->flops / seconds : 0;

@@ -19,12 +19,10 @@ among the settings of state.json), and by that key the file is found.
 // ---- keys ---------------------------------------------------------------------------------------------------------
 // Of a configuration and all weights, as they are in device memory: any op set, number of threads and of ranks give the
 // same. Never 0. adapter: 0, or a key of what is added to the weights. Collective.
-static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights,
-                                 uint64_t adapter) {
+static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights, uint64_t adapter) {
     char config[4096];
-    uint64_t key;
     config_to_text(&model->config, config, sizeof(config));
-    key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
+    uint64_t key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
     key = table_checksum(key, model, memory, ops, weights, model->dtype, "key of the model");
     if (adapter) key = random_mix(key ^ adapter);
     return key ? key : 1;
@@ -40,10 +38,9 @@ static uint64_t run_base_key(const Run *run) {
 static uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
-    uint64_t adapter;
     if (!run->lora.rank) return run_base_key(run);
-    adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
-                             ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
+    uint64_t adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table,
+                                      held, ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
     return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }
 
@@ -51,8 +48,7 @@ static uint64_t run_model_key(const Run *run) {
 static LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
     const Documents *d = &data->documents;
     const Options *o = run->options;
-    LogprobHeader h;
-    memset(&h, 0, sizeof(h));
+    LogprobHeader h = {0};
     h.documents = d->documents;
     h.tokens = d->shard[d->shards - 1].tokens_before + d->shard[d->shards - 1].header.tokens;
     h.model_key = key, h.data_key = documents_content_key(d);
@@ -72,15 +68,15 @@ typedef struct {
 } LogprobSum;
 
 // Of document i of a stream that has gone through the model: logp[N] of `type`.
-static void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i,
-                                           const void *logp, DType type, LogprobSum *sum) {
+static void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i, const void *logp,
+                                    DType type, LogprobSum *sum) {
     const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
-    size_t first, n, k;
-    for (first = begin; first < end; first += n) {
+    size_t n;
+    for (size_t first = begin; first < end; first += n) {
         const size_t token = batch->origin[i] + 1 + first - begin; // that the first of these positions predicts
         n = min_size(end - first, LOGPROBS_AT_ONCE);
-        for (k = 0; k < n; k++) {
+        for (size_t k = 0; k < n; k++) {
             const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
             value[k] = (float)found;
             sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
@@ -114,22 +110,21 @@ static void logprobs_finish(LogprobWriter *w, uint64_t counted) {
 // All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
 // batch: of dataloader_batch, or as large. The loader is somewhere else afterwards.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
-                                          Assignment assignment) {
+                                   Assignment assignment) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
     Documents *d = &data->documents;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
     LogprobSum sum = {0, 0};
     double positions = 0, sums[2];
-    size_t streams = dataloader_batches(data), done, i;
-    for (done = 0; done < streams; done += assignment.stride) {
+    size_t streams = dataloader_batches(data);
+    for (size_t done = 0; done < streams; done += assignment.stride) {
         const int any = done + assignment.first < streams;
-        Batch part;
         dataloader_seek(data, any ? done + assignment.first : 0);
         dataloader_next(data, batch);
-        part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
+        Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
         forward_logprobs(stream, &part, 1);
-        for (i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
+        for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
             logprobs_write_document(writer, d, &part, i, stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)(assignment.stride * assignment.parts) * batch_tokens(&part));
     }
@@ -145,18 +140,15 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
 // The key by which the state of a checkpoint (its folder) knows the reference. 0: it had none, which comparing the
 // settings will tell.
 static uint64_t reference_key_of(const char *checkpoint) {
-    char path[PATH_MAX], *text, *end;
+    char path[PATH_MAX], *end;
     size_t length;
-    const cJSON *settings;
-    const char *word;
     uint64_t key = 0;
-    cJSON *root;
     path_join(path, checkpoint, "state.json");
-    text = input_read_text(path, RUN_STATE_LIMIT, &length);
-    root = json_parse_object(text, length, path);
-    settings = run_state_get(root, "settings", path);
+    char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
+    cJSON *root = json_parse_object(text, length, path);
+    const cJSON *settings = run_state_get(root, "settings", path);
     if (json_get(settings, "reference")) {
-        word = run_state_string(settings, "reference", path);
+        const char *word = run_state_string(settings, "reference", path);
         key = strtoull(word, &end, 16);
         if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
     }
@@ -174,7 +166,7 @@ static uint64_t reference_file_key(const LogprobHeader *h) {
 
 // Where it may be: beside the first shard, in --out (or empty).
 static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
-                                    char path[2][PATH_MAX]) {
+                             char path[2][PATH_MAX]) {
     const char *shard = data->documents.shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
     char name[64], folder[PATH_MAX];
     snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
@@ -192,17 +184,16 @@ static int folder_is_writable(const char *path) {
 
 // The first of these places that will do, as rank 0 sees it; -1: none. A moment later another rank may see another one.
 static int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
-    int i, place = -1, error;
-    for (i = 0; i < 2 && place < 0; i++)
+    int place = -1;
+    for (int i = 0; i < 2 && place < 0; i++)
         if (*path[i] && will_do(path[i])) place = i;
-    error = errno;
+    int error = errno;
     dist_broadcast(RANKS_ALL, &place, sizeof(place), 0);
     errno = error;
     return place;
 }
 
-static void reference_compute(Run *run, DataLoader *data, Batch *batch, const LogprobHeader *wanted,
-                                     const char *path) {
+static void reference_compute(Run *run, DataLoader *data, Batch *batch, const LogprobHeader *wanted, const char *path) {
     LogprobWriter writer;
     if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path);
     fflush(run->text);
@@ -217,14 +208,11 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
 // The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,
 // computed. Before the first step; batch as above, the loader is to be put in its place afterwards. key: of the
 // reference, by model_key or, in a resumed run, by reference_key_of.
-static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key,
-                                     int at_hand) {
+static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key, int at_hand) {
     char path[2][PATH_MAX];
-    LogprobHeader wanted;
-    int place;
-    wanted = logprobs_header(run, data, key);
+    LogprobHeader wanted = logprobs_header(run, data, key);
     reference_places(run, data, &wanted, path);
-    place = reference_place(path, path_exists);
+    int place = reference_place(path, path_exists);
     if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
     if (place < 0) {
         if (!at_hand)
@@ -246,9 +234,8 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
 // Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
     const LogprobFile *reference = data->documents.settings.reference, *old = data->documents.settings.old;
-    LogprobHeader wanted;
     if (!data->of_documents) return;
-    wanted = logprobs_header(run, data, reference_key);
+    LogprobHeader wanted = logprobs_header(run, data, reference_key);
     if (reference) logprobs_check(reference, &wanted, data->documents.shard[0].header.path);
     wanted.model_key = old_key;
     if (old) logprobs_check(old, &wanted, data->documents.shard[0].header.path);

@@ -69,13 +69,12 @@ static char **reward_environment(void) {
         "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
         "MV2_COMM_", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID=", "SLURM_GTIDS", "SLURM_TASK_PID"};
     static const char kept[] = "OMPI_ALLOW_RUN_AS_ROOT";
-    size_t count = 0, used = 0, i, k;
-    char **environment;
+    size_t count = 0, used = 0;
     while (environ[count]) count++;
-    environment = (char **)checked_calloc(count + 1, sizeof(char *), "the environment of the reward command");
-    for (i = 0; i < count; i++) {
+    char **environment = (char **)checked_calloc(count + 1, sizeof(char *), "the environment of the reward command");
+    for (size_t i = 0; i < count; i++) {
         int left_out = 0;
-        for (k = 0; k < sizeof(launcher) / sizeof(launcher[0]); k++)
+        for (size_t k = 0; k < sizeof(launcher) / sizeof(launcher[0]); k++)
             left_out |= !strncmp(environ[i], launcher[k], strlen(launcher[k]));
         if (!left_out || !strncmp(environ[i], kept, strlen(kept))) environment[used++] = environ[i];
     }
@@ -95,7 +94,6 @@ static pid_t reward_spawn(const Reward *r, const char *script, const char *argum
     posix_spawnattr_t attributes;
     sigset_t defaults, blocked;
     pid_t process;
-    int error;
     sigemptyset(&defaults);
     sigaddset(&defaults, SIGPIPE);
     sigaddset(&defaults, SIGXFSZ);
@@ -111,7 +109,7 @@ static pid_t reward_spawn(const Reward *r, const char *script, const char *argum
     posix_spawnattr_setpgroup(&attributes, 0);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setsigmask(&attributes, &blocked);
-    error = posix_spawn(&process, "/bin/sh", &files, &attributes, argv, r->environment);
+    int error = posix_spawn(&process, "/bin/sh", &files, &attributes, argv, r->environment);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     if (error) die("the reward command cannot be started: /bin/sh: %s", strerror(error));
@@ -190,7 +188,7 @@ static void reward_close(Reward *r) {
 
 // ---- verdicts -------------------------------------------------------------------------------------------------------
 __attribute__((format(printf, 3, 4))) static RewardStatus reward_verdict(Reward *r, RewardStatus status,
-                                                                                const char *format, ...) {
+                                                                         const char *format, ...) {
     size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command ");
     va_list args;
     va_start(args, format);
@@ -201,8 +199,8 @@ __attribute__((format(printf, 3, 4))) static RewardStatus reward_verdict(Reward 
 
 // An answer for a message: shortened, on one line.
 static const char *reward_quote(const char *text, size_t bytes, char quote[80]) {
-    size_t i, most = min_size(bytes, 60);
-    for (i = 0; i < most; i++) {
+    size_t most = min_size(bytes, 60);
+    for (size_t i = 0; i < most; i++) {
         unsigned char c = (unsigned char)text[i];
         quote[i] = c < 0x20 || c >= 0x7f ? '?' : (char)c;
     }
@@ -234,9 +232,8 @@ static int reward_number(const char *text, double *value) {
     static const char *const names[] = {"NaN", "Infinity", "nan", "inf"};
     const char *name = text + (*text == '-');
     char *end;
-    size_t i;
     *value = NAN;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (!strcmp(name, names[i])) return 1;
     if (!*text || strspn(text, "+-.0123456789eE") != strlen(text) || *text == '+') return 0;
     *value = strtod(text, &end);
@@ -286,12 +283,12 @@ static RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *rewa
 // What has come. All answers are looked at, also those behind the last that is wanted.
 static RewardStatus reward_read(Reward *r, float *reward) {
     ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
-    char *begin = r->answer, *end, *newline;
+    char *begin = r->answer, *newline;
     char quote[80];
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return REWARD_OK;
     if (got <= 0) return reward_died(r);
     r->answer_bytes += (size_t)got;
-    end = r->answer + r->answer_bytes;
+    char *end = r->answer + r->answer_bytes;
     while ((newline = (char *)memchr(begin, '\n', (size_t)(end - begin)))) {
         RewardStatus status = reward_take(r, begin, (size_t)(newline - begin), reward);
         if (status) return status;
@@ -310,14 +307,12 @@ static RewardStatus reward_read(Reward *r, float *reward) {
 static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     const struct timespec at_once = {0, 0};
     sigset_t pipe_signal, before, pending;
-    ssize_t put;
-    int error;
     sigemptyset(&pipe_signal);
     sigaddset(&pipe_signal, SIGPIPE);
     sigpending(&pending);
     pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    put = write(fd, text, bytes);
-    error = errno;
+    ssize_t put = write(fd, text, bytes);
+    int error = errno;
     if (put < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
         while (sigtimedwait(&pipe_signal, NULL, &at_once) < 0 && errno == EINTR) continue;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -333,9 +328,8 @@ static void reward_input_closed(Reward *r) {
 
 static void reward_write(Reward *r) {
     ssize_t put = reward_write_quietly(r->to, r->out + r->out_begin, r->out_end - r->out_begin);
-    size_t i;
     if (put < 0 && errno != EAGAIN && errno != EINTR) reward_input_closed(r);
-    for (i = 0; put > 0 && i < (size_t)put; i++) r->sent += r->out[r->out_begin + i] == '\n';
+    for (size_t i = 0; put > 0 && i < (size_t)put; i++) r->sent += r->out[r->out_begin + i] == '\n';
     if (put > 0) r->out_begin += (size_t)put;
 }
 

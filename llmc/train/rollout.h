@@ -122,17 +122,16 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const Docume
 }
 
 static void rollout_allocate_text(Rollout *r) {
-    size_t token;
     r->decoder = *r->settings.text;
     r->decoder.text = NULL; // a prompt's text is begun anew
-    token = prompt_token_bytes(&r->decoder) + 8;
+    size_t token = prompt_token_bytes(&r->decoder) + 8;
     r->scratch = (char *)checked_malloc(token, "the text of a token");
     r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
 }
 
 static void rollout_allocate_step(Rollout *r) {
     const RolloutSettings *s = &r->settings;
-    size_t P = s->prompts, texts = P * s->group_size, i;
+    size_t P = s->prompts, texts = P * s->group_size;
     r->order = (uint32_t *)checked_calloc(prompts_count(r->data), sizeof(uint32_t), "the order of the prompts");
     r->epoch = UINT64_MAX;
     r->room = prompts_longest_document(r->data);
@@ -144,7 +143,7 @@ static void rollout_allocate_step(Rollout *r) {
     r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), "the completions of a step");
     r->reward = (float *)checked_calloc(texts, sizeof(float), "the rewards of a step");
     r->advantage = (double *)checked_calloc(texts, sizeof(double), "the advantages of a step");
-    for (i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * s->max_new_tokens;
+    for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * s->max_new_tokens;
 }
 
 static void rollout_allocate_streams(Rollout *r) {
@@ -193,8 +192,8 @@ static void rollout_free(Rollout *r) {
 // is number k % count in the order of epoch k / count.
 static void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
-    size_t count = prompts_count(r->data), p, g;
-    for (p = 0; p < s->prompts; p++) {
+    size_t count = prompts_count(r->data);
+    for (size_t p = 0; p < s->prompts; p++) {
         uint64_t k = (uint64_t)(step - 1) * s->step_prompts + s->first + p, epoch = k / count;
         int32_t *document = r->documents + p * r->room;
         if (epoch != r->epoch)
@@ -202,7 +201,7 @@ static void rollout_prompts(Rollout *r, size_t step) {
                                packing_random_stream(RANDOM_STREAM_ROLLOUT, r->epoch = epoch));
         r->number[p] = r->order[k % count];
         prompts_read(r->data, r->number[p], document, r->room, &r->prompt_tokens[p], &r->tokens[p]);
-        for (g = 0; g < s->group_size; g++) {
+        for (size_t g = 0; g < s->group_size; g++) {
             Completion *text = &r->completion[p * s->group_size + g];
             text->prompt = document, text->prompt_tokens = r->prompt_tokens[p];
             text->room = s->max_new_tokens;
@@ -286,12 +285,11 @@ static size_t rollout_lines(void *context, char *out, size_t room) {
     size_t bytes = 0, count;
     while (line->completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room) {
         int with_text = rollout_has_text(r), as_ids = !with_text || line->field == 3;
-        const int32_t *ids;
         if (line->field == (with_text ? 4 : 3)) {
             bytes += rollout_line_end(r, out + bytes);
             continue;
         }
-        ids = rollout_field(r, line, &count);
+        const int32_t *ids = rollout_field(r, line, &count);
         bytes += line->token == SIZE_MAX ? rollout_field_begin(line, as_ids, ids, r->scratch, out + bytes)
                                          : rollout_field_go_on(r, as_ids, ids, count, out + bytes);
     }
@@ -318,14 +316,14 @@ static void rollout_note_failures(const Rollout *r, size_t step, int failed, siz
 // How many of the step's completions, from the first on, have their rewards: all, unless the command fails.
 static size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
-    size_t texts = s->prompts * s->group_size, known;
+    size_t texts = s->prompts * s->group_size;
     rollout_lines_begin(r);
     if (reward_ask(&r->command, rollout_lines, r, texts, r->reward) == REWARD_OK) {
         r->failures = 0;
         rollout_note_failures(r, step, 0, 0);
         return texts;
     }
-    known = r->command.answered;
+    size_t known = r->command.answered;
     r->failures = known < s->group_size ? r->failures + 1 : 0;
     if (s->stop)
         die("step %zu: %s (--reward-failure skip goes on without the groups whose rewards fail)", step,
@@ -339,15 +337,15 @@ static size_t rollout_rewards(Rollout *r, size_t step) {
 
 // Of a group whose rewards are known.
 static void rollout_group_metrics(Rollout *r, size_t p) {
-    size_t G = r->settings.group_size, g, spread = 0, ended = 0;
+    size_t G = r->settings.group_size, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
     double mean = 0, squares = 0;
-    for (g = 0; g < G; g++) {
+    for (size_t g = 0; g < G; g++) {
         mean += (double)reward[g] / (double)G;
         spread += reward[g] != reward[0];
         ended += r->completion[p * G + g].ended != 0;
     }
-    for (g = 0; g < G; g++) squares += ((double)reward[g] - mean) * ((double)reward[g] - mean);
+    for (size_t g = 0; g < G; g++) squares += ((double)reward[g] - mean) * ((double)reward[g] - mean);
     metric_add(&r->metrics, "reward_std", spread ? sqrt(squares / (double)(G - 1)) : 0, 1);
     metric_add(&r->metrics, "zero_spread", !spread, 1);
     metric_add(&r->metrics, "ended", (double)ended, (double)G);
@@ -357,12 +355,12 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
 // Groups into streams, as few as first-fit decreasing finds.
 static void rollout_pack(Rollout *r, size_t known) {
     const RolloutSettings *s = &r->settings;
-    size_t G = s->group_size, count = 0, p, g;
-    for (p = 0; p < s->prompts; p++) {
+    size_t G = s->group_size, count = 0;
+    for (size_t p = 0; p < s->prompts; p++) {
         size_t positions = 0;
         r->group_stream[p] = SIZE_MAX;
         if ((p + 1) * G > known) continue;
-        for (g = 0; g < G; g++)
+        for (size_t g = 0; g < G; g++)
             positions += r->completion[p * G + g].prompt_tokens + r->completion[p * G + g].tokens - 1;
         group_advantages(r->reward + p * G, G, s->scale_rewards, r->advantage + p * G);
         rollout_group_metrics(r, p);
@@ -371,15 +369,14 @@ static void rollout_pack(Rollout *r, size_t known) {
     packing_sort(r->packing.item, r->packing.spare, count);
     r->streams = count ? packing_first_fit(&r->packing, count) : 0;
     r->streams = (size_t)max_over_ranks(s->world, (double)r->streams);
-    for (p = 0; p < count; p++) r->group_stream[r->packing.item[p].unit] = r->packing.bin[p];
+    for (size_t p = 0; p < count; p++) r->group_stream[r->packing.item[p].unit] = r->packing.bin[p];
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
 // Document d of a stream, from position b->N on: reads all but its last token, and predicts its completion.
-static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward,
-                                        double advantage) {
-    size_t n = text->prompt_tokens + text->tokens - 1, t;
-    for (t = 0; t < n; t++, b->N++) {
+static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage) {
+    size_t n = text->prompt_tokens + text->tokens - 1;
+    for (size_t t = 0; t < n; t++, b->N++) {
         int answers = t + 1 >= text->prompt_tokens;
         b->tokens[b->N] = t < text->prompt_tokens ? text->prompt[t] : text->ids[t - text->prompt_tokens];
         b->targets[b->N] = answers ? text->ids[t + 1 - text->prompt_tokens] : -1;
@@ -413,15 +410,15 @@ static Batch rollout_empty(const Rollout *r, Batch *b) {
 
 static void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
-    size_t G = s->group_size, positions = 0, documents = 0, i, p, g;
+    size_t G = s->group_size, positions = 0, documents = 0;
     memset(&r->counts, 0, sizeof(r->counts));
-    for (i = 0; i < r->streams; i++) {
+    for (size_t i = 0; i < r->streams; i++) {
         Batch *b = &r->stream[i];
         size_t groups = 0;
         *b = rollout_stream(r, i, positions, documents);
-        for (p = 0; p < s->prompts; p++) {
+        for (size_t p = 0; p < s->prompts; p++) {
             if (r->group_stream[p] != i) continue;
-            for (g = 0; g < G; g++)
+            for (size_t g = 0; g < G; g++)
                 rollout_add_document(b, &r->completion[p * G + g], groups, r->reward[p * G + g],
                                      r->advantage[p * G + g]);
             groups++;
@@ -437,15 +434,14 @@ static void rollout_fill(Rollout *r) {
 // Streams to train on. Not while another is on its way through forward_backward or forward_only.
 static size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     const RolloutSettings *s = &r->settings;
-    double begin = seconds_now(), written, rewarded;
-    size_t known;
+    double begin = seconds_now();
     memset(&r->metrics, 0, sizeof(r->metrics));
     rollout_prompts(r, step);
     sampler_batch(&r->sampler, stream, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
                   s->end_count);
-    written = seconds_now();
-    known = rollout_rewards(r, step);
-    rewarded = seconds_now();
+    double written = seconds_now();
+    size_t known = rollout_rewards(r, step);
+    double rewarded = seconds_now();
     rollout_pack(r, known);
     rollout_fill(r);
     r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
@@ -461,9 +457,8 @@ static Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
 // returns how many.
 static size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
     const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
-    size_t i;
-    for (i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
-    for (i = 0; end_ids && i < o->stop_ids.count; i++) end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
+    for (size_t i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
+    for (size_t i = 0; end_ids && i < o->stop_ids.count; i++) end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
     return own + o->stop_ids.count;
 }
 
@@ -481,12 +476,10 @@ static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
 static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
     const Options *o = run->options;
     const size_t V = run->model.config.vocab_size;
-    RolloutSettings s;
-    size_t i;
-    for (i = 0; i < o->stop_ids.count; i++)
+    for (size_t i = 0; i < o->stop_ids.count; i++)
         if ((size_t)o->stop_ids.id[i] >= V)
             die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
-    memset(&s, 0, sizeof(s));
+    RolloutSettings s = {0};
     rollout_assignment(&s, run->settings.world, o->batch);
     s.group_size = o->group_size;
     s.max_new_tokens = o->max_new_tokens;
@@ -505,7 +498,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, 
 // What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
 // written.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
-                                         size_t seq_len) {
+                                  size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
     if (settings->rollout_tokens > seq_len)
         die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "

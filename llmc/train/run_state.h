@@ -40,11 +40,9 @@ typedef struct {
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     FILE *file = fmemopen(text, RUN_STATE_LIMIT, "w");
-    JsonOut json;
-    size_t i;
     long length;
     if (!file) die("%s: no memory to write it: %s", path, strerror(errno));
-    json = json_open(file);
+    JsonOut json = json_open(file);
     json_object(&json, NULL);
     json_text(&json, "format", RUN_STATE_FORMAT);
     json_size(&json, "version", RUN_STATE_VERSION);
@@ -61,7 +59,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_size(&json, "steps", s->steps);
     json_object_end(&json);
     json_object(&json, "settings");
-    for (i = 0; i < run->setting_count; i++) json_text(&json, run->settings[i].name, run->settings[i].value);
+    for (size_t i = 0; i < run->setting_count; i++) json_text(&json, run->settings[i].name, run->settings[i].value);
     json_object_end(&json);
     json_object_end(&json);
     if (json_close(&json) || (length = ftell(file)) <= 0 || length >= RUN_STATE_LIMIT)
@@ -99,9 +97,8 @@ static const char *run_state_string(const cJSON *object, const char *key, const 
 static Schedule run_state_schedule(const cJSON *root, const char *path) {
     const cJSON *object = run_state_get(root, "schedule", path);
     const char *kind = run_state_string(object, "kind", path);
-    Schedule schedule;
     int i;
-    memset(&schedule, 0, sizeof(schedule));
+    Schedule schedule = {0};
     for (i = 0; i < SCHEDULES && strcmp(schedule_names[i], kind) != 0; i++) continue;
     if (i == SCHEDULES) die("%s: the schedule \"%s\" is not known", path, kind);
     schedule.kind = (ScheduleKind)i;
@@ -123,7 +120,7 @@ static size_t first_difference(const char *a, const char *b) {
 }
 
 static void run_state_compare_settings(const RunState *run, const cJSON *root, const char *checkpoint,
-                                              const char *path) {
+                                       const char *path) {
     const cJSON *settings = run_state_get(root, "settings", path), *item;
     size_t i;
     for (i = 0; i < run->setting_count; i++) {
@@ -157,9 +154,8 @@ static void run_state_compare_settings(const RunState *run, const cJSON *root, c
 }
 
 static void run_state_compare_schedule(const RunState *run, const Schedule *saved, size_t steps_made,
-                                              const char *checkpoint) {
-    size_t step;
-    for (step = 1; step <= steps_made; step++) {
+                                       const char *checkpoint) {
+    for (size_t step = 1; step <= steps_made; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) > 1e-12 * then) // a compiler may round two calls in different ways
             die("%s: made step %zu at learning rate %.6g, these options make it %.6g; it was started with --lr %.10g "
@@ -173,10 +169,8 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
 }
 
 // Takes up where the state in `text` (zero-terminated) stands; schedule and settings of *run are this run's and must agree.
-static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint,
-                                    const char *path) {
+static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint, const char *path) {
     cJSON *root = json_parse_object(text, length, path);
-    Schedule saved;
     if (strcmp(run_state_string(root, "format", path), RUN_STATE_FORMAT) != 0)
         die("%s: is not the state of a run", path);
     if (run_state_size(root, "version", path) != RUN_STATE_VERSION)
@@ -187,7 +181,7 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     run->tokens = run_state_size(root, "tokens", path);
     run->seconds = run_state_number(root, "seconds", path);
     run_state_compare_settings(run, root, checkpoint, path);
-    saved = run_state_schedule(root, path);
+    Schedule saved = run_state_schedule(root, path);
     run_state_compare_schedule(run, &saved, run->step, checkpoint);
     cJSON_Delete(root);
 }

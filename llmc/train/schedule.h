@@ -19,36 +19,35 @@ typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD
 static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
 
 typedef struct {
+    double peak; // --lr
     ScheduleKind kind;
-    double peak;           // --lr
     double final_fraction; // --final-lr-fraction: the last step's learning rate over the peak
     double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
     size_t warmup, steps;
 } Schedule;
 
 static ScheduleKind schedule_find(const char *name) {
-    int i;
-    for (i = 0; i < SCHEDULES; i++)
+    for (int i = 0; i < SCHEDULES; i++)
         if (!strcmp(schedule_names[i], name)) return (ScheduleKind)i;
     die_usage("unknown schedule '%s'; known are cosine, linear, constant and wsd", name);
 }
 
 // The last step at the peak.
 static size_t schedule_decay_begin(const Schedule *schedule) {
-    size_t begin = max_size(schedule->warmup, 1), decay;
+    size_t begin = max_size(schedule->warmup, 1);
     if (schedule->kind == SCHEDULE_CONSTANT) return max_size(begin, schedule->steps);
     if (schedule->kind != SCHEDULE_WSD) return begin;
-    decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
+    size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
     return max_size(begin, schedule->steps - min_size(decay, schedule->steps));
 }
 
 static double schedule_learning_rate(const Schedule *schedule, size_t step) {
     size_t begin = schedule_decay_begin(schedule);
-    double p, shape; // shape falls from 1 to 0
+    double shape; // shape falls from 1 to 0
     if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);
     if (step <= begin || begin >= schedule->steps) return schedule->peak;
     if (step >= schedule->steps) return schedule->peak * schedule->final_fraction;
-    p = (double)(step - begin) / (double)(schedule->steps - begin);
+    double p = (double)(step - begin) / (double)(schedule->steps - begin);
     if (schedule->kind == SCHEDULE_COSINE)
         shape = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
     else if (schedule->kind == SCHEDULE_LINEAR)

@@ -19,10 +19,11 @@ static int trainer_has_reference(const Trainer *t) {
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
-    uint64_t base = 0, policy;
+    uint64_t base = 0;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
         base = run_base_key(&t->run);
-    policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
+    uint64_t policy =
+        base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
     reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)

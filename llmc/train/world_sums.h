@@ -12,8 +12,7 @@ static double once_per_sequence(World w, double value) { return w.rank % world_s
 
 // Of all streams, where `values` are this one's.
 static void sum_over_sequences(World w, double *values, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) values[i] = once_per_sequence(w, values[i]);
+    for (size_t i = 0; i < count; i++) values[i] = once_per_sequence(w, values[i]);
     dist_sum(RANKS_ALL, values, count);
 }
 
@@ -37,13 +36,10 @@ static void *gather_from_all(World w, const void *own, size_t bytes) {
 }
 
 static double max_over_ranks(World w, double value) {
-    const double *all;
-    double most;
-    size_t r;
     if (world_ranks(w) == 1) return value;
-    all = (const double *)gather_from_all(w, &value, sizeof(value));
-    most = all[0];
-    for (r = 1; r < world_ranks(w); r++) most = fmax(most, all[r]);
+    const double *all = (const double *)gather_from_all(w, &value, sizeof(value));
+    double most = all[0];
+    for (size_t r = 1; r < world_ranks(w); r++) most = fmax(most, all[r]);
     return most;
 }
 
@@ -67,18 +63,16 @@ static const char *metric_name_kept(const char *name) {
 
 static void metrics_over_sequences(World w, Metrics *metrics) {
     MetricRecord own[METRICS_MOST];
-    const MetricRecord *all;
-    size_t i;
     if (world_ranks(w) == 1) return;
     memset(own, 0, sizeof(own));
-    for (i = 0; i < metrics->count; i++) {
+    for (size_t i = 0; i < metrics->count; i++) {
         snprintf(own[i].name, METRIC_NAME, "%s", metrics->metric[i].name);
         own[i].sum = once_per_sequence(w, metrics->metric[i].sum);
         own[i].count = once_per_sequence(w, metrics->metric[i].count);
     }
-    all = (const MetricRecord *)gather_from_all(w, own, sizeof(own));
+    const MetricRecord *all = (const MetricRecord *)gather_from_all(w, own, sizeof(own));
     metrics->count = 0;
-    for (i = 0; i < world_ranks(w) * METRICS_MOST; i++)
+    for (size_t i = 0; i < world_ranks(w) * METRICS_MOST; i++)
         if (*all[i].name) metric_add(metrics, metric_name_kept(all[i].name), all[i].sum, all[i].count);
 }
 
@@ -86,14 +80,13 @@ static void metrics_over_sequences(World w, Metrics *metrics) {
 // By each rank, on average, of what was sent since `before`.
 static Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
     Traffic sent;
-    int kind;
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
         sent.bytes[kind] = now->bytes[kind] - before->bytes[kind];
         sent.calls[kind] = now->calls[kind] - before->calls[kind];
     }
     dist_sum(RANKS_ALL, sent.bytes, TRAFFIC_KINDS);
     dist_sum(RANKS_ALL, sent.calls, TRAFFIC_KINDS);
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) {
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
         sent.bytes[kind] /= divisor * (double)world_ranks(w);
         sent.calls[kind] /= divisor * (double)world_ranks(w);
     }
@@ -102,8 +95,7 @@ static Traffic sent_since(World w, const Traffic *before, const Traffic *now, do
 
 static double traffic_bytes(const Traffic *sent) {
     double bytes = 0;
-    int kind;
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++) bytes += sent->bytes[kind];
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) bytes += sent->bytes[kind];
     return bytes;
 }
 

@@ -35,11 +35,11 @@ static int compare_doubles(const void *a, const void *b) {
 
 // Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
 static void bp_answers(const Run *run, Batch *batch) {
-    size_t d, t;
-    for (d = 0; d < batch->documents; d++) {
+    for (size_t d = 0; d < batch->documents; d++) {
         batch->group[d] = d / unit_documents(run->options);
         batch->reward[d] = d % 2 ? 0 : 1;
-        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) batch->advantage[t] = d % 2 ? -1 : 1;
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+            batch->advantage[t] = d % 2 ? -1 : 1;
     }
 }
 
@@ -60,8 +60,7 @@ static double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *r
     const World world = run->settings.world;
     TargetCounts counts = {0, 0, 0};
     double once[2] = {0, 0};
-    size_t i;
-    for (i = 0; i < assigned_batches(run->assignment); i++) {
+    for (size_t i = 0; i < assigned_batches(run->assignment); i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
         result->flops += flops_of(&run->flop_count, &batch, 1);
@@ -79,9 +78,8 @@ static double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *r
 static double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
-    size_t i;
     result->loss = 0, result->metrics.count = 0;
-    for (i = 0; i < own; i++) {
+    for (size_t i = 0; i < own; i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         double begin = seconds_now();
         run_reference(run, &batch);
@@ -96,15 +94,13 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, Pass
 static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     const size_t repeats = run->options->repeat;
-    double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings"), Z;
+    double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings");
     const Traffic before = run->streambp.memory.sent;
-    PassResult result;
     const Parameter *bad = NULL;
-    size_t repeat;
-    memset(&result, 0, sizeof(result));
+    PassResult result = {0};
     result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
-    Z = bp_count(run, loader, whole, &result);
-    for (repeat = 0; repeat < repeats; repeat++) {
+    double Z = bp_count(run, loader, whole, &result);
+    for (size_t repeat = 0; repeat < repeats; repeat++) {
         grads_zero(&run->streambp.memory);
         ops_device->finish();
         result.seconds_each[repeat] = bp_pass(run, loader, whole, Z, &result);
@@ -112,7 +108,7 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     }
     allocation_guard = 0;
     result.sent = sent_since(world, &before, &run->streambp.memory.sent, (double)repeats);
-    for (repeat = 0; repeat < repeats; repeat++)
+    for (size_t repeat = 0; repeat < repeats; repeat++)
         sorted[repeat] = result.seconds_each[repeat] = max_over_ranks(world, result.seconds_each[repeat]);
     qsort(sorted, repeats, sizeof(double), compare_doubles);
     result.seconds = sorted[repeats / 2];
@@ -131,16 +127,14 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = bp_machine(run->options);
     Ops timed = ops_timed(ops_device);
-    PassResult again;
-    double Z, seconds;
-    memset(&again, 0, sizeof(again));
-    Z = bp_count(run, loader, whole, &again);
+    PassResult again = {0};
+    double Z = bp_count(run, loader, whole, &again);
     grads_zero(&run->streambp.memory);
     ops_device->finish();
     run->streambp.ops = run->streambp.memory.ops = &timed;
     allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     dry_ridge = machine ? machine_ridge(machine) : 0;
-    seconds = bp_pass(run, loader, whole, Z, &again);
+    double seconds = bp_pass(run, loader, whole, Z, &again);
     dry_ridge = 0;
     allocation_guard = 0;
     run->streambp.ops = run->streambp.memory.ops = ops_device;
@@ -191,16 +185,12 @@ static void bp_json(const Run *run, const PassResult *result) {
 static int verb_bp(const Options *options) {
     const size_t documents = options->batch * unit_documents(options);
     Run run;
-    DataLoader loader;
-    Batch batch;
-    PassResult result;
-    SequenceBound bound;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run_resolve(&run);
-    memset(&loader, 0, sizeof(loader));
+    DataLoader loader = {0};
     if (options->data.count) loader = bp_open_data(&run);
-    bound = run_bound(&run, options->data.count ? &loader : NULL);
+    SequenceBound bound = run_bound(&run, options->data.count ? &loader : NULL);
     if (options->grads_out) {
         const Model *table = run.lora.rank ? &run.lora.table : &run.model;
         gradients_check_globs(options->grads_of, table);
@@ -208,13 +198,14 @@ static int verb_bp(const Options *options) {
     }
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0, 0);
-    batch = options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
+    Batch batch =
+        options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);
-    result = bp_measure(&run, &loader, &batch);
+    PassResult result = bp_measure(&run, &loader, &batch);
     if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
     if (options->grads_out)
         gradients_write(options->grads_out, options->grads_of, run_trained(&run), run.settings.world, ops_device,

@@ -14,8 +14,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
     int folder = strcmp(options->to, "auto") != 0 ? !strcmp(options->to, "hf") : !text_ends_with(options->out, ".bin");
-    size_t i;
-    for (i = 0; i < 2; i++)
+    for (size_t i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
             die_usage(
                 "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
@@ -28,7 +27,6 @@ static int convert_to_folder(const Options *options) {
 // dtype: NULL: keep what the source has. Returns the number of files of weights.
 static size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
     const Options *options = run->options;
-    HfWrite write;
     if (!strcmp(options->to, "llmc")) {
         llmc_gpt2_write(source, options->out, dtype ? *dtype : source->dtype);
         return 1;
@@ -37,7 +35,7 @@ static size_t convert_write(const Run *run, const WeightSource *source, const DT
         weights_convert(source, options->out, dtype ? *dtype : source->dtype);
         return 1;
     }
-    write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
+    HfWrite write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
     hf_write(&write, options->out);
     hf_write_free(&write);
     return write.shards;
@@ -66,15 +64,13 @@ static void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
 static int verb_convert(const Options *options) {
     Run run;
     Merge merge;
-    DType dtype;
-    size_t files;
     int folder = convert_to_folder(options);
     convert_check_merge(options);
     run_open_model(&run, options, NULL);
     if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
-    dtype = option_given(options, "dtype") ? run.model.dtype : run.source->dtype;
+    DType dtype = option_given(options, "dtype") ? run.model.dtype : run.source->dtype;
     if (options->merge) convert_begin_merge(&run, &merge, dtype);
-    files = convert_write(&run, run.source, option_given(options, "dtype") ? &dtype : NULL);
+    size_t files = convert_write(&run, run.source, option_given(options, "dtype") ? &dtype : NULL);
     if (!options->quiet) {
         fprintf(run.text, "%s: %s parameters in %s", options->out, human_count((double)run.model.elements),
                 dtype_name(dtype));
@@ -100,13 +96,12 @@ static int verb_convert(const Options *options) {
 static int verb_info(const Options *options) {
     Run run;
     char text[4096];
-    size_t i;
     run_open_model(&run, options, NULL);
     config_to_text(&run.model.config, text, sizeof(text));
     report_model(run.text, &run.model);
     if (!options->quiet) {
         fprintf(run.text, "config   %s\n", text);
-        for (i = 0; i < run.model.parameter_count; i++) {
+        for (size_t i = 0; i < run.model.parameter_count; i++) {
             const Parameter *p = &run.model.parameters[i];
             char shape[48];
             snprintf(shape, sizeof(shape), p->cols ? "[%zu, %zu]" : "[%zu]", p->rows, p->cols);

@@ -17,11 +17,10 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
     const World world = run->settings.world;
     StreamBP *stream = &run->streambp;
     Progress progress = progress_begin(is_main_rank() ? stderr : NULL, "evaluating", 0, (double)steps);
-    Evaluation found;
-    size_t done, step = data->assignment.stride;
-    memset(&found, 0, sizeof(found));
+    size_t step = data->assignment.stride;
+    Evaluation found = {0};
     prefetch_start(data, 0);
-    for (done = 0; done < steps; done += step) {
+    for (size_t done = 0; done < steps; done += step) {
         MicroBatch *micro = prefetch_take(data);
         Batch batch = done + micro->number % step < steps ? micro->batch : batch_empty(&micro->whole);
         run_reference(run, &batch);
@@ -56,7 +55,7 @@ static void eval_report(const Run *run, const Evaluation *found, const Curve *cu
 }
 
 static void eval_json(const Run *run, const Evaluation *found, const Curve *curve, double seconds,
-                             const Traffic *sent) {
+                      const Traffic *sent) {
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     json_number(&json, "loss", found->loss);
@@ -72,22 +71,15 @@ static void eval_json(const Run *run, const Evaluation *found, const Curve *curv
 
 static int verb_eval(const Options *options) {
     Run run;
-    DataLoader loader;
     Prefetch data;
-    Curve curve;
     int with_curve = options->curve || options->curve_tokens;
-    Evaluation found;
-    SequenceBound bound;
-    Traffic sent;
-    double begin;
-    size_t steps;
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
     run.assignment = eval_assignment(&run);
-    loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
-    bound = run_bound(&run, &loader);
-    steps = dataloader_batches(&loader);
+    DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
+    SequenceBound bound = run_bound(&run, &loader);
+    size_t steps = dataloader_batches(&loader);
     if (options->val_steps) steps = min_size(steps, options->val_steps);
     if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
         options_refuse(options->verb,
@@ -96,14 +88,14 @@ static int verb_eval(const Options *options) {
     reference_check(&run, &loader, 0, 0);
     run_allocate(&run, bound);
     prefetch_allocate(&data, &loader, run.assignment);
-    curve = curve_allocate(options->curve_tokens, bound.longest);
+    Curve curve = curve_allocate(options->curve_tokens, bound.longest);
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);
-    begin = seconds_now();
-    found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
+    double begin = seconds_now();
+    Evaluation found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
     if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
-    memset(&sent, 0, sizeof(sent));
+    Traffic sent = {0};
     sent = sent_since(run.settings.world, &sent, &run.streambp.memory.sent, 1);
     if (!options->quiet || !options->json) eval_report(&run, &found, with_curve ? &curve : NULL);
     if (options->json) eval_json(&run, &found, with_curve ? &curve : NULL, seconds_now() - begin, &sent);

@@ -27,31 +27,25 @@ static void logprobs_report_json(const char *path, const LogprobHeader *h, Logpr
 
 static int verb_logprobs(const Options *options) {
     Run run;
-    DataLoader loader;
-    Batch batch;
-    LogprobHeader header;
     LogprobWriter writer;
-    LogprobSum sum;
-    SequenceBound bound;
-    double begin;
     if (options->temperature == 0)
         options_refuse(options->verb, "--temperature 0 leaves the likeliest token alone; give a number above 0");
     run_open_model(&run, options, NULL);
     check_positions(&run, options->seq_len, "--seq-len");
     run.settings = settings_from_options(&run);
     run.settings.objective.temperature = options->temperature;
-    loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
-    bound = dataloader_bound(&loader);
+    DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
+    SequenceBound bound = dataloader_bound(&loader);
     run_allocate(&run, bound);
-    batch = dataloader_batch(&loader);
-    header = logprobs_header(&run, &loader, 0);
+    Batch batch = dataloader_batch(&loader);
+    LogprobHeader header = logprobs_header(&run, &loader, 0);
     logprobs_create(&writer, options->out, &header); // what it has to refuse it refuses before the work
     run_load_weights(&run);
     report_header(&run);
     report_data(&run, &loader, bound);
-    begin = seconds_now();
+    double begin = seconds_now();
     writer.header.model_key = run_model_key(&run);
-    sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1));
+    LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1));
     if (!options->quiet || !options->json)
         fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,
                 (unsigned long long)writer.header.documents, sum.sum / sum.counted);

@@ -11,10 +11,8 @@ several processes, what a rank sends and how long a step is estimated to take on
 #include "llmc/cli/run.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
-    RolloutSettings settings;
-    Prompt text;
-    memset(&text, 0, sizeof(text));
-    settings = rollout_from_options(run, &text, NULL);
+    Prompt text = {0};
+    RolloutSettings settings = rollout_from_options(run, &text, NULL);
     return rollout_plan(&settings, &data->documents, &run->settings, run->options->seq_len);
 }
 
@@ -29,11 +27,10 @@ static void report_estimate(const Run *run, const Machine *machine, const Estima
     const size_t ranks = world_ranks(run->settings.world);
     const char *missing = estimate_missing(run);
     FILE *out = run->text;
-    int kind;
     if (run->options->quiet) return;
     if (ranks > 1) {
         fputs("sent     by a rank in a step: ", out);
-        for (kind = 0; kind < TRAFFIC_KINDS; kind++)
+        for (int kind = 0; kind < TRAFFIC_KINDS; kind++)
             fprintf(out, "%s%s %s", kind ? ", " : "", traffic_names[kind], human_bytes(e->sent.bytes[kind]));
         fputc('\n', out);
     }
@@ -107,7 +104,7 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
 
 // machine: NULL where no time is estimated
 static void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
-                             const Estimate *estimate) {
+                      const Estimate *estimate) {
     const double streams = (double)(step.streams * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
@@ -125,10 +122,7 @@ static int verb_plan(const Options *options) {
     const Machine *machine =
         options->ranks > 1 || option_given(options, "machine") ? machine_find(options->machine) : NULL;
     Run run;
-    PlanBound bound;
-    StepShape step;
     Estimate estimate;
-    Batch shape;
     DataLoader data;
     size_t longest = 0;
     memset(&data, 0, sizeof(data)), memset(&estimate, 0, sizeof(estimate));
@@ -140,9 +134,9 @@ static int verb_plan(const Options *options) {
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
         prompt_free(&prompt);
     }
-    bound = plan_bound(&run, &data);
-    step = plan_step(&run, bound.whole);
-    shape = batch_shape(bound.part);
+    PlanBound bound = plan_bound(&run, &data);
+    StepShape step = plan_step(&run, bound.whole);
+    Batch shape = batch_shape(bound.part);
     run.plan = plan_make(&run.settings, &shape);
     run_choose(&run, &shape, limit);
     if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);

@@ -10,9 +10,8 @@ input and whose cache goes on from turn to turn.
 #define CHAT_TOKENS ((size_t)8192) // of a chat from standard input, at most, unless --max-context says more
 
 static void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t count) {
-    size_t i;
     json_array(json, key);
-    for (i = 0; i < count; i++) json_size(json, NULL, (size_t)ids[i]);
+    for (size_t i = 0; i < count; i++) json_size(json, NULL, (size_t)ids[i]);
     json_array_end(json);
 }
 
@@ -31,9 +30,8 @@ static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) 
 
 // A line of standard input without its end; NULL at the end of input.
 static char *chat_line(char **line, size_t *capacity, size_t *bytes) {
-    ssize_t got;
     if (isatty(STDIN_FILENO)) fputs("> ", stderr);
-    got = getline(line, capacity, stdin);
+    ssize_t got = getline(line, capacity, stdin);
     if (got < 0) return NULL;
     while (got && ((*line)[got - 1] == '\n' || (*line)[got - 1] == '\r')) got--;
     *bytes = (size_t)got;
@@ -46,7 +44,7 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
     SamplingSettings settings = sampling_from_options(o);
     TokenIds turn = {NULL, 0, 0};
     char *line = NULL;
-    size_t capacity = 0, bytes, room, drawn, turns = 0;
+    size_t capacity = 0, bytes, turns = 0;
     sampler_begin(sampler, &run->streambp);
     while (chat_line(&line, &capacity, &bytes)) {
         TextOut out = text_out_to(stdout, NULL);
@@ -54,14 +52,15 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
         turn.count = 0;
         chat_turn(prompt->tokenizer, o->system, line, bytes, turns++ == 0, &turn);
         prompt_check_ids(turn.id, turn.count, run->model.config.vocab_size);
-        room = sampler->capacity - sampler->cache.used[0];
+        size_t room = sampler->capacity - sampler->cache.used[0];
         room -= room && sampler->drawn >= 0; // that one is still to be fed
         if (!room || turn.count > room) {
             note("the chat has reached its %zu tokens; --max-context plans for more", sampler->capacity);
             break;
         }
         sampler_feed(sampler, turn.id, turn.count);
-        drawn = generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - turn.count + 1), &out);
+        size_t drawn =
+            generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - turn.count + 1), &out);
         if (prompt_is_end(prompt, ids[drawn - 1])) sampler_forget(sampler); // the next turn's text begins with it
         text_out_end(&out);
         fputc('\n', stdout);
@@ -79,14 +78,11 @@ static size_t chat_capacity(const Run *run) {
 
 static int verb_sample(const Options *options) {
     Run run;
-    Prompt prompt;
     Sampler sampler;
     SamplingSettings sampling = sampling_from_options(options);
     int chat = prompt_is_interactive(options);
-    int32_t *ids;
-    size_t drawn;
     run_open_model(&run, options, NULL);
-    prompt = prompt_from_options(&run);
+    Prompt prompt = prompt_from_options(&run);
     run.settings = settings_from_options(&run);
     run.settings.cache_tokens = chat ? chat_capacity(&run) : prompt_cache_tokens(&prompt, options);
     check_positions(&run, run.settings.cache_tokens,
@@ -94,12 +90,12 @@ static int verb_sample(const Options *options) {
     run_allocate(&run, regular_bound(0, 0));
     sampler_allocate(&sampler, &run.model, run.settings.cache_tokens);
     run_load_weights(&run);
-    ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
+    int32_t *ids = (int32_t *)checked_calloc(options->max_new_tokens, sizeof(int32_t), "the sampled tokens");
     if (chat) {
         sample_chat(&run, &sampler, &prompt, ids);
     } else {
-        drawn = generate(&sampler, &run.streambp, &prompt, &sampling, ids, options->max_new_tokens,
-                         options->json ? NULL : stdout);
+        size_t drawn = generate(&sampler, &run.streambp, &prompt, &sampling, ids, options->max_new_tokens,
+                                options->json ? NULL : stdout);
         if (options->json) sample_json(&prompt, ids, drawn);
     }
     sampler_free(&sampler);

@@ -33,8 +33,7 @@ static Arguments arguments_parse(int argc, char **argv) {
                 {"--memory-limit", NULL, &a.limit},    {"--recompute", NULL, &a.recompute}};
     const size_t count = sizeof(rows) / sizeof(rows[0]);
     size_t row;
-    int i;
-    for (i = 1; i < argc; i += 2) {
+    for (int i = 1; i < argc; i += 2) {
         for (row = 0; row < count && strcmp(argv[i], rows[row].name) != 0; row++) continue;
         if (row == count || i + 1 == argc) die_usage("%s: not an option, or without its value", argv[i]);
         if (rows[row].text)
@@ -52,8 +51,7 @@ static Arguments arguments_parse(int argc, char **argv) {
 static float *gradients_read(const WeightSource *source) {
     const Model *model = &source->model;
     float *gradients = (float *)checked_calloc(model->elements, sizeof(float), "the gradients");
-    size_t i;
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const TensorLocation *place = &source->places[i];
         const uint64_t first = (place->offset - LLMC_HEADER_INTS * sizeof(int32_t)) / dtype_size(place->type);
@@ -64,8 +62,7 @@ static float *gradients_read(const WeightSource *source) {
 
 static double norm_of(const float *values, size_t count) {
     double sum = 0;
-    size_t i;
-    for (i = 0; i < count; i++) sum += (double)values[i] * (double)values[i];
+    for (size_t i = 0; i < count; i++) sum += (double)values[i] * (double)values[i];
     return sqrt(sum);
 }
 
@@ -74,15 +71,12 @@ static void copy_from_host(void *out, const void *in, size_t bytes) { memcpy(out
 // ---- the passes and their result ----------------------------------------------------------------------------------
 // The first B x T tokens, each with the one behind it as its target.
 static Batch tokens_read(const Arguments *a, size_t vocab_size) {
-    DataSettings settings;
-    DataLoader loader;
-    Batch batch;
-    memset(&settings, 0, sizeof(settings));
+    DataSettings settings = {0};
     settings.B = a->batch, settings.T = a->seq_len, settings.vocab_size = vocab_size;
     settings.shuffle = SHUFFLE_OFF;
-    loader = dataloader_open(&a->tokens, 1, &settings);
+    DataLoader loader = dataloader_open(&a->tokens, 1, &settings);
     if (loader.of_documents) die("%s: holds documents of any length; give one of llm.c's shards", a->tokens);
-    batch = dataloader_batch(&loader);
+    Batch batch = dataloader_batch(&loader);
     dataloader_next(&loader, &batch);
     dataloader_close(&loader);
     return batch;
@@ -117,27 +111,23 @@ int main(int argc, char **argv) {
     WeightSource *source = weights_open(a.checkpoint);
     const size_t positions = source->config.max_position_embeddings;
     const World alone = {0, 0, 0, 0};
-    Ops host;
-    Batch batch;
     Result result;
-    float *gradients;
-    size_t i;
     if (!out || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) die("standard output: %s", strerror(errno));
     if (a.seq_len > positions)
         die("--seq-len %zu: this model has %zu positions, and llm.c reads none beyond; give a shorter one", a.seq_len,
             positions);
     if (a.grads_out) gradients_check_globs(a.grads_of, &source->model);
-    memset(&host, 0, sizeof(host));
+    Ops host = {0};
     host.copy_out = copy_from_host; // gradients_write needs no more
-    batch = tokens_read(&a, source->config.vocab_size);
+    Batch batch = tokens_read(&a, source->config.vocab_size);
     result.seconds = (double *)checked_calloc(a.repeat, sizeof(double), "timings");
     if (!peer_open(a.checkpoint, &settings)) {
         result_print(out, &a, NULL);
         return 0;
     }
-    for (i = 0; i < a.repeat; i++) result.loss = peer_pass(batch.tokens, batch.targets, &result.seconds[i]);
+    for (size_t i = 0; i < a.repeat; i++) result.loss = peer_pass(batch.tokens, batch.targets, &result.seconds[i]);
     result.peak_bytes = peer_peak_bytes();
-    gradients = gradients_read(source);
+    float *gradients = gradients_read(source);
     result.grad_norm = norm_of(gradients, source->model.elements);
     if (a.grads_out) gradients_write(a.grads_out, a.grads_of, &source->model, alone, &host, gradients, DTYPE_FP32);
     result_print(out, &a, &result);

@@ -16,9 +16,9 @@ size_t peer_peak_bytes(void) { return host_memory_peak() - peak_at_start; }
 
 // Weights, their gradients, activations and theirs.
 static size_t bytes_of_pass(void) {
-    size_t sizes[NUM_ACTIVATION_TENSORS], elements = model.num_parameters, i;
+    size_t sizes[NUM_ACTIVATION_TENSORS], elements = model.num_parameters;
     fill_in_activation_sizes(sizes, model.config, (int)batch, (int)seq_len);
-    for (i = 0; i < NUM_ACTIVATION_TENSORS; i++) elements += sizes[i];
+    for (size_t i = 0; i < NUM_ACTIVATION_TENSORS; i++) elements += sizes[i];
     return 2 * elements * sizeof(float);
 }
 

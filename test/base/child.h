@@ -25,9 +25,8 @@ typedef struct {
 typedef void (*ChildBody)(const void *context);
 
 static void child_slurp(FILE *file, char *text, size_t size) {
-    size_t got;
     rewind(file);
-    got = fread(text, 1, size - 1, file);
+    size_t got = fread(text, 1, size - 1, file);
     text[got] = 0;
     fclose(file);
 }
@@ -37,11 +36,10 @@ static const Child *run_child(ChildBody body, const void *context) {
     static Child child;
     FILE *out = tmpfile(), *err = tmpfile();
     int status;
-    pid_t process;
     assert_non_null(out);
     assert_non_null(err);
     fflush(NULL);
-    process = fork();
+    pid_t process = fork();
     assert_true(process >= 0);
     if (process == 0) {
         dup2(fileno(out), STDOUT_FILENO);
@@ -108,13 +106,11 @@ static void write_file(const char *path, const void *bytes, size_t count) {
 // The whole file, zero-terminated; lasts until the next case.
 static char *read_whole(const char *path, size_t *count) {
     FILE *file = fopen(path, "rb");
-    char *bytes;
-    long size;
     if (!file) test_fail("cannot open %s", path);
     fseek(file, 0, SEEK_END);
-    size = ftell(file);
+    long size = ftell(file);
     rewind(file);
-    bytes = (char *)case_memory((size_t)size + 1);
+    char *bytes = (char *)case_memory((size_t)size + 1);
     assert_int_equal(fread(bytes, 1, (size_t)size, file), (size_t)size);
     fclose(file);
     if (count) *count = (size_t)size;

@@ -13,9 +13,8 @@ that it survives a power failure; and a standard output that is full. What is re
 static char synced[8192];
 static int noting_fsync(int fd) {
     char link[64], path[1024];
-    ssize_t length;
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    length = readlink(link, path, sizeof(path) - 1);
+    ssize_t length = readlink(link, path, sizeof(path) - 1);
     if (length > 0) snprintf(synced + strlen(synced), sizeof(synced) - strlen(synced), "%.*s\n", (int)length, path);
     return fsync(fd);
 }
@@ -56,8 +55,7 @@ static size_t count_files(const char *folder) {
 
 // ---- what is there already ---------------------------------------------------------------------------------------------------
 TEST(only_regular_files_are_replaced) {
-    const char *pipe = scratch_path("kinds/pipe"), *device = scratch_path("kinds/device"), *link;
-    struct sockaddr_un address;
+    const char *pipe = scratch_path("kinds/pipe"), *device = scratch_path("kinds/device");
     struct stat status;
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     fresh("kinds");
@@ -69,11 +67,11 @@ TEST(only_regular_files_are_replaced) {
     assert_int_equal(mkfifo(pipe, 0666), 0);
     expect_refused(write_body, pipe, 1, "kinds/pipe: is no regular file but a device, a pipe or a socket");
     assert_true(lstat(pipe, &status) == 0 && S_ISFIFO(status.st_mode));
-    link = scratch_path("kinds/link-to-pipe");
+    const char *link = scratch_path("kinds/link-to-pipe");
     assert_int_equal(symlink(pipe, link), 0);
     expect_refused(write_body, link, 1, "kinds/link-to-pipe: is no regular file");
 
-    memset(&address, 0, sizeof(address));
+    struct sockaddr_un address = {0};
     address.sun_family = AF_UNIX;
     snprintf(address.sun_path, sizeof(address.sun_path), "%s", scratch_path("kinds/socket"));
     assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -142,16 +140,15 @@ TEST(writers_do_not_mix) {
 TEST(names_that_are_taken_are_left_alone) {
     const char *path = scratch_path("taken/file");
     char taken[2][600];
-    int i;
     fresh("taken");
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         snprintf(taken[i], sizeof(taken[i]), "%s.%ld-%d.tmp", path, (long)getpid(), i);
         write_file(taken[i], "taken", 5);
         assert_true(is_temporary_of(strrchr(taken[i], '/') + 1, "file"));
     }
     write_output(path, "new");
     expect_text(path, "new");
-    for (i = 0; i < 2; i++) expect_text(taken[i], "taken");
+    for (int i = 0; i < 2; i++) expect_text(taken[i], "taken");
     assert_int_equal(count_files(scratch_path("taken")), 3);
 }
 
@@ -159,9 +156,8 @@ TEST(names_of_temporaries) {
     static const char *const others[] = {"file",         "file.tmp",       "file.12.tmp",    "file.12-.tmp",
                                          "file.-3.tmp",  "file.12-3.tmpx", "files.12-3.tmp", "file.12-3",
                                          "file.a-3.tmp", "fil.12-3.tmp"};
-    size_t i;
     assert_true(is_temporary_of("file.12-345.tmp", "file"));
-    for (i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (is_temporary_of(others[i], "file")) test_fail("%s is taken for a temporary", others[i]);
 }
 
@@ -202,8 +198,7 @@ static void signal_that_is_ignored(const void *path) {
 
 TEST(signals_leave_nothing_half_written) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
-    size_t i;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         const char *path = scratch_path("signals/file");
         test_case("signal %d", ends[i]);
         signal_to_send = ends[i];
@@ -236,11 +231,10 @@ TEST(errors_leave_nothing_half_written) {
 static void write_beyond_the_limit(const void *path) {
     static const struct rlimit limit = {5000, 5000};
     static char text[8001];
-    int fd;
     memset(text, 'x', 8000);
     signals_prepare();
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    fd = open((const char *)path, O_WRONLY | O_CREAT, 0666);
+    int fd = open((const char *)path, O_WRONLY | O_CREAT, 0666);
     if (write(fd, text, 8000) != 5000 || write(fd, text, 1) >= 0 || errno != EFBIG) exit(3);
     write_output((const char *)path, text);
 }

@@ -98,8 +98,7 @@ static double *case_copy(const double *values, size_t count) {
 }
 
 static void case_end(void) {
-    Guarded *t;
-    for (t = testing.tensors; t; t = t->next) t->ops->release(t->allocation, t->bytes);
+    for (Guarded *t = testing.tensors; t; t = t->next) t->ops->release(t->allocation, t->bytes);
     testing.tensors = NULL;
     while (testing.blocks) {
         void *next = *(void **)testing.blocks;
@@ -137,10 +136,10 @@ static void test_skip(const char *reason) {
 // bf16 nearest to x, ties to even; straight from double, so that nothing is rounded twice.
 static double round_to_bf16(double x) {
     int exponent;
-    double unit;
     if (x == 0.0 || !isfinite(x)) return x;
     (void)frexp(x, &exponent);
-    unit = ldexp(1.0, (exponent < -125 ? -125 : exponent) - 8); // 8 bits of significand; subnormals share one unit
+    double unit =
+        ldexp(1.0, (exponent < -125 ? -125 : exponent) - 8); // 8 bits of significand; subnormals share one unit
     x = nearbyint(x / unit) * unit;
     return fabs(x) >= 0x1p128 ? copysign(INFINITY, x) : x;
 }
@@ -168,8 +167,7 @@ static double element_read(const void *elements, DType type, size_t i) {
 // Guards and poison: every 16 bits start with 0xffc0, so any element read from there is NaN (or a wild index), and
 // differ in the rest, so a guard that was overwritten by its neighbour is noticed.
 static void poison(void *memory, size_t bytes) {
-    size_t i;
-    for (i = 0; i < bytes; i++)
+    for (size_t i = 0; i < bytes; i++)
         ((unsigned char *)memory)[i] = (i & 1) ? 0xff : (unsigned char)(0xc1 + (i / 2 * 37 + i / 126) % 63);
 }
 
@@ -190,19 +188,16 @@ static Guarded *guarded_poison(GuardedRole role, const char *name, DType type, s
     return t;
 }
 
-static Guarded *guarded_bytes(GuardedRole role, const char *name, const void *elements, size_t size,
-                                     size_t count) {
+static Guarded *guarded_bytes(GuardedRole role, const char *name, const void *elements, size_t size, size_t count) {
     Guarded *t = guarded_poison(role, name, size == 8 ? DTYPE_FP64 : size == 4 ? DTYPE_FP32 : DTYPE_BF16, count);
     memcpy(t->before + t->offset, elements, count * size);
     return t;
 }
 
-static Guarded *guarded_values(GuardedRole role, const char *name, DType type, const double *values,
-                                      size_t count) {
+static Guarded *guarded_values(GuardedRole role, const char *name, DType type, const double *values, size_t count) {
     Guarded *t = guarded_poison(role, name, type, count);
     double *rounded = case_doubles(count);
-    size_t i;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         rounded[i] = round_to(type, values[i]);
         element_write(t->before + t->offset, type, i, values[i]);
     }
@@ -211,10 +206,9 @@ static Guarded *guarded_values(GuardedRole role, const char *name, DType type, c
 }
 
 static Guarded *guarded_normal(GuardedRole role, const char *name, DType type, size_t count, double mean,
-                                      double deviation) {
+                               double deviation) {
     double *values = case_doubles(count);
-    size_t i;
-    for (i = 0; i < count; i++) values[i] = mean + deviation * test_normal();
+    for (size_t i = 0; i < count; i++) values[i] = mean + deviation * test_normal();
     return guarded_values(role, name, type, values, count);
 }
 
@@ -222,23 +216,20 @@ static Guarded *guarded_normal(GuardedRole role, const char *name, DType type, s
 static double result(const Guarded *t, size_t i) { return element_read(t->after + t->offset, t->type, i); }
 
 static void tensors_load(void) {
-    Guarded *t;
-    for (t = testing.tensors; t; t = t->next) ops_device->copy_in(t->allocation, t->before, t->bytes);
+    for (Guarded *t = testing.tensors; t; t = t->next) ops_device->copy_in(t->allocation, t->before, t->bytes);
 }
 
 static void tensors_check(int second) {
-    Guarded *t;
-    for (t = testing.tensors; t; t = t->next) {
+    for (Guarded *t = testing.tensors; t; t = t->next) {
         unsigned char *now = (unsigned char *)malloc(t->bytes), *expected = t->before;
-        size_t elements = t->count * dtype_size(t->type), i, bad = t->bytes;
-        int differs;
+        size_t elements = t->count * dtype_size(t->type), bad = t->bytes;
         assert_non_null(now);
         ops_device->copy_out(now, t->allocation, t->bytes);
-        for (i = 0; i < t->bytes; i++) {
+        for (size_t i = 0; i < t->bytes; i++) {
             int guard = i < t->offset || i >= t->offset + elements;
             if ((guard || t->role == INPUT) && now[i] != expected[i]) bad = i < bad ? i : bad;
         }
-        differs = second && t->role == CHANGED && memcmp(now, t->after, t->bytes) != 0;
+        int differs = second && t->role == CHANGED && memcmp(now, t->after, t->bytes) != 0;
         memcpy(t->after, now, t->bytes);
         free(now);
         if (bad < t->offset) test_fail("%s: the op wrote before it, up to %zu bytes away", t->name, t->offset - bad);
@@ -285,8 +276,7 @@ extern "C"
 // ---- comparison -------------------------------------------------------------------------------------------------------
 static double rms(const double *x, size_t count) {
     double sum = 0.0;
-    size_t i;
-    for (i = 0; i < count; i++) sum += x[i] * x[i];
+    for (size_t i = 0; i < count; i++) sum += x[i] * x[i];
     return count ? sqrt(sum / (double)count) : 0.0;
 }
 
@@ -314,9 +304,8 @@ static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 
 // relative L2 error likewise, ten times tighter in the arithmetic. slack widens both. Below 1e-34 fp32 may underflow.
 static void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), relative = slack * arithmetic_error(t), sum = 0.0;
-    double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size, limit;
-    size_t i;
-    for (i = 0; i < t->count; i++) {
+    double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size;
+    for (size_t i = 0; i < t->count; i++) {
         double found = result(t, i), error = fabs(found - expected[i]);
         double allowed = (rounding + relative) * fabs(expected[i]) + 10.0 * arithmetic;
         if (!(error <= allowed))
@@ -326,7 +315,7 @@ static void expect_within(const Guarded *t, const double *expected, double slack
         if (allowed > 0.0) testing.worst = fmax(testing.worst, error / allowed);
     }
     if (!t->count) return;
-    limit = rounding * size + arithmetic;
+    double limit = rounding * size + arithmetic;
     sum = sqrt(sum / (double)t->count);
     if (!(sum <= limit)) test_fail("%s: relative L2 error %.3g, allowed %.3g", t->name, sum / size, limit / size);
     if (limit > 0.0) testing.worst = fmax(testing.worst, sum / limit);
@@ -335,8 +324,7 @@ static void expect_within(const Guarded *t, const double *expected, double slack
 static void expect_near(const Guarded *t, const double *expected) { expect_within(t, expected, 1.0, 0.0); }
 
 static void expect_exactly(const Guarded *t, const double *expected) {
-    size_t i;
-    for (i = 0; i < t->count; i++) {
+    for (size_t i = 0; i < t->count; i++) {
         double found = result(t, i);
         if (found != expected[i] && !(isnan(found) && isnan(expected[i])))
             test_fail("%s[%zu] of %zu is %.17g, expected exactly %.17g", t->name, i, t->count, found, expected[i]);
@@ -356,11 +344,10 @@ static double operand_error(const char *test) {
 }
 
 static int test_begin(void **state) {
-    const char *c;
     testing.test = (const char *)*state;
     testing.operands = operand_error(testing.test);
     testing.random = 1234;
-    for (c = testing.test; *c; c++) testing.random = testing.random * 31 + (unsigned char)*c;
+    for (const char *c = testing.test; *c; c++) testing.random = testing.random * 31 + (unsigned char)*c;
     testing.begun++;
     testing.worst = 0.0;
     return 0;
@@ -376,7 +363,7 @@ static int test_end(void **state) {
 // Reads the command line. Returns whether to run anything; *status is the exit status if not.
 static int tests_select(int argc, char **argv, const struct CMUnitTest *tests, size_t count, int *status) {
     static char pattern[200];
-    size_t i, matching = 0;
+    size_t matching = 0;
     *status = 0;
     if (argc > 2 || (argc == 2 && argv[1][0] == '-' && strcmp(argv[1], "--list") != 0)) {
         fprintf(stderr, "usage: %s [SUBSTRING of the tests to run | --list]\n", argv[0]);
@@ -384,11 +371,11 @@ static int tests_select(int argc, char **argv, const struct CMUnitTest *tests, s
         return 0;
     }
     if (argc == 2 && argv[1][0] == '-') {
-        for (i = 0; i < count; i++) puts(tests[i].name);
+        for (size_t i = 0; i < count; i++) puts(tests[i].name);
         return 0;
     }
     if (argc < 2) return 1;
-    for (i = 0; i < count; i++) matching += strstr(tests[i].name, argv[1]) != NULL;
+    for (size_t i = 0; i < count; i++) matching += strstr(tests[i].name, argv[1]) != NULL;
     if (!matching) {
         fprintf(stderr, "%s: no test has \"%s\" in its name; --list shows them all\n", argv[0], argv[1]);
         *status = 2;

@@ -64,9 +64,8 @@ static char *printed(void (*print)(FILE *, const Options *), const Options *opti
 
 // ---- round trips -----------------------------------------------------------------------------------------------------------
 static int paths_differ(const PathList *a, const PathList *b) {
-    size_t i;
     if (a->count != b->count) return 1;
-    for (i = 0; i < a->count; i++)
+    for (size_t i = 0; i < a->count; i++)
         if (strcmp(a->path[i], b->path[i]) != 0) return 1;
     return 0;
 }
@@ -94,15 +93,13 @@ static int row_differs(const OptionRow *row, const Options *a, const Options *b)
 }
 
 static void expect_same(const Options *a, const Options *b) {
-    size_t i;
     assert_int_equal(a->verb, b->verb);
-    for (i = 0; i < OPTION_ROWS; i++)
+    for (size_t i = 0; i < OPTION_ROWS; i++)
         if (option_rows[i].verbs && row_differs(&option_rows[i], a, b)) test_fail("--%s differs", option_rows[i].name);
 }
 
 static int is_of_rollout(const char *tested) {
-    size_t i;
-    for (i = 0; i < OF_OPTIONS; i++)
+    for (size_t i = 0; i < OF_OPTIONS; i++)
         if (!strcmp(of_options[i].option, tested) && !strcmp(of_options[i].needs, "rollout")) return 1;
     return !strcmp(tested, "rollout");
 }
@@ -110,14 +107,13 @@ static int is_of_rollout(const char *tested) {
 // What gives the tested option a meaning: an objective that it belongs to, or the option that it needs.
 static void add_company(CommandLine *line, const char *tested) {
     char text[64];
-    size_t i;
-    for (i = 0; i < OF_OBJECTIVES; i++) {
+    for (size_t i = 0; i < OF_OBJECTIVES; i++) {
         const char *words = of_objectives[i].objectives + 1;
         if (strcmp(of_objectives[i].option, tested) != 0) continue;
         snprintf(text, sizeof(text), "--objective=%.*s", (int)strcspn(words, " "), words);
         add(line, text);
     }
-    for (i = 0; i < OF_OPTIONS; i++) {
+    for (size_t i = 0; i < OF_OPTIONS; i++) {
         if (strcmp(of_options[i].option, tested) != 0) continue;
         add_company(line, of_options[i].needs);
         snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
@@ -135,10 +131,9 @@ static CommandLine least_line(Verb verb, const char *tested) {
         {"model", "m"}, {"data", "d.bin"}, {"val-data", "v.bin"}, {"out", "o"}, {"prompt", "p"}};
     CommandLine line = {0, {NULL}};
     char text[64];
-    size_t i;
     add(&line, "train");
     add(&line, verb_rows[verb].name);
-    for (i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
         if (!option_of(&option_rows[option_find(needed[i][0])], verb) || !strcmp(tested, needed[i][0])) continue;
         if (!strcmp(needed[i][0], "model") && !strcmp(tested, "init")) continue;
         if (!strcmp(needed[i][0], "data") && !strcmp(tested, "group-size") && verb != VERB_TRAIN) continue;
@@ -192,23 +187,21 @@ static void add_example(CommandLine *line, const OptionRow *row) {
 
 // The shell's own reading of the echo.
 static CommandLine shell_words(const char *echo) {
-    char *command = (char *)case_memory(strlen(echo) + 64), *all = (char *)case_memory(16384), *word;
+    char *command = (char *)case_memory(strlen(echo) + 64), *all = (char *)case_memory(16384);
     CommandLine line = {0, {NULL}};
-    FILE *pipe;
-    size_t length;
     sprintf(command, "printf '%%s\\0' %s", echo);
-    pipe = popen(command, "r");
+    FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
-    length = fread(all, 1, 16383, pipe);
+    size_t length = fread(all, 1, 16383, pipe);
     assert_int_equal(pclose(pipe), 0);
-    for (word = all; word < all + length; word += strlen(word) + 1) add(&line, word);
+    for (char *word = all; word < all + length; word += strlen(word) + 1) add(&line, word);
     return line;
 }
 
 static void expect_round_trip(CommandLine *line) {
-    Options options = options_parse(line->argc, line->argv), again;
+    Options options = options_parse(line->argc, line->argv);
     CommandLine second = shell_words(printed(options_echo, &options));
-    again = options_parse(second.argc, second.argv);
+    Options again = options_parse(second.argc, second.argv);
     expect_same(&options, &again);
     options_free(&options);
     options_free(&again);

@@ -4,23 +4,22 @@
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
 TEST(every_row_round_trips) {
-    size_t r, i, rounds = 0;
-    int verb;
-    for (r = 0; r < OPTION_ROWS; r++) {
+    size_t rounds = 0;
+    for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];
         if (!strcmp(row->name, "help") || !strcmp(row->name, "version")) continue;
-        for (verb = 0; verb < VERBS; verb++) {
+        for (int verb = 0; verb < VERBS; verb++) {
             if (!option_of(row, (Verb)verb)) continue;
-            for (i = 0; i < 5; i++) {
+            for (size_t i = 0; i < 5; i++) {
                 char value[128], joined[256];
-                CommandLine apart, together, without;
-                Options a, b, defaults;
+                CommandLine together;
+                Options defaults;
                 test_case("%s --%s, value %zu", verb_rows[verb].name, row->name, i);
                 if (row->kind == OPTION_FLAG)
                     *value = 0;
                 else if (!example_value(row, i, value, sizeof(value)))
                     break;
-                apart = together = least_line((Verb)verb, row->name);
+                CommandLine apart = together = least_line((Verb)verb, row->name);
                 snprintf(joined, sizeof(joined), "--%s", row->name);
                 add(&apart, joined);
                 if (*value) {
@@ -28,9 +27,9 @@ TEST(every_row_round_trips) {
                     snprintf(joined, sizeof(joined), "--%s=%s", row->name, value);
                 }
                 add(&together, joined);
-                without = apart;
-                a = options_parse(apart.argc, apart.argv);
-                b = options_parse(together.argc, together.argv);
+                CommandLine without = apart;
+                Options a = options_parse(apart.argc, apart.argv);
+                Options b = options_parse(together.argc, together.argv);
                 assert_true(option_given(&a, row->name));
                 expect_same(&a, &b);
                 options_set_defaults(&defaults);
@@ -82,32 +81,29 @@ TEST(values_that_look_like_options) {
 
 TEST(defaults) {
     Options o = parse("bp --init gpt2");
-    size_t i;
     assert_true(!strcmp(o.method, "stream") && !strcmp(o.objective, "sft"));
     assert_true(o.chunk == 0 && o.logits_chunk == 0 && o.batch == 1 && o.grad_accum == 1 && o.steps == 0);
     assert_true(!o.model && !o.out && !o.data.count && !o.prompt && !o.prompt_ids.count && !o.memory_limit);
-    for (i = 0; i < OPTION_ROWS; i++) assert_int_equal(o.given[i], (int)i == option_find("init"));
+    for (size_t i = 0; i < OPTION_ROWS; i++) assert_int_equal(o.given[i], (int)i == option_find("init"));
     assert_true(isnan(o.beta) && isnan(o.gamma) && isnan(o.clip_low) && isnan(o.clip_high) && isnan(o.lora_alpha));
     assert_true(o.label_smoothing == 0 && o.lora_dropout == 0 && o.lora_rank == 0 && o.group_size == 8 && !o.rollout);
 }
 
 // Of a number that is open, the word is its default: it can be given, and 0 is another value.
 TEST(numbers_that_are_open) {
-    size_t r, opened = 0;
-    for (r = 0; r < OPTION_ROWS; r++) {
+    size_t opened = 0;
+    for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];
-        CommandLine line, again;
         char text[64];
         int verb = 0;
-        Options o;
         if (row->kind != OPTION_DOUBLE || !option_word(row)) continue;
         while (!option_of(row, (Verb)verb)) verb++;
         snprintf(text, sizeof(text), "--%s=%s", row->name, row->fallback);
         test_case("%s", text);
-        line = least_line((Verb)verb, row->name);
+        CommandLine line = least_line((Verb)verb, row->name);
         add(&line, text);
-        again = line; // parsing takes the names off paths
-        o = options_parse(line.argc, line.argv);
+        CommandLine again = line; // parsing takes the names off paths
+        Options o = options_parse(line.argc, line.argv);
         assert_true(isnan(*(const double *)(const void *)((const char *)&o + row->offset)));
         expect_round_trip(&again);
         opened++;
@@ -121,8 +117,7 @@ TEST(numbers_that_are_open) {
 
 // ---- verbs -----------------------------------------------------------------------------------------------------------------
 TEST(verbs) {
-    int verb;
-    for (verb = 0; verb < VERBS; verb++) {
+    for (int verb = 0; verb < VERBS; verb++) {
         CommandLine line = least_line((Verb)verb, "");
         assert_int_equal(options_parse(line.argc, line.argv).verb, verb);
     }
@@ -138,8 +133,7 @@ TEST(verbs) {
 
 // A run's own command line can be planned, though the plan's help shows only what changes it.
 TEST(plan_takes_what_train_and_bp_take) {
-    size_t i;
-    for (i = 0; i < OPTION_ROWS; i++) {
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         int expected = option_of(row, VERB_PLAN) || option_of(row, VERB_TRAIN) || option_of(row, VERB_BP);
         if (row->verbs) assert_int_equal(option_accepted(row, VERB_PLAN), expected);
@@ -159,9 +153,8 @@ static void print_help(FILE *file, const Options *options) {
 // Whether a line of the help begins with this option.
 static int help_lists(const char *help, const char *name) {
     char wanted[64];
-    const char *found;
     snprintf(wanted, sizeof(wanted), "\n  --%s", name);
-    for (found = strstr(help, wanted); found; found = strstr(found + 1, wanted))
+    for (const char *found = strstr(help, wanted); found; found = strstr(found + 1, wanted))
         if (found[strlen(wanted)] == ' ' || found[strlen(wanted)] == '\n') return 1;
     return 0;
 }
@@ -169,10 +162,10 @@ static int help_lists(const char *help, const char *name) {
 static void expect_readable(const char *help) {
     const char *line = help, *end;
     for (; *line; line = end + 1) {
-        size_t columns = 0, i;
+        size_t columns = 0;
         end = strchr(line, '\n');
         assert_non_null(end);
-        for (i = 0; i < (size_t)(end - line); i++) {
+        for (size_t i = 0; i < (size_t)(end - line); i++) {
             if ((unsigned char)line[i] < 0x20 || (unsigned char)line[i] > 0x7e)
                 test_fail("not plain text: %.60s", line);
             columns++;
@@ -183,21 +176,18 @@ static void expect_readable(const char *help) {
 }
 
 TEST(help_mentions_every_row) {
-    size_t i;
-    int verb;
-    for (verb = 0; verb <= VERBS; verb++) {
-        char *help;
+    for (int verb = 0; verb <= VERBS; verb++) {
         help_verb = (Verb)verb;
         test_case("%s", verb < VERBS ? verb_rows[verb].name : "the program's");
-        help = printed(print_help, NULL);
+        char *help = printed(print_help, NULL);
         expect_readable(help);
-        for (i = 0; i < OPTION_ROWS; i++) {
+        for (size_t i = 0; i < OPTION_ROWS; i++) {
             const OptionRow *row = &option_rows[i];
             if (!row->verbs) continue;
             if (help_lists(help, row->name) != (verb == VERBS || option_of(row, (Verb)verb)))
                 test_fail("--%s is %s", row->name, help_lists(help, row->name) ? "shown" : "missing");
         }
-        for (i = 0; verb == VERBS && i < VERBS; i++) assert_non_null(strstr(help, verb_rows[i].purpose));
+        for (size_t i = 0; verb == VERBS && i < VERBS; i++) assert_non_null(strstr(help, verb_rows[i].purpose));
     }
 }
 
@@ -207,8 +197,7 @@ TEST(help_and_version_end_with_0) {
     static const char *const expected[] = {"usage: train [VERB]", "usage: train [VERB]", "usage: train bp",
                                            "usage: train plan",   "usage: train train",  "streambp.c ",
                                            "streambp.c "};
-    size_t i;
-    for (i = 0; i < 7; i++) {
+    for (size_t i = 0; i < 7; i++) {
         CommandLine line = words(lines[i]);
         const Child *child = run_child(parse_in_child, &line);
         if (child->code != 0 || child->err[0] || !strstr(child->out, expected[i]))
@@ -217,12 +206,10 @@ TEST(help_and_version_end_with_0) {
 }
 
 TEST(examples_of_the_help_parse) {
-    int verb;
-    for (verb = 0; verb < VERBS; verb++) {
+    for (int verb = 0; verb < VERBS; verb++) {
         char text[256];
-        CommandLine line;
         snprintf(text, sizeof(text), "train %s %s", verb_rows[verb].name, verb_rows[verb].example);
-        line = shell_words(text);
+        CommandLine line = shell_words(text);
         assert_int_equal(options_parse(line.argc, line.argv).verb, verb);
     }
 }
@@ -232,13 +219,13 @@ TEST(numbers_are_refused) {
     static const char *const bad[] = {"",    "x",     "-1",   "1x",  "0x10", "1e3x", " 1",    "+1",
                                       "nan", "inf",   "-inf", "1,5", "--",   "1 2",  "1_000", "99999999999999999999999",
                                       "\n",  "1e999", "."};
-    size_t r, i, tried = 0;
-    for (r = 0; r < OPTION_ROWS; r++) {
+    size_t tried = 0;
+    for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];
         int verb = 0;
         if (row->kind != OPTION_SIZE && row->kind != OPTION_DOUBLE && row->kind != OPTION_BYTES) continue;
         while (!option_of(row, (Verb)verb)) verb++;
-        for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
             CommandLine line = {0, {NULL}};
             char text[128], expected[128];
             snprintf(text, sizeof(text), "--%s=%s", row->name, bad[i]);
@@ -255,8 +242,8 @@ TEST(numbers_are_refused) {
 }
 
 TEST(ranges_are_kept) {
-    size_t r, tried = 0;
-    for (r = 0; r < OPTION_ROWS; r++) {
+    size_t tried = 0;
+    for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];
         char text[128], message[128];
         int verb = 0;
@@ -278,14 +265,13 @@ TEST(ranges_are_kept) {
 }
 
 TEST(choices_are_refused) {
-    size_t r, i;
-    for (r = 0; r < OPTION_ROWS; r++) {
+    for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];
         static const char *const bad[] = {"x", "Stream", "fp", "fp32|bf16", "|", "stream "};
         int verb = 0;
         if (row->kind != OPTION_CHOICE) continue;
         while (!option_of(row, (Verb)verb)) verb++;
-        for (i = 0; i < 6; i++) {
+        for (size_t i = 0; i < 6; i++) {
             CommandLine line = {0, {NULL}};
             char text[128];
             add(&line, "train"), add(&line, verb_rows[verb].name);
@@ -299,8 +285,7 @@ TEST(choices_are_refused) {
 }
 
 TEST(what_comes_later_is_refused_by_name) {
-    size_t i;
-    for (i = 0; i < NOT_IN_THIS_VERSION; i++) {
+    for (size_t i = 0; i < NOT_IN_THIS_VERSION; i++) {
         char text[128], message[128];
         assert_true(option_find(not_in_this_version[i].option) >= 0);
         snprintf(text, sizeof(text), "train --%s %s", not_in_this_version[i].option, not_in_this_version[i].word);
@@ -311,8 +296,7 @@ TEST(what_comes_later_is_refused_by_name) {
 }
 
 TEST(options_that_come_later_are_refused_by_name) {
-    size_t i;
-    for (i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++) {
+    for (size_t i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++) {
         const char *name = options_not_in_this_version[i].option;
         char text[128], message[256];
         assert_int_equal(option_find(name), -1);
@@ -378,10 +362,9 @@ TEST(options_that_need_or_exclude_each_other) {
 
 // Whether the option, on its line with this objective, is let pass; else what must be said is.
 static void expect_with_objective(const char *option, const char *objective, int allowed) {
-    CommandLine line;
     char text[128];
     test_case("--%s with --objective %s", option, objective);
-    line = words(strcmp(option, "rollout") ? "plan --init gpt2" : "plan --init gpt2 --data d");
+    CommandLine line = words(strcmp(option, "rollout") ? "plan --init gpt2" : "plan --init gpt2 --data d");
     snprintf(text, sizeof(text), "--objective=%s", objective);
     add(&line, text);
     add_example(&line, &option_rows[option_find(option)]);
@@ -394,15 +377,14 @@ static void expect_with_objective(const char *option, const char *objective, int
 
 TEST(options_of_objectives) {
     const char *const all = option_rows[option_find("objective")].value;
-    size_t i, allowed = 0, tried = 0;
-    for (i = 0; i < OF_OBJECTIVES; i++) {
+    size_t allowed = 0, tried = 0;
+    for (size_t i = 0; i < OF_OBJECTIVES; i++) {
         const char *word = all;
         while (*word) {
             char objective[16], among[20];
-            int may;
             snprintf(objective, sizeof(objective), "%.*s", (int)strcspn(word, "|"), word);
             snprintf(among, sizeof(among), " %s ", objective);
-            may = strstr(of_objectives[i].objectives, among) != NULL;
+            int may = strstr(of_objectives[i].objectives, among) != NULL;
             expect_with_objective(of_objectives[i].option, objective, may);
             allowed += (size_t)may, tried++;
             word += strlen(objective) + (word[strlen(objective)] == '|');
@@ -437,8 +419,7 @@ TEST(values_without_meaning_for_an_objective) {
 }
 
 TEST(options_that_need_another) {
-    size_t i;
-    for (i = 0; i < OF_OPTIONS; i++) {
+    for (size_t i = 0; i < OF_OPTIONS; i++) {
         const OptionRow *row = &option_rows[option_find(of_options[i].option)];
         CommandLine line = words("plan --init gpt2");
         char text[128];
@@ -466,8 +447,7 @@ static void check_dtype(const void *context) {
 TEST(dtype_is_the_builds_own) {
     static const char *const allowed[] = {"bp --init gpt2", "bp --init gpt2 --dtype fp32",
                                           "plan --init gpt2 --dtype bf16", "convert --model m --out o --dtype bf16"};
-    size_t i;
-    for (i = 0; i < 4; i++) assert_int_equal(run_child(check_dtype, allowed[i])->code, 0);
+    for (size_t i = 0; i < 4; i++) assert_int_equal(run_child(check_dtype, allowed[i])->code, 0);
     expect_refused(check_dtype, "bp --init gpt2 --dtype bf16", EXIT_USAGE,
                    "--dtype is bf16 but this program was built for fp32; build with make PRECISION=bf16");
     expect_refused(check_dtype, "info --init gpt2 --dtype bf16", EXIT_USAGE, "--dtype is bf16 but this program");
@@ -497,15 +477,14 @@ TEST(storage_without_meaning_is_refused) {
         {0, "double", "train --init gpt2 --data d --grad-dtype auto --master none"},
         {0, "double", "bp --init gpt2"},
     };
-    size_t i;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         test_case("%s, %s", cases[i].dtype, cases[i].line);
         if (cases[i].code) expect_refused(check_storage, &cases[i], EXIT_USAGE, " has no meaning for a model in ");
         assert_int_equal(run_child(check_storage, &cases[i])->code, cases[i].code);
     }
     expect_refused(check_storage, &cases[0], EXIT_USAGE,
                    "--grad-dtype fp32 has no meaning for a model in double; leave it out; see train bp --help");
-    for (i = 0; i < WITHOUT_MEANING; i++) { // the table speaks of words that there are
+    for (size_t i = 0; i < WITHOUT_MEANING; i++) { // the table speaks of words that there are
         const char *word;
         assert_true(option_find(without_meaning[i].option) >= 0);
         assert_true(choice_parse(&option_rows[option_find(without_meaning[i].option)], without_meaning[i].word, &word));
@@ -514,8 +493,8 @@ TEST(storage_without_meaning_is_refused) {
 
 // ---- the table and its texts -----------------------------------------------------------------------------------------------
 TEST(the_table_is_sound) {
-    size_t i, j, last = 0;
-    for (i = 0; i < OPTION_ROWS; i++) {
+    size_t last = 0;
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (!row->verbs) continue;
         test_case("--%s", row->name);
@@ -523,7 +502,7 @@ TEST(the_table_is_sound) {
         assert_true(row->help && *row->help && row->help[strlen(row->help) - 1] != '.');
         assert_true((row->kind == OPTION_FLAG) == (row->value == NULL));
         assert_true(row->offset > 0 && row->offset < sizeof(Options));
-        for (j = 0; j < i; j++) {
+        for (size_t j = 0; j < i; j++) {
             if (!option_rows[j].verbs) continue;
             if (!strcmp(option_rows[j].name, row->name)) test_fail("is there twice");
             if (option_rows[j].offset == row->offset) test_fail("shares a field with --%s", option_rows[j].name);
@@ -540,7 +519,7 @@ static void print_json(FILE *file, const Options *options) {
 }
 
 TEST(echo_and_json) {
-    Options info = parse("info --model m"), dashes = parse("info --seed 42 --model=--help"), many, adapters;
+    Options info = parse("info --model m"), dashes = parse("info --seed 42 --model=--help");
     Options sample = parse("sample --init gpt2 --prompt-ids 1,2 --temperature 0.70 --top-k off");
     Options plan = parse("plan --init gpt2 --data d.bin --batch 2 --lr 1"); // what plays no part in a plan is left out
     assert_string_equal(printed(options_echo, &info), "train info --model m\n");
@@ -552,11 +531,13 @@ TEST(echo_and_json) {
                         "train sample --init gpt2 --prompt-ids 1,2 --temperature 0.7 --top-k off\n");
     assert_non_null(strstr(printed(print_json, &sample), "\"prompt_ids\": [1, 2], \"max_new_tokens\": 256, "
                                                          "\"temperature\": 0.7, \"top_k\": \"off\""));
-    many = parse("--init gpt2 --data s/*.bin b.bin --val-data v.bin --seq-len 8192 --lr 1e-5 --out r --grad-accum 4");
+    Options many =
+        parse("--init gpt2 --data s/*.bin b.bin --val-data v.bin --seq-len 8192 --lr 1e-5 --out r --grad-accum 4");
     assert_string_equal(printed(options_echo, &many),
                         "train train --init gpt2 --data 's/*.bin' b.bin --val-data v.bin --seq-len 8192 \\\n"
                         "    --grad-accum 4 --lr 1e-05 --out r\n");
-    adapters = parse("train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 --rslora");
+    Options adapters =
+        parse("train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 --rslora");
     assert_string_equal(printed(options_echo, &adapters),
                         "train train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 \\\n"
                         "    --rslora\n");

@@ -6,8 +6,7 @@ Shards of answers for the tests: pairs, groups, prompts and documents with value
 #include "document_files.h"
 
 static Objective objective_of(ObjectiveKind kind) {
-    Objective o;
-    memset(&o, 0, sizeof(o));
+    Objective o = {0};
     o.kind = kind;
     return o;
 }
@@ -27,10 +26,10 @@ static MadeShard made_kind(ShardKind kind) {
 
 // Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents there are.
 static size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
-    size_t count = 0, g, i;
-    for (g = 0; g < groups; g++) {
+    size_t count = 0;
+    for (size_t g = 0; g < groups; g++) {
         size_t members = 2 + test_random_below(most - 1);
-        for (i = 0; i < members; i++, count++) {
+        for (size_t i = 0; i < members; i++, count++) {
             document[count] = made_document(first + count, 2 + test_random_below(longest - 1), 4);
             document[count].group = g;
             document[count].reward = (float)test_normal();
@@ -53,12 +52,11 @@ static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.b
 // A shard of each kind, and one of documents with values.
 static void write_kinds(void) {
     static const float value[DOCUMENT_IDS];
-    size_t k, i;
-    for (k = 0; k < 5; k++) {
+    for (size_t k = 0; k < 5; k++) {
         MadeShard made = made_kind(k < 4 ? (ShardKind)k : KIND_DOCUMENTS);
         MadeDocument document[4];
         made_groups(document, 0, 2, 2, 20);
-        for (i = 0; i < 4; i++) {
+        for (size_t i = 0; i < 4; i++) {
             document[i].value = value, document[i].prompt = 1;
             if (k == 3) memset((unsigned char *)(uintptr_t)document[i].counts, 0, document[i].tokens);
         }

@@ -14,10 +14,8 @@ of any stream whether it belongs there.
 static MadeDocument made_document(size_t number, size_t tokens, size_t mask) {
     uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
     unsigned char *counts = (unsigned char *)case_memory(tokens);
-    MadeDocument made;
-    size_t i;
-    memset(&made, 0, sizeof(made));
-    for (i = 0; i < tokens; i++) {
+    MadeDocument made = {0};
+    for (size_t i = 0; i < tokens; i++) {
         id[i] = (uint32_t)(number * DOCUMENT_IDS + i);
         counts[i] = i && (i + 1 == tokens || test_random_below(8) >= mask);
     }
@@ -28,8 +26,7 @@ static MadeDocument made_document(size_t number, size_t tokens, size_t mask) {
 // Documents first, first + 1, ... of 2 to `most` tokens
 static MadeDocument *made_documents(size_t first, size_t count, size_t most, size_t mask) {
     MadeDocument *document = (MadeDocument *)case_memory(count * sizeof(MadeDocument));
-    size_t i;
-    for (i = 0; i < count; i++) document[i] = made_document(first + i, 2 + test_random_below(most - 1), mask);
+    for (size_t i = 0; i < count; i++) document[i] = made_document(first + i, 2 + test_random_below(most - 1), mask);
     return document;
 }
 
@@ -39,7 +36,7 @@ static MadeShard made_shard(size_t id_bytes) {
 }
 
 static const char *write_shard(const char *name, const MadeShard *made, const MadeDocument *document,
-                                      size_t documents) {
+                               size_t documents) {
     ShardImage image = shard_image(made, document, documents);
     const char *path = scratch_path(name);
     write_file(path, image.bytes, image.size);
@@ -48,8 +45,7 @@ static const char *write_shard(const char *name, const MadeShard *made, const Ma
 }
 
 static DataSettings data_settings(size_t B, size_t T) {
-    DataSettings settings;
-    memset(&settings, 0, sizeof(settings));
+    DataSettings settings = {0};
     settings.B = B, settings.T = T, settings.vocab_size = (size_t)1 << 31, settings.seed = 11;
     return settings;
 }
@@ -95,8 +91,7 @@ static DataSettings refusal_settings;
 static void read_all(const void *context) {
     DataLoader loader = open_data((const char *)context, &refusal_settings);
     Batch batch = batch_for(&loader);
-    size_t i;
-    for (i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
+    for (size_t i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
     batch_free(&batch);
     dataloader_close(&loader);
 }

@@ -16,8 +16,7 @@ static MadeDocument make_document(size_t tokens, size_t vocabulary, size_t seed,
     unsigned char *counts = (unsigned char *)checked_calloc(tokens, 1, "counts");
     float *value = (float *)checked_calloc(tokens, sizeof(float), "values");
     MadeDocument made = {tokens, id, counts, value, masked, 0, (float)random_uniform(seed, 3, 0)};
-    size_t i;
-    for (i = 0; i < tokens; i++) {
+    for (size_t i = 0; i < tokens; i++) {
         int jump = i == 0 || random_below(seed, 1, i, 8) == 0;
         id[i] = jump ? (uint32_t)random_below(seed, 2, i, vocabulary) : (uint32_t)((id[i - 1] + 1) % vocabulary);
         counts[i] = !prompt_only && (i > masked || i == tokens - 1);
@@ -32,23 +31,21 @@ int main(int argc, char **argv) {
     MadeShard made = {2, 0, 0, KIND_DOCUMENTS, "made for tests", 0};
     const char *kind = argc > 6 ? argv[6] : "documents";
     MadeDocument document[1024];
-    size_t documents = 0, seed, masked, members = 1;
-    ShardImage image;
-    FILE *file;
-    char *word;
+    size_t documents = 0, members = 1;
     if (argc < 4) die_usage("make_documents FILE VOCABULARY LENGTH,LENGTH,... [SEED [MASKED [KIND]]]");
     made.vocabulary = number(argv[2], "the vocabulary");
-    seed = argc > 4 ? number(argv[4], "the seed") : 1, masked = argc > 5 ? number(argv[5], "the masked targets") : 0;
+    size_t seed = argc > 4 ? number(argv[4], "the seed") : 1,
+           masked = argc > 5 ? number(argv[5], "the masked targets") : 0;
     made.values = !strcmp(kind, "advantages");
     made.kind = !strcmp(kind, "pairs") ? KIND_PAIRS : !strcmp(kind, "prompts") ? KIND_PROMPTS : KIND_DOCUMENTS;
     if (*kind >= '0' && *kind <= '9') made.kind = KIND_GROUPS, members = number(kind, "a group's size");
-    for (word = strtok(argv[3], ","); word && documents < 1024; word = strtok(NULL, ","), documents++) {
+    for (char *word = strtok(argv[3], ","); word && documents < 1024; word = strtok(NULL, ","), documents++) {
         document[documents] = make_document(number(word, "a length"), (size_t)made.vocabulary,
                                             random_mix(seed) + documents, masked, made.kind == KIND_PROMPTS);
         document[documents].group = documents / members;
     }
-    image = shard_image(&made, document, documents);
-    file = fopen(argv[1], "wb");
+    ShardImage image = shard_image(&made, document, documents);
+    FILE *file = fopen(argv[1], "wb");
     if (!file || fwrite(image.bytes, 1, image.size, file) != image.size || fclose(file))
         die("%s: cannot be written: %s", argv[1], strerror(errno));
     return 0;

@@ -17,11 +17,11 @@ typedef struct {
 static Stream stream_allocate(const size_t *length, size_t documents) {
     Stream s;
     Batch *b = &s.batch;
-    size_t d, N = 0;
+    size_t N = 0;
     memset(&s, 0, sizeof(s));
     b->documents = documents;
     b->document_start = (size_t *)case_memory((documents + 1) * sizeof(size_t));
-    for (d = 0; d < documents; d++) N = b->document_start[d + 1] = N + length[d];
+    for (size_t d = 0; d < documents; d++) N = b->document_start[d + 1] = N + length[d];
     b->N = N;
     b->tokens = (int32_t *)case_memory(N * sizeof(int32_t)), b->targets = (int32_t *)case_memory(N * sizeof(int32_t));
     b->position = (int32_t *)case_memory(N * sizeof(int32_t));
@@ -37,12 +37,12 @@ static Stream stream_allocate(const size_t *length, size_t documents) {
 // Groups of `members` documents of 1 to 12 tokens, each with a target that counts; some targets are masked, some half
 // a token.
 static Stream random_stream(size_t groups, size_t members) {
-    size_t length[64], documents = groups * members, d, t;
+    size_t length[64], documents = groups * members;
     Stream s;
     Batch *b;
-    for (d = 0; d < documents; d++) length[d] = 1 + test_random_below(12);
+    for (size_t d = 0; d < documents; d++) length[d] = 1 + test_random_below(12);
     s = stream_allocate(length, documents), b = &s.batch;
-    for (t = 0; t < b->N; t++) {
+    for (size_t t = 0; t < b->N; t++) {
         b->targets[t] = test_random_below(4) ? (int32_t)test_random_below(96) : -1;
         b->loss_weight[t] = test_random_below(4) ? 1.0f : test_random_below(4) ? 0.5f : 0.0f;
         s.logp[t] = (double)(float)(-2 * fabs(test_normal()) - 0.01);
@@ -51,7 +51,7 @@ static Stream random_stream(size_t groups, size_t members) {
         b->old[t] = (float)(s.logp[t] + 0.2 * test_normal());
         b->advantage[t] = (float)test_normal();
     }
-    for (d = 0; d < documents; d++) {
+    for (size_t d = 0; d < documents; d++) {
         size_t counts = b->document_start[d] + test_random_below(length[d]);
         b->targets[counts] = 1, b->loss_weight[counts] = 1.0f;
         b->group[d] = d / members, b->reward[d] = (float)test_normal();
@@ -61,12 +61,11 @@ static Stream random_stream(size_t groups, size_t members) {
 
 // These documents of s, in this order.
 static Stream stream_of(const Stream *s, const size_t *document, size_t documents) {
-    size_t *length = (size_t *)case_memory(documents * sizeof(*length)), d;
-    Stream p;
-    for (d = 0; d < documents; d++)
+    size_t *length = (size_t *)case_memory(documents * sizeof(*length));
+    for (size_t d = 0; d < documents; d++)
         length[d] = s->batch.document_start[document[d] + 1] - s->batch.document_start[document[d]];
-    p = stream_allocate(length, documents);
-    for (d = 0; d < documents; d++) {
+    Stream p = stream_allocate(length, documents);
+    for (size_t d = 0; d < documents; d++) {
         size_t from = s->batch.document_start[document[d]], to = p.batch.document_start[d], n = length[d];
         memcpy(p.batch.targets + to, s->batch.targets + from, n * sizeof(int32_t));
         memcpy(p.batch.loss_weight + to, s->batch.loss_weight + from, n * sizeof(float));
@@ -85,23 +84,21 @@ static double plain_weight(const Batch *b, size_t t) { return b->targets[t] < 0 
 
 static void *typed(const double *values, size_t count, DType of) {
     void *copy = case_memory(count * sizeof(double));
-    size_t i;
-    for (i = 0; i < count; i++) value_set(copy, of, i, values[i]);
+    for (size_t i = 0; i < count; i++) value_set(copy, of, i, values[i]);
     return copy;
 }
 
 // The stream's loss; weight[N], metrics: NULL or what is wanted.
 static double evaluate(const Objective *o, const Stream *s, double Z, double *weight, Metrics *metrics) {
-    size_t N = s->batch.N, t;
+    size_t N = s->batch.N;
     void *logp = typed(s->logp, N, type), *out = case_memory(N * sizeof(double));
     objective_weights(o, &s->batch, Z, 0, N, objective_weights_wait(o) == WEIGHTS_AT_ONCE ? NULL : logp, out, type);
-    for (t = 0; t < N && weight; t++) weight[t] = value_at(out, type, t);
+    for (size_t t = 0; t < N && weight; t++) weight[t] = value_at(out, type, t);
     return objective_loss(o, &s->batch, Z, logp, typed(s->entropy, N, type), type, metrics);
 }
 
 static double metric_of(const Metrics *m, const char *name) {
-    size_t i;
-    for (i = 0; i < m->count; i++)
+    for (size_t i = 0; i < m->count; i++)
         if (!strcmp(m->metric[i].name, name)) return m->metric[i].sum / m->metric[i].count;
     test_fail("no metric \"%s\"", name);
     return NAN;
@@ -109,8 +106,7 @@ static double metric_of(const Metrics *m, const char *name) {
 
 static double normaliser(const Objective *o, const Stream *stream, size_t streams) {
     TargetCounts counts = {0, 0, 0};
-    size_t i;
-    for (i = 0; i < streams; i++) counts = target_counts_add(counts, batch_count(&stream[i].batch));
+    for (size_t i = 0; i < streams; i++) counts = target_counts_add(counts, batch_count(&stream[i].batch));
     return objective_normaliser(o, counts);
 }
 
@@ -126,8 +122,7 @@ static double precision(void) { return type == DTYPE_FP64 ? 1e-12 : 1e-6; }
 
 // ---- every objective ------------------------------------------------------------------------------------------------
 static Objective make(ObjectiveKind kind, double beta) {
-    Objective o;
-    memset(&o, 0, sizeof(o));
+    Objective o = {0};
     o.kind = kind, o.beta = beta, o.gamma = o.clip_low = o.clip_high = NAN;
     o.temperature = 1, o.completion_tokens = 16;
     objective_resolve(&o);

@@ -38,7 +38,7 @@ static void shard_image_seal(ShardImage *image, size_t documents) {
 }
 
 static void shard_image_header(ShardImage *image, const MadeShard *made, size_t documents, size_t tokens,
-                                      size_t counted, size_t longest) {
+                               size_t counted, size_t longest) {
     unsigned char *h = image->bytes;
     memcpy(h, TOKEN_SHARD_MAGIC, 8);
     put(h + 8, 1, 4), put(h + 12, 0x01020304, 4), put(h + 16, 256, 8), put(h + 24, image->size, 8);
@@ -52,16 +52,15 @@ static void shard_image_header(ShardImage *image, const MadeShard *made, size_t 
 }
 
 // Document number `d`, whose first token is number `first` of the shard; returns how many of its targets count.
-static size_t shard_image_document(ShardImage *image, const MadeShard *made, const MadeDocument *document,
-                                          size_t d, size_t first) {
+static size_t shard_image_document(ShardImage *image, const MadeShard *made, const MadeDocument *document, size_t d,
+                                   size_t first) {
     unsigned char *entry = image->bytes + image->table + d * TOKEN_SHARD_ENTRY;
     unsigned char *ids = image->bytes + image->ids + first * made->id_bytes,
                   *counts = image->bytes + image->counts + first;
-    size_t n = document->tokens, counted = 0, group = made->kind == KIND_PAIRS ? d / 2 : d, i;
-    uint32_t crc;
-    for (i = 0; i < n; i++) put(ids + i * made->id_bytes, document->id[i], made->id_bytes);
-    for (i = 0; i < n; i++) counts[i] = document->counts[i], counted += document->counts[i];
-    crc = crc32_of(crc32_of(0, ids, n * made->id_bytes), counts, n);
+    size_t n = document->tokens, counted = 0, group = made->kind == KIND_PAIRS ? d / 2 : d;
+    for (size_t i = 0; i < n; i++) put(ids + i * made->id_bytes, document->id[i], made->id_bytes);
+    for (size_t i = 0; i < n; i++) counts[i] = document->counts[i], counted += document->counts[i];
+    uint32_t crc = crc32_of(crc32_of(0, ids, n * made->id_bytes), counts, n);
     if (image->values) {
         memcpy(image->bytes + image->values + first * sizeof(float), document->value, n * sizeof(float));
         crc = crc32_of(crc, document->value, n * sizeof(float));
@@ -75,10 +74,11 @@ static size_t shard_image_document(ShardImage *image, const MadeShard *made, con
 
 // The caller frees image.bytes.
 static ShardImage shard_image(const MadeShard *made, const MadeDocument *document, size_t documents) {
-    size_t tokens = 0, counted = 0, longest = 0, d, first = 0;
+    size_t tokens = 0, counted = 0, longest = 0, first = 0;
     ShardImage image;
     crc32_prepare();
-    for (d = 0; d < documents; d++) tokens += document[d].tokens, longest = max_size(longest, document[d].tokens);
+    for (size_t d = 0; d < documents; d++)
+        tokens += document[d].tokens, longest = max_size(longest, document[d].tokens);
     image.table = TOKEN_SHARD_HEADER;
     image.ids = (size_t)shard_align(image.table + documents * TOKEN_SHARD_ENTRY);
     image.counts = (size_t)shard_align(image.ids + tokens * made->id_bytes);
@@ -86,7 +86,7 @@ static ShardImage shard_image(const MadeShard *made, const MadeDocument *documen
     image.size = made->values ? image.values + tokens * sizeof(float) : image.counts + tokens;
     image.bytes = (unsigned char *)calloc(image.size, 1);
     if (!image.bytes) die("no memory for a shard of %zu bytes", image.size);
-    for (d = 0; d < documents; d++) {
+    for (size_t d = 0; d < documents; d++) {
         counted += shard_image_document(&image, made, &document[d], d, first);
         first += document[d].tokens;
     }

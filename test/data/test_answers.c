@@ -14,16 +14,15 @@ typedef struct {
 } Answers;
 
 static void expect_advantages(const Answers *x, const Batch *batch, size_t first, size_t end) {
-    double mean = 0, squares = 0, wanted;
-    size_t d, t;
-    for (d = first; d < end; d++) mean += (double)batch->reward[d] / (double)(end - first);
-    for (d = first; d < end; d++) squares += pow((double)batch->reward[d] - mean, 2);
-    for (d = first; d < end; d++) {
+    double mean = 0, squares = 0;
+    for (size_t d = first; d < end; d++) mean += (double)batch->reward[d] / (double)(end - first);
+    for (size_t d = first; d < end; d++) squares += pow((double)batch->reward[d] - mean, 2);
+    for (size_t d = first; d < end; d++) {
         const MadeDocument *made = &x->document[batch->tokens[batch->document_start[d]] / DOCUMENT_IDS];
         if (batch->reward[d] != made->reward) test_fail("document %zu: reward %g", d, (double)batch->reward[d]);
-        wanted = (double)batch->reward[d] - mean;
+        double wanted = (double)batch->reward[d] - mean;
         if (x->scale) wanted /= sqrt(squares / (double)(end - first - 1)) + 1e-4;
-        for (t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             if (fabs((double)batch->advantage[t] - wanted) > 1e-5 * (1 + fabs(wanted)))
                 test_fail("position %zu: advantage %g, not %g", t, (double)batch->advantage[t], wanted);
     }
@@ -35,10 +34,10 @@ static size_t check_unit(Answers *x, const Batch *batch, size_t first, size_t gr
            d = first;
     if (number && x->unit[number - 1] == unit) test_fail("group %zu begins with document %zu", group, number);
     for (; number < x->documents && x->unit[number] == unit; number++, d++) {
-        size_t begin = batch->document_start[d], t;
+        size_t begin = batch->document_start[d];
         if (d >= batch->documents || batch->group[d] != group) test_fail("document %zu is not of group %zu", d, group);
         if (batch->document_start[d + 1] - begin != x->document[number].tokens - 1) test_fail("document %zu is cut", d);
-        for (t = begin; t < batch->document_start[d + 1]; t++)
+        for (size_t t = begin; t < batch->document_start[d + 1]; t++)
             if ((uint32_t)batch->tokens[t] != x->document[number].id[t - begin]) test_fail("token %zu", t);
         if (x->seen[number]++) test_fail("document %zu is there twice", number);
     }
@@ -49,16 +48,16 @@ static size_t check_unit(Answers *x, const Batch *batch, size_t first, size_t gr
 static void check_answers(Answers *x, DataLoader *loader, Batch *batch) {
     const size_t streams = dataloader_batches(loader);
     const SequenceBound bound = dataloader_bound(loader);
-    size_t epoch, s, d, group;
-    for (epoch = 0; epoch < 3; epoch++) {
+    size_t s, d, group;
+    for (size_t epoch = 0; epoch < 3; epoch++) {
         const uint64_t begin = dataloader_place(loader);
         memset(x->seen, 0, x->documents);
         for (s = 0; dataloader_place(loader) / x->units == begin / x->units; s++) {
-            TargetCounts told = dataloader_counted(loader, dataloader_place(loader), 1), counts;
+            TargetCounts told = dataloader_counted(loader, dataloader_place(loader), 1);
             dataloader_next(loader, batch);
             assert_true(batch->N <= bound.N && batch->documents <= bound.documents);
             for (d = 0, group = 0; d < batch->documents; group++) d = check_unit(x, batch, d, group);
-            counts = batch_count(batch);
+            TargetCounts counts = batch_count(batch);
             assert_true(counts.groups == (double)group && counts.documents == (double)batch->documents);
             assert_true(told.tokens == counts.tokens && told.documents == counts.documents &&
                         told.groups == counts.groups);
@@ -78,33 +77,30 @@ TEST(pairs_and_groups_stay_whole) {
                  {OBJECTIVE_ORPO, 50, 2, 2, 59, SHUFFLE_OFF},   {OBJECTIVE_GRPO, 120, 8, 1, 60, SHUFFLE_ON},
                  {OBJECTIVE_GSPO, 60, 5, 3, 80, SHUFFLE_OFF},   {OBJECTIVE_GRPO, 1, 2, 1, 60, SHUFFLE_ON},
                  {OBJECTIVE_DPO, 300, 2, 1, 1000, SHUFFLE_AUTO}};
-    size_t c, s, i;
-    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         const Objective objective = objective_of(cases[c].objective);
         DataSettings settings = answer_settings(cases[c].B, cases[c].T, &objective);
         MadeShard made = made_kind(cases[c].objective >= OBJECTIVE_GRPO ? KIND_GROUPS : KIND_PAIRS);
         MadeDocument *document;
-        Answers x;
         const char *paths[2];
-        DataLoader loader;
-        Batch batch;
         test_case("case %zu", c);
-        memset(&x, 0, sizeof(x));
+        Answers x = {0};
         x.document = document = (MadeDocument *)case_memory(2 * cases[c].groups * cases[c].most * sizeof(MadeDocument));
         x.unit = (size_t *)case_memory(2 * cases[c].groups * cases[c].most * sizeof(size_t));
-        for (s = 0; s < 2; s++) { // each shard numbers its groups from 0
+        for (size_t s = 0; s < 2; s++) { // each shard numbers its groups from 0
             size_t count = made_groups(document + x.documents, x.documents, cases[c].groups, cases[c].most, 60);
             paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + x.documents, count);
-            for (i = 0; i < count; i++) x.unit[x.documents + i] = s * cases[c].groups + document[x.documents + i].group;
+            for (size_t i = 0; i < count; i++)
+                x.unit[x.documents + i] = s * cases[c].groups + document[x.documents + i].group;
             x.documents += count;
         }
         x.units = 2 * cases[c].groups, x.seen = (unsigned char *)case_memory(x.documents);
         x.scale = settings.scale_rewards = c % 2 != 0;
         settings.shuffle = cases[c].shuffle;
-        loader = dataloader_open(paths, 2, &settings);
+        DataLoader loader = dataloader_open(paths, 2, &settings);
         assert_int_equal(loader.documents.units, x.units);
         assert_int_equal(loader.documents.packing.capacity, cases[c].B * cases[c].T * loader.documents.largest_unit);
-        batch = batch_for(&loader);
+        Batch batch = batch_for(&loader);
         allocation_guard = 1;
         check_answers(&x, &loader, &batch);
         allocation_guard = 0;
@@ -118,14 +114,10 @@ TEST(a_place_of_pairs_is_one_number) {
     DataSettings settings = answer_settings(2, 40, &objective);
     MadeShard made = made_kind(KIND_PAIRS);
     MadeDocument document[160];
-    DataLoader walking, jumping;
-    Batch one, other;
-    const char *path;
-    size_t k;
-    path = write_shard("pairs.bin", &made, document, made_groups(document, 0, 80, 2, 40));
-    walking = open_data(path, &settings), jumping = open_data(path, &settings);
-    one = batch_for(&walking), other = batch_for(&jumping);
-    for (k = 0; k < 200; k++) {
+    const char *path = write_shard("pairs.bin", &made, document, made_groups(document, 0, 80, 2, 40));
+    DataLoader walking = open_data(path, &settings), jumping = open_data(path, &settings);
+    Batch one = batch_for(&walking), other = batch_for(&jumping);
+    for (size_t k = 0; k < 200; k++) {
         const uint64_t place = dataloader_place(&walking);
         dataloader_next(&walking, &one);
         dataloader_seek(&jumping, test_random_below(3) * 80);
@@ -143,17 +135,14 @@ TEST(a_batch_has_what_its_objective_needs) {
                     simpo = objective_of(OBJECTIVE_SIMPO);
     Objective grpo = objective_of(OBJECTIVE_GRPO);
     const Objective *const objectives[] = {NULL, &sft, &dpo, &simpo, &grpo};
-    size_t i;
     grpo.beta = 0.1;
-    for (i = 0; i < 5; i++) {
+    for (size_t i = 0; i < 5; i++) {
         DataSettings settings = answer_settings(1, 30, objectives[i]);
         MadeShard made = made_kind(i < 2 ? KIND_DOCUMENTS : i < 4 ? KIND_PAIRS : KIND_GROUPS);
         MadeDocument document[8];
-        DataLoader loader;
-        Batch batch;
         made_groups(document, 0, 4, 2, 30);
-        loader = open_data(write_shard("needs.bin", &made, document, 8), &settings);
-        batch = dataloader_batch(&loader);
+        DataLoader loader = open_data(write_shard("needs.bin", &made, document, 8), &settings);
+        Batch batch = dataloader_batch(&loader);
         assert_true((batch.group != NULL) == (i >= 2) && (batch.counted != NULL) == (i >= 2));
         assert_true((batch.reward != NULL) == (i == 4) && (batch.advantage != NULL) == (i == 4));
         assert_true((batch.reference != NULL) == (i == 2 || i == 4) && !batch.old);
@@ -173,12 +162,11 @@ TEST(each_objective_takes_its_kind) {
         "groups.bin: holds groups of completions with rewards, ", "prompts.bin: holds prompts alone, ",
         "values.bin: holds documents with an advantage for each token, "};
     const char *paths[2];
-    int o, k;
     write_kinds();
-    for (o = 0; o < OBJECTIVES; o++) {
+    for (int o = 0; o < OBJECTIVES; o++) {
         const Objective objective = objective_of((ObjectiveKind)o);
         refusal_settings = answer_settings(1, 20, &objective);
-        for (k = 0; k < 5; k++) {
+        for (int k = 0; k < 5; k++) {
             test_case("%s on %s", objective_names[o], kind_files[k]);
             if (k == takes[o])
                 assert_int_equal(run_child(read_all, scratch_path(kind_files[k]))->code, 0);
@@ -197,13 +185,9 @@ TEST(long_answers_are_not_split) {
     const Objective dpo = objective_of(OBJECTIVE_DPO);
     MadeShard made = made_kind(KIND_PAIRS);
     MadeDocument document[6];
-    const char *path;
-    const Child *child;
-    DataLoader loader;
-    size_t i;
-    for (i = 0; i < 6; i++) document[i] = made_document(i, i == 3 ? 31 : 20, 0);
+    for (size_t i = 0; i < 6; i++) document[i] = made_document(i, i == 3 ? 31 : 20, 0);
     memset((unsigned char *)(uintptr_t)document[3].counts, 0, 25); // its answer begins behind 24 positions
-    path = write_shard("long.bin", &made, document, 6);
+    const char *path = write_shard("long.bin", &made, document, 6);
     refusal_settings = answer_settings(1, 24, &dpo);
     refused(path,
             "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and pairs and groups are not split; take a "
@@ -211,11 +195,11 @@ TEST(long_answers_are_not_split) {
     refusal_settings.long_documents = LONG_REFUSE;
     refused(path, "take a longer --seq-len or --long truncate");
     refusal_settings.long_documents = LONG_TRUNCATE;
-    child = run_child(read_all, path);
+    const Child *child = run_child(read_all, path);
     assert_int_equal(child->code, 0);
     if (!strstr(child->err, "1 of 3 pairs are left out, no target counts in what --seq-len 24 leaves"))
         test_fail("%s", child->err);
-    loader = open_data(path, &refusal_settings);
+    DataLoader loader = open_data(path, &refusal_settings);
     assert_int_equal(loader.documents.units, 2);
     assert_int_equal(loader.documents.pieces, 4); // the chosen answer went with the rejected one
     assert_int_equal(loader.documents.packing.positions, 4 * 19);
@@ -248,15 +232,13 @@ TEST(faults_of_pairs_and_groups) {
                   {KIND_GROUPS, 6, 2, 40, 0x7fc00000, "bad.bin: document 2 has a reward that is not a finite number"},
                   {KIND_GROUPS, 6, 5, 40, 0xff800000, "bad.bin: document 5 has a reward that is not a finite number"}};
     const Objective dpo = objective_of(OBJECTIVE_DPO), grpo = objective_of(OBJECTIVE_GRPO);
-    size_t f, i;
-    for (f = 0; f < sizeof(faults) / sizeof(faults[0]); f++) {
+    for (size_t f = 0; f < sizeof(faults) / sizeof(faults[0]); f++) {
         MadeShard made = made_kind(faults[f].kind);
         MadeDocument document[7];
-        ShardImage image;
         const char *path = scratch_path("bad.bin");
         test_case("%s", faults[f].words);
-        for (i = 0; i < 7; i++) document[i] = made_document(i, 9, 0), document[i].group = i / 2;
-        image = shard_image(&made, document, faults[f].documents);
+        for (size_t i = 0; i < 7; i++) document[i] = made_document(i, 9, 0), document[i].group = i / 2;
+        ShardImage image = shard_image(&made, document, faults[f].documents);
         put(image.bytes + image.table + 48 * faults[f].document + faults[f].at, faults[f].value,
             faults[f].at == 40 ? 4 : 8);
         shard_image_seal(&image, faults[f].documents);
@@ -270,13 +252,11 @@ TEST(faults_of_pairs_and_groups) {
 // ---- advantages of tokens ------------------------------------------------------------------------------------------------------
 static ShardImage image_of_values(MadeDocument *document, size_t count, size_t longest) {
     MadeShard made = made_shard(2);
-    size_t i, t;
     made.values = 1;
-    for (i = 0; i < count; i++) {
-        float *value;
+    for (size_t i = 0; i < count; i++) {
         document[i] = made_document(i, 2 + test_random_below(longest - 1), 3);
-        value = (float *)case_memory(document[i].tokens * sizeof(float));
-        for (t = 0; t < document[i].tokens; t++) value[t] = (float)test_normal();
+        float *value = (float *)case_memory(document[i].tokens * sizeof(float));
+        for (size_t t = 0; t < document[i].tokens; t++) value[t] = (float)test_normal();
         document[i].value = value;
     }
     return shard_image(&made, document, count);
@@ -284,22 +264,19 @@ static ShardImage image_of_values(MadeDocument *document, size_t count, size_t l
 
 TEST(values_are_advantages_of_their_targets) {
     const Objective ppo = objective_of(OBJECTIVE_PPO);
-    size_t k;
-    for (k = 0; k < 2; k++) { // whole, then in pieces
+    for (size_t k = 0; k < 2; k++) { // whole, then in pieces
         DataSettings settings = answer_settings(2, k ? 10 : 40, &ppo);
         MadeDocument document[15];
-        DataLoader loader;
-        Batch batch;
-        size_t s, t, streams, seen = 0;
+        size_t seen = 0;
         TargetCounts counts = {0, 0, 0};
-        loader = open_data(write_image("values.bin", image_of_values(document, 15, 41)), &settings);
-        batch = batch_for(&loader);
-        streams = dataloader_batches(&loader);
+        DataLoader loader = open_data(write_image("values.bin", image_of_values(document, 15, 41)), &settings);
+        Batch batch = batch_for(&loader);
+        size_t streams = dataloader_batches(&loader);
         allocation_guard = 1;
-        for (s = 0; s < streams; s++) {
+        for (size_t s = 0; s < streams; s++) {
             dataloader_next(&loader, &batch);
             counts = target_counts_add(counts, batch_count(&batch));
-            for (t = 0; t < batch.N; t++, seen++) {
+            for (size_t t = 0; t < batch.N; t++, seen++) {
                 size_t number = (size_t)batch.tokens[t] / DOCUMENT_IDS, token = (size_t)batch.tokens[t] % DOCUMENT_IDS;
                 if (batch.advantage[t] != document[number].value[token + 1])
                     test_fail("token %zu of %zu: %g", token, number, (double)batch.advantage[t]);
@@ -319,10 +296,9 @@ TEST(faults_of_values) {
     MadeShard made = made_kind(KIND_PAIRS);
     ShardImage image = image_of_values(document, 6, 30);
     const float infinite = -INFINITY;
-    size_t k;
     refusal_settings = answer_settings(1, 40, &ppo);
     assert_int_equal(run_child(read_all, write_image("whole.bin", image))->code, 0);
-    for (k = 0; k < 2; k++) {
+    for (size_t k = 0; k < 2; k++) {
         refusal_settings = answer_settings(1, k ? 10 : 40, &ppo);
         image = image_of_values(document, 6, 30);
         image.bytes[image.size - 3] ^= 1;
@@ -347,21 +323,20 @@ TEST(faults_of_values) {
 TEST(random_damage_of_answers) {
     const Objective dpo = objective_of(OBJECTIVE_DPO), grpo = objective_of(OBJECTIVE_GRPO),
                     ppo = objective_of(OBJECTIVE_PPO);
-    size_t round, refusals = 0, i;
-    for (round = 0; round < 300; round++) {
+    size_t refusals = 0;
+    for (size_t round = 0; round < 300; round++) {
         MadeShard made = made_kind(round % 3 == 0 ? KIND_PAIRS : KIND_GROUPS);
         MadeDocument document[12];
-        const Child *child;
-        ShardImage image;
         size_t count = made_groups(document, 0, 3, round % 3 ? 4 : 2, 20);
-        image = round % 3 == 2 ? image_of_values(document, count = 6, 20) : shard_image(&made, document, count);
-        for (i = test_random_below(3); i > 0; i--)
+        ShardImage image =
+            round % 3 == 2 ? image_of_values(document, count = 6, 20) : shard_image(&made, document, count);
+        for (size_t i = test_random_below(3); i > 0; i--)
             image.bytes[test_random_below(image.size)] ^= (unsigned char)(1u << test_random_below(8));
         if (test_random_below(2)) shard_image_seal(&image, count); // as a writer with a fault would
         if (!test_random_below(4)) image.size = test_random_below(image.size) + 1;
         refusal_settings = answer_settings(1, 16, round % 3 == 0 ? &dpo : round % 3 == 1 ? &grpo : &ppo);
         if (round % 3 != 2) refusal_settings.long_documents = LONG_TRUNCATE;
-        child = run_child(read_all, write_image("damaged.bin", image));
+        const Child *child = run_child(read_all, write_image("damaged.bin", image));
         if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
             refusals++;
         else if (child->code != 0)

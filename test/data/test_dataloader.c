@@ -32,11 +32,11 @@ static Made shard32(size_t tokens) {
 static uint32_t made_id(const Made *made, size_t i) { return (uint32_t)((made->first + i) % made->modulus); }
 
 static const char *make_shard(const char *name, Made made) {
-    size_t bytes = 1024 + made.written * made.id_bytes, i;
+    size_t bytes = 1024 + made.written * made.id_bytes;
     unsigned char *image = (unsigned char *)case_memory(bytes);
     const char *path = scratch_path(name);
     memcpy(image, &made.magic, 4), memcpy(image + 4, &made.version, 4), memcpy(image + 8, &made.tokens, 4);
-    for (i = 0; i < made.written; i++) {
+    for (size_t i = 0; i < made.written; i++) {
         uint32_t id = made_id(&made, i);
         memcpy(image + 1024 + i * made.id_bytes, &id, made.id_bytes); // this machine is little-endian, as the format is
     }
@@ -45,8 +45,7 @@ static const char *make_shard(const char *name, Made made) {
 }
 
 static DataSettings settings_of(size_t B, size_t T, size_t vocab_size) {
-    DataSettings settings;
-    memset(&settings, 0, sizeof(settings));
+    DataSettings settings = {0};
     settings.B = B, settings.T = T, settings.vocab_size = vocab_size;
     return settings;
 }
@@ -58,12 +57,11 @@ static DataLoader open_one(const char *path, size_t B, size_t T, size_t vocab_si
 
 // The batch must be ids [first, first + B*T + 1) of the shard, as B documents of T.
 static void expect_batch(const Batch *batch, const Made *made, size_t first, size_t B, size_t T) {
-    size_t t;
     assert_int_equal(batch->N, B * T);
     assert_int_equal(batch->documents, B);
-    for (t = 0; t < B; t++) assert_int_equal(batch->document_start[t], t * T);
+    for (size_t t = 0; t < B; t++) assert_int_equal(batch->document_start[t], t * T);
     assert_int_equal(batch->document_start[B], B * T);
-    for (t = 0; t < B * T; t++) {
+    for (size_t t = 0; t < B * T; t++) {
         uint32_t token = made_id(made, first + t), target = made_id(made, first + t + 1);
         if (batch->tokens[t] != (int32_t)token || batch->targets[t] != (int32_t)target)
             test_fail("token %zu: %d -> %d, expected %u -> %u", t, batch->tokens[t], batch->targets[t], token, target);
@@ -83,18 +81,18 @@ static Batch dirty_batch(size_t B, size_t T) {
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 TEST(llmc_shards_of_both_kinds) {
-    size_t bytes, i, k;
+    size_t bytes;
     const char *image16 = read_whole(GOLDEN16, &bytes), *image32 = read_whole(GOLDEN32, NULL);
     size_t tokens = (bytes - 1024) / 2, B = 3, T = 50;
     DataLoader a = open_one(GOLDEN16, B, T, 96), b = open_one(GOLDEN32, B, T, 96);
     Batch x = dirty_batch(B, T), y = dirty_batch(B, T);
     assert_int_equal(tokens, 4097);
     assert_int_equal(dataloader_batches(&a), 4096 / 150);
-    for (k = 0; k < dataloader_batches(&a); k++) {
+    for (size_t k = 0; k < dataloader_batches(&a); k++) {
         dataloader_next(&a, &x), dataloader_next(&b, &y);
         assert_memory_equal(x.tokens, y.tokens, B * T * 4);
         assert_memory_equal(x.targets, y.targets, B * T * 4);
-        for (i = 0; i < B * T; i++) {
+        for (size_t i = 0; i < B * T; i++) {
             uint16_t token, target;
             int32_t wide;
             memcpy(&token, image16 + 1024 + 2 * (k * B * T + i), 2);
@@ -116,23 +114,21 @@ TEST(shards_follow_each_other_by_name) {
     Made made[4];
     DataSettings settings = settings_of(2, 10, 200000);
     Batch batch = dirty_batch(2, 10);
-    size_t s, k, form, epoch;
-    for (s = 0; s < 4; s++) {
+    for (size_t s = 0; s < 4; s++) {
         made[s] = s % 2 ? shard32(tokens[s]) : shard16(tokens[s]);
         made[s].first = (uint32_t)(1000 * s);
         make_shard(names[s], made[s]);
     }
-    for (form = 0; form < 2; form++) {
-        DataLoader loader;
+    for (size_t form = 0; form < 2; form++) {
         paths[0] = form ? scratch_path("d.bin") : scratch_path("[a-d].bin");
         paths[1] = scratch_path("[bc].bin"), paths[2] = scratch_path("a.bin");
-        loader = dataloader_open(paths, form ? 3 : 1, &settings);
+        DataLoader loader = dataloader_open(paths, form ? 3 : 1, &settings);
         assert_int_equal(loader.shards, 4);
         assert_int_equal(dataloader_batches(&loader), 8);
         assert_int_equal(loader.skipped, 0 + 18 + 20 + 9);
-        for (epoch = 0; epoch < 2; epoch++) {
-            for (s = 0; s < 4; s++) {
-                for (k = 0; k < batches[s]; k++) {
+        for (size_t epoch = 0; epoch < 2; epoch++) {
+            for (size_t s = 0; s < 4; s++) {
+                for (size_t k = 0; k < batches[s]; k++) {
                     dataloader_next(&loader, &batch);
                     expect_batch(&batch, &made[s], 20 * k, 2, 10);
                 }
@@ -147,19 +143,17 @@ TEST(a_place_is_one_number) {
     static const size_t tokens[] = {35, 64, 8, 1000};
     const char *pattern = scratch_path("place-*.bin");
     Batch one = dirty_batch(1, 7), other = dirty_batch(1, 7);
-    DataLoader walking, jumping;
     char name[32];
-    size_t s, k;
-    for (s = 0; s < 4; s++) {
+    for (size_t s = 0; s < 4; s++) {
         Made made = shard16(tokens[s]);
         snprintf(name, sizeof(name), "place-%zu.bin", s);
         made.first = (uint32_t)(2000 * s);
         make_shard(name, made);
     }
-    walking = open_one(pattern, 1, 7, 50000), jumping = open_one(pattern, 1, 7, 50000);
+    DataLoader walking = open_one(pattern, 1, 7, 50000), jumping = open_one(pattern, 1, 7, 50000);
     assert_int_equal(dataloader_batches(&walking), 4 + 9 + 1 + 142);
     allocation_guard = 1; // shards are opened and closed in here, and nothing may be allocated for that
-    for (k = 0; k < 400; k++) {
+    for (size_t k = 0; k < 400; k++) {
         uint64_t far = k + 156 * (uint64_t)1000000000000; // the same place of a later epoch
         assert_int_equal(dataloader_place(&walking), k);
         dataloader_next(&walking, &one);
@@ -176,8 +170,8 @@ TEST(a_place_is_one_number) {
 }
 
 TEST(batches_larger_than_the_buffer) {
-    size_t kind, T = 150001;
-    for (kind = 0; kind < 2; kind++) {
+    size_t T = 150001;
+    for (size_t kind = 0; kind < 2; kind++) {
         Made made = kind ? shard32(2 * T + 1) : shard16(2 * T + 1);
         DataLoader loader = open_one(make_shard("large.bin", made), 1, T, 120000);
         Batch batch = dirty_batch(1, T);
@@ -211,8 +205,7 @@ static uint64_t fingerprint_changed(const char *path, size_t at, size_t from_end
 TEST(fingerprint_tells_other_data_apart) {
     static const size_t tokens[] = {100, 1001, 5000,
                                     50000}; // the file ends within, between and behind what is looked at
-    size_t i;
-    for (i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 4; i++) {
         const char *path = make_shard("f.bin", shard16(tokens[i])), *copy = make_shard("copy.bin", shard16(tokens[i]));
         uint64_t fingerprint = fingerprint_of(path, 2, 10);
         test_case("%zu tokens", tokens[i]);
@@ -236,8 +229,7 @@ static void open_and_read(const void *context) {
     const Opening *o = (const Opening *)context;
     DataLoader loader = open_one(o->path, o->B, o->T, o->vocab_size);
     Batch batch = batch_allocate(o->B * o->T, o->B);
-    size_t i;
-    for (i = 0; i < o->batches; i++) dataloader_next(&loader, &batch);
+    for (size_t i = 0; i < o->batches; i++) dataloader_next(&loader, &batch);
     batch_free(&batch);
     dataloader_close(&loader);
 }
@@ -249,9 +241,8 @@ static Opening opening(const char *path) {
 
 TEST(the_skipped_end_is_said_once) {
     Opening o = opening(make_shard("exact.bin", shard16(2 * 16 + 1)));
-    const Child *child;
     o.batches = 5;
-    child = run_child(open_and_read, &o);
+    const Child *child = run_child(open_and_read, &o);
     assert_int_equal(child->code, 0);
     assert_string_equal(child->err, "");
     o.path = make_shard("rest.bin", shard16(2 * 16 + 1 + 15));
@@ -299,9 +290,8 @@ TEST(malformed_files_are_refused) {
         {20240522, 1, "bad.bin: is not a token shard, its magic number is 20240522, expected 20240520"},
         {0x88d83401, 0x01000000, "bad.bin: was written on a big-endian machine"},
         {0xa1d93401, 0x07000000, "bad.bin: was written on a big-endian machine"}};
-    size_t i;
     Made made;
-    for (i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
+    for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
         made = shard16(100);
         made.magic = headers[i].magic, made.version = headers[i].version;
         refused(opening(make_shard("bad.bin", made)), headers[i].words);
@@ -374,19 +364,18 @@ TEST(files_that_change_and_files_named_twice) {
 
 // Any damage to the header, and any length, ends in a batch or in one line.
 TEST(random_damage) {
-    size_t bytes, i, round, refusals = 0;
+    size_t bytes, refusals = 0;
     const char *golden = read_whole(GOLDEN16, &bytes);
     unsigned char *image = (unsigned char *)case_memory(bytes);
     const char *path = scratch_path("damaged.bin");
-    for (round = 0; round < 300; round++) {
+    for (size_t round = 0; round < 300; round++) {
         Opening o = {path, 1 + test_random_below(3), 1 + test_random_below(2000), 96, 2};
-        const Child *child;
         size_t length = test_random_below(3) ? bytes : test_random_below(bytes);
         memcpy(image, golden, bytes);
-        for (i = test_random_below(4); i > 0; i--)
+        for (size_t i = test_random_below(4); i > 0; i--)
             image[test_random_below(12)] ^= (unsigned char)(1u << test_random_below(8));
         write_file(path, image, length);
-        child = run_child(open_and_read, &o);
+        const Child *child = run_child(open_and_read, &o);
         if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
             refusals++;
         else if (child->code != 0)
@@ -398,12 +387,12 @@ TEST(random_damage) {
 
 // ---- batches without data ------------------------------------------------------------------------------------------------------
 TEST(random_batches) {
-    size_t B = 4, T = 1000, V = 50, t, seen[50] = {0};
+    size_t B = 4, T = 1000, V = 50, seen[50] = {0};
     Batch a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
     batch_random(&a, B, T, 0, V, 42), batch_random(&b, B, T, 0, V, 42);
     assert_memory_equal(a.tokens, b.tokens, B * T * 4);
     assert_memory_equal(a.targets, b.targets, B * T * 4);
-    for (t = 0; t < B * T; t++) {
+    for (size_t t = 0; t < B * T; t++) {
         if (a.tokens[t] < 0 || (size_t)a.tokens[t] >= V || a.targets[t] < 0 || (size_t)a.targets[t] >= V)
             test_fail("token %zu: %d -> %d", t, a.tokens[t], a.targets[t]);
         if ((t + 1) % T && a.targets[t] != a.tokens[t + 1]) test_fail("token %zu: its target is not the next token", t);
@@ -412,7 +401,7 @@ TEST(random_batches) {
             test_fail("token %zu is not the one that any part of the program would draw", t);
         seen[a.tokens[t]]++;
     }
-    for (t = 0; t < V; t++) assert_in_range(seen[t], 40, 130); // 80 expected of each, deviation 8.9
+    for (size_t t = 0; t < V; t++) assert_in_range(seen[t], 40, 130); // 80 expected of each, deviation 8.9
     assert_true(batch_counted(&a) == (double)(B * T));
     batch_random(&b, B, T, 0, V, 43);
     assert_memory_not_equal(a.tokens, b.tokens, B * T * 4);
@@ -424,7 +413,6 @@ TEST(random_batches) {
 
 TEST(counted_targets) {
     Batch batch = batch_allocate(6, 3);
-    TargetCounts counts;
     static const float weights[] = {1, 1, 0.5f, 2, 7, 0};
     static const int32_t targets[] = {3, -1, 0, 4, -1, 9}, positions[] = {0, 1, 2, 0, 0, 1};
     memcpy(batch.loss_weight, weights, sizeof(weights)), memcpy(batch.targets, targets, sizeof(targets));
@@ -434,7 +422,7 @@ TEST(counted_targets) {
     assert_int_equal(batch.document_start[3], 6);
     batch_allocate_answers(&batch, 0, 0);
     batch.group[2] = 1;
-    counts = batch_count(&batch);
+    TargetCounts counts = batch_count(&batch);
     assert_true(counts.tokens == 3.5 && counts.documents == 2 && counts.groups == 2); // the last one's weight is 0
     assert_true(batch.counted[0] == 1.5 && batch.counted[1] == 2 && batch.counted[2] == 0);
     batch_free(&batch);
@@ -442,10 +430,10 @@ TEST(counted_targets) {
 
 // ---- packing bytes ---------------------------------------------------------------------------------------------------------------
 static void pack(const void *context) {
-    char *copy = strdup((const char *)context), *word, *argv[16];
+    char *copy = strdup((const char *)context), *argv[16];
     int argc = 1;
     argv[0] = copy;
-    for (word = strtok(copy, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     argv[argc] = NULL;
     if (pack_bytes_main(argc, argv)) exit(99);
     free(copy);
@@ -461,14 +449,14 @@ static const char *pack_line(const char *format, ...) {
 }
 
 static unsigned char *shard_ids(const char *path, size_t *count) {
-    size_t bytes, i;
+    size_t bytes;
     const unsigned char *image = (const unsigned char *)read_whole(path, &bytes);
     unsigned char *ids = (unsigned char *)case_memory(bytes);
     uint32_t header[3];
     memcpy(header, image, 12);
     assert_true(header[0] == 20240520 && header[1] == 1 && 1024 + 2 * (size_t)header[2] == bytes);
-    for (i = 12; i < 1024; i++) assert_int_equal(image[i], 0);
-    for (i = 0; i < header[2]; i++) {
+    for (size_t i = 12; i < 1024; i++) assert_int_equal(image[i], 0);
+    for (size_t i = 0; i < header[2]; i++) {
         ids[i] = image[1024 + 2 * i];
         assert_int_equal(image[1024 + 2 * i + 1], 0);
     }
@@ -477,44 +465,42 @@ static unsigned char *shard_ids(const char *path, size_t *count) {
 }
 
 TEST(bytes_become_a_shard) {
-    unsigned char every[256], *ids;
+    unsigned char every[256];
     const char *out = scratch_path("bytes.bin"), *a = scratch_path("a.txt"), *b = scratch_path("b.txt");
     const char *copy = scratch_path("copy.txt"), *none = scratch_path("none.txt"), *list = scratch_path("list");
-    const Child *child;
-    DataLoader loader;
     Batch batch = dirty_batch(1, 64);
-    size_t i, count;
-    for (i = 0; i < 256; i++) every[i] = (unsigned char)i;
+    size_t count;
+    for (size_t i = 0; i < 256; i++) every[i] = (unsigned char)i;
     write_file(a, every, 256), write_file(copy, every, 256), write_file(b, "text\n", 5), write_file(none, "", 0);
     write_file(list, pack_line("%s\n%s", b, none), strlen(pack_line("%s\n%s", b, none)));
-    child = run_child(pack, pack_line("--out %s %s %s --list %s", out, a, copy, list));
+    const Child *child = run_child(pack, pack_line("--out %s %s %s --list %s", out, a, copy, list));
     if (child->code) test_fail("%s", child->err);
     if (!strstr(child->out, "files: 2, copies left out: 1")) test_fail("%s", child->out);
-    ids = shard_ids(out, &count);
+    unsigned char *ids = shard_ids(out, &count);
     assert_int_equal(count, 261);
     assert_memory_equal(ids, every, 256);
     assert_memory_equal(ids + 256, "text\n", 5);
-    loader = open_one(out, 1, 64, 256);
+    DataLoader loader = open_one(out, 1, 64, 256);
     dataloader_next(&loader, &batch);
-    for (i = 0; i < 64; i++) assert_int_equal(batch.targets[i], i + 1);
+    for (size_t i = 0; i < 64; i++) assert_int_equal(batch.targets[i], i + 1);
     assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
     dataloader_close(&loader);
     batch_free(&batch);
 }
 
 TEST(validation_is_cut_out_of_the_text) {
-    size_t length = 100003, i, train, val, t = 0, v = 0;
-    unsigned char *text = (unsigned char *)case_memory(length), *train_ids, *val_ids;
+    size_t length = 100003, train, val, t = 0, v = 0;
+    unsigned char *text = (unsigned char *)case_memory(length);
     const char *source = scratch_path("long.txt"), *out = scratch_path("t.bin"), *val_out = scratch_path("v.bin");
-    const Child *child;
-    for (i = 0; i < length; i++) text[i] = (unsigned char)test_random_below(4); // entropy log 4
+    for (size_t i = 0; i < length; i++) text[i] = (unsigned char)test_random_below(4); // entropy log 4
     write_file(source, text, length);
-    child = run_child(pack, pack_line("--out %s --val-out %s --val-fraction 0.1 %s", out, val_out, source));
+    const Child *child =
+        run_child(pack, pack_line("--out %s --val-out %s --val-fraction 0.1 %s", out, val_out, source));
     if (child->code) test_fail("%s", child->err);
-    train_ids = shard_ids(out, &train), val_ids = shard_ids(val_out, &val);
+    unsigned char *train_ids = shard_ids(out, &train), *val_ids = shard_ids(val_out, &val);
     assert_int_equal(train + val, length);
     assert_in_range(val, 9990, 10000);
-    for (i = 0; i < 8; i++) { // each eighth: its first nine tenths train, the rest validates
+    for (size_t i = 0; i < 8; i++) { // each eighth: its first nine tenths train, the rest validates
         size_t piece = i < 7 ? 12500 : 12503, held = 1250;
         assert_memory_equal(train_ids + t, text + 12500 * i, piece - held);
         assert_memory_equal(val_ids + v, text + 12500 * i + piece - held, held);

@@ -13,12 +13,12 @@ typedef struct {
 
 // One document of a stream must be a whole piece of one document of the file.
 static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t end) {
-    size_t number = (size_t)batch->tokens[begin] / DOCUMENT_IDS, first = (size_t)batch->tokens[begin] % DOCUMENT_IDS, t;
+    size_t number = (size_t)batch->tokens[begin] / DOCUMENT_IDS, first = (size_t)batch->tokens[begin] % DOCUMENT_IDS;
     const MadeDocument *made = &x->document[number];
     if (number >= x->documents || first % x->T) test_fail("a document begins with token %zu of %zu", first, number);
     if (end - begin != min_size(x->T, made->tokens - 1 - first))
         test_fail("%zu positions of document %zu from %zu on", end - begin, number, first);
-    for (t = begin; t < end; t++) {
+    for (size_t t = begin; t < end; t++) {
         size_t token = first + t - begin;
         int counts = made->counts[token + 1];
         if ((uint32_t)batch->tokens[t] != made->id[token]) test_fail("token %zu is %d", t, batch->tokens[t]);
@@ -35,7 +35,7 @@ static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t en
 static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
     const uint64_t epoch = dataloader_place(loader) / loader->documents.pieces;
     const SequenceBound bound = dataloader_bound(loader);
-    size_t positions = 0, d;
+    size_t positions = 0;
     memset(x->trained, 0, x->documents * DOCUMENT_IDS);
     while (dataloader_place(loader) / loader->documents.pieces == epoch) {
         double counted = dataloader_counted(loader, dataloader_place(loader), 1).tokens;
@@ -44,7 +44,7 @@ static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
         assert_true(batch->N >= 1 && batch->N <= bound.N && batch->documents <= bound.documents);
         assert_int_equal(batch->document_start[0], 0);
         assert_int_equal(batch->document_start[batch->documents], batch->N);
-        for (d = 0; d < batch->documents; d++)
+        for (size_t d = 0; d < batch->documents; d++)
             check_piece(x, batch, batch->document_start[d], batch->document_start[d + 1]);
         positions += batch->N;
     }
@@ -53,9 +53,8 @@ static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
 
 // Every target that counts was trained on, once; with truncation those up to T.
 static void check_all_trained(const Expected *x, LongDocuments treatment) {
-    size_t d, i;
-    for (d = 0; d < x->documents; d++)
-        for (i = 1; i < x->document[d].tokens; i++) {
+    for (size_t d = 0; d < x->documents; d++)
+        for (size_t i = 1; i < x->document[d].tokens; i++) {
             int wanted = x->document[d].counts[i] && (treatment == LONG_SPLIT || i <= x->T);
             if (x->trained[d * DOCUMENT_IDS + i] != wanted) test_fail("target %zu of document %zu", i, d);
         }
@@ -70,20 +69,17 @@ TEST(every_target_once_in_an_epoch) {
                  {200, 900, 2, 50, 3, LONG_SPLIT, SHUFFLE_ON},    {200, 900, 1, 50, 7, LONG_SPLIT, SHUFFLE_OFF},
                  {200, 900, 4, 33, 7, LONG_TRUNCATE, SHUFFLE_ON}, {1, 4000, 2, 64, 8, LONG_SPLIT, SHUFFLE_ON},
                  {90, 4000, 1, 1, 2, LONG_SPLIT, SHUFFLE_OFF},    {40, 3, 5, 1000, 0, LONG_SPLIT, SHUFFLE_AUTO}};
-    size_t c;
-    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         DataSettings settings = data_settings(cases[c].B, cases[c].T);
         MadeShard made = made_shard(4);
         const char *paths[3];
         Expected x;
-        DataLoader loader;
-        Batch batch;
-        size_t s, epoch, first = 0;
+        size_t first = 0;
         test_case("case %zu", c);
         x.documents = cases[c].documents, x.T = cases[c].T;
         x.document = made_documents(0, x.documents, cases[c].most, cases[c].mask);
         x.trained = (unsigned char *)case_memory(x.documents * DOCUMENT_IDS);
-        for (s = 0; s < 3; s++) { // three shards, one of them with nothing
+        for (size_t s = 0; s < 3; s++) { // three shards, one of them with nothing
             size_t end = s == 1 ? first : s == 0 ? x.documents / 3 : x.documents;
             paths[s] = write_shard(s == 0   ? "a.bin"
                                    : s == 1 ? "b.bin"
@@ -92,11 +88,11 @@ TEST(every_target_once_in_an_epoch) {
             first = end;
         }
         settings.long_documents = cases[c].treatment, settings.shuffle = cases[c].shuffle;
-        loader = dataloader_open(paths, 3, &settings);
+        DataLoader loader = dataloader_open(paths, 3, &settings);
         assert_int_equal(dataloader_shuffled(&loader), cases[c].shuffle != SHUFFLE_OFF);
-        batch = batch_for(&loader);
+        Batch batch = batch_for(&loader);
         allocation_guard = 1;
-        for (epoch = 0; epoch < 3; epoch++) {
+        for (size_t epoch = 0; epoch < 3; epoch++) {
             size_t positions = check_epoch(&x, &loader, &batch);
             assert_int_equal(positions, loader.documents.packing.positions);
             check_all_trained(&x, cases[c].treatment);
@@ -111,12 +107,10 @@ TEST(every_target_once_in_an_epoch) {
 TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
     DataSettings settings = data_settings(2, 40);
     MadeShard made = made_shard(2);
-    size_t s, n = 0, tokens = 0;
+    size_t n = 0, tokens = 0;
     unsigned char seen[100] = {0};
     char name[32];
-    DataLoader loader;
-    Batch batch;
-    for (s = 0; s < 100; s++) { // one document each: s, s + 1, ... for 10 tokens
+    for (size_t s = 0; s < 100; s++) { // one document each: s, s + 1, ... for 10 tokens
         uint32_t id[10];
         unsigned char counts[10] = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
         MadeDocument document = {10, id, counts, NULL, 0, 0, 0};
@@ -125,39 +119,37 @@ TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
         write_shard(name, &made, &document, 1);
     }
     settings.vocab_size = 65536;
-    loader = open_data(scratch_path("many-*.bin"), &settings);
-    batch = batch_for(&loader);
+    DataLoader loader = open_data(scratch_path("many-*.bin"), &settings);
+    Batch batch = batch_for(&loader);
     assert_int_equal(dataloader_batches(&loader), (100 + 7) / 8); // eight pieces of 9 in a stream of 80
-    for (s = 0; s < dataloader_batches(&loader); s++) {
+    for (size_t s = 0; s < dataloader_batches(&loader); s++) {
         dataloader_next(&loader, &batch);
         for (n = 0; n < batch.N; n++) assert_int_equal(batch.targets[n], batch.tokens[n] + 1);
         for (n = 0; n < batch.documents; n++) seen[batch.tokens[batch.document_start[n]] / 600]++;
         tokens += batch.N;
     }
     assert_int_equal(tokens, 900);
-    for (s = 0; s < 100; s++) assert_int_equal(seen[s], 1);
+    for (size_t s = 0; s < 100; s++) assert_int_equal(seen[s], 1);
     batch_free(&batch);
     dataloader_close(&loader);
 }
 
 TEST(documents_larger_than_the_buffer) {
-    size_t tokens = 600000, i;
+    size_t tokens = 600000;
     uint32_t *id = (uint32_t *)case_memory(tokens * 4);
     unsigned char *counts = (unsigned char *)case_memory(tokens);
     MadeDocument document = {tokens, id, counts, NULL, 0, 0, 0};
     MadeShard made = made_shard(4);
-    size_t T;
-    const char *path;
-    for (i = 0; i < tokens; i++) id[i] = (uint32_t)i, counts[i] = i % 3 == 1;
-    path = write_shard("large.bin", &made, &document, 1);
-    for (T = tokens - 1; T > 100000; T /= 2) { // whole, then in pieces
+    for (size_t i = 0; i < tokens; i++) id[i] = (uint32_t)i, counts[i] = i % 3 == 1;
+    const char *path = write_shard("large.bin", &made, &document, 1);
+    for (size_t T = tokens - 1; T > 100000; T /= 2) { // whole, then in pieces
         DataSettings settings = data_settings(1, T);
         DataLoader loader = open_data(path, &settings);
         Batch batch = batch_for(&loader);
-        size_t s, counted = 0, t;
-        for (s = 0; s < dataloader_batches(&loader); s++) {
+        size_t counted = 0;
+        for (size_t s = 0; s < dataloader_batches(&loader); s++) {
             dataloader_next(&loader, &batch);
-            for (t = 0; t < batch.N; t++) {
+            for (size_t t = 0; t < batch.N; t++) {
                 int32_t token = batch.tokens[t];
                 if (batch.targets[t] != ((token + 1) % 3 == 1 ? token + 1 : -1))
                     test_fail("%d -> %d", token, batch.targets[t]);
@@ -172,21 +164,18 @@ TEST(documents_larger_than_the_buffer) {
 
 // ---- places ------------------------------------------------------------------------------------------------------------------
 TEST(a_place_of_documents_is_one_number) {
-    int shuffle;
-    for (shuffle = 0; shuffle < 2; shuffle++) {
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
         DataSettings settings = data_settings(2, 30);
         MadeShard made = made_shard(4);
         const char *path = write_shard("places.bin", &made, made_documents(0, 150, 100, 2), 150);
-        DataLoader walking, jumping;
-        Batch one, other;
         uint64_t place[400];
         double counted[400], sum;
-        size_t k, n, i;
+        size_t i;
         settings.shuffle = shuffle ? SHUFFLE_ON : SHUFFLE_OFF;
-        walking = open_data(path, &settings), jumping = open_data(path, &settings);
-        one = batch_for(&walking), other = batch_for(&jumping);
+        DataLoader walking = open_data(path, &settings), jumping = open_data(path, &settings);
+        Batch one = batch_for(&walking), other = batch_for(&jumping);
         allocation_guard = 1;
-        for (k = 0; k < 400; k++) { // a few epochs
+        for (size_t k = 0; k < 400; k++) { // a few epochs
             place[k] = dataloader_place(&walking);
             assert_true(place[k] < (uint64_t)1 << 53 && (k == 0 || place[k] > place[k - 1]));
             dataloader_next(&walking, &one);
@@ -198,8 +187,8 @@ TEST(a_place_of_documents_is_one_number) {
             assert_int_equal(dataloader_place(&walking), dataloader_place(&jumping));
         }
         assert_true(place[399] / walking.documents.pieces >= 2);
-        for (k = 0; k < 300; k += 7) { // a step's targets, over the end of an epoch or of several
-            n = 1 + test_random_below(99);
+        for (size_t k = 0; k < 300; k += 7) { // a step's targets, over the end of an epoch or of several
+            size_t n = 1 + test_random_below(99);
             for (sum = 0, i = k; i < k + n; i++) sum += counted[i];
             assert_true(dataloader_counted(&jumping, place[k], n).tokens == sum);
         }
@@ -254,12 +243,9 @@ TEST(the_bound_is_that_of_the_data) {
     MadeDocument document[7];
     MadeShard made = made_shard(4);
     DataSettings settings = data_settings(1, 50);
-    DataLoader loader;
-    const char *path;
-    size_t i;
-    for (i = 0; i < 7; i++) document[i] = made_document(i, lengths[i], 0);
-    path = write_shard("bound.bin", &made, document, 7);
-    loader = open_data(path, &settings);
+    for (size_t i = 0; i < 7; i++) document[i] = made_document(i, lengths[i], 0);
+    const char *path = write_shard("bound.bin", &made, document, 7);
+    DataLoader loader = open_data(path, &settings);
     assert_int_equal(dataloader_bound(&loader).N, 50);
     assert_int_equal(dataloader_bound(&loader).documents, 5); // 3 x 5 + 10 + 20
     assert_int_equal(dataloader_bound(&loader).longest, 40);
@@ -291,8 +277,7 @@ static ShardImage small_image(void) { // documents of 5, 9, 3 and 20 tokens
     static const size_t lengths[] = {5, 9, 3, 20};
     MadeDocument document[4];
     MadeShard made = made_shard(4);
-    size_t i;
-    for (i = 0; i < 4; i++) document[i] = made_document(i, lengths[i], 2);
+    for (size_t i = 0; i < 4; i++) document[i] = made_document(i, lengths[i], 2);
     refusal_settings = data_settings(1, 16);
     refusal_settings.shuffle = SHUFFLE_OFF;
     return shard_image(&made, document, 4);
@@ -334,9 +319,7 @@ TEST(every_field_of_the_header) {
                   {104, 8, 1 << 20, "its counts are at byte 1048576"},
                   {112, 8, 640, "its values are at byte 640, with 4 documents and 37 tokens it should be 704"},
                   {120, 4, 1, "the checksum of its document table is wrong"}};
-    ShardImage whole;
-    size_t i, k;
-    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         ShardImage image = small_image();
         test_case("byte %zu", fields[i].at);
         put(image.bytes + fields[i].at, fields[i].value, fields[i].bytes);
@@ -344,11 +327,11 @@ TEST(every_field_of_the_header) {
         put(image.bytes + 124, crc32_of(0, image.bytes, TOKEN_SHARD_HEADER), 4);
         refused(read_all, write_image(&image), fields[i].words);
     }
-    whole = small_image();
+    ShardImage whole = small_image();
     memset(whole.bytes + 128, 'n', 64);
     shard_image_seal(&whole, 4);
     refused(read_all, write_image(&whole), "the name of its tokenizer has no end");
-    for (k = 8; k < 256;
+    for (size_t k = 8; k < 256;
          k += 1 + k % 3) { // a bit of the header that is wrong, whichever: never read as if it were right
         ShardImage image = small_image();
         test_case("byte %zu flipped", k);
@@ -371,8 +354,7 @@ TEST(every_field_of_the_table) {
                   {2, 16, 3, "document 2 counts more targets than it has"},
                   {2, 32, 4, "document 2 has a prompt that is longer than itself"},
                   {2, 44, 1, "the checksum of document 2 is wrong"}};
-    size_t i;
-    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         ShardImage image = small_image();
         test_case("%s", fields[i].words);
         put(image.bytes + image.table + 48 * fields[i].document + fields[i].at, fields[i].value,
@@ -380,7 +362,7 @@ TEST(every_field_of_the_table) {
         shard_image_seal(&image, 4);
         refused(read_all, write_image(&image), fields[i].words);
     }
-    for (i = 0; i < 4 * 48; i += 5) {
+    for (size_t i = 0; i < 4 * 48; i += 5) {
         ShardImage image = small_image();
         image.bytes[image.table + i] ^= 4;
         refused(read_all, write_image(&image), "the checksum of its document table is wrong");
@@ -389,17 +371,17 @@ TEST(every_field_of_the_table) {
 
 TEST(every_section_truncated_or_flipped) {
     ShardImage whole = small_image();
-    size_t cuts[8], i;
+    size_t cuts[8];
     cuts[0] = 8, cuts[1] = 255, cuts[2] = 256, cuts[3] = whole.table + 60, cuts[4] = whole.ids,
     cuts[5] = whole.ids + 33;
     cuts[6] = whole.counts, cuts[7] = whole.size - 1;
-    for (i = 0; i < 8; i++) {
+    for (size_t i = 0; i < 8; i++) {
         ShardImage image = small_image();
         test_case("cut at %zu", cuts[i]);
         image.size = cuts[i];
         refused(read_all, write_image(&image), "truncated");
     }
-    for (i = whole.ids; i < whole.size; i++) { // the long document is read in parts, the others whole
+    for (size_t i = whole.ids; i < whole.size; i++) { // the long document is read in parts, the others whole
         ShardImage image = small_image();
         size_t token = i < whole.counts ? (i - whole.ids) / 4 : i - whole.counts;
         test_case("byte %zu flipped", i);
@@ -469,12 +451,11 @@ TEST(tokenizers_kinds_and_lengths) {
 TEST(what_was_done_is_said_once) {
     MadeShard made = made_shard(4);
     MadeDocument document[3];
-    const Child *child;
-    size_t i;
-    for (i = 0; i < 3; i++) document[i] = made_document(i, i ? 101 : 20, 0);
-    for (i = 1; i < 100; i++) ((unsigned char *)(uintptr_t)document[1].counts)[i] = 0; // only its last target counts
+    for (size_t i = 0; i < 3; i++) document[i] = made_document(i, i ? 101 : 20, 0);
+    for (size_t i = 1; i < 100; i++)
+        ((unsigned char *)(uintptr_t)document[1].counts)[i] = 0; // only its last target counts
     refusal_settings = data_settings(2, 40);
-    child = run_child(read_all, write_shard("note.bin", &made, document, 3));
+    const Child *child = run_child(read_all, write_shard("note.bin", &made, document, 3));
     assert_int_equal(child->code, 0);
     assert_int_equal(count_lines(child->err), 2);
     if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are split; 5 pieces in all"))
@@ -512,15 +493,14 @@ TEST(files_that_change) {
 
 // Any damage ends in all the data or in one line.
 TEST(random_damage_of_documents) {
-    size_t round, refusals = 0, i;
-    for (round = 0; round < 300; round++) {
+    size_t refusals = 0;
+    for (size_t round = 0; round < 300; round++) {
         ShardImage image = small_image();
-        const Child *child;
-        for (i = test_random_below(3); i > 0; i--)
+        for (size_t i = test_random_below(3); i > 0; i--)
             image.bytes[test_random_below(image.size)] ^= (unsigned char)(1u << test_random_below(8));
         if (test_random_below(2)) shard_image_seal(&image, 4); // as a writer with a fault would
         if (!test_random_below(4)) image.size = test_random_below(image.size) + 1;
-        child = run_child(read_all, write_image(&image));
+        const Child *child = run_child(read_all, write_image(&image));
         if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
             refusals++;
         else if (child->code != 0)
@@ -537,19 +517,17 @@ TEST(llmc_shards_are_shuffled_by_micro_batches) {
     uint32_t *image = (uint32_t *)case_memory(4 * (256 + 501));
     const char *path = scratch_path("llmc.bin");
     int32_t order[3][50];
-    DataLoader loader;
-    Batch batch;
-    size_t i, epoch, same = 0;
+    size_t same = 0;
     memcpy(image, header, sizeof(header));
-    for (i = 0; i < 501; i++) image[256 + i] = (uint32_t)i;
+    for (size_t i = 0; i < 501; i++) image[256 + i] = (uint32_t)i;
     write_file(path, image, 4 * (256 + 501));
     settings.shuffle = SHUFFLE_ON;
-    loader = open_data(path, &settings);
-    batch = batch_for(&loader);
+    DataLoader loader = open_data(path, &settings);
+    Batch batch = batch_for(&loader);
     allocation_guard = 1;
-    for (epoch = 0; epoch < 3; epoch++) {
+    for (size_t epoch = 0; epoch < 3; epoch++) {
         unsigned char seen[50] = {0};
-        for (i = 0; i < 50; i++) {
+        for (size_t i = 0; i < 50; i++) {
             if (epoch == 2) dataloader_seek(&loader, i); // back to the first
             dataloader_next(&loader, &batch);
             order[epoch][i] = batch.tokens[0] / 10;
@@ -559,7 +537,7 @@ TEST(llmc_shards_are_shuffled_by_micro_batches) {
     }
     allocation_guard = 0;
     assert_memory_equal(order[0], order[2], sizeof(order[0]));
-    for (i = 0; i < 50; i++) same += order[0][i] == order[1][i];
+    for (size_t i = 0; i < 50; i++) same += order[0][i] == order[1][i];
     assert_true(same < 10);
     batch_free(&batch);
     dataloader_close(&loader);

@@ -12,8 +12,7 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 #define DOCUMENTS 40
 
 static LogprobHeader some_header(void) {
-    LogprobHeader h;
-    memset(&h, 0, sizeof(h));
+    LogprobHeader h = {0};
     h.tokens = TOKENS, h.documents = DOCUMENTS;
     h.model_key = 0x0123456789abcdef, h.data_key = 0xfedcba9876543210;
     h.cut = DOCUMENTS_TRUNCATED, h.seq_len = 300;
@@ -28,9 +27,8 @@ static float value_of(size_t token) { return token % 3 ? -0.5f - (float)token / 
 // Every token in ranges of all lengths, the later ones first.
 static void write_values(LogprobWriter *w) {
     float value[TOKENS];
-    size_t i, n, end;
-    for (i = 0; i < TOKENS; i++) value[i] = value_of(i);
-    for (end = TOKENS, n = 1; end; end -= n, n++) {
+    for (size_t i = 0; i < TOKENS; i++) value[i] = value_of(i);
+    for (size_t end = TOKENS, n = 1; end; end -= n, n++) {
         n = min_size(n, end);
         logprobs_write(w, end - n, n, value + end - n);
     }
@@ -64,7 +62,6 @@ TEST(what_is_written_is_read) {
     float value[TOKENS];
     LogprobFile f;
     struct stat status;
-    size_t i, k, first, n;
     assert_string_equal(path, again);
     logprobs_open(&f, path);
     assert_int_equal(f.header.tokens, TOKENS);
@@ -77,10 +74,10 @@ TEST(what_is_written_is_read) {
     assert_int_equal(stat(path, &status), 0);
     assert_int_equal(status.st_size, 256 + 4 * TOKENS);
     allocation_guard = 1;
-    for (k = 0; k < 300; k++) {
-        first = test_random_below(TOKENS + 1), n = test_random_below(TOKENS + 1 - first);
+    for (size_t k = 0; k < 300; k++) {
+        size_t first = test_random_below(TOKENS + 1), n = test_random_below(TOKENS + 1 - first);
         logprobs_read(&f, first, n, value);
-        for (i = 0; i < n; i++)
+        for (size_t i = 0; i < n; i++)
             if (value[i] != value_of(first + i)) test_fail("token %zu is %g", first + i, (double)value[i]);
     }
     allocation_guard = 0;
@@ -94,13 +91,12 @@ TEST(what_is_not_written_is_zero) {
     float value[TOKENS];
     LogprobWriter w;
     LogprobFile f;
-    size_t i;
     logprobs_create(&w, path, &h);
     logprobs_write(&w, 5000, 1, &one);
     logprobs_commit(&w, 1);
     logprobs_open(&f, path);
     logprobs_read(&f, 0, TOKENS, value);
-    for (i = 0; i < TOKENS; i++) assert_true(value[i] == (i == 5000 ? -1 : 0));
+    for (size_t i = 0; i < TOKENS; i++) assert_true(value[i] == (i == 5000 ? -1 : 0));
     logprobs_close(&f);
 }
 
@@ -133,9 +129,9 @@ static void reseal(char *bytes) {
 
 TEST(every_byte_of_the_header_counts) {
     const char *path = written("flipped.logprobs");
-    size_t size, i;
+    size_t size;
     char *bytes = read_whole(path, &size);
-    for (i = 0; i < 256; i++) {
+    for (size_t i = 0; i < 256; i++) {
         bytes[i] ^= (char)(1u << test_random_below(8));
         write_file(path, bytes, size);
         expect_refused(open_body, path, 1, "flipped.logprobs: ");
@@ -174,8 +170,8 @@ TEST(every_field_is_checked_with_a_right_checksum) {
                  {168, 1, 1, "the rest, which must be zeros,"},
                  {255, 1, 1, "the rest, which must be zeros,"}};
     const char *path = scratch_path("field.logprobs");
-    size_t size, i;
-    for (i = 0; i < sizeof(field) / sizeof(field[0]); i++) {
+    size_t size;
+    for (size_t i = 0; i < sizeof(field) / sizeof(field[0]); i++) {
         char *bytes = read_whole(written("field.logprobs"), &size);
         memcpy(bytes + field[i].at, &field[i].value, field[i].bytes);
         reseal(bytes);
@@ -186,10 +182,10 @@ TEST(every_field_is_checked_with_a_right_checksum) {
 
 TEST(names_are_safe) {
     const char *path = written("name.logprobs");
-    char name[64], *bytes;
+    char name[64];
     LogprobFile f;
     size_t size;
-    bytes = read_whole(path, &size);
+    char *bytes = read_whole(path, &size);
     memset(bytes + 104, 'x', 64);
     reseal(bytes);
     write_file(path, bytes, size);
@@ -222,8 +218,8 @@ TEST(every_value_is_checked) {
                 {0.0009f, NULL},
                 {-1e30f, NULL}};
     const char *path = scratch_path("value.logprobs");
-    size_t size, i;
-    for (i = 0; i < sizeof(made) / sizeof(made[0]); i++) {
+    size_t size;
+    for (size_t i = 0; i < sizeof(made) / sizeof(made[0]); i++) {
         char *bytes = read_whole(written("value.logprobs"), &size);
         LogprobHeader *h = (LogprobHeader *)(void *)bytes;
         memcpy(bytes + 256 + 4 * 4444, &made[i].value, 4);
@@ -242,8 +238,8 @@ TEST(every_value_is_checked) {
 TEST(any_length_but_the_right_one) {
     const char *path = scratch_path("length.logprobs");
     static const size_t lengths[] = {1, 8, 255, 256, 257, 20000, 40255, 40257, 80000};
-    size_t size, i;
-    for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+    size_t size;
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         char *bytes = read_whole(written("length.logprobs"), &size), *longer = (char *)case_memory(80000);
         memcpy(longer, bytes, size);
         write_file(path, longer, lengths[i]);
@@ -260,9 +256,9 @@ TEST(any_length_but_the_right_one) {
 
 TEST(random_damage_is_found) {
     const char *path = scratch_path("random.logprobs");
-    size_t size, i;
+    size_t size;
     char *bytes = read_whole(written("random.logprobs"), &size);
-    for (i = 0; i < 100; i++) {
+    for (size_t i = 0; i < 100; i++) {
         size_t at = test_random_below(size);
         char bit = (char)(1u << test_random_below(8));
         bytes[at] ^= bit;
@@ -298,11 +294,10 @@ static int run_shell(const char *format, const char *path) {
 TEST(a_killed_writer_leaves_nothing_under_the_name) {
     const char *path = scratch_path("killed.logprobs");
     size_t size, again;
-    char *before;
     assert_int_equal(run_child(killed_half_way, path)->code, 1000 + SIGKILL);
     assert_false(path_exists(path));
     assert_int_equal(run_shell("ls '%s'.*.tmp >/dev/null", path), 0); // what a kill -9 leaves
-    before = read_whole(written("killed.logprobs"), &size);
+    char *before = read_whole(written("killed.logprobs"), &size);
     assert_int_equal(run_child(killed_half_way, path)->code, 1000 + SIGKILL);
     assert_memory_equal(read_whole(path, &again), before, size); // the one before stays as it is
     assert_int_equal(run_shell("rm '%s'.*.tmp", path), 0);
@@ -393,8 +388,7 @@ TEST(documents_cut_elsewhere_are_refused) {
         {DOCUMENTS_SPLIT, 9, DOCUMENTS_WHOLE, 0, 0},         {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_TRUNCATED, 9, 1},
         {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_TRUNCATED, 8, 1}, {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_TRUNCATED, 10, 0},
         {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_SPLIT, 9, 0},     {DOCUMENTS_TRUNCATED, 9, DOCUMENTS_WHOLE, 0, 0}};
-    size_t i;
-    for (i = 0; i < sizeof(pair) / sizeof(pair[0]); i++) {
+    for (size_t i = 0; i < sizeof(pair) / sizeof(pair[0]); i++) {
         LogprobHeader have = some_header(), wanted = some_header();
         have.cut = pair[i].have, have.seq_len = pair[i].have_length;
         wanted.cut = pair[i].wanted, wanted.seq_len = pair[i].wanted_length;

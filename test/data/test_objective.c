@@ -15,8 +15,7 @@ typedef struct {
 
 static PlainSums plain_sums(const Stream *s, size_t d) {
     PlainSums p = {0, 0, 0, 0};
-    size_t t;
-    for (t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++) {
+    for (size_t t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++) {
         double m = plain_weight(&s->batch, t);
         p.tokens += m, p.logp += m * s->logp[t], p.reference += m * (double)s->batch.reference[t];
         p.old += m * (double)s->batch.old[t];
@@ -47,9 +46,8 @@ static double plain_token(const Objective *o, const Stream *s, size_t t, const P
 static double plain_document(const Objective *o, const Stream *s, size_t d) {
     PlainSums p = plain_sums(s, d);
     double sum = 0;
-    size_t t;
     if (o->kind == OBJECTIVE_SFT) return -p.logp;
-    for (t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++)
+    for (size_t t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++)
         sum += plain_weight(&s->batch, t) * plain_token(o, s, t, &p);
     return o->normalisation == NORMALISE_GRPO ? sum / p.tokens : sum;
 }
@@ -57,9 +55,8 @@ static double plain_document(const Objective *o, const Stream *s, size_t d) {
 static double plain_loss(const Objective *o, const Stream *stream, size_t streams) {
     int pairs = objective_is_of_pairs(o), policy = objective_is_of_policy(o);
     double sum = 0, tokens = 0, documents = 0;
-    size_t i, d;
-    for (i = 0; i < streams; i++) {
-        for (d = 0; d < stream[i].batch.documents; d++) {
+    for (size_t i = 0; i < streams; i++) {
+        for (size_t d = 0; d < stream[i].batch.documents; d++) {
             PlainSums p = plain_sums(&stream[i], d), next;
             if (pairs && d % 2 == 0) next = plain_sums(&stream[i], d + 1), sum += plain_pair(o, &p, &next);
             if (!pairs) sum += plain_document(o, &stream[i], d);
@@ -72,10 +69,9 @@ static double plain_loss(const Objective *o, const Stream *stream, size_t stream
 }
 
 TEST(losses_are_the_formulas) {
-    size_t i, round;
     Objective o;
-    for (round = 0; round < 10; round++) {
-        for (i = 0; objective_at(i, &o); i++) {
+    for (size_t round = 0; round < 10; round++) {
+        for (size_t i = 0; objective_at(i, &o); i++) {
             Stream s = stream_for(&o);
             double expected = plain_loss(&o, &s, 1), Z = normaliser(&o, &s, 1);
             expect_close("loss", 0, evaluate(&o, &s, Z, NULL, NULL), expected, 1, type == DTYPE_FP64 ? 1e-13 : 1e-7);
@@ -85,20 +81,19 @@ TEST(losses_are_the_formulas) {
 
 TEST(weights_are_the_derivatives) {
     const double h = 1e-5;
-    size_t i, t;
     Objective o;
-    for (i = 0; objective_at(i, &o); i++) {
+    for (size_t i = 0; objective_at(i, &o); i++) {
         Stream s = stream_for(&o);
-        double Z = normaliser(&o, &s, 1), *weight = case_doubles(s.batch.N), size;
+        double Z = normaliser(&o, &s, 1), *weight = case_doubles(s.batch.N);
         evaluate(&o, &s, Z, weight, NULL);
-        size = rms(weight, s.batch.N);
+        double size = rms(weight, s.batch.N);
         assert_true(size > 0);
-        for (t = 0; t < s.batch.N; t++) {
-            double was = s.logp[t], above, below;
+        for (size_t t = 0; t < s.batch.N; t++) {
+            double was = s.logp[t];
             s.logp[t] = was + h;
-            above = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
+            double above = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
             s.logp[t] = was - h;
-            below = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
+            double below = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
             s.logp[t] = was;
             expect_close("weight", t, weight[t], (above - below) / (2 * h), size, type == DTYPE_FP64 ? 1e-8 : 1e-6);
         }
@@ -133,19 +128,17 @@ static double *golden_list(const cJSON *object, const char *key, size_t count) {
 
 static void golden_floats(const cJSON *object, const char *key, size_t count, float *out) {
     double *values = golden_list(object, key, count);
-    size_t i;
-    for (i = 0; i < count; i++) out[i] = (float)values[i];
+    for (size_t i = 0; i < count; i++) out[i] = (float)values[i];
 }
 
 static Stream golden_stream(const cJSON *object) {
-    size_t documents = (size_t)cJSON_GetArraySize(json_get(object, "group")), length[64], d, t;
-    double *start = golden_list(object, "document_start", documents + 1), *counted, *group;
-    Stream s;
-    for (d = 0; d < documents; d++) length[d] = (size_t)(start[d + 1] - start[d]);
-    s = stream_allocate(length, documents);
-    counted = golden_list(object, "counted", s.batch.N), group = golden_list(object, "group", documents);
-    for (t = 0; t < s.batch.N; t++) s.batch.targets[t] = counted[t] != 0 ? 1 : -1, s.batch.loss_weight[t] = 1;
-    for (d = 0; d < documents; d++) s.batch.group[d] = (size_t)group[d];
+    size_t documents = (size_t)cJSON_GetArraySize(json_get(object, "group")), length[64];
+    double *start = golden_list(object, "document_start", documents + 1);
+    for (size_t d = 0; d < documents; d++) length[d] = (size_t)(start[d + 1] - start[d]);
+    Stream s = stream_allocate(length, documents);
+    double *counted = golden_list(object, "counted", s.batch.N), *group = golden_list(object, "group", documents);
+    for (size_t t = 0; t < s.batch.N; t++) s.batch.targets[t] = counted[t] != 0 ? 1 : -1, s.batch.loss_weight[t] = 1;
+    for (size_t d = 0; d < documents; d++) s.batch.group[d] = (size_t)group[d];
     s.logp = golden_list(object, "logp", s.batch.N), s.entropy = golden_list(object, "entropy", s.batch.N);
     golden_floats(object, "reference", s.batch.N, s.batch.reference),
         golden_floats(object, "old", s.batch.N, s.batch.old);
@@ -182,14 +175,12 @@ static void check_golden_metrics(const cJSON *expected, const Metrics *metrics) 
 
 static void check_golden_case(const cJSON *expected, Stream *s) {
     Objective o = golden_objective(expected);
-    double *weight = case_doubles(s->batch.N), *correct = golden_list(expected, "weight", s->batch.N), size = 0, loss;
-    Metrics metrics;
-    size_t t;
-    memset(&metrics, 0, sizeof(metrics));
-    loss = evaluate(&o, s, normaliser(&o, s, 1), weight, &metrics);
+    double *weight = case_doubles(s->batch.N), *correct = golden_list(expected, "weight", s->batch.N), size = 0;
+    Metrics metrics = {0};
+    double loss = evaluate(&o, s, normaliser(&o, s, 1), weight, &metrics);
     expect_close("loss", 0, loss, golden_number(expected, "loss", NAN), 0.01, precision());
-    for (t = 0; t < s->batch.N; t++) size = fmax(size, fabs(correct[t]));
-    for (t = 0; t < s->batch.N; t++) expect_close("weight", t, weight[t], correct[t], size, precision());
+    for (size_t t = 0; t < s->batch.N; t++) size = fmax(size, fabs(correct[t]));
+    for (size_t t = 0; t < s->batch.N; t++) expect_close("weight", t, weight[t], correct[t], size, precision());
     check_golden_metrics(json_get(expected, "metrics"), &metrics);
 }
 
@@ -197,11 +188,10 @@ TEST(trl_pairs) {
     cJSON *golden = golden_read();
     const cJSON *expected;
     cJSON_ArrayForEach(expected, json_get(golden, "pair_cases")) {
-        Stream s;
         test_case("%s %s beta=%g", json_get(expected, "objective")->valuestring,
                   json_get(expected, "dpo_loss") ? json_get(expected, "dpo_loss")->valuestring : "",
                   golden_number(expected, "beta", NAN));
-        s = golden_stream(json_get(golden, "pairs"));
+        Stream s = golden_stream(json_get(golden, "pairs"));
         check_golden_case(expected, &s);
     }
     assert_int_equal(cJSON_GetArraySize(json_get(golden, "pair_cases")), 15);
@@ -212,10 +202,9 @@ TEST(trl_groups) {
     cJSON *golden = golden_read();
     const cJSON *expected, *groups = json_get(golden, "groups");
     cJSON_ArrayForEach(expected, json_get(golden, "group_cases")) {
-        Stream s;
         test_case("%s %s beta=%g", json_get(expected, "objective")->valuestring,
                   json_get(expected, "normalisation")->valuestring, golden_number(expected, "beta", NAN));
-        s = golden_stream(groups);
+        Stream s = golden_stream(groups);
         golden_floats(groups,
                       !strcmp(json_get(expected, "advantage")->valuestring, "token") ? "token_advantage"
                                                                                      : "document_advantage",
@@ -233,33 +222,32 @@ TEST(trl_advantages) {
     const cJSON *groups = json_get(golden, "groups");
     double *scaled = golden_list(groups, "scaled", 8), *centred = golden_list(groups, "centred", 8), found[4];
     float reward[8];
-    size_t g, i;
     golden_floats(groups, "reward", 8, reward);
-    for (g = 0; g < 8; g += 4) {
+    for (size_t g = 0; g < 8; g += 4) {
         group_advantages(reward + g, 4, 1, found);
-        for (i = 0; i < 4; i++) expect_close("scaled", g + i, found[i], scaled[g + i], 1, 1e-14);
+        for (size_t i = 0; i < 4; i++) expect_close("scaled", g + i, found[i], scaled[g + i], 1, 1e-14);
         group_advantages(reward + g, 4, 0, found);
-        for (i = 0; i < 4; i++) expect_close("centred", g + i, found[i], centred[g + i], 1, 1e-14);
+        for (size_t i = 0; i < 4; i++) expect_close("centred", g + i, found[i], centred[g + i], 1, 1e-14);
     }
     cJSON_Delete(golden);
 }
 
 // ---- how a step is cut does not matter ------------------------------------------------------------------------------
 TEST(ranges_give_the_weights_of_the_whole) {
-    size_t i, begin, n;
+    size_t n;
     Objective o;
-    for (i = 0; objective_at(i, &o); i++) {
+    for (size_t i = 0; objective_at(i, &o); i++) {
         Stream s = stream_for(&o);
         size_t N = s.batch.N, size = dtype_size(type);
         double Z = normaliser(&o, &s, 1);
-        void *whole = typed(s.logp, N, type), *parts = typed(s.logp, N, type), *part;
+        void *whole = typed(s.logp, N, type), *parts = typed(s.logp, N, type);
         objective_weights(&o, &s.batch, Z, 0, N, whole, whole, type); // in place
         evaluate(&o, &s, Z, s.entropy, NULL);
         assert_memory_equal(whole, typed(s.entropy, N, type), N * size);
         if (objective_weights_wait(&o) == WEIGHTS_BY_STREAM) continue;
-        for (begin = 0; begin < N; begin += n) {
+        for (size_t begin = 0; begin < N; begin += n) {
             n = 1 + test_random_below(min_size(9, N - begin));
-            part = case_memory(n * size); // no larger
+            void *part = case_memory(n * size); // no larger
             memcpy(part, (char *)parts + begin * size, n * size);
             objective_weights(&o, &s.batch, Z, begin, n, part, part, type);
             memcpy((char *)parts + begin * size, part, n * size);
@@ -272,30 +260,29 @@ TEST(ranges_give_the_weights_of_the_whole) {
 // bits of weights.
 TEST(streams_and_their_order_do_not_matter) {
     static const size_t order[] = {5, 3, 4, 0, 2, 1}, first[] = {0, 3, 4}, groups[] = {3, 1, 2};
-    size_t i, k, d, t;
     Objective o;
-    for (i = 0; objective_at(i, &o); i++) {
+    for (size_t i = 0; objective_at(i, &o); i++) {
         Stream s = stream_for(&o), part[3];
         size_t members = s.batch.documents / 6, document[64];
-        double *weight = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), loss, sum = 0, Z;
+        double *weight = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), sum = 0;
         Metrics whole, parts;
         memset(&whole, 0, sizeof(whole)), memset(&parts, 0, sizeof(parts));
-        loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, &whole);
-        for (d = 0; d < s.batch.documents; d++) document[d] = order[d / members] * members + d % members;
-        for (k = 0; k < 3; k++) part[k] = stream_of(&s, document + first[k] * members, groups[k] * members);
-        Z = normaliser(&o, part, 3);
+        double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, &whole);
+        for (size_t d = 0; d < s.batch.documents; d++) document[d] = order[d / members] * members + d % members;
+        for (size_t k = 0; k < 3; k++) part[k] = stream_of(&s, document + first[k] * members, groups[k] * members);
+        double Z = normaliser(&o, part, 3);
         expect_close("Z", 0, Z, normaliser(&o, &s, 1), 0, 1e-15);
-        for (k = 0; k < 3; k++) {
+        for (size_t k = 0; k < 3; k++) {
             const size_t *start = part[k].batch.document_start;
             sum += evaluate(&o, &part[k], Z, found, &parts);
-            for (d = 0; d < part[k].batch.documents; d++)
-                for (t = start[d]; t < start[d + 1]; t++)
+            for (size_t d = 0; d < part[k].batch.documents; d++)
+                for (size_t t = start[d]; t < start[d + 1]; t++)
                     expect_close("weight", t, found[t],
                                  weight[s.batch.document_start[document[first[k] * members + d]] + t - start[d]], 0, 0);
         }
         expect_close("loss", 0, sum, loss, 0.1, 1e-14);
         assert_int_equal(parts.count, whole.count);
-        for (k = 0; k < whole.count; k++) {
+        for (size_t k = 0; k < whole.count; k++) {
             assert_string_equal(parts.metric[k].name, whole.metric[k].name);
             expect_close(whole.metric[k].name, 0, parts.metric[k].sum, whole.metric[k].sum, 1, 1e-13);
             expect_close(whole.metric[k].name, 1, parts.metric[k].count, whole.metric[k].count, 0, 1e-14);
@@ -308,13 +295,11 @@ TEST(dpo_starts_at_ln_2) {
     Objective o = make_dpo(DPO_SIGMOID, 0.25, 0);
     Stream s = random_stream(8, 2); // powers of two: exact
     double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
-    Metrics metrics;
-    size_t d, t;
-    memset(&metrics, 0, sizeof(metrics));
-    for (t = 0; t < s.batch.N; t++) s.batch.reference[t] = (float)s.logp[t];
+    Metrics metrics = {0};
+    for (size_t t = 0; t < s.batch.N; t++) s.batch.reference[t] = (float)s.logp[t];
     expect_close("loss", 0, evaluate(&o, &s, Z, weight, &metrics), log(2), 0, 1e-15);
-    for (d = 0; d < s.batch.documents; d++)
-        for (t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
+    for (size_t d = 0; d < s.batch.documents; d++)
+        for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
             assert_true(weight[t] == (d % 2 ? 1 : -1) * plain_weight(&s.batch, t) * 0.25 / 2 / 8);
     assert_true(metric_of(&metrics, "rewards/margins") == 0 && metric_of(&metrics, "rewards/accuracies") == 0);
 }
@@ -322,23 +307,20 @@ TEST(dpo_starts_at_ln_2) {
 // The policy is the one that wrote: ratio 1, no clip, and the plain policy gradient, whether its log-probabilities are
 // given or not.
 TEST(policies_start_at_ratio_1) {
-    int given;
-    size_t i, d, t;
     Objective o;
-    for (given = 0; given < 2; given++) {
-        for (i = 7; objective_at(i, &o); i++) {
+    for (int given = 0; given < 2; given++) {
+        for (size_t i = 7; objective_at(i, &o); i++) {
             Stream s = stream_for(&o);
             double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
-            Metrics metrics;
             if (o.beta != 0 || o.kind == OBJECTIVE_GSPO) continue;
-            memset(&metrics, 0, sizeof(metrics));
-            for (t = 0; t < s.batch.N; t++) s.batch.old[t] = (float)s.logp[t];
+            Metrics metrics = {0};
+            for (size_t t = 0; t < s.batch.N; t++) s.batch.old[t] = (float)s.logp[t];
             if (!given) s.batch.old = NULL;
             evaluate(&o, &s, Z, weight, &metrics);
             assert_true(metric_of(&metrics, "ratio") == 1 && metric_of(&metrics, "clip_fraction") == 0);
-            for (d = 0; d < s.batch.documents; d++) {
+            for (size_t d = 0; d < s.batch.documents; d++) {
                 double n = o.normalisation == NORMALISE_GRPO ? 1 / (s.batch.counted[d] * Z) : 1 / Z;
-                for (t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
+                for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
                     expect_close("weight", t, weight[t], -plain_weight(&s.batch, t) * (double)s.batch.advantage[t] * n,
                                  0, type == DTYPE_FP64 ? 1e-15 : 1e-7);
             }
@@ -350,10 +332,8 @@ TEST(metrics_of_completions) {
     static const size_t length[] = {3, 2, 1};
     Objective o = make_policy(OBJECTIVE_GRPO, NORMALISE_GRPO, 0);
     Stream s = stream_allocate(length, 3);
-    Metrics m;
-    size_t t;
-    memset(&m, 0, sizeof(m));
-    for (t = 0; t < 6; t++)
+    Metrics m = {0};
+    for (size_t t = 0; t < 6; t++)
         s.batch.targets[t] = t != 2 && t != 5 ? 1 : -1, s.batch.loss_weight[t] = 1, s.entropy[t] = (double)t;
     s.batch.old[0] = -1.0f, s.batch.advantage[0] = 1;  // ratio e: above the upper bound
     s.batch.old[1] = -1.0f, s.batch.advantage[1] = -1; // counts against it all the same
@@ -370,44 +350,42 @@ TEST(metrics_of_completions) {
 
 // ---- what does not count, and what must not be ----------------------------------------------------------------------
 TEST(masked_targets_are_not_looked_at) {
-    size_t i, t;
     Objective o;
-    for (i = 0; objective_at(i, &o); i++) {
+    for (size_t i = 0; objective_at(i, &o); i++) {
         Stream s = stream_for(&o);
-        double *before = case_doubles(s.batch.N), *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1), loss;
-        loss = evaluate(&o, &s, Z, before, NULL);
-        for (t = 0; t < s.batch.N; t++) {
+        double *before = case_doubles(s.batch.N), *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
+        double loss = evaluate(&o, &s, Z, before, NULL);
+        for (size_t t = 0; t < s.batch.N; t++) {
             if (plain_weight(&s.batch, t) != 0) continue;
             s.logp[t] = s.entropy[t] = NAN, s.batch.reference[t] = s.batch.old[t] = s.batch.advantage[t] = NAN;
             if (s.batch.targets[t] < 0) s.batch.loss_weight[t] = NAN;
         }
         assert_true(evaluate(&o, &s, Z, weight, NULL) == loss);
-        for (t = 0; t < s.batch.N; t++)
+        for (size_t t = 0; t < s.batch.N; t++)
             if (!(weight[t] == before[t] && (plain_weight(&s.batch, t) != 0 || weight[t] == 0)))
                 test_fail("weight[%zu] is %g, was %g", t, weight[t], before[t]);
     }
 }
 
 TEST(documents_without_counted_targets) {
-    size_t i, d, t;
     Objective o;
-    for (i = 0; objective_at(i, &o); i++) {
+    for (size_t i = 0; objective_at(i, &o); i++) {
         Stream s = stream_for(&o);
-        double *weight = case_doubles(s.batch.N), loss;
-        for (d = 1; d < s.batch.documents; d += 3) // chosen and rejected ones, first and other ones of a group
-            for (t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++) s.batch.targets[t] = -1;
-        loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
+        double *weight = case_doubles(s.batch.N);
+        for (size_t d = 1; d < s.batch.documents; d += 3) // chosen and rejected ones, first and other ones of a group
+            for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++) s.batch.targets[t] = -1;
+        double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
         assert_true(isfinite(loss));
         if (!objective_is_of_pairs(&o) && o.normalisation != NORMALISE_GRPO) {
             double Z = normaliser(&o, &s, 1), plain = plain_loss(&o, &s, 1); // whose documents are all
             if (o.normalisation == NORMALISE_DR_GRPO) plain *= (double)s.batch.documents * o.completion_tokens / Z;
             expect_close("loss", 0, loss, plain, 0.1, precision());
         }
-        for (t = 0; t < s.batch.N; t++) assert_true(isfinite(weight[t]));
-        for (t = 0; t < s.batch.N; t++) s.batch.targets[t] = -1;
+        for (size_t t = 0; t < s.batch.N; t++) assert_true(isfinite(weight[t]));
+        for (size_t t = 0; t < s.batch.N; t++) s.batch.targets[t] = -1;
         loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
         assert_true(isfinite(loss) && (loss == 0 || objective_is_of_pairs(&o)));
-        for (t = 0; t < s.batch.N; t++) assert_true(weight[t] == 0);
+        for (size_t t = 0; t < s.batch.N; t++) assert_true(weight[t] == 0);
     }
 }
 
@@ -415,26 +393,25 @@ TEST(documents_without_counted_targets) {
 static void check_not_finite(const Objective *o, size_t which, double bad) {
     int read = which == 0 || (which == 1 && objective_needs_reference(o)) || (which > 1 && objective_is_of_policy(o));
     Stream s = stream_for(o);
-    double *weight = case_doubles(s.batch.N), Z = normaliser(o, &s, 1), loss;
-    size_t t, u;
+    double *weight = case_doubles(s.batch.N), Z = normaliser(o, &s, 1);
+    size_t t;
     do t = test_random_below(s.batch.N);
     while (plain_weight(&s.batch, t) == 0);
     if (which == 0) s.logp[t] = bad;
     if (which == 1) s.batch.reference[t] = (float)bad;
     if (which == 2) s.batch.old[t] = (float)bad;
     if (which == 3) s.batch.advantage[t] = (float)bad;
-    loss = evaluate(o, &s, Z, weight, NULL);
+    double loss = evaluate(o, &s, Z, weight, NULL);
     if (isnan(loss) != read || isnan(weight[t]) != read)
         test_fail("value %zu, %g: loss %g, weight %g", which, bad, loss, weight[t]);
-    for (u = 0; u < s.batch.N; u++)
+    for (size_t u = 0; u < s.batch.N; u++)
         if (plain_weight(&s.batch, u) == 0) assert_true(weight[u] == 0);
 }
 
 TEST(what_is_not_finite_is_not_lost) {
-    size_t i, which;
     Objective o;
-    for (i = 1; objective_at(i, &o); i++) {
-        for (which = 0; which < 4; which++) {
+    for (size_t i = 1; objective_at(i, &o); i++) {
+        for (size_t which = 0; which < 4; which++) {
             check_not_finite(&o, which, (double)NAN);
             check_not_finite(&o, which, (double)INFINITY);
             check_not_finite(&o, which, -(double)INFINITY);
@@ -476,17 +453,15 @@ TEST(advantages_of_a_group) {
     static const float equal[] = {0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f}, pair[] = {1, 0};
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     double found[7];
-    size_t i, k;
-    int scale;
-    for (scale = 0; scale < 2; scale++) {
-        for (k = 1; k <= 7; k++) {
+    for (int scale = 0; scale < 2; scale++) {
+        for (size_t k = 1; k <= 7; k++) {
             group_advantages(equal, k, scale, found);
-            for (i = 0; i < k; i++) assert_true(found[i] == 0);
+            for (size_t i = 0; i < k; i++) assert_true(found[i] == 0);
         }
-        for (k = 0; k < 3; k++) {
+        for (size_t k = 0; k < 3; k++) {
             float reward[] = {0.5f, (float)bad[k], -2, 1}, all[] = {(float)bad[k], (float)bad[k]};
             group_advantages(reward, 4, scale, found);
-            for (i = 0; i < 4; i++) assert_true(isnan(found[i]));
+            for (size_t i = 0; i < 4; i++) assert_true(isnan(found[i]));
             group_advantages(all, 2, scale, found);
             assert_true(isnan(found[0]) && isnan(found[1]));
         }
@@ -501,8 +476,7 @@ TEST(advantages_of_a_group) {
 static void expect_words(const char *option, const char *const *names, int count) {
     char words[200] = "";
     size_t i;
-    int k;
-    for (k = 0; k < count; k++) {
+    for (int k = 0; k < count; k++) {
         snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s%s", k ? "|" : "", names[k]);
         assert_int_equal(objective_word(names, count, names[k]), k);
     }
@@ -540,9 +514,8 @@ TEST(defaults) {
 }
 
 TEST(what_each_waits_for_and_needs) {
-    size_t i;
     Objective o;
-    for (i = 0; objective_at(i, &o); i++) {
+    for (size_t i = 0; objective_at(i, &o); i++) {
         int by_token = o.kind == OBJECTIVE_GRPO || o.kind == OBJECTIVE_PPO;
         assert_int_equal(objective_weights_wait(&o), o.kind == OBJECTIVE_SFT ? WEIGHTS_AT_ONCE
                                                      : by_token              ? WEIGHTS_BY_TOKEN

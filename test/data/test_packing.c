@@ -11,8 +11,7 @@ static uint32_t *lengths_of(size_t count) { return (uint32_t *)case_memory(count
 
 static uint32_t *uniform_lengths(size_t count, size_t least, size_t most) {
     uint32_t *length = lengths_of(count);
-    size_t i;
-    for (i = 0; i < count; i++) length[i] = (uint32_t)(least + test_random_below(most - least + 1));
+    for (size_t i = 0; i < count; i++) length[i] = (uint32_t)(least + test_random_below(most - least + 1));
     return length;
 }
 
@@ -33,16 +32,16 @@ static size_t lognormal_lengths(uint32_t *length, size_t most, double median, do
 // ---- what must hold for any epoch ------------------------------------------------------------------------------------------------
 static void check_epoch(const Packing *p, const EpochSequences *e) {
     unsigned char *seen = (unsigned char *)calloc(p->units, 1), *stream = (unsigned char *)calloc(e->streams, 1);
-    size_t s, i, pieces = 0;
+    size_t pieces = 0;
     assert_true(e->streams >= 1 && e->streams <= p->max_sequences);
     assert_int_equal(e->begin[0], 0);
     assert_int_equal(e->begin[e->streams], p->units);
-    for (s = 0; s < e->streams; s++) {
+    for (size_t s = 0; s < e->streams; s++) {
         size_t positions = 0;
         if (e->stream[s] >= e->streams || stream[e->stream[s]]++)
             test_fail("stream %u is not there once", e->stream[s]);
         if (e->begin[s] >= e->begin[s + 1]) test_fail("stream %zu is empty", s);
-        for (i = e->begin[s]; i < e->begin[s + 1]; i++, pieces++) {
+        for (size_t i = e->begin[s]; i < e->begin[s + 1]; i++, pieces++) {
             if (e->order[i] >= p->units || seen[e->order[i]]++) test_fail("piece %u is there twice", e->order[i]);
             positions += packing_length(p, e->order[i]);
         }
@@ -54,20 +53,16 @@ static void check_epoch(const Packing *p, const EpochSequences *e) {
 
 TEST(every_piece_exactly_once) {
     static const size_t counts[] = {1, 2, 3, 7, 100, 4095, 4096, 4097, 9000, 30000};
-    size_t c, epoch;
-    int shuffle;
-    for (c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
-        for (shuffle = 0; shuffle < 2; shuffle++) {
+    for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+        for (int shuffle = 0; shuffle < 2; shuffle++) {
             size_t most = 1 + test_random_below(1000), capacity = most + test_random_below(3000);
-            Packing p;
-            EpochSequences e;
             test_case("%zu pieces of %zu at most into %zu, %s", counts[c], most, capacity,
                       shuffle ? "shuffled" : "in order");
-            p = packing_allocate(uniform_lengths(counts[c], 1, most), sizeof(uint32_t), counts[c], capacity, shuffle,
-                                 c);
-            e = epoch_sequences_allocate(&p);
+            Packing p = packing_allocate(uniform_lengths(counts[c], 1, most), sizeof(uint32_t), counts[c], capacity,
+                                         shuffle, c);
+            EpochSequences e = epoch_sequences_allocate(&p);
             allocation_guard = 1;
-            for (epoch = 0; epoch < 4; epoch++) {
+            for (size_t epoch = 0; epoch < 4; epoch++) {
                 packing_epoch(&p, &e, epoch);
                 assert_int_equal(e.epoch, epoch);
                 check_epoch(&p, &e);
@@ -80,17 +75,13 @@ TEST(every_piece_exactly_once) {
 
 TEST(the_worst_case_of_streams_is_planned_for) {
     static const size_t lengths[] = {51, 50, 100, 1}; // of 100: one to a stream, two, one, a hundred
-    size_t i, k;
-    for (k = 0; k < 4; k++) {
+    for (size_t k = 0; k < 4; k++) {
         size_t count = 20000;
         uint32_t *length = lengths_of(count);
-        Packing p;
-        EpochSequences e;
-        int shuffle;
-        for (i = 0; i < count; i++) length[i] = (uint32_t)lengths[k];
-        for (shuffle = 0; shuffle < 2; shuffle++) {
-            p = packing_allocate(length, sizeof(uint32_t), count, 100, shuffle, 1);
-            e = epoch_sequences_allocate(&p);
+        for (size_t i = 0; i < count; i++) length[i] = (uint32_t)lengths[k];
+        for (int shuffle = 0; shuffle < 2; shuffle++) {
+            Packing p = packing_allocate(length, sizeof(uint32_t), count, 100, shuffle, 1);
+            EpochSequences e = epoch_sequences_allocate(&p);
             packing_epoch(&p, &e, 0);
             check_epoch(&p, &e);
             if (p.windows == 1) assert_int_equal(e.streams, (count + 100 / lengths[k] - 1) / (100 / lengths[k]));
@@ -102,8 +93,8 @@ TEST(the_worst_case_of_streams_is_planned_for) {
 // ---- first-fit decreasing ----------------------------------------------------------------------------------------------------------
 // The definition: longest first, each into the first stream that has room, looked for one by one.
 static size_t plain_first_fit(const PackingItem *item, size_t count, size_t capacity, uint32_t *bin) {
-    size_t *used = (size_t *)calloc(count, sizeof(size_t)), streams = 0, i, b;
-    for (i = 0; i < count; i++) {
+    size_t *used = (size_t *)calloc(count, sizeof(size_t)), streams = 0, b;
+    for (size_t i = 0; i < count; i++) {
         for (b = 0; used[b] + item[i].positions > capacity;) b++;
         used[b] += item[i].positions;
         bin[i] = (uint32_t)b;
@@ -114,19 +105,15 @@ static size_t plain_first_fit(const PackingItem *item, size_t count, size_t capa
 }
 
 TEST(first_fit_decreasing_is_what_it_says) {
-    size_t round, i;
-    for (round = 0; round < 60; round++) {
+    for (size_t round = 0; round < 60; round++) {
         size_t count = 1 + test_random_below(600), most = 1 + test_random_below(200);
         size_t capacity = most + test_random_below(400);
-        uint32_t *length;
-        uint32_t *bin;
-        Packing p;
         test_case("%zu pieces of %zu at most into %zu", count, most, capacity);
-        length = uniform_lengths(count, 1, most), bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
-        p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
-        for (i = 0; i < count; i++) p.item[i].unit = (uint32_t)i, p.item[i].positions = length[i];
+        uint32_t *length = uniform_lengths(count, 1, most), *bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
+        Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
+        for (size_t i = 0; i < count; i++) p.item[i].unit = (uint32_t)i, p.item[i].positions = length[i];
         packing_sort(p.item, p.spare, count);
-        for (i = 1; i < count; i++) {
+        for (size_t i = 1; i < count; i++) {
             const PackingItem *a = &p.item[i - 1], *b = &p.item[i];
             if (a->positions < b->positions || (a->positions == b->positions && a->unit >= b->unit))
                 test_fail("item %zu is out of order", i);
@@ -139,10 +126,9 @@ TEST(first_fit_decreasing_is_what_it_says) {
 
 TEST(lengths_of_four_bytes_are_sorted) {
     PackingItem item[1000], spare[1000];
-    size_t i;
-    for (i = 0; i < 1000; i++) item[i].positions = (uint32_t)test_random(), item[i].unit = (uint32_t)i;
+    for (size_t i = 0; i < 1000; i++) item[i].positions = (uint32_t)test_random(), item[i].unit = (uint32_t)i;
     packing_sort(item, spare, 1000);
-    for (i = 1; i < 1000; i++) assert_true(item[i - 1].positions >= item[i].positions);
+    for (size_t i = 1; i < 1000; i++) assert_true(item[i - 1].positions >= item[i].positions);
 }
 
 // ---- fill --------------------------------------------------------------------------------------------------------------------------
@@ -153,18 +139,14 @@ TEST(long_tails_fill_streams) {
     } cases[] = {{200000, 8192, 1, 400, 1.2},  {200000, 4096, 4, 600, 1.5}, {100000, 32768, 1, 1500, 1.4},
                  {50000, 131072, 1, 300, 1.0}, {60000, 2048, 8, 100, 2.0},  {20000, 16384, 2, 3000, 1.3}};
     double least = 1;
-    size_t c, seed, epoch;
-    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        for (seed = 0; seed < 3; seed++) {
-            uint32_t *length;
-            Packing p;
-            EpochSequences e;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        for (size_t seed = 0; seed < 3; seed++) {
             test_case("case %zu, seed %zu", c, seed);
-            length = lengths_of(cases[c].pieces);
+            uint32_t *length = lengths_of(cases[c].pieces);
             lognormal_lengths(length, cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
-            p = packing_allocate(length, sizeof(uint32_t), cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
-            e = epoch_sequences_allocate(&p);
-            for (epoch = 0; epoch < 2; epoch++) {
+            Packing p = packing_allocate(length, sizeof(uint32_t), cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
+            EpochSequences e = epoch_sequences_allocate(&p);
+            for (size_t epoch = 0; epoch < 2; epoch++) {
                 packing_epoch(&p, &e, epoch);
                 check_epoch(&p, &e);
                 if (packing_fill(&p, e.streams) < least) least = packing_fill(&p, e.streams);
@@ -181,13 +163,10 @@ TEST(long_tails_fill_streams) {
 TEST(a_million_pieces_take_a_moment) {
     size_t count = 1000000;
     uint32_t *length = lengths_of(count);
-    Packing p;
-    EpochSequences e;
-    double begin;
     lognormal_lengths(length, count, 300, 1.3, 8192);
-    p = packing_allocate(length, sizeof(uint32_t), count, 8192, 1, 5);
-    e = epoch_sequences_allocate(&p);
-    begin = seconds_now();
+    Packing p = packing_allocate(length, sizeof(uint32_t), count, 8192, 1, 5);
+    EpochSequences e = epoch_sequences_allocate(&p);
+    double begin = seconds_now();
     packing_epoch(&p, &e, 0);
     printf("             %.2f s, %zu windows, %zu streams, %.2f %% full\n", seconds_now() - begin, p.windows, e.streams,
            100 * packing_fill(&p, e.streams));
@@ -201,18 +180,18 @@ TEST(a_million_pieces_take_a_moment) {
 // The pieces of an epoch, stream after stream as they come.
 static uint32_t *walk(const Packing *p, const EpochSequences *e) {
     uint32_t *out = (uint32_t *)case_memory(p->units * sizeof(uint32_t));
-    size_t s, i, n = 0;
-    for (s = 0; s < e->streams; s++)
-        for (i = e->begin[e->stream[s]]; i < e->begin[e->stream[s] + 1]; i++) out[n++] = e->order[i];
+    size_t n = 0;
+    for (size_t s = 0; s < e->streams; s++)
+        for (size_t i = e->begin[e->stream[s]]; i < e->begin[e->stream[s] + 1]; i++) out[n++] = e->order[i];
     return out;
 }
 
 // Pairs of pieces with the same neighbour behind them in both.
 static size_t same_neighbours(const uint32_t *a, const uint32_t *b, size_t count) {
     uint32_t *next = (uint32_t *)case_memory(count * sizeof(uint32_t));
-    size_t i, same = 0;
-    for (i = 0; i + 1 < count; i++) next[a[i]] = a[i + 1];
-    for (i = 0; i + 1 < count; i++) same += next[b[i]] == b[i + 1];
+    size_t same = 0;
+    for (size_t i = 0; i + 1 < count; i++) next[a[i]] = a[i + 1];
+    for (size_t i = 0; i + 1 < count; i++) same += next[b[i]] == b[i + 1];
     return same;
 }
 
@@ -237,15 +216,13 @@ TEST(epochs_and_seeds_differ_and_repeat) {
 
 TEST(small_sets_are_permuted_too) {
     uint32_t *length = lengths_of(64);
-    size_t i, epoch, changed = 0;
+    size_t changed = 0;
     uint32_t *first;
-    Packing p;
-    EpochSequences e;
-    for (i = 0; i < 64; i++) length[i] = 25; // four to a stream: only the order can differ
-    p = packing_allocate(length, sizeof(uint32_t), 64, 100, 1, 3);
-    e = epoch_sequences_allocate(&p);
+    for (size_t i = 0; i < 64; i++) length[i] = 25; // four to a stream: only the order can differ
+    Packing p = packing_allocate(length, sizeof(uint32_t), 64, 100, 1, 3);
+    EpochSequences e = epoch_sequences_allocate(&p);
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
-    for (epoch = 1; epoch < 5; epoch++) {
+    for (size_t epoch = 1; epoch < 5; epoch++) {
         packing_epoch(&p, &e, epoch);
         changed += same_neighbours(first, walk(&p, &e), 64) < 10;
     }
@@ -256,30 +233,27 @@ TEST(small_sets_are_permuted_too) {
 TEST(not_shuffled_is_the_order_of_the_file) {
     static const uint32_t lengths[] = {40, 50, 20, 100, 1, 99, 1}, begins[] = {0, 2, 3, 4, 6, 7};
     uint32_t *length = lengths_of(7);
-    size_t i;
-    Packing p;
-    EpochSequences e;
-    for (i = 0; i < 7; i++) length[i] = lengths[i];
-    p = packing_allocate(length, sizeof(uint32_t), 7, 100, 0, 0);
-    e = epoch_sequences_allocate(&p);
+    for (size_t i = 0; i < 7; i++) length[i] = lengths[i];
+    Packing p = packing_allocate(length, sizeof(uint32_t), 7, 100, 0, 0);
+    EpochSequences e = epoch_sequences_allocate(&p);
     packing_epoch(&p, &e, 0);
     assert_int_equal(e.streams, 5);
-    for (i = 0; i < 7; i++) assert_int_equal(e.order[i], i);
-    for (i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
+    for (size_t i = 0; i < 7; i++) assert_int_equal(e.order[i], i);
+    for (size_t i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
     packing_free(&p), epoch_sequences_free(&e);
 }
 
 TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than a length
-    size_t count = 5000, i, epoch;
+    size_t count = 5000;
     uint32_t *length = uniform_lengths(count, 1, 300),
              (*table)[4] = (uint32_t(*)[4])case_memory(count * sizeof(*table));
-    Packing p = packing_allocate(length, sizeof(uint32_t), count, 1000, 1, 4), q;
-    EpochSequences e = epoch_sequences_allocate(&p), f;
-    for (i = 0; i < count; i++) table[i][0] = table[i][1] = table[i][3] = 7777777, table[i][2] = length[i];
-    q = packing_allocate(&table[0][2], sizeof(*table), count, 1000, 1, 4);
-    f = epoch_sequences_allocate(&q);
+    Packing p = packing_allocate(length, sizeof(uint32_t), count, 1000, 1, 4);
+    EpochSequences e = epoch_sequences_allocate(&p);
+    for (size_t i = 0; i < count; i++) table[i][0] = table[i][1] = table[i][3] = 7777777, table[i][2] = length[i];
+    Packing q = packing_allocate(&table[0][2], sizeof(*table), count, 1000, 1, 4);
+    EpochSequences f = epoch_sequences_allocate(&q);
     assert_int_equal(p.positions, q.positions);
-    for (epoch = 0; epoch < 3; epoch++) {
+    for (size_t epoch = 0; epoch < 3; epoch++) {
         packing_epoch(&p, &e, epoch), packing_epoch(&q, &f, epoch);
         check_epoch(&q, &f);
         assert_int_equal(e.streams, f.streams);
@@ -289,32 +263,31 @@ TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than
 }
 
 TEST(permutations_are_uniform) {
-    size_t seen[4][4] = {{0}}, round, i;
-    for (round = 0; round < 4000; round++) {
+    size_t seen[4][4] = {{0}};
+    for (size_t round = 0; round < 4000; round++) {
         uint32_t order[4];
         random_permutation(order, 4, round, 9);
-        for (i = 0; i < 4; i++) seen[i][order[i]]++;
+        for (size_t i = 0; i < 4; i++) seen[i][order[i]]++;
     }
-    for (i = 0; i < 16; i++) assert_in_range(seen[i / 4][i % 4], 850, 1150); // 1000 expected, deviation 27
+    for (size_t i = 0; i < 16; i++) assert_in_range(seen[i / 4][i % 4], 850, 1150); // 1000 expected, deviation 27
 }
 
 // ---- crc32 --------------------------------------------------------------------------------------------------------------------------
 static uint32_t plain_crc32(const unsigned char *data, size_t bytes) {
     uint32_t crc = 0xffffffffu;
-    size_t i, bit;
-    for (i = 0; i < bytes; i++)
+    size_t bit;
+    for (size_t i = 0; i < bytes; i++)
         for (crc ^= data[i], bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
     return ~crc;
 }
 
 TEST(crc32_is_zlibs) {
     unsigned char data[300];
-    size_t round, i;
     crc32_prepare();
     assert_int_equal(crc32_of(0, "123456789", 9), 0xcbf43926u);
     assert_int_equal(crc32_of(0, "", 0), 0);
-    for (i = 0; i < sizeof(data); i++) data[i] = (unsigned char)test_random();
-    for (round = 0; round < 200; round++) {
+    for (size_t i = 0; i < sizeof(data); i++) data[i] = (unsigned char)test_random();
+    for (size_t round = 0; round < 200; round++) {
         size_t begin = test_random_below(20), bytes = test_random_below(280), part = test_random_below(bytes + 1);
         uint32_t expected = plain_crc32(data + begin, bytes);
         assert_int_equal(crc32_of(0, data + begin, bytes), expected);

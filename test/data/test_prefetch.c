@@ -17,14 +17,12 @@ static void wait_microseconds(size_t most) {
 
 // `steps` steps from the place where both stand: the same as the loader alone gives, and sums that are right.
 static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_t steps, size_t pause) {
-    size_t step, i;
-    for (step = 0; step < steps; step++) {
+    for (size_t step = 0; step < steps; step++) {
         TargetCounts sum = {0, 0, 0}, told = {0, 0, 0};
-        for (i = 0; i < ahead->assignment.batches; i++) {
-            const MicroBatch *micro;
+        for (size_t i = 0; i < ahead->assignment.batches; i++) {
             if (pause) wait_microseconds(pause);
             dataloader_next(alone, batch);
-            micro = prefetch_take(ahead);
+            const MicroBatch *micro = prefetch_take(ahead);
             if (pause) wait_microseconds(pause); // it stays ours for that long
             expect_same_batch(&micro->batch, batch);
             assert_int_equal(micro->after, dataloader_place(alone));
@@ -37,19 +35,15 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
 
 TEST(the_same_at_any_speed) {
     static const size_t pauses[] = {0, 1, 30, 300}, lengths[] = {20, 4000}; // short ones: reading is slower than taking
-    size_t p, l, accumulated;
-    for (p = 0; p < 4; p++) {
-        for (l = 0; l < 2; l++) {
-            for (accumulated = 1; accumulated < 8; accumulated += 3) {
+    for (size_t p = 0; p < 4; p++) {
+        for (size_t l = 0; l < 2; l++) {
+            for (size_t accumulated = 1; accumulated < 8; accumulated += 3) {
                 DataSettings settings = data_settings(4, 100 << l);
-                const char *path;
-                DataLoader one, other;
                 Prefetch ahead;
-                Batch batch;
                 test_case("pause %zu, length %zu, %zu accumulated", pauses[p], lengths[l], accumulated);
-                path = write_documents(l ? 30 : 900, lengths[l]);
-                one = open_data(path, &settings), other = open_data(path, &settings);
-                batch = batch_for(&other);
+                const char *path = write_documents(l ? 30 : 900, lengths[l]);
+                DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
+                Batch batch = batch_for(&other);
                 prefetch_allocate(&ahead, &one, assign_alone(accumulated));
                 prefetch_start(&ahead, 0);
                 allocation_guard = 1;
@@ -71,9 +65,8 @@ TEST(stopped_and_started_anywhere) {
     DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
     Batch batch = batch_for(&other);
     Prefetch ahead;
-    size_t round;
     prefetch_allocate(&ahead, &one, assign_alone(2));
-    for (round = 0; round < 60; round++) {
+    for (size_t round = 0; round < 60; round++) {
         uint64_t place = test_random_below(5) * one.documents.pieces + test_random_below(20);
         dataloader_seek(&other, place);
         prefetch_start(&ahead, place);
@@ -102,23 +95,19 @@ TEST(llmc_shards_are_read_ahead_too) {
 }
 
 TEST(answers_are_read_ahead_too) {
-    size_t c;
-    for (c = 0; c < 3; c++) {
+    for (size_t c = 0; c < 3; c++) {
         const Objective objective = objective_of(c == 0 ? OBJECTIVE_DPO : c == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
         DataSettings settings = answer_settings(2, 40, &objective);
         MadeShard made = made_kind(objective_data[objective.kind].kind);
         static const float value[64] = {0.5f, -1, 2, 0.25f};
         MadeDocument document[200];
-        DataLoader one, other;
         Prefetch ahead;
-        Batch batch;
-        size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40), i;
-        const char *path;
-        for (i = 0; i < count; i++) document[i].value = value;
+        size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40);
+        for (size_t i = 0; i < count; i++) document[i].value = value;
         made.values = c == 2;
-        path = write_shard("answers.bin", &made, document, count);
-        one = open_data(path, &settings), other = open_data(path, &settings);
-        batch = batch_for(&other);
+        const char *path = write_shard("answers.bin", &made, document, count);
+        DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
+        Batch batch = batch_for(&other);
         prefetch_allocate(&ahead, &one, assign_alone(3));
         prefetch_start(&ahead, 0);
         allocation_guard = 1;
@@ -135,14 +124,13 @@ TEST(waiting_is_measured) {
     DataSettings settings = data_settings(1, 4000);
     DataLoader loader = open_data(write_documents(300, 4000), &settings);
     Prefetch ahead;
-    double before;
     size_t i;
     prefetch_allocate(&ahead, &loader, assign_alone(1));
     prefetch_start(&ahead, 0);
     for (i = 0; i < 50; i++) prefetch_take(&ahead);
     assert_true(ahead.waited > 0);
     for (i = 0; i < 20; i++) { // a step that takes longer than reading does not wait: the median of some
-        before = ahead.waited;
+        double before = ahead.waited;
         usleep(20000);
         prefetch_take(&ahead);
         if (ahead.waited - before < 0.002) break;
@@ -162,14 +150,12 @@ typedef struct {
 static void take_until_it_fails(const void *context) {
     const Failing *f = (const Failing *)context;
     DataSettings settings = data_settings(1, 100);
-    DataLoader loader;
     Prefetch ahead;
-    size_t i;
     settings.shuffle = SHUFFLE_OFF;
-    loader = open_data(f->path, &settings);
+    DataLoader loader = open_data(f->path, &settings);
     prefetch_allocate(&ahead, &loader, assign_alone(1));
     prefetch_start(&ahead, 0);
-    for (i = 0; i < f->steps; i++) {
+    for (size_t i = 0; i < f->steps; i++) {
         usleep(5000); // the thread is ahead, and has failed already
         prefetch_take(&ahead);
     }
@@ -180,9 +166,8 @@ static void take_until_it_fails(const void *context) {
 TEST(errors_come_where_they_would_have) {
     MadeDocument document[5];
     MadeShard made = made_shard(4);
-    size_t i, k;
-    for (i = 0; i < 5; i++) document[i] = made_document(i, 81, 0);
-    for (k = 0; k < 5; k++) {
+    for (size_t i = 0; i < 5; i++) document[i] = made_document(i, 81, 0);
+    for (size_t k = 0; k < 5; k++) {
         ShardImage image = shard_image(&made, document, 5);
         Failing f;
         char words[64];
@@ -199,8 +184,7 @@ static void end_in_the_middle(const void *context) {
     static Prefetch ahead[3];
     static DataLoader loader[3];
     DataSettings settings = data_settings(2, 100);
-    size_t i;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         loader[i] = open_data((const char *)context, &settings);
         prefetch_allocate(&ahead[i], &loader[i], assign_alone(1));
         prefetch_start(&ahead[i], 0);
@@ -212,8 +196,7 @@ static void end_in_the_middle(const void *context) {
 
 TEST(another_error_stops_the_threads) {
     const char *path = write_documents(200, 90);
-    size_t i;
-    for (i = 0; i < 10; i++) expect_refused(end_in_the_middle, path, EXIT_RUNTIME, "something else");
+    for (size_t i = 0; i < 10; i++) expect_refused(end_in_the_middle, path, EXIT_RUNTIME, "something else");
 }
 
 int main(int argc, char **argv) {

@@ -9,15 +9,14 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 // A file that says of every token but the first of a document which it is: -token / 8.
 static LogprobFile logprobs_of_tokens(const char *name, const MadeDocument *document, size_t documents, size_t tokens) {
     const char *path = scratch_path(name);
-    LogprobHeader header;
     LogprobWriter writer;
     LogprobFile file;
-    size_t d, i, token = 0;
-    memset(&header, 0, sizeof(header));
+    size_t token = 0;
+    LogprobHeader header = {0};
     header.tokens = tokens, header.documents = documents, header.temperature = 1;
     logprobs_create(&writer, path, &header);
-    for (d = 0; d < documents; d++) {
-        for (i = 0; i < document[d].tokens; i++, token++) {
+    for (size_t d = 0; d < documents; d++) {
+        for (size_t i = 0; i < document[d].tokens; i++, token++) {
             float value = -(float)token / 8;
             if (i) logprobs_write(&writer, token, 1, &value);
         }
@@ -28,13 +27,12 @@ static LogprobFile logprobs_of_tokens(const char *name, const MadeDocument *docu
 }
 
 static void expect_logprobs(const Batch *batch, const MadeDocument *document, const size_t *before, int reads) {
-    size_t d, t;
-    for (d = 0; d < batch->documents; d++) {
+    for (size_t d = 0; d < batch->documents; d++) {
         size_t begin = batch->document_start[d], number = (size_t)batch->tokens[begin] / DOCUMENT_IDS;
         size_t first = before[number] + (size_t)batch->tokens[begin] % DOCUMENT_IDS;
         if (batch->origin[d] != first) test_fail("document %zu: origin %zu", number, batch->origin[d]);
         if (document[number].tokens < batch->document_start[d + 1] - begin) test_fail("document %zu", number);
-        for (t = begin; reads && t < batch->document_start[d + 1]; t++) {
+        for (size_t t = begin; reads && t < batch->document_start[d + 1]; t++) {
             float wanted = -(float)(first + 1 + t - begin) / 8; // of the target
             if (batch->reference[t] != wanted || batch->old[t] != wanted) test_fail("position %zu of %zu", t, number);
         }
@@ -43,41 +41,37 @@ static void expect_logprobs(const Batch *batch, const MadeDocument *document, co
 
 TEST(log_probabilities_are_those_of_the_targets) {
     static const ObjectiveKind objectives[] = {OBJECTIVE_PPO, OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_SFT};
-    size_t c, s, i;
-    for (c = 0; c < 4; c++) {
+    for (size_t c = 0; c < 4; c++) {
         Objective objective = objective_of(objectives[c]);
         DataSettings settings = answer_settings(2, c ? 30 : 10, &objective); // documents alone are split
         MadeShard made = made_kind(objective_data[objectives[c]].kind);
         MadeDocument document[2 * 20 * 6];
         size_t before[2 * 20 * 6], count = 0, added, tokens = 0;
         const char *paths[2];
-        LogprobFile file;
-        DataLoader loader;
-        Batch batch;
         test_case("%s", objective_names[objectives[c]]);
         made.values = c == 0;
-        for (s = 0; s < 2; s++, count += added) {
+        for (size_t s = 0; s < 2; s++, count += added) {
             added = made_groups(document + count, count, 20, c == 1 ? 2 : 6, 30);
-            for (i = count; i < count + added; i++) {
+            for (size_t i = count; i < count + added; i++) {
                 document[i].value = (float *)case_memory(document[i].tokens * sizeof(float));
                 before[i] = tokens, tokens += document[i].tokens;
             }
             paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
         }
         objective.beta = 0.1;
-        file = logprobs_of_tokens("all.logprobs", document, count, tokens);
+        LogprobFile file = logprobs_of_tokens("all.logprobs", document, count, tokens);
         settings.old = &file;
-        loader = dataloader_open(paths, 2, &settings);
+        DataLoader loader = dataloader_open(paths, 2, &settings);
         loader.documents.settings.reference = &file; // later, too
-        for (i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++) {
             size_t in = before[i] + test_random_below(document[i].tokens); // any token of document i
             DocumentAt at = documents_find_token(&loader.documents, in);
             assert_int_equal(documents_token_offset(&loader.documents, i), before[i]);
             assert_int_equal(at.shard->documents_before + at.number, i);
         }
-        batch = batch_for(&loader);
+        Batch batch = batch_for(&loader);
         allocation_guard = 1;
-        for (s = 0; s < 2 * dataloader_batches(&loader); s++) {
+        for (size_t s = 0; s < 2 * dataloader_batches(&loader); s++) {
             dataloader_next(&loader, &batch);
             expect_logprobs(&batch, document, before, c < 3);
         }
@@ -92,14 +86,11 @@ TEST(log_probabilities_are_those_of_the_targets) {
 TEST(any_kind_is_read_document_by_document) {
     DataSettings settings = data_settings(1, 25), other = data_settings(3, 500);
     uint64_t key[5];
-    size_t k, i;
     settings.use = DATA_READS, settings.shuffle = SHUFFLE_OFF;
     write_kinds();
-    for (k = 0; k < 5; k++) {
+    for (size_t k = 0; k < 5; k++) {
         const Objective objective = objective_of(k == 1 ? OBJECTIVE_DPO : k == 2 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
         const char *path = scratch_path(kind_files[k]);
-        DataLoader loader;
-        Batch batch;
         size_t documents = 0;
         test_case("%s", kind_files[k]);
         refusal_settings = settings;
@@ -107,9 +98,9 @@ TEST(any_kind_is_read_document_by_document) {
             refused(path, "holds prompts alone, none of whose tokens is a target that counts; give data with answers");
             continue;
         }
-        loader = open_data(path, &settings);
-        batch = batch_for(&loader);
-        for (i = 0; i < dataloader_batches(&loader); i++, documents += batch.documents) {
+        DataLoader loader = open_data(path, &settings);
+        Batch batch = batch_for(&loader);
+        for (size_t i = 0; i < dataloader_batches(&loader); i++, documents += batch.documents) {
             dataloader_next(&loader, &batch);
             assert_int_equal(batch.tokens[0] / DOCUMENT_IDS, documents);
             assert_true(batch.origin[0] == documents_token_offset(&loader.documents, documents) && !batch.group);
@@ -122,7 +113,7 @@ TEST(any_kind_is_read_document_by_document) {
         loader = open_data(path, &other);
         assert_true(documents_content_key(&loader.documents) == key[k]);
         dataloader_close(&loader);
-        for (i = 0; i < k; i++) assert_true(i == 3 || key[i] != key[k]);
+        for (size_t i = 0; i < k; i++) assert_true(i == 3 || key[i] != key[k]);
     }
     refused("test/golden/tokens_uint16.bin",
             "is one of llm.c's shards, which have no documents; give shards of data/prepare.py");
@@ -131,33 +122,31 @@ TEST(any_kind_is_read_document_by_document) {
 // ---- prompts -----------------------------------------------------------------------------------------------------------------------
 static void expect_prompt(Documents *d, size_t prompt, const MadeDocument *made, size_t tokens, size_t room) {
     int32_t *ids = (int32_t *)case_memory((room + 1) * sizeof(int32_t));
-    size_t prompt_tokens, found, i;
+    size_t prompt_tokens, found;
     ids[room] = -7;
     allocation_guard = 1;
     prompts_read(d, prompt, ids, room, &prompt_tokens, &found);
     allocation_guard = 0;
     assert_int_equal(prompt_tokens, made->prompt);
     assert_int_equal(found, tokens);
-    for (i = 0; i < min_size(tokens, room); i++)
+    for (size_t i = 0; i < min_size(tokens, room); i++)
         if ((uint32_t)ids[i] != made->id[i]) test_fail("prompt %zu, token %zu: %d", prompt, i, ids[i]);
     assert_int_equal(ids[room], -7);
 }
 
 TEST(prompts_of_any_kind_that_has_them) {
     static const ShardKind kinds[] = {KIND_DOCUMENTS, KIND_GROUPS, KIND_PROMPTS};
-    size_t c, i, s;
-    for (c = 0; c < 3; c++) {
+    for (size_t c = 0; c < 3; c++) {
         DataSettings settings = data_settings(1, 5); // documents may be longer, nothing is made of them
         MadeShard made = made_kind(kinds[c]);
         MadeDocument document[2 * 30 * 4];
         size_t first[2 * 30], prompts = 0, count = 0, added, longest = 0, longest_document = 0;
         const char *paths[2];
-        DataLoader loader;
         settings.use = DATA_PROMPTS;
         test_case("kind %d", kinds[c]);
-        for (s = 0; s < 2; s++, count += added) {
+        for (size_t s = 0; s < 2; s++, count += added) {
             added = made_groups(document + count, count, c == 1 ? 30 : 8, c == 1 ? 4 : 2, 50);
-            for (i = count; i < count + added; i++) {
+            for (size_t i = count; i < count + added; i++) {
                 document[i].prompt = 1 + test_random_below(document[i].tokens - (c != 2));
                 if (c == 2) memset((unsigned char *)(uintptr_t)document[i].counts, 0, document[i].tokens);
                 if (c == 1 && i > count && document[i].group == document[i - 1].group) continue;
@@ -166,11 +155,11 @@ TEST(prompts_of_any_kind_that_has_them) {
             }
             paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
         }
-        loader = dataloader_open(paths, 2, &settings);
+        DataLoader loader = dataloader_open(paths, 2, &settings);
         assert_int_equal(prompts_count(&loader.documents), prompts);
         assert_int_equal(prompts_longest(&loader.documents), longest);
         assert_int_equal(prompts_longest_document(&loader.documents), longest_document);
-        for (i = 0; i < prompts; i++) {
+        for (size_t i = 0; i < prompts; i++) {
             const MadeDocument *of = &document[first[i]];
             size_t tokens = c == 1 ? of->prompt : of->tokens;
             expect_prompt(&loader.documents, i, of, tokens, 50);
@@ -182,9 +171,9 @@ TEST(prompts_of_any_kind_that_has_them) {
 
 static void read_prompts(const void *context) {
     DataLoader loader = open_data((const char *)context, &refusal_settings);
-    size_t i, prompt_tokens, tokens;
+    size_t prompt_tokens, tokens;
     int32_t ids[64];
-    for (i = 0; i < prompts_count(&loader.documents); i++)
+    for (size_t i = 0; i < prompts_count(&loader.documents); i++)
         prompts_read(&loader.documents, i, ids, 64, &prompt_tokens, &tokens);
     dataloader_close(&loader);
 }
@@ -192,17 +181,14 @@ static void read_prompts(const void *context) {
 TEST(prompts_that_are_none) {
     MadeShard made = made_shard(4);
     MadeDocument document[4];
-    ShardImage image;
-    const char *path;
-    size_t i;
     refusal_settings = data_settings(1, 100);
     refusal_settings.use = DATA_PROMPTS;
-    for (i = 0; i < 4; i++) document[i] = made_document(i, 9, 0), document[i].prompt = i == 2 ? 0 : 4;
-    path = write_shard("bad.bin", &made, document, 4);
+    for (size_t i = 0; i < 4; i++) document[i] = made_document(i, 9, 0), document[i].prompt = i == 2 ? 0 : 4;
+    const char *path = write_shard("bad.bin", &made, document, 4);
     expect_refused(read_prompts, path, EXIT_RUNTIME,
                    "bad.bin: document 2 does not say where its prompt ends, and --rollout");
     document[2].prompt = 1;
-    image = shard_image(&made, document, 4);
+    ShardImage image = shard_image(&made, document, 4);
     image.bytes[image.size - 1] ^= 1; // of the last document
     expect_refused(read_prompts, write_image("bad.bin", image), EXIT_RUNTIME, "the checksum of document 3 is wrong");
     image = shard_image(&made, document, 4);

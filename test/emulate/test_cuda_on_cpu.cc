@@ -53,11 +53,11 @@ __global__ void sum_kernel(float *out, const float *x, Fault fault) {
 }
 
 static float launch_sum(Fault fault) {
-    float *x = (float *)malloc(VALUES * sizeof(float)), *out = (float *)malloc(3 * sizeof(float)), sum;
+    float *x = (float *)malloc(VALUES * sizeof(float)), *out = (float *)malloc(3 * sizeof(float));
     for (int i = 0; i < VALUES; i++) x[i] = (float)(i % 7);
     LAUNCH((sum_kernel), 3, BLOCK_THREADS, 0)(out, x, fault);
     assert_true(out[0] == out[2] || isnan(out[0]));
-    sum = out[0];
+    float sum = out[0];
     free(x), free(out);
     return sum;
 }
@@ -72,9 +72,8 @@ static void body(const void *fault) { launch_sum(*(const Fault *)fault); }
 
 static void expect_caught(Fault fault, const char *message) {
     for (int reverse = 0; reverse < 2; reverse++) {
-        const Child *child;
         cuda_on_cpu::reverse = reverse;
-        child = run_child(body, &fault);
+        const Child *child = run_child(body, &fault);
         if (child->code == 0) test_fail("was not caught");
         if (!strstr(child->err, message)) test_fail("'%s' was not said, but: %.300s", message, child->err);
     }

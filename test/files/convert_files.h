@@ -30,8 +30,7 @@ static void convert_body(const void *context) {
     weights_close(source);
 }
 
-static void convert(const char *from, const char *like, const char *to, const DType *dtype,
-                           size_t max_shard_size) {
+static void convert(const char *from, const char *like, const char *to, const DType *dtype, size_t max_shard_size) {
     Conversion c = {from, like, to, dtype, max_shard_size};
     convert_body(&c);
 }
@@ -57,20 +56,18 @@ static void expect_same_file(const char *a, const char *b, const char *name) {
 // How many names a folder holds, and nothing of a conversion that was cut off beside it.
 static size_t count_names(const char *folder) {
     char pattern[PATH_MAX + 8];
-    size_t count;
     glob_t found;
     snprintf(pattern, sizeof(pattern), "%s/*", folder);
-    count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    size_t count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
     globfree(&found);
     return count;
 }
 
 static size_t count_temporaries(const char *path) {
     char pattern[PATH_MAX + 8];
-    size_t count;
     glob_t found;
     snprintf(pattern, sizeof(pattern), "%s.*", path);
-    count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    size_t count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
     globfree(&found);
     return count;
 }
@@ -84,25 +81,24 @@ static void expect_nothing_at(const char *path) {
 // The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one tensor.
 static void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
     WeightSource *source = weights_open(folder), *original = weights_open(golden);
-    char *index, name[64], line[300];
-    size_t i;
+    char name[64], line[300];
     assert_int_equal(source->file_count, shards);
     if (shards > 1) {
-        index = read_in(folder, HF_INDEX_FILE, NULL);
+        char *index = read_in(folder, HF_INDEX_FILE, NULL);
         snprintf(line, sizeof(line), "\"total_size\": %zu\n", original->model.elements * 4);
         if (!strstr(index, line)) test_fail("no %s", line);
         snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", shards, shards);
         assert_non_null(strstr(index, name));
     }
     assert_int_equal(count_names(folder), shards + 1 + (shards > 1));
-    for (i = 0; i < shards; i++) {
+    for (size_t i = 0; i < shards; i++) {
         SafeTensors list = {NULL, 0};
         safetensors_read_header(&list, &source->files[i], i);
         if (list.count > 1 && list.tensors[list.count - 1].end - list.tensors[0].begin > most)
             test_fail("file %zu has %zu tensors and more than %zu bytes", i, list.count, most);
         safetensors_free(&list);
     }
-    for (i = 0; i < source->model.parameter_count; i++) {
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         size_t elements = parameter_elements(&source->model.parameters[i]);
         float *a = (float *)case_memory(elements * 4), *b = (float *)case_memory(elements * 4);
         weights_read(source, i, 0, elements, DTYPE_FP32, a);

@@ -14,13 +14,11 @@ static const char gpt2_model[] = "gpt2,hidden_size=12,num_hidden_layers=3,num_at
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
     CheckpointFolder folder;
     RunState run = run_state(7);
-    Trained a, b;
     FoundTensor tensor;
-    const char *file;
-    size_t i, k;
     test_case("%.6s, %s, moments %s, %s master", model, dtype_name(dtype), dtype_name(moments),
               master ? "with" : "without");
-    a = trained_open_adapters(model, dtype, moments, master), b = trained_open_adapters(model, dtype, moments, master);
+    Trained a = trained_open_adapters(model, dtype, moments, master),
+            b = trained_open_adapters(model, dtype, moments, master);
     trained_fill(&a, 7), trained_fill(&b, 1);
     checkpoint_open(&folder, fresh_folder("out"), 2, 0);
     allocation_guard = 1;
@@ -31,14 +29,14 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
     checkpoint_close(&folder);
     expect_trained(&b, 7);
     assert_int_equal(run.step, 7);
-    file = read_whole(file_in("checkpoint-00000007", ADAPTER_FILE_NAME), NULL);
-    for (i = 0; i < a.model->parameter_count; i++) { // read in a second way; the master copy where there is one
+    const char *file = read_whole(file_in("checkpoint-00000007", ADAPTER_FILE_NAME), NULL);
+    for (size_t i = 0; i < a.model->parameter_count; i++) { // read in a second way; the master copy where there is one
         const Parameter *p = &a.model->parameters[i];
         const DType type = master ? DTYPE_FP32 : dtype;
         char *values = (char *)case_memory(parameter_elements(p) * dtype_size(type));
         assert_true(find_tensor(file, p->name, &tensor));
         assert_int_equal(tensor.type, type);
-        for (k = 0; k < 2; k++) assert_int_equal(tensor.shape[k], k ? p->cols : p->rows);
+        for (size_t k = 0; k < 2; k++) assert_int_equal(tensor.shape[k], k ? p->cols : p->rows);
         a.ops->copy_out(values, (master ? (char *)a.optimizer.master : a.weights) + p->offset * dtype_size(type),
                         parameter_elements(p) * dtype_size(type));
         assert_memory_equal(values, tensor.data, parameter_elements(p) * dtype_size(type));
@@ -48,11 +46,9 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
 
 TEST(round_trip) {
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
-    size_t i, moments;
-    int master;
-    for (i = 0; i < 3; i++)
-        for (moments = 0; moments < 2; moments++)
-            for (master = 0; master < (types[i] == DTYPE_FP64 ? 1 : 2); master++)
+    for (size_t i = 0; i < 3; i++)
+        for (size_t moments = 0; moments < 2; moments++)
+            for (int master = 0; master < (types[i] == DTYPE_FP64 ? 1 : 2); master++)
                 round_trip_case(i == 1 ? gpt2_model : usual_model, types[i], types[moments], master);
 }
 
@@ -87,18 +83,16 @@ static const char *const files[] = {ADAPTER_FILE_NAME, "optimizer.bin", "state.j
 // One bit of each file in turn, at its ends and at random.
 TEST(damaged_bits_are_refused) {
     Resumption r = usual_resumption();
-    size_t f, i;
     save_usual_adapters();
     assert_int_equal(run_child(resume_body, &r)->code, 0);
-    for (f = 0; f < COUNT_OF(files); f++) {
-        for (i = 0; i < 40; i++) {
+    for (size_t f = 0; f < COUNT_OF(files); f++) {
+        for (size_t i = 0; i < 40; i++) {
             const char *path = file_in("checkpoint-00000007", files[f]);
             const int bit = (int)test_random_below(8);
-            size_t count, at;
-            char *bytes;
+            size_t count;
             test_case("%s, try %zu", files[f], i);
-            bytes = read_whole(path, &count);
-            at = i < 12 ? i : i < 20 ? count - 1 - (i - 12) : test_random_below(count);
+            char *bytes = read_whole(path, &count);
+            size_t at = i < 12 ? i : i < 20 ? count - 1 - (i - 12) : test_random_below(count);
             bytes[at] = (char)(bytes[at] ^ (1 << bit));
             write_file(path, bytes, count);
             if (f < 4) {
@@ -116,15 +110,13 @@ TEST(damaged_bits_are_refused) {
 }
 
 TEST(cut_files_are_passed_over) {
-    size_t f, count;
+    size_t count;
     save_usual_adapters();
-    for (f = 0; f < COUNT_OF(files); f++) {
-        const char *path;
-        char *bytes;
+    for (size_t f = 0; f < COUNT_OF(files); f++) {
         test_case("%s", files[f]);
         copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
-        path = file_in("checkpoint-00000009", files[f]);
-        bytes = read_whole(path, &count);
+        const char *path = file_in("checkpoint-00000009", files[f]);
+        char *bytes = read_whole(path, &count);
         write_file(path, bytes, count - 1);
         expect_found("7\n", "checkpoint-00000009 is passed over");
         assert_int_equal(unlink(path), 0);
@@ -177,9 +169,8 @@ static void targets_case(const char *model, const char *chosen, const char *expe
     static char text[ADAPTER_CONFIG_TEXT];
     Config config = config_from_text(model, "test", EXIT_USAGE);
     Model m = model_build(&config, DTYPE_FP32);
-    Lora lora;
     test_case("%.5s, %s", model, chosen);
-    memset(&lora, 0, sizeof(lora));
+    Lora lora = {0};
     lora.rank = 4, lora.alpha = 8, lora.modules = lora_modules(config.family, chosen, "test", EXIT_USAGE);
     lora_build(&lora, &m);
     text[adapter_config_text(&lora, "a \"base\"", text, "test")] = 0;
@@ -258,10 +249,9 @@ TEST(configs_are_refused_by_name) {
          "target_modules is neither a list of names nor text"},
         {"{\"alpha_pattern\"", "[\"alpha_pattern\"", "is not valid JSON"},
     };
-    size_t i;
     save_peft_folder();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
-    for (i = 0; i < COUNT_OF(cases); i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("%s", cases[i].replace);
         copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-00000007"));
         edit_file(file_in("checkpoint-00000007", ADAPTER_CONFIG_NAME), cases[i].find, cases[i].replace);
@@ -301,10 +291,10 @@ TEST(tensors_are_refused_by_name) {
         {"base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", "belongs to no linear layer of this base"},
     };
     char *path, entry[400];
-    size_t i, bytes;
+    size_t bytes;
     save_peft_folder();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
-    for (i = 0; i < COUNT_OF(cases) + COUNT_OF(more); i++) {
+    for (size_t i = 0; i < COUNT_OF(cases) + COUNT_OF(more); i++) {
         const int adds = i >= COUNT_OF(cases);
         test_case("case %zu", i);
         copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-00000007"));
@@ -377,24 +367,22 @@ static BaseKey device_key_of(const WeightSource *source, DType dtype) {
 
 TEST(base_key_is_of_the_model_alone) {
     static const char *const models[] = {"gpt2", "llama", "qwen3-bf16", "qwen2-fp16"};
-    size_t i, dtype;
-    for (i = 0; i < COUNT_OF(models); i++) {
-        WeightSource *source = weights_open(golden_path(models[i])), *flat;
+    for (size_t i = 0; i < COUNT_OF(models); i++) {
+        WeightSource *source = weights_open(golden_path(models[i]));
         const BaseKey key = base_key_of_source(source);
         BaseKey other;
-        char *bytes;
         size_t count;
         test_case("%s", models[i]);
-        for (dtype = 0; dtype < 3; dtype++) {
+        for (size_t dtype = 0; dtype < 3; dtype++) {
             other = device_key_of(source, (DType)dtype);
             assert_true(other.config == key.config && other.weights == key.weights);
         }
         weights_convert(source, scratch_path("flat.bin"), i % 2 ? DTYPE_BF16 : DTYPE_FP32);
-        flat = weights_open(scratch_path("flat.bin"));
+        WeightSource *flat = weights_open(scratch_path("flat.bin"));
         other = base_key_of_source(flat);
         assert_true(other.config == key.config && other.weights == key.weights);
         weights_close(flat);
-        bytes = read_whole(scratch_path("flat.bin"), &count);
+        char *bytes = read_whole(scratch_path("flat.bin"), &count);
         bytes[count - 1] ^= 1; // a high bit of the last weight
         write_file(scratch_path("flat.bin"), bytes, count);
         flat = weights_open(scratch_path("flat.bin"));
@@ -411,17 +399,16 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
     static char config[ADAPTER_CONFIG_TEXT];
     const char *folder = fresh_folder("adapters");
     BaseKey base = {0, 0};
-    size_t bytes, i;
-    char path[PATH_MAX], *file;
+    char path[PATH_MAX];
     memset(lora, 0, sizeof(*lora));
     lora->rank = 5, lora->alpha = 3, lora->rslora = 1;
     lora->modules = lora_modules(model->config.family, targets, "test", EXIT_USAGE);
     lora_build(lora, model);
     *values = (float *)malloc(lora->table.elements * sizeof(float));
     assert_non_null(*values);
-    for (i = 0; i < lora->table.elements; i++) (*values)[i] = (float)random_normal(3, 1, i);
-    bytes = adapter_header(&lora->table, DTYPE_FP32, &base, header, sizeof(header));
-    file = (char *)case_memory(bytes + lora->table.elements * sizeof(float));
+    for (size_t i = 0; i < lora->table.elements; i++) (*values)[i] = (float)random_normal(3, 1, i);
+    size_t bytes = adapter_header(&lora->table, DTYPE_FP32, &base, header, sizeof(header));
+    char *file = (char *)case_memory(bytes + lora->table.elements * sizeof(float));
     memcpy(file, header, bytes);
     memcpy(file + bytes, *values, lora->table.elements * sizeof(float));
     path_join(path, folder, ADAPTER_FILE_NAME);
@@ -436,18 +423,16 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
 // W + scale B A of one element, by the parts of lora.h; W where there is no adapter.
 static double merged_value(const Model *model, const Lora *lora, const float *values, double w, size_t element) {
     const size_t in_layers = element - model->layer_begin, layer = in_layers / model->layer_elements;
-    size_t t, k;
     if (element < model->layer_begin || layer >= model->config.num_hidden_layers) return w;
-    for (t = 0; t < LORA_TENSORS; t++) {
+    for (size_t t = 0; t < LORA_TENSORS; t++) {
         const TensorShape shape = layer_tensor_shape(&model->config, lora_tensors[t]);
         const LoraPart *part = &lora->part[lora_tensors[t]];
         const size_t begin = layer * model->layer_elements + model->layer_offset[lora_tensors[t]];
         const float *of_layer = values + layer * lora->table.layer_elements;
-        size_t i, j;
         double sum = 0;
         if (part->a == ABSENT || in_layers < begin || in_layers >= begin + shape.rows * shape.cols) continue;
-        i = (in_layers - begin) / shape.cols, j = (in_layers - begin) % shape.cols;
-        for (k = 0; k < lora->rank; k++)
+        size_t i = (in_layers - begin) / shape.cols, j = (in_layers - begin) % shape.cols;
+        for (size_t k = 0; k < lora->rank; k++)
             sum += (double)of_layer[part->b + i * lora->rank + k] * (double)of_layer[part->a + k * shape.cols + j];
         return w + lora->scale * sum;
     }
@@ -469,11 +454,10 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
     float *values;
     WeightSource *adapter = random_adapters(model, &lora, &values, targets);
     Merge merge;
-    size_t i, e, type, n, adapted = 0;
-    int transposed;
+    size_t n, adapted = 0;
     test_case("%s, %s, pieces of %zu", name, targets, piece);
     merge_begin(&merge, source, adapter, &lora);
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const size_t count = parameter_elements(p);
         double *w = (double *)malloc(count * sizeof(double));
@@ -483,14 +467,14 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
         source_read(source, i, 0, count, DTYPE_FP64, w);
         source->merge = &merge;
         adapted += merge.first[i] != ABSENT;
-        for (type = 0; type < 3; type++) {
+        for (size_t type = 0; type < 3; type++) {
             const DType as = (DType)type;
-            for (transposed = 0; transposed <= p->transposed; transposed++) {
-                for (e = 0; e < count; e += n) {
+            for (int transposed = 0; transposed <= p->transposed; transposed++) {
+                for (size_t e = 0; e < count; e += n) {
                     n = min_size(piece, count - e);
                     source_read_order(source, i, e, n, as, transposed, (char *)found + e * dtype_size(as));
                 }
-                for (e = 0; e < count; e += 1 + (count > 20000) * test_random_below(50)) {
+                for (size_t e = 0; e < count; e += 1 + (count > 20000) * test_random_below(50)) {
                     const size_t at = transposed ? e % p->cols * p->rows + e / p->cols : e;
                     expect_nearest(element_read(found, as, at), merged_value(model, &lora, values, w[e], p->offset + e),
                                    as);
@@ -508,8 +492,7 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
 TEST(merged_weights) {
     static const char *const models[] = {"gpt2", "llama", "qwen2", "gemma3", "qwen3-bf16"};
     static const char *const targets[] = {"mlp.c_proj,c_attn", "all", "q_proj,up_proj", "all", "k_proj,down_proj"};
-    size_t i;
-    for (i = 0; i < COUNT_OF(models); i++) {
+    for (size_t i = 0; i < COUNT_OF(models); i++) {
         WeightSource *source = weights_open(golden_path(models[i]));
         merge_case(source, models[i], targets[i], SLAB_ELEMENTS);
         merge_case(source, models[i], "all", 37);
@@ -522,8 +505,7 @@ TEST(merged_weights_of_many_slabs) {
     static const char *const models[] = {
         "gpt2,hidden_size=528,num_hidden_layers=1,num_attention_heads=4,vocab_size=9,max_position_embeddings=5",
         "llama,hidden_size=1040,intermediate_size=1100,num_hidden_layers=1,num_attention_heads=4,vocab_size=9"};
-    size_t i;
-    for (i = 0; i < COUNT_OF(models); i++) {
+    for (size_t i = 0; i < COUNT_OF(models); i++) {
         Config config = config_from_text(models[i], "test", EXIT_USAGE);
         WeightSource *source = weights_random(&config, DTYPE_FP32, 1);
         merge_case(source, models[i], "all", (size_t)1 << 30);
@@ -536,32 +518,29 @@ TEST(rounded_once) {
     double x[4] = {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-8 - 0x1p-40, -(1 + 3 * 0x1p-8 - 0x1p-40), 1 + 0x1p-8};
     const double expected[4] = {1 + 0x1p-7, 1, -(1 + 0x1p-7), 1};
     uint16_t out[4];
-    size_t i;
     merge_round(out, DTYPE_BF16, x, 4);
-    for (i = 0; i < 4; i++) assert_true((double)bf16_to_float(out[i]) == expected[i]);
+    for (size_t i = 0; i < 4; i++) assert_true((double)bf16_to_float(out[i]) == expected[i]);
 }
 
 static void merge_nan_body(const void *context) {
     Config config = config_from_text(usual_model, "test", EXIT_USAGE);
-    WeightSource *source = weights_random(&config, DTYPE_FP32, 1), *adapter;
+    WeightSource *source = weights_random(&config, DTYPE_FP32, 1);
     Lora lora;
     Merge merge;
     BaseKey base;
     float out[4];
-    adapter = adapter_open((const char *)context, &source->model, &lora, &base);
+    WeightSource *adapter = adapter_open((const char *)context, &source->model, &lora, &base);
     merge_begin(&merge, source, adapter, &lora);
     source_read(source, source->model.parameter_count - 3, 0, 4, DTYPE_FP32, out); // before the final norm and lm_head
 }
 
 TEST(merged_nan_is_refused) {
-    const char *path;
     size_t count;
     uint64_t header;
-    char *bytes;
     const float nan_value = NAN;
     save_peft_folder();
-    path = file_in("checkpoint-00000007", ADAPTER_FILE_NAME);
-    bytes = read_whole(path, &count);
+    const char *path = file_in("checkpoint-00000007", ADAPTER_FILE_NAME);
+    char *bytes = read_whole(path, &count);
     memcpy(&header, bytes, sizeof(header));
     memset(bytes + 8 + header, 0, count - 8 - (size_t)header); // any bits at all were there
     memcpy(bytes + count - sizeof(float), &nan_value, sizeof(float));

@@ -10,11 +10,10 @@ TEST(newest_complete_one_is_found) {
     static const char *const foreign[] = {
         "checkpoint-9",        "checkpoint-000000012", "checkpoint-00000013.partial", "checkpoint-00000014.removed",
         "checkpoint-0000001x", "checkpoint-",          "checkpoint--0000015"};
-    size_t i;
     assert_string_equal(run_child(find_body, scratch_path("absent"))->out, "none\n");
     save_usual();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
-    for (i = 0; i < COUNT_OF(foreign); i++) copy_folder(scratch_path("whole"), file_in(".", foreign[i]));
+    for (size_t i = 0; i < COUNT_OF(foreign); i++) copy_folder(scratch_path("whole"), file_in(".", foreign[i]));
     expect_found("7\n", NULL);
     write_file(scratch_path("out/checkpoint-00000016"), "a file", 6);
     expect_found("7\n", "checkpoint-00000016 is passed over: it has no DONE");
@@ -25,18 +24,16 @@ TEST(newest_complete_one_is_found) {
 }
 
 static void keep_case(size_t keep) {
-    Trained t;
     CheckpointFolder folder;
-    size_t step, s;
     test_case("keep %zu", keep);
-    t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
+    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
     checkpoint_open(&folder, fresh_folder("out"), keep, 0);
-    for (step = 10; step <= 70; step += 10) {
+    for (size_t step = 10; step <= 70; step += 10) {
         RunState run = run_state(step);
         trained_fill(&t, step);
         checkpoint_save(&folder, &t, &run);
         checkpoint_save(&folder, &t, &run); // the last step is also a step to save at
-        for (s = 10; s <= step; s += 10) {
+        for (size_t s = 10; s <= step; s += 10) {
             char name[64];
             snprintf(name, sizeof(name), "checkpoint-%08zu", s);
             if (is_there(name) != (s + keep * 10 > step))
@@ -58,12 +55,11 @@ TEST(last_ones_are_kept) {
 // Nothing goes that this program did not write, and nothing incomplete counts as kept.
 TEST(other_files_stay) {
     Saving saving = {scratch_path("out"), 1, 8, 1, 0, 0};
-    const Child *child;
     save_usual();
     write_file(scratch_path("out/checkpoint-00000007/notes.txt"), "mine", 4);
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000005"));
     assert_int_equal(unlink(scratch_path("out/checkpoint-00000005/DONE")), 0);
-    child = run_child(save_body, &saving);
+    const Child *child = run_child(save_body, &saving);
     assert_int_equal(child->code, 0);
     expect_said(child, "checkpoint-00000007.removed is no longer needed, but holds other files");
     assert_true(is_there("checkpoint-00000007.removed/notes.txt") &&
@@ -75,11 +71,10 @@ TEST(other_files_stay) {
 // An incomplete folder has the name: it makes way.
 TEST(incomplete_name_is_taken_over) {
     Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
-    const Child *child;
     save_usual();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
     assert_int_equal(unlink(scratch_path("out/checkpoint-00000009/DONE")), 0);
-    child = run_child(save_body, &saving);
+    const Child *child = run_child(save_body, &saving);
     if (child->code) test_fail("exit code %d: %s", child->code, child->err);
     expect_found("9\n", NULL);
     assert_false(is_there("checkpoint-00000009.removed"));
@@ -88,9 +83,8 @@ TEST(incomplete_name_is_taken_over) {
 // ---- opening --------------------------------------------------------------------------------------------------------------
 TEST(opening) {
     Saving saving = {scratch_path("out/a/b/../c//"), 2, 3, 0, 0, 0};
-    const Child *child;
     fresh_folder("out");
-    child = run_child(save_body, &saving);
+    const Child *child = run_child(save_body, &saving);
     if (child->code) test_fail("exit code %d: %s", child->code, child->err);
     assert_true(is_there("a/b") && is_there("a/c/checkpoint-00000003/DONE"));
     expect_refused(save_body, &saving, 1, "holds a run at step 3; go on with --resume, or choose another --out");

@@ -9,8 +9,7 @@ happens to the folder when something goes wrong is in test_convert_folder.c.
 // The tensor in the files of a folder that was written, found by its text.
 static FoundTensor written_tensor(const char *const *files, size_t count, const char *name) {
     FoundTensor tensor;
-    size_t i;
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (find_tensor(files[i], name, &tensor)) return tensor;
     test_fail("%s was not written", name);
     return tensor;
@@ -20,9 +19,8 @@ static FoundTensor written_tensor(const char *const *files, size_t count, const 
 static void expect_same_tensors(const GoldenModel *golden, const char *folder) {
     const char *originals[8], *file = read_in(folder, HF_SINGLE_FILE, NULL);
     Model model = model_of(golden->text, DTYPE_FP32);
-    size_t i;
     golden_files(golden, originals);
-    for (i = 0; i < model.parameter_count; i++) {
+    for (size_t i = 0; i < model.parameter_count; i++) {
         FoundTensor expected = golden_tensor(golden, originals, "", &model.parameters[i]);
         FoundTensor found = written_tensor(&file, 1, model.parameters[i].name);
         assert_int_equal(found.type, expected.type);
@@ -36,12 +34,11 @@ static void expect_same_tensors(const GoldenModel *golden, const char *folder) {
 
 // ---- there and back ------------------------------------------------------------------------------------------------------------
 TEST(round_trips_are_byte_exact) {
-    size_t g, way;
-    for (g = 0; g < GOLDEN_MODELS; g++) {
+    for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         const GoldenModel *golden = &golden_models[g];
         const char *original = golden_path(golden->name), *flat = scratch_path("flat.bin");
         convert_flat(original, flat);
-        for (way = 0; way < 3; way++) {
+        for (size_t way = 0; way < 3; way++) {
             const char *out = fresh_place("folder");
             test_case("%s, %s", golden->name, way == 0 ? "hf -> hf" : way == 1 ? "flat -> hf, like" : "flat -> hf");
             convert(way ? flat : original, way == 1 ? original : NULL, out, NULL, NO_LIMIT);
@@ -67,20 +64,19 @@ TEST(llmc_files_become_folders) {
 // Matrices of several slabs, which are turned on the way.
 TEST(large_matrices_are_turned) {
     Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", DTYPE_FP32);
-    const char *folder = fresh_place("formula"), *flat = scratch_path("flat.bin"), *out = fresh_place("folder"), *file;
+    const char *folder = fresh_place("formula"), *flat = scratch_path("flat.bin"), *out = fresh_place("folder");
     FoundTensor found;
-    size_t i, j;
     write_formula_model(folder, &model,
                         "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_layer\":1,\"n_embd\":768,"
                         "\"n_head\":12}",
                         DTYPE_FP32);
     convert_flat(folder, flat);
     convert(flat, NULL, out, NULL, NO_LIMIT);
-    file = read_in(out, HF_SINGLE_FILE, NULL);
-    for (i = 0; i < model.parameter_count; i++) {
+    const char *file = read_in(out, HF_SINGLE_FILE, NULL);
+    for (size_t i = 0; i < model.parameter_count; i++) {
         const Parameter *p = &model.parameters[i];
         assert_true(find_tensor(file, p->name, &found));
-        for (j = 0; j < parameter_elements(p); j++)
+        for (size_t j = 0; j < parameter_elements(p); j++)
             if (found_parameter_value(&found, p, j) != (double)(float)formula(p->offset + j))
                 test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(&found, p, j));
     }
@@ -95,18 +91,17 @@ TEST(random_weights) {
         config_from_text("gpt2,vocab_size=31,n_positions=7,n_layer=2,n_embd=36,n_head=3", "test", EXIT_USAGE);
     WeightSource *source = weights_random(&config, DTYPE_FP32, 9);
     HfWrite write = hf_write_prepare(source, NULL, NULL, NO_LIMIT);
-    const char *out = fresh_place("folder"), *file;
+    const char *out = fresh_place("folder");
     FoundTensor found;
-    size_t i, j;
     hf_write(&write, out);
     weights_convert(source, scratch_path("flat.bin"), DTYPE_FP32);
-    file = read_in(out, HF_SINGLE_FILE, NULL);
-    for (i = 0; i < source->model.parameter_count; i++) {
+    const char *file = read_in(out, HF_SINGLE_FILE, NULL);
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
         float *expected = (float *)case_memory((parameter_elements(p) + 1) * sizeof(float)), some[5];
         initial_weights(&source->model, i, 0, parameter_elements(p), 9, DTYPE_FP32, expected);
         assert_true(find_tensor(file, p->name, &found));
-        for (j = 0; j < parameter_elements(p); j++)
+        for (size_t j = 0; j < parameter_elements(p); j++)
             if (found_parameter_value(&found, p, j) != (double)expected[j]) test_fail("%s[%zu]", p->name, j);
         weights_read(source, i, 3, 5, DTYPE_FP32, some);
         assert_memory_equal(some, expected + 3, sizeof(some));
@@ -122,9 +117,9 @@ TEST(random_weights) {
 static void write_mixed(const char *folder, const DType *types, size_t count) {
     Model model = model_of(GOLDEN_LLAMA, DTYPE_FP32);
     char path[PATH_MAX], *header = (char *)case_memory(65536), *data = (char *)case_memory(model.elements * 8);
-    size_t length = 0, at = 0, i, j;
+    size_t length = 0, at = 0;
     run_command("mkdir '%s' && cp " GOLDEN "llama/config.json '%s'", folder, folder);
-    for (i = 0; i < model.parameter_count; i++) {
+    for (size_t i = 0; i < model.parameter_count; i++) {
         const Parameter *p = &model.parameters[i];
         DType type = types[i % count];
         size_t bytes = parameter_elements(p) * dtype_size(type);
@@ -133,7 +128,7 @@ static void write_mixed(const char *folder, const DType *types, size_t count) {
                                           : "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu]",
                                   i ? "," : "{", p->name, safetensors_dtype_name(type), p->rows, p->cols);
         length += (size_t)sprintf(header + length, ",\"data_offsets\":[%zu,%zu]}", at, at + bytes);
-        for (j = 0; j < parameter_elements(p); j++) {
+        for (size_t j = 0; j < parameter_elements(p); j++) {
             double value = formula(p->offset + j);
             uint16_t half = (uint16_t)((j * 2654435761u) >> 7 & 0xbfff); // any finite number of fp16
             if (type == DTYPE_FP16)
@@ -153,10 +148,8 @@ TEST(mixed_types_are_kept) {
     static const DType mixes[][3] = {{DTYPE_BF16, DTYPE_FP32, DTYPE_FP16},
                                      {DTYPE_BF16, DTYPE_BF16, DTYPE_FP16},
                                      {DTYPE_FP64, DTYPE_BF16, DTYPE_FP16}};
-    size_t m, i, j;
-    for (m = 0; m < 3; m++) {
+    for (size_t m = 0; m < 3; m++) {
         const char *folder = fresh_place("mixed"), *out = fresh_place("folder"), *back = fresh_place("back");
-        const char *before, *after, *flat;
         Model model = model_of(GOLDEN_LLAMA, DTYPE_FP32);
         test_case("mix %zu", m);
         write_mixed(folder, mixes[m], 3);
@@ -164,16 +157,16 @@ TEST(mixed_types_are_kept) {
         expect_same_file(folder, out, "config.json");
         convert_flat(folder, scratch_path("flat.bin"));
         convert(scratch_path("flat.bin"), folder, back, NULL, NO_LIMIT);
-        before = read_in(folder, HF_SINGLE_FILE, NULL), after = read_in(out, HF_SINGLE_FILE, NULL);
-        flat = read_in(back, HF_SINGLE_FILE, NULL);
-        for (i = 0; i < model.parameter_count; i++) {
+        const char *before = read_in(folder, HF_SINGLE_FILE, NULL), *after = read_in(out, HF_SINGLE_FILE, NULL);
+        const char *flat = read_in(back, HF_SINGLE_FILE, NULL);
+        for (size_t i = 0; i < model.parameter_count; i++) {
             const Parameter *p = &model.parameters[i];
             FoundTensor a = written_tensor(&before, 1, p->name), b = written_tensor(&after, 1, p->name);
             FoundTensor c = written_tensor(&flat, 1, p->name);
             assert_int_equal(a.type, b.type);
             assert_int_equal(c.type, m == 2 ? DTYPE_FP64 : DTYPE_FP32);
             assert_memory_equal(a.data, b.data, parameter_elements(p) * dtype_size(a.type));
-            for (j = 0; j < parameter_elements(p); j++) // values are kept exactly
+            for (size_t j = 0; j < parameter_elements(p); j++) // values are kept exactly
                 if (found_value(&a, j) != found_value(&c, j)) test_fail("%s[%zu]", p->name, j);
         }
         model_free(&model);
@@ -192,17 +185,15 @@ TEST(types_that_are_chosen) {
         {"qwen3-bf16", "\"dtype\": \"bfloat16\"", "\"dtype\": \"bfloat16\""},
     };
     Conversion to_fp16 = {GOLDEN "llama", NULL, NULL, &fp16, NO_LIMIT};
-    size_t i, bytes;
-    for (i = 0; i < 4; i++) {
+    size_t bytes;
+    for (size_t i = 0; i < 4; i++) {
         const char *out = fresh_place("folder"), *original = golden_path(cases[i].golden);
-        char *expected;
-        WeightSource *source;
         test_case("%s", cases[i].golden);
         convert(original, NULL, out, &bf16, NO_LIMIT);
-        expected = read_in(original, "config.json", &bytes);
+        char *expected = read_in(original, "config.json", &bytes);
         expected = replaced(expected, &bytes, cases[i].find, cases[i].replace);
         assert_string_equal(read_in(out, "config.json", NULL), expected);
-        source = weights_open(out);
+        WeightSource *source = weights_open(out);
         assert_int_equal(source->dtype, DTYPE_BF16);
         weights_close(source);
         convert_flat(original, scratch_path("flat.bin"));
@@ -224,8 +215,7 @@ TEST(shards) {
     static const struct {
         size_t most, shards;
     } cases[] = {{1, 21}, {20960, 0}, {50000, 4}, {165599, 2}, {165600, 1}, {NO_LIMIT, 1}}; // it has 165,600 bytes
-    size_t i;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const char *out = fresh_place("folder");
         size_t shards = cases[i].shards;
         test_case("at most %zu bytes", cases[i].most);
@@ -255,8 +245,7 @@ TEST(only_the_type_is_changed) {
         {"{\"a\\\\\":\"{\",\"dtype\":\"float32\"}", "{\"a\\\\\":\"{\",\"dtype\":\"bfloat16\"}"},
         {"{\"a\":{\"b\":{\"dtype\":1}}}", "{\"a\":{\"b\":{\"dtype\":1}}}"},
     };
-    size_t i;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char out[200];
         size_t length = strlen(cases[i].before);
         assert_true(strlen(cases[i].before) + 64 <= sizeof(out));
@@ -269,11 +258,11 @@ TEST(only_the_type_is_changed) {
 // What is written for a configuration is read as the same one. Returns the text of config.json.
 static const char *expect_read_back(const char *of) {
     static char json[HF_CONFIG_TEXT];
-    Config config = config_from_text(of, "test", EXIT_USAGE), back;
+    Config config = config_from_text(of, "test", EXIT_USAGE);
     char remark[256], a[8192], b[8192];
     test_case("%s", of);
     write_file(scratch_path("config.json"), json, hf_config_write(&config, DTYPE_BF16, json));
-    back = hf_config_read(scratch_path("config.json"), remark, sizeof(remark));
+    Config back = hf_config_read(scratch_path("config.json"), remark, sizeof(remark));
     config_to_text(&config, a, sizeof(a)), config_to_text(&back, b, sizeof(b));
     assert_string_equal(a, b);
     assert_string_equal(remark, ""); // no dropout
@@ -307,10 +296,9 @@ TEST(configurations_that_are_written) {
         "gemma3,num_hidden_layers=3,layer_types=fs,rope_local_base_freq=12.5,query_pre_attn_scalar=0.3",
         "gemma3,rope_type=llama3,factor=3,low_freq_factor=1,high_freq_factor=2,attention_bias=true",
         "gemma3,rope_type=yarn,factor=3,tie_word_embeddings=false"};
-    size_t i;
-    for (i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
-    for (i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
-    for (i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) expect_read_back(texts[i]);
+    for (size_t i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
+    for (size_t i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) expect_read_back(texts[i]);
 }
 
 // The form in which transformers wants what has more than one.
@@ -344,8 +332,7 @@ TEST(how_windows_and_rope_are_written) {
          "    \"original_max_position_embeddings\": 512,\n    \"beta_fast\": 32.0,\n    \"beta_slow\": 1.0,\n"
          "    \"truncate\": true\n  }"}, // and no factor that is not given
     };
-    size_t i;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         if (!strstr(expect_read_back(cases[i].config), cases[i].words)) test_fail("no %s", cases[i].words);
     assert_null(strstr(expect_read_back("mistral"), "layer_types"));
     assert_null(strstr(expect_read_back("gpt2"), "rope"));
@@ -366,9 +353,8 @@ TEST(like_must_be_the_same_model) {
     const char *flat = scratch_path("flat.bin"), *copy;
     Conversion c = {flat, NULL, fresh_place("folder"), NULL, NO_LIMIT};
     char path[PATH_MAX];
-    size_t i;
     convert_flat(GOLDEN "llama", flat);
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         c.like = copy = copy_golden("llama");
         path_join(path, copy, "config.json");
         edit_file(path, cases[i].find, cases[i].replace);
@@ -405,20 +391,19 @@ TEST(small_files_come_along) {
     const char *copy = copy_golden("llama"), *out = fresh_place("folder");
     const size_t large = sizeof(staged_raw) + 12345; // more than goes through the buffer at once
     char path[PATH_MAX], *bytes = (char *)case_memory(large);
-    size_t i;
-    for (i = 0; i < large; i++) bytes[i] = (char)(i * 31 >> 3);
-    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) {
+    for (size_t i = 0; i < large; i++) bytes[i] = (char)(i * 31 >> 3);
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) {
         path_join(path, copy, kept[i]);
         write_file(path, bytes, i == 0 ? large : i == 9 ? 0 : 100 + i);
     }
-    for (i = 0; i < sizeof(left) / sizeof(left[0]); i++) {
+    for (size_t i = 0; i < sizeof(left) / sizeof(left[0]); i++) {
         path_join(path, copy, left[i]);
         write_file(path, bytes, 10);
     }
     run_command("mkdir '%s/LICENSES' && ln -s ../elsewhere.json '%s/vocab.json'", copy, copy); // as in the Hub's cache
     write_file(scratch_path("elsewhere.json"), "{}", 2);
     convert(copy, NULL, out, NULL, NO_LIMIT);
-    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) expect_same_file(copy, out, kept[i]);
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) expect_same_file(copy, out, kept[i]);
     expect_same_file(copy, out, "vocab.json");
     assert_int_equal(count_names(out), 2 + sizeof(kept) / sizeof(kept[0]) + 1);
     convert_flat(copy, scratch_path("flat.bin"));

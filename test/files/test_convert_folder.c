@@ -22,7 +22,6 @@ static int small_disk(const char *path, struct statvfs *status) {
 // ---- places ------------------------------------------------------------------------------------------------------------------------
 TEST(places) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("place"), NULL, NO_LIMIT};
-    const char *copy;
     struct stat status;
     write_file(c.to, "a file", 6);
     expect_refused(convert_body, &c, 1, "place: is a file, a folder was to be written there");
@@ -31,7 +30,7 @@ TEST(places) {
     expect_refused(convert_body, &c, 1, "place: is a folder that holds something; nothing is mixed into it");
     c.from = c.to;
     expect_refused(convert_body, &c, 1, "is a folder that holds something");
-    copy = copy_golden("llama");
+    const char *copy = copy_golden("llama");
     c.from = c.to = copy;
     expect_refused(convert_body, &c, 1, "model: is a folder that holds something");
     expect_same_file(copy, GOLDEN "llama", HF_SINGLE_FILE);
@@ -129,10 +128,9 @@ static void convert_and_end(const void *context) {
     HfWrite write = hf_write_prepare(source, NULL, NULL, 1);
     OutputFolder folder;
     OutputFile file;
-    size_t i;
     folder_open(&folder, c->to, 1000, 30, hf_is_written_name);
     hf_write_config(&write, &folder);
-    for (i = 0; i < end_after; i++) {
+    for (size_t i = 0; i < end_after; i++) {
         Progress progress = progress_begin(NULL, "", 0, 1);
         double done = 0;
         hf_write_shard(&write, i, i + 1, &folder, &progress, &done);
@@ -146,8 +144,7 @@ static void convert_and_end(const void *context) {
 TEST(signals_leave_nothing) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1};
-    size_t i;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         test_case("signal %d", ends[i]);
         end_signal = ends[i], end_after = i;
         assert_int_equal(run_child(convert_and_end, &c)->code, 1000 + ends[i]);
@@ -157,7 +154,6 @@ TEST(signals_leave_nothing) {
 
 TEST(what_a_kill_leaves_is_cleared_away) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1};
-    const Child *child;
     char path[PATH_MAX];
     glob_t found;
     end_signal = SIGKILL, end_after = 3;
@@ -166,7 +162,7 @@ TEST(what_a_kill_leaves_is_cleared_away) {
     assert_int_equal(run_child(convert_and_end, &c)->code, 1000 + SIGKILL); // which has cleared away the first
     assert_false(path_exists(c.to));
     assert_int_equal(count_temporaries(c.to), 1);
-    child = run_child(convert_body, &c);
+    const Child *child = run_child(convert_body, &c);
     assert_int_equal(child->code, 0);
     assert_non_null(strstr(child->err, ".tmp, which a conversion that was cut off had left, is removed\n"));
     assert_int_equal(count_lines(child->err), 1);
@@ -217,8 +213,7 @@ TEST(names_of_temporaries) {
         {"a.1-2.tmp.3-4.tmp", "a.1-2.tmp"},
         {".1-2.tmp", ""},
         {"x.tmp", "x.tmp"}};
-    size_t i;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char name[256];
         snprintf(name, sizeof(name), "%s", names[i][0]);
         name_without_temporary(name);
@@ -230,16 +225,15 @@ TEST(names_of_temporaries) {
 static void write_checkpoint(const char *run, const char *name, const char *flat) {
     static const char *const other[] = {"optimizer.bin", "state.json"};
     char checkpoint[PATH_MAX], path[PATH_MAX], text[MANIFEST_TEXT];
-    Manifest manifest;
-    size_t bytes, i;
+    size_t bytes;
     const char *model = read_whole(flat, &bytes);
-    memset(&manifest, 0, sizeof(manifest));
+    Manifest manifest = {0};
     path_join(checkpoint, run, name);
     mkdir(run, 0777), mkdir(checkpoint, 0777);
     path_join(path, checkpoint, "model.bin");
     write_file(path, model, bytes);
     manifest.bytes[MANIFEST_MODEL] = bytes, manifest.bytes[MANIFEST_OPTIMIZER] = manifest.bytes[MANIFEST_STATE] = 5;
-    for (i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++) {
         path_join(path, checkpoint, other[i]);
         write_file(path, "other", 5);
     }

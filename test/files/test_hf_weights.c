@@ -17,8 +17,7 @@ typedef struct {
 static void expect_windows(const char *folder, const char *expected) {
     char remark[256], found[256] = "";
     Config config = hf_directory_config(folder, remark, sizeof(remark));
-    size_t l;
-    for (l = 0; l < config.num_hidden_layers; l++)
+    for (size_t l = 0; l < config.num_hidden_layers; l++)
         snprintf(found + strlen(found), sizeof(found) - strlen(found), "%zu ", layer_window(&config, l));
     if (strcmp(found, expected) != 0) test_fail("windows %s, expected %s", found, expected);
 }
@@ -81,8 +80,7 @@ TEST(right_texts) {
         {"gpt2", CONFIG, "\"vocab_size\": 101", "\"vocab_size\": 101.0, \"x\": \"\\u00e9\""}, //
         {"llama", MODEL, "\"__metadata__\":{\"format\":\"pt\"},", ""},                        // and an odd length
     };
-    size_t i;
-    for (i = 0; i < sizeof(right) / sizeof(right[0]); i++) {
+    for (size_t i = 0; i < sizeof(right) / sizeof(right[0]); i++) {
         const char *copy = copy_golden(right[i].golden);
         char path[PATH_MAX];
         test_case("%s: \"%s\" for \"%s\"", right[i].file, right[i].replace, right[i].find);
@@ -96,8 +94,7 @@ TEST(right_texts) {
 static char *values_of(const char *path) {
     WeightSource *source = weights_open(path);
     float *values = (float *)case_memory(source->model.elements * sizeof(float));
-    size_t i;
-    for (i = 0; i < source->model.parameter_count; i++) {
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
         weights_read(source, i, 0, parameter_elements(p), DTYPE_FP32, values + p->offset);
     }
@@ -116,14 +113,14 @@ static void expect_same_values(const char *copy, const char *golden) {
 
 // Puts a tensor of zeros into the copy, behind the others.
 static void add_tensor(const char *copy, const char *name, size_t rows, size_t cols) {
-    char path[PATH_MAX], *file, *header;
-    size_t bytes, length, data;
+    char path[PATH_MAX];
+    size_t bytes;
     uint64_t prefix;
     path_join(path, copy, MODEL);
-    file = read_whole(path, &bytes);
+    char *file = read_whole(path, &bytes);
     memcpy(&prefix, file, 8);
-    length = (size_t)prefix, data = bytes - 8 - length;
-    header = (char *)case_memory(length + 500);
+    size_t length = (size_t)prefix, data = bytes - 8 - length;
+    char *header = (char *)case_memory(length + 500);
     memcpy(header, file + 8, length);
     while (header[length - 1] != '}') length--;
     length += (size_t)sprintf(header + length - 1,
@@ -168,8 +165,7 @@ TEST(frequencies_are_no_weights) {
     static const char *const names[] = {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
                                         "rotary_emb.inv_freq"};
     const char *copy;
-    size_t i;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         test_case("%s", names[i]);
         copy = copy_golden("llama-tied");
         add_tensor(copy, names[i], 1, 4);

@@ -26,8 +26,7 @@ static void *read_parameter(const WeightSource *source, size_t i, DType as) {
 
 // ---- reading ------------------------------------------------------------------------------------------------------------------
 TEST(golden_configs) {
-    size_t g;
-    for (g = 0; g < GOLDEN_MODELS; g++) {
+    for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         const GoldenModel *golden = &golden_models[g];
         WeightSource *source = weights_open(golden_path(golden->name));
         Config expected = config_from_text(golden->text, "test", EXIT_USAGE), found = source->config;
@@ -42,19 +41,18 @@ TEST(golden_configs) {
 }
 
 TEST(golden_values) {
-    size_t g, i, j, t;
-    for (g = 0; g < GOLDEN_MODELS; g++) {
+    for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         const GoldenModel *golden = &golden_models[g];
         WeightSource *source = weights_open(golden_path(golden->name));
         const char *files[8];
         test_case("%s", golden->name);
         golden_files(golden, files);
-        for (i = 0; i < source->model.parameter_count; i++) {
+        for (size_t i = 0; i < source->model.parameter_count; i++) {
             const Parameter *p = &source->model.parameters[i];
             FoundTensor tensor = golden_tensor(golden, files, "", p);
-            for (t = 0; t < 3; t++) {
+            for (size_t t = 0; t < 3; t++) {
                 const void *values = read_parameter(source, i, memory_types[t]);
-                for (j = 0; j < parameter_elements(p); j++) {
+                for (size_t j = 0; j < parameter_elements(p); j++) {
                     double expected = round_to(memory_types[t], found_parameter_value(&tensor, p, j));
                     double found = element_read(values, memory_types[t], j);
                     if (found != expected)
@@ -71,10 +69,9 @@ TEST(golden_values) {
 static void expect_same_weights(const char *one, const char *other, DType type) {
     WeightSource *a = weights_open(one), *b = weights_open(other);
     Config config = a->config, other_config = b->config;
-    size_t i;
     test_case("%s and %s", one, other);
     expect_same_config(&config, &other_config);
-    for (i = 0; i < a->model.parameter_count; i++) {
+    for (size_t i = 0; i < a->model.parameter_count; i++) {
         size_t bytes = parameter_elements(&a->model.parameters[i]) * dtype_size(type);
         if (memcmp(read_parameter(a, i, type), read_parameter(b, i, type), bytes) != 0)
             test_fail("%s differs", a->model.parameters[i].name);
@@ -92,11 +89,11 @@ TEST(formats_agree) {
 }
 
 TEST(llmc_files) {
-    WeightSource *fp32 = weights_open(GOLDEN "gpt2/gpt2_llmc_fp32.bin"), *bf16;
+    WeightSource *fp32 = weights_open(GOLDEN "gpt2/gpt2_llmc_fp32.bin");
     assert_int_equal(fp32->dtype, DTYPE_FP32);
     assert_string_equal(fp32->format, "llm.c GPT-2 .bin");
     weights_close(fp32);
-    bf16 = weights_open(GOLDEN "gpt2/gpt2_llmc_bf16.bin");
+    WeightSource *bf16 = weights_open(GOLDEN "gpt2/gpt2_llmc_bf16.bin");
     assert_int_equal(bf16->dtype, DTYPE_BF16);
     weights_close(bf16);
 }
@@ -104,17 +101,16 @@ TEST(llmc_files) {
 // Any range of any parameter is the same piece of the whole; transposed or not, converted or not.
 TEST(any_range) {
     static const char *const names[] = {"gpt2", "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin"};
-    size_t f, i, t, k;
-    for (f = 0; f < 3; f++) {
+    for (size_t f = 0; f < 3; f++) {
         WeightSource *source = weights_open(golden_path(names[f]));
         test_case("%s", names[f]);
-        for (i = 0; i < source->model.parameter_count; i++) {
+        for (size_t i = 0; i < source->model.parameter_count; i++) {
             size_t count = parameter_elements(&source->model.parameters[i]);
-            for (t = 0; t < 3; t++) {
+            for (size_t t = 0; t < 3; t++) {
                 size_t size = dtype_size(memory_types[t]);
                 const char *whole = (const char *)read_parameter(source, i, memory_types[t]);
                 char *piece = (char *)case_memory((count + 1) * size);
-                for (k = 0; k < 20; k++) {
+                for (size_t k = 0; k < 20; k++) {
                     size_t begin = test_random_below(count + 1), n = test_random_below(count - begin + 1);
                     memset(piece, 0x5a, (count + 1) * size);
                     weights_read(source, i, begin, n, memory_types[t], piece);
@@ -133,19 +129,17 @@ TEST(large_tensors) {
         "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_embd\":768,\"n_layer\":1,"
         "\"n_head\":12}";
     Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", DTYPE_FP32);
-    size_t t, i, j;
     static const DType types[] = {DTYPE_FP32, DTYPE_FP64};
-    for (t = 0; t < 2; t++) {
+    for (size_t t = 0; t < 2; t++) {
         const char *folder = scratch_path("large");
-        WeightSource *source;
         test_case("%s", dtype_name(types[t]));
         write_formula_model(folder, &model, json, types[t]);
-        source = weights_open(folder);
+        WeightSource *source = weights_open(folder);
         assert_int_equal(source->dtype, types[t]);
-        for (i = 0; i < model.parameter_count; i++) {
+        for (size_t i = 0; i < model.parameter_count; i++) {
             const Parameter *p = &model.parameters[i];
             const float *values = (const float *)read_parameter(source, i, DTYPE_FP32);
-            for (j = 0; j < parameter_elements(p); j++) {
+            for (size_t j = 0; j < parameter_elements(p); j++) {
                 if (values[j] != (float)formula(p->offset + j))
                     test_fail("%s[%zu] is %.9g, expected %.9g", p->name, j, values[j], formula(p->offset + j));
             }
@@ -159,11 +153,11 @@ TEST(large_tensors) {
 // Names a reader must tolerate or map: a base model's, and tensors that carry no weights.
 TEST(other_names) {
     const char *copy = copy_golden("llama-tied");
-    char path[PATH_MAX], *file, *header;
+    char path[PATH_MAX], *header;
     size_t bytes, length;
     uint64_t prefix;
     path_join(path, copy, "model.safetensors");
-    file = read_whole(path, &bytes);
+    char *file = read_whole(path, &bytes);
     memcpy(&prefix, file, 8);
     header = file + 8, length = (size_t)prefix;
     while (memmem(header, length, "\"model.", 7)) header = replaced(header, &length, "\"model.", "\"");
@@ -178,8 +172,8 @@ TEST(other_names) {
 // ---- into and out of device memory ------------------------------------------------------------------------------------------------
 TEST(loading) {
     const Ops *ops = ops_fenced();
-    size_t g, i, size = dtype_size(ops->stored);
-    for (g = 0; g < GOLDEN_MODELS; g++) {
+    size_t size = dtype_size(ops->stored);
+    for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         WeightSource *source = weights_open(golden_path(golden_models[g].name));
         Model model = model_of(golden_models[g].text, ops->stored);
         void *device = load_model(ops, source, &model);
@@ -187,7 +181,7 @@ TEST(loading) {
         test_case("%s", golden_models[g].name);
         weights_check_finite(&model, sharding_whole(), ops, device);
         ops->copy_out(host, device, model.elements * size);
-        for (i = 0; i < model.parameter_count; i++) {
+        for (size_t i = 0; i < model.parameter_count; i++) {
             const Parameter *p = &model.parameters[i];
             const void *expected = read_parameter(source, i, ops->stored);
             if (memcmp(host + p->offset * size, expected, parameter_elements(p) * size) != 0)
@@ -202,24 +196,22 @@ TEST(loading) {
 
 // ---- conversion -----------------------------------------------------------------------------------------------------------------------
 TEST(flat_files) {
-    size_t g, t, i;
-    for (g = 0; g < GOLDEN_MODELS; g++) {
+    for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         WeightSource *source = weights_open(golden_path(golden_models[g].name));
         const DType types[] = {DTYPE_FP32, DTYPE_BF16, golden_models[g].dtype};
-        for (t = 0; t < 3; t++) {
-            const char *path = scratch_path("flat.bin"), *again = scratch_path("again.bin"), *first, *second;
+        for (size_t t = 0; t < 3; t++) {
+            const char *path = scratch_path("flat.bin"), *again = scratch_path("again.bin");
             size_t size = dtype_size(types[t]), bytes, bytes_again;
-            Config config, expected = source->config;
-            WeightSource *flat;
+            Config expected = source->config;
             test_case("%s as %s", golden_models[g].name, dtype_name(types[t]));
             weights_convert(source, path, types[t]);
-            flat = weights_open(path);
-            config = flat->config;
+            WeightSource *flat = weights_open(path);
+            Config config = flat->config;
             expect_same_config(&config, &expected);
             assert_int_equal(flat->dtype, types[t]);
-            first = read_whole(path, &bytes);
+            const char *first = read_whole(path, &bytes);
             assert_int_equal(bytes, 4096 + source->model.elements * size);
-            for (i = 0; i < source->model.parameter_count; i++) { // read back, and where the format says it lies
+            for (size_t i = 0; i < source->model.parameter_count; i++) { // read back, and where the format says it lies
                 const Parameter *p = &source->model.parameters[i];
                 const void *expected_values = read_parameter(source, i, types[t]);
                 size_t length = parameter_elements(p) * size;
@@ -228,7 +220,7 @@ TEST(flat_files) {
                     test_fail("%s differs", p->name);
             }
             weights_convert(flat, again, types[t]); // a flat .bin of a flat .bin is the same file
-            second = read_whole(again, &bytes_again);
+            const char *second = read_whole(again, &bytes_again);
             assert_int_equal(bytes, bytes_again);
             assert_memory_equal(first, second, bytes);
             weights_close(flat);
@@ -241,45 +233,43 @@ TEST(flat_files) {
 // transformers' gradients, put into our order in device memory and written, must come out as transformers wrote them.
 TEST(gradients_as_transformers_has_them) {
     const Ops *ops = ops_fenced();
-    size_t g, t, i, j;
-    for (g = 0; g < GOLDEN_MODELS; g++) {
+    for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         const GoldenModel *golden = &golden_models[g];
         GoldenModel reference = {golden->name, golden->text, DTYPE_FP32, 1};
         Model model = model_of(golden->text, ops->stored);
         char path[300];
-        const char *file;
         snprintf(path, sizeof(path), GOLDEN "%s/reference.safetensors", golden->name);
-        for (t = 0; t < 3; t++) {
+        for (size_t t = 0; t < 3; t++) {
             DType stored = memory_types[t];
             size_t bytes = model.elements * dtype_size(stored), written_bytes;
-            const char *out = scratch_path("gradients.safetensors"), *written;
-            void *device = ops->allocate(bytes), *host;
+            const char *out = scratch_path("gradients.safetensors");
+            void *device = ops->allocate(bytes);
             uint64_t header_bytes;
             test_case("%s, %s", golden->name, dtype_name(stored));
-            host = case_memory(bytes);
-            file = read_whole(path, NULL);
-            for (i = 0; i < model.parameter_count; i++) {
+            void *host = case_memory(bytes);
+            const char *file = read_whole(path, NULL);
+            for (size_t i = 0; i < model.parameter_count; i++) {
                 const Parameter *p = &model.parameters[i];
                 FoundTensor tensor = golden_tensor(&reference, &file, "grad.", p);
-                for (j = 0; j < parameter_elements(p); j++)
+                for (size_t j = 0; j < parameter_elements(p); j++)
                     element_write(host, stored, p->offset + j, found_parameter_value(&tensor, p, j));
             }
             ops->copy_in(device, host, bytes);
             allocation_guard = 1;
             gradients_write(out, NULL, &model, world_alone(), ops, device, stored);
             allocation_guard = 0;
-            written = read_whole(out, &written_bytes);
+            const char *written = read_whole(out, &written_bytes);
             memcpy(&header_bytes, written, 8);
             assert_int_equal(header_bytes % 8, 0);
             assert_int_equal(written_bytes, 8 + header_bytes + model.elements * 4);
-            for (i = 0; i < model.parameter_count; i++) {
+            for (size_t i = 0; i < model.parameter_count; i++) {
                 const Parameter *p = &model.parameters[i];
                 FoundTensor expected = golden_tensor(&reference, &file, "grad.", p);
                 FoundTensor found = golden_tensor(&reference, &written, "", p);
                 assert_int_equal(found.type, DTYPE_FP32);
                 assert_int_equal(found.rank, expected.rank);
                 assert_memory_equal(found.shape, expected.shape, sizeof(found.shape));
-                for (j = 0; j < parameter_elements(p); j++) {
+                for (size_t j = 0; j < parameter_elements(p); j++) {
                     if (found_value(&found, j) != round_to(stored, found_value(&expected, j)))
                         test_fail("%s[%zu] is %.9g, expected %.9g", p->name, j, found_value(&found, j),
                                   found_value(&expected, j));
@@ -295,24 +285,23 @@ TEST(gradients_as_transformers_has_them) {
 TEST(large_gradients) {
     const Ops *ops = ops_fenced();
     Model model = model_of("gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1", ops->stored);
-    size_t bytes = model.elements * sizeof(float), i, j;
-    const char *path = scratch_path("large.safetensors"), *file;
+    size_t bytes = model.elements * sizeof(float);
+    const char *path = scratch_path("large.safetensors");
     float *host = (float *)case_memory(bytes);
     void *device = ops->allocate(bytes);
-    InputFile input;
     SafeTensors list = {NULL, 0};
     FoundTensor found;
-    for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
+    for (size_t i = 0; i < model.elements; i++) host[i] = (float)formula(i);
     ops->copy_in(device, host, bytes);
     gradients_write(path, NULL, &model, world_alone(), ops, device, DTYPE_FP32);
-    input = input_open(path);
+    InputFile input = input_open(path);
     safetensors_read_header(&list, &input, 0);
     assert_int_equal(list.count, model.parameter_count);
-    file = read_whole(path, NULL);
-    for (i = 0; i < model.parameter_count; i++) {
+    const char *file = read_whole(path, NULL);
+    for (size_t i = 0; i < model.parameter_count; i++) {
         const Parameter *p = &model.parameters[i];
         assert_true(find_tensor(file, p->name, &found));
-        for (j = 0; j < parameter_elements(p); j++) {
+        for (size_t j = 0; j < parameter_elements(p); j++) {
             if (found_parameter_value(&found, p, j) != (double)(float)formula(p->offset + j))
                 test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(&found, p, j));
         }
@@ -337,20 +326,20 @@ TEST(gradients_of_globs) {
     const Ops *ops = ops_fenced();
     Model model = model_of("gpt2,n_embd=64,n_head=4,vocab_size=1700,n_positions=16,num_hidden_layers=2", ops->stored);
     const char *path[] = {"build/test_weights-all.safetensors", "build/test_weights-some.safetensors"}, *file[2];
-    size_t bytes = model.elements * sizeof(float), i, c, written, expected;
+    size_t bytes = model.elements * sizeof(float), written;
     float *host = (float *)case_memory(bytes);
     void *device = ops->allocate(bytes);
-    for (i = 0; i < model.elements; i++) host[i] = (float)formula(i);
+    for (size_t i = 0; i < model.elements; i++) host[i] = (float)formula(i);
     ops->copy_in(device, host, bytes);
     gradients_write(path[0], NULL, &model, world_alone(), ops, device, DTYPE_FP32);
-    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         size_t count = 0;
         test_case("%s", cases[c].globs);
         gradients_check_globs(cases[c].globs, &model);
         gradients_write(path[1], cases[c].globs, &model, world_alone(), ops, device, DTYPE_FP32);
         file[0] = read_whole(path[0], NULL), file[1] = read_whole(path[1], &written);
-        expected = (size_t)gradients_write_header(NULL, cases[c].globs, &model).data;
-        for (i = 0; i < model.parameter_count; i++) {
+        size_t expected = (size_t)gradients_write_header(NULL, cases[c].globs, &model).data;
+        for (size_t i = 0; i < model.parameter_count; i++) {
             const Parameter *p = &model.parameters[i];
             FoundTensor all, some;
             assert_true(find_tensor(file[0], p->name, &all));
@@ -388,10 +377,9 @@ static void convert_on_a_disk_that_fills(const void *path) {
     FlatWriter writer;
     struct rlimit limit = {100000, 100000};
     char block[4096] = {0};
-    size_t i;
     flat_begin(&writer, (const char *)path, &source->model, DTYPE_FP32);
     setrlimit(RLIMIT_FSIZE, &limit);
-    for (i = 0; i < 40; i++) flat_append(&writer, block, sizeof(block));
+    for (size_t i = 0; i < 40; i++) flat_append(&writer, block, sizeof(block));
     output_commit(&writer.output);
 }
 
@@ -463,18 +451,16 @@ static void convert_large(const void *path) {
                            DTYPE_BF16);
     const char *large = scratch_path("large.bin");
     FlatWriter writer;
-    WeightSource *source;
     struct rusage before, after;
-    long grown;
     flat_begin(&writer, large, &model, DTYPE_BF16); // zeros: the file system need not even store them
     assert_int_equal(ftruncate(writer.output.fd, (off_t)(4096 + model.elements * 2)), 0);
     output_commit(&writer.output);
     getrusage(RUSAGE_SELF, &before);
-    source = weights_open(large);
+    WeightSource *source = weights_open(large);
     weights_convert(source, (const char *)path, DTYPE_FP32);
     weights_close(source);
     getrusage(RUSAGE_SELF, &after);
-    grown = after.ru_maxrss - before.ru_maxrss; // KiB
+    long grown = after.ru_maxrss - before.ru_maxrss; // KiB
     printf("%ld\n", grown);
 }
 

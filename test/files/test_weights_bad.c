@@ -22,8 +22,7 @@ __attribute__((noreturn)) static void returning_exit(int code) {
 // ---- damage that is a change of text: bad_texts.h ---------------------------------------------------------------------------
 
 TEST(wrong_texts) {
-    size_t i;
-    for (i = 0; i < sizeof(bad_texts) / sizeof(bad_texts[0]); i++) {
+    for (size_t i = 0; i < sizeof(bad_texts) / sizeof(bad_texts[0]); i++) {
         const BadText *bad = &bad_texts[i];
         const char *copy = copy_golden(bad->golden);
         char path[PATH_MAX];
@@ -68,13 +67,13 @@ TEST(nested_headers) {
     const size_t depth = 500000;
     const char *copy = copy_golden("llama");
     char *text = (char *)case_memory(depth * 5 + 10), path[PATH_MAX];
-    size_t length = 0, i;
-    for (i = 0; i < depth; i++) length += (size_t)sprintf(text + length, "{\"a\":");
+    size_t length = 0;
+    for (size_t i = 0; i < depth; i++) length += (size_t)sprintf(text + length, "{\"a\":");
     path_join(path, copy, MODEL);
     write_safetensors(path, text, length, "", 0);
     expect_bad(copy, "is not valid JSON");
     length = 0;
-    for (i = 0; i < 900; i++) length += (size_t)sprintf(text + length, "{\"a\":");
+    for (size_t i = 0; i < 900; i++) length += (size_t)sprintf(text + length, "{\"a\":");
     text[length++] = '1';
     memset(text + length, '}', 900);
     write_safetensors(path, text, length + 900, "", 0);
@@ -98,11 +97,10 @@ TEST(json_bombs) {
 // ---- damage to the bytes of a safetensors file ------------------------------------------------------------------------------------
 TEST(wrong_safetensors_bytes) {
     const char *copy = copy_golden("llama");
-    char path[PATH_MAX], *file;
+    char path[PATH_MAX];
     size_t bytes;
-    uint64_t header;
     path_join(path, copy, MODEL);
-    file = read_whole(path, &bytes);
+    char *file = read_whole(path, &bytes);
     write_file(path, file, 7);
     expect_bad(copy, "is too short for a safetensors file");
     write_file(path, "version https://git-lfs.github.com/spec/v1\noid", 46);
@@ -113,7 +111,7 @@ TEST(wrong_safetensors_bytes) {
     expect_bad(copy, "reaches to byte 165600 of the data, of which there are 165599; is the file truncated?");
     write_file(path, file, bytes + 1); // read_whole leaves a zero behind the text
     expect_bad(copy, "1 bytes behind the last tensor belong to none");
-    header = 100000001;
+    uint64_t header = 100000001;
     memcpy(file, &header, 8);
     write_file(path, file, bytes);
     assert_int_equal(truncate(path, 200000000), 0);
@@ -144,12 +142,11 @@ TEST(wrong_flat_files) {
     const char *path = scratch_path("model.bin");
     WeightSource *source = weights_open(GOLDEN "llama-tied");
     FlatHeader good, bad;
-    size_t bytes, data;
-    char *file;
+    size_t bytes;
     weights_convert(source, path, DTYPE_BF16);
     weights_close(source);
-    file = read_whole(path, &bytes);
-    data = bytes - sizeof(good);
+    char *file = read_whole(path, &bytes);
+    size_t data = bytes - sizeof(good);
     memcpy(&good, file, sizeof(good));
     write_flat(path, good, file + sizeof(good), data, 1);
     expect_good(path);
@@ -211,11 +208,10 @@ TEST(wrong_llmc_files) {
         {7, 256, "so it is truncated"},
     };
     const char *path = scratch_path("gpt2.bin");
-    size_t i, bytes;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char *file;
+    size_t bytes;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         test_case("field %d is %d", cases[i].field, cases[i].value);
-        file = read_whole(GOLDEN "gpt2/gpt2_llmc_bf16.bin", &bytes);
+        char *file = read_whole(GOLDEN "gpt2/gpt2_llmc_bf16.bin", &bytes);
         memcpy(file + 4 * cases[i].field, &cases[i].value, 4);
         write_file(path, file, bytes);
         expect_bad(path, cases[i].words);
@@ -253,11 +249,11 @@ static size_t damage(char *file, size_t bytes, size_t limit) {
     static const char *const numbers[] = {
         "-1",         "0",   "1e999", "18446744073709551616", "9007199254740993", "null", "[]", "{}", "\"\"",
         "4294967295", "0.5", "true"};
-    size_t changes = 1 + test_random_below(2), n, at, length;
+    size_t changes = 1 + test_random_below(2), length;
     while (changes-- && bytes > 16) {
         limit = min_size(limit, bytes);
-        at = test_random_below(limit);
-        n = min_size(1 + test_random_below(40), bytes - at);
+        size_t at = test_random_below(limit);
+        size_t n = min_size(1 + test_random_below(40), bytes - at);
         switch (test_random_below(8)) {
         case 0: file[at] ^= (char)(1 << test_random_below(8)); break;
         case 1: file[at] = (char)test_random(); break;
@@ -292,8 +288,7 @@ static void repair(char *file, size_t bytes, const char *name, size_t longer_by)
 
 static void open_and_read(const char *path) {
     WeightSource *source = weights_open(path);
-    size_t i;
-    for (i = 0; i < source->model.parameter_count; i++) {
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
         size_t count = min_size(parameter_elements(&source->model.parameters[i]), 4096);
         char values[4096 * 4];
         weights_read(source, i, parameter_elements(&source->model.parameters[i]) - count, count, DTYPE_FP32, values);
@@ -302,8 +297,7 @@ static void open_and_read(const char *path) {
 }
 
 static void close_above(int first) {
-    int fd;
-    for (fd = first; fd < first + 8; fd++) close(fd);
+    for (int fd = first; fd < first + 8; fd++) close(fd);
 }
 
 static void damage_batch(const void *context) {
@@ -311,18 +305,16 @@ static void damage_batch(const void *context) {
     struct rlimit limit = {60, 60}; // seconds of processor time: a hang ends here
     struct rusage usage;
     jmp_buf back;
-    volatile size_t i;
     int first = dup(STDIN_FILENO);
     close(first);
     setrlimit(RLIMIT_CPU, &limit);
     if (!freopen("/dev/null", "w", stderr)) exit(1);
     testing.random = d->batch * 1000003;
-    for (i = 0; i < BATCH; i++) {
+    for (volatile size_t i = 0; i < BATCH; i++) {
         char *file = (char *)case_memory(d->bytes + 1024);
-        size_t bytes;
         *d->running = d->batch * BATCH + i;
         memcpy(file, d->original, d->bytes);
-        bytes = damage(file, d->bytes, d->victim->bytes);
+        size_t bytes = damage(file, d->bytes, d->victim->bytes);
         if (test_random_below(4)) repair(file, bytes, d->victim->file, bytes - d->bytes);
         write_file(d->path, file, bytes);
         exit_return = &back;
@@ -352,7 +344,7 @@ TEST(random_damage) {
         {NULL, "gpt2_llmc.bin", 40},
     };
     const char *wanted = getenv("STREAMBP_DAMAGE");
-    size_t batches = wanted ? (size_t)atol(wanted) : 3, v, b;
+    size_t batches = wanted ? (size_t)atol(wanted) : 3, v;
     size_t *shared = (size_t *)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     WeightSource *source = weights_open(GOLDEN "qwen3");
     assert_true(shared != MAP_FAILED);
@@ -360,16 +352,15 @@ TEST(random_damage) {
     weights_close(source);
     run_command("cp '" GOLDEN "gpt2/gpt2_llmc_fp32.bin' '%s'", scratch_path("gpt2_llmc.bin"), "");
     for (v = 0; v < sizeof(victims) / sizeof(victims[0]); v++) {
-        for (b = 0; b < batches; b++) {
+        for (size_t b = 0; b < batches; b++) {
             char path[PATH_MAX];
             const char *folder = victims[v].golden ? copy_golden(victims[v].golden) : scratch_folder();
-            const Child *child;
             Damage d = {&victims[v], NULL, path, NULL, 0, b, &shared[0], &shared[1]};
             test_case("%s %s, batch %zu", victims[v].golden ? victims[v].golden : "", victims[v].file, b);
             path_join(path, folder, victims[v].file);
             d.model = victims[v].golden ? folder : path;
             d.original = read_whole(path, &d.bytes);
-            child = run_child(damage_batch, &d);
+            const Child *child = run_child(damage_batch, &d);
             write_file(path, d.original, d.bytes);
             if (child->code != 0)
                 test_fail("damage %zu ended the program with %d: %s", shared[0], child->code, child->out);

@@ -58,10 +58,9 @@ static int find_tensor(const char *file, const char *name, FoundTensor *tensor) 
     char key[400], dtype[8];
     size_t begin = 0, end = 0;
     uint64_t header;
-    const char *entry;
     memcpy(&header, file, 8);
     snprintf(key, sizeof(key), "\"%s\":{\"dtype\":\"", name);
-    entry = (const char *)memmem(file + 8, (size_t)header, key, strlen(key));
+    const char *entry = (const char *)memmem(file + 8, (size_t)header, key, strlen(key));
     if (!entry) return 0;
     entry += strlen(key);
     memset(tensor, 0, sizeof(*tensor));
@@ -104,11 +103,10 @@ static double found_parameter_value(const FoundTensor *tensor, const Parameter *
 
 // The parameter in the golden model's files; `prefix` goes before its name.
 static FoundTensor golden_tensor(const GoldenModel *golden, const char *const *files, const char *prefix,
-                                        const Parameter *p) {
+                                 const Parameter *p) {
     FoundTensor tensor;
     char name[300];
-    size_t i;
-    for (i = 0; i < golden->files; i++) {
+    for (size_t i = 0; i < golden->files; i++) {
         const char *bare = strchr(p->name, '.') + 1; // as on the Hub
         snprintf(name, sizeof(name), "%s%s", prefix, p->name);
         if (find_tensor(files[i], name, &tensor)) return tensor;
@@ -120,8 +118,7 @@ static FoundTensor golden_tensor(const GoldenModel *golden, const char *const *f
 
 static void golden_files(const GoldenModel *golden, const char **files) {
     char path[300];
-    size_t i;
-    for (i = 0; i < golden->files; i++) {
+    for (size_t i = 0; i < golden->files; i++) {
         if (golden->files == 1)
             snprintf(path, sizeof(path), GOLDEN "%s/model.safetensors", golden->name);
         else
@@ -158,11 +155,10 @@ static const char *copy_golden(const char *name) {
 // Replaces the first occurrence of `find` in a text of `length` bytes; the result lasts until the next case.
 static char *replaced(const char *text, size_t *length, const char *find, const char *replace) {
     const char *at = (const char *)memmem(text, *length, find, strlen(find));
-    size_t before, longer = strlen(replace);
-    char *out;
+    size_t longer = strlen(replace);
     if (!at) test_fail("\"%s\" is not there to be replaced", find);
-    before = (size_t)(at - text);
-    out = (char *)case_memory(*length + longer + 1);
+    size_t before = (size_t)(at - text);
+    char *out = (char *)case_memory(*length + longer + 1);
     memcpy(out, text, before);
     memcpy(out + before, replace, longer);
     memcpy(out + before + longer, at + strlen(find), *length - before - strlen(find));
@@ -170,8 +166,7 @@ static char *replaced(const char *text, size_t *length, const char *find, const 
     return out;
 }
 
-static void write_safetensors(const char *path, const char *header, size_t length, const char *data,
-                                     size_t bytes) {
+static void write_safetensors(const char *path, const char *header, size_t length, const char *data, size_t bytes) {
     char *file = (char *)case_memory(8 + length + bytes);
     uint64_t prefix = length;
     memcpy(file, &prefix, 8);
@@ -186,11 +181,9 @@ static void edit_file(const char *path, const char *find, const char *replace) {
     char *file = read_whole(path, &bytes);
     uint64_t header;
     if (text_ends_with(path, ".safetensors")) {
-        size_t length;
-        char *text;
         memcpy(&header, file, 8);
-        length = (size_t)header;
-        text = replaced(file + 8, &length, find, replace);
+        size_t length = (size_t)header;
+        char *text = replaced(file + 8, &length, find, replace);
         write_safetensors(path, text, length, file + 8 + header, bytes - 8 - (size_t)header);
     } else {
         char *text = replaced(file, &bytes, find, replace);
@@ -219,12 +212,12 @@ static double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) 
 // differ from the family's defaults need be in `json`.
 static void write_formula_model(const char *folder, const Model *model, const char *json, DType type) {
     char path[PATH_MAX], *header = (char *)case_memory(model->parameter_count * 512 + 16);
-    size_t length = 0, at = 0, i, j, size = dtype_size(type);
+    size_t length = 0, at = 0, size = dtype_size(type);
     char *data = (char *)case_memory(model->elements * size);
     mkdir(folder, 0777);
     path_join(path, folder, "config.json");
     write_file(path, json, strlen(json));
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         size_t count = parameter_elements(p), cols = p->cols ? p->cols : 1;
         length += (size_t)sprintf(header + length, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "{", p->name,
@@ -235,7 +228,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
         else
             length += (size_t)sprintf(header + length, "%zu", p->rows);
         length += (size_t)sprintf(header + length, "],\"data_offsets\":[%zu,%zu]}", at, at + count * size);
-        for (j = 0; j < count; j++) {
+        for (size_t j = 0; j < count; j++) {
             size_t to = p->transposed ? j % cols * p->rows + j / cols : j;
             element_write(data + at, type, to, formula(p->offset + j));
         }

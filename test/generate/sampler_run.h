@@ -21,8 +21,7 @@ typedef struct {
 } Run;
 
 static RunSettings sampling_run(const Model *model, size_t chunk, size_t cache_tokens) {
-    RunSettings settings;
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     settings.model = model, settings.chunk = chunk, settings.cache_tokens = cache_tokens;
     settings.gradient_type = model->dtype, settings.moment_type = DTYPE_FP32;
     return settings;
@@ -32,11 +31,10 @@ static RunSettings sampling_run(const Model *model, size_t chunk, size_t cache_t
 static Run *run_open(RunSettings settings, const Batch *batch) {
     Run *run = (Run *)checked_calloc(1, sizeof(*run), "a run");
     static const Batch none = {0};
-    void *poison;
     run->model = settings.model, run->settings = settings;
     run->plan = plan_make(&settings, batch ? batch : &none);
     run->memory = ops_device->allocate(run->plan.total_bytes);
-    poison = checked_malloc(run->plan.total_bytes, "poison");
+    void *poison = checked_malloc(run->plan.total_bytes, "poison");
     memset(poison, 0xff, run->plan.total_bytes);
     ops_device->copy_in(run->memory, poison, run->plan.total_bytes);
     free(poison);
@@ -61,11 +59,10 @@ static void run_close(Run *run) {
 
 // A text from ids[prompt] on, in place; nothing may allocate meanwhile.
 static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const SamplingSettings *settings) {
-    size_t t;
     allocation_guard = 1;
     sampler_begin(&run->sampler, &run->s);
     sampler_feed(&run->sampler, ids, prompt);
-    for (t = prompt; t < count; t++) ids[t] = sampler_next(&run->sampler, settings);
+    for (size_t t = prompt; t < count; t++) ids[t] = sampler_next(&run->sampler, settings);
     sampler_end(&run->sampler);
     allocation_guard = 0;
 }
@@ -74,17 +71,14 @@ static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const 
 static int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
     SafeTensors list = {NULL, 0};
     char path[256];
-    InputFile file;
-    SafeTensor *tensor;
-    int32_t *ids;
     snprintf(path, sizeof(path), "%s/reference.safetensors", folder);
-    file = input_open(path);
+    InputFile file = input_open(path);
     safetensors_read_header(&list, &file, 0);
     safetensors_sort(&list);
-    tensor = safetensors_find(&list, name);
+    SafeTensor *tensor = safetensors_find(&list, name);
     if (!tensor || strcmp(tensor->dtype, "I32") != 0) test_fail("%s has no int32 tensor %s", path, name);
     *count = (size_t)tensor->shape[0];
-    ids = (int32_t *)case_memory(*count * sizeof(int32_t));
+    int32_t *ids = (int32_t *)case_memory(*count * sizeof(int32_t));
     input_read(&file, tensor->begin, ids, *count * sizeof(int32_t));
     input_close(&file);
     safetensors_free(&list);

@@ -16,13 +16,13 @@ static double logp_bound(void) {
 
 // logp[T,V] of every token at every position: a forward pass for each v with v as every target.
 static double *full_forward(const Model *model, const double *weights, const Batch *text) {
-    size_t V = model->config.vocab_size, T = text->N, t, v;
+    size_t V = model->config.vocab_size, T = text->N;
     double *logp = case_doubles(T * V);
     Run *run = run_with_weights(sampling_run(model, 5, 1), text, weights);
-    for (v = 0; v < V; v++) {
-        for (t = 0; t < T; t++) text->targets[t] = (int32_t)v;
+    for (size_t v = 0; v < V; v++) {
+        for (size_t t = 0; t < T; t++) text->targets[t] = (int32_t)v;
         forward_only(&run->s, text, 1, NULL);
-        for (t = 0; t < T; t++) logp[t * V + v] = host_read(run->s.host_sums, ops_device->summed, t);
+        for (size_t t = 0; t < T; t++) logp[t * V + v] = host_read(run->s.host_sums, ops_device->summed, t);
     }
     run_close(run);
     return logp;
@@ -30,9 +30,8 @@ static double *full_forward(const Model *model, const double *weights, const Bat
 
 static void expect_logp(const double *logits, const double *logp, size_t V, size_t t) {
     double sum = 0, largest = logits[likeliest(logits, V)];
-    size_t v;
-    for (v = 0; v < V; v++) sum += exp(logits[v] - largest);
-    for (v = 0; v < V; v++) {
+    for (size_t v = 0; v < V; v++) sum += exp(logits[v] - largest);
+    for (size_t v = 0; v < V; v++) {
         double found = logits[v] - largest - log(sum), difference = fabs(found - logp[v]);
         if (!(difference <= logp_bound()))
             test_fail("log p of token %zu after position %zu is %.9g, a full pass gives %.9g", v, t, found, logp[v]);
@@ -43,17 +42,16 @@ static void expect_logp(const double *logits, const double *logp, size_t V, size
 TEST(cache_equals_full_pass) {
     enum { T = 14 };
     static const size_t chunks[] = {1, 3, T - 1, T, T + 5}, length[] = {T};
-    size_t i, c, t;
-    for (i = 0; i < MODELS; i++) {
+    for (size_t i = 0; i < MODELS; i++) {
         Model model = tiny_model(models[i]);
-        double *weights = tiny_weights(&model, 5), *logp;
+        double *weights = tiny_weights(&model, 5);
         Batch text = tiny_batch(length, 1, model.config.vocab_size, 0, 3);
         size_t V = model.config.vocab_size;
         test_case("%.40s...", models[i]);
-        logp = full_forward(&model, weights, &text);
-        for (c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) {
+        double *logp = full_forward(&model, weights, &text);
+        for (size_t c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) {
             Run *run = run_with_weights(sampling_run(&model, chunks[c], T), NULL, weights);
-            for (t = 1; t <= T; t++) { // all of it as a prompt
+            for (size_t t = 1; t <= T; t++) { // all of it as a prompt
                 sampler_begin(&run->sampler, &run->s);
                 sampler_feed(&run->sampler, text.tokens, t);
                 expect_logp(sampler_logits(&run->sampler), logp + (t - 1) * V, V, t - 1);
@@ -61,7 +59,7 @@ TEST(cache_equals_full_pass) {
             }
             sampler_begin(&run->sampler, &run->s);
             sampler_feed(&run->sampler, text.tokens, 4); // four, then one by one
-            for (t = 4; t <= T; t++) {
+            for (size_t t = 4; t <= T; t++) {
                 expect_logp(sampler_logits(&run->sampler), logp + (t - 1) * V, V, t - 1);
                 if (t < T) sampler_feed(&run->sampler, text.tokens + t, 1);
             }
@@ -78,22 +76,19 @@ TEST(cache_equals_full_pass) {
 static void greedy_as_transformers(const char *name, size_t chunk) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
     char folder[256];
-    WeightSource *source;
-    Model model;
-    int32_t *prompt, *expected, text[64];
-    size_t prompted, count, t;
-    Run *run;
+    int32_t text[64];
+    size_t prompted, count;
     test_case("%s, chunks of %zu", name, chunk);
     snprintf(folder, sizeof(folder), "test/golden/%s", name);
-    prompt = golden_ids(folder, "prompt", &prompted), expected = golden_ids(folder, "greedy", &count);
+    int32_t *prompt = golden_ids(folder, "prompt", &prompted), *expected = golden_ids(folder, "greedy", &count);
     assert_true(prompted == 6 && count == 12);
-    source = weights_open(folder);
-    model = model_build(&source->model.config, ops_device->stored);
-    run = run_open(sampling_run(&model, chunk, prompted + count - 1), NULL);
+    WeightSource *source = weights_open(folder);
+    Model model = model_build(&source->model.config, ops_device->stored);
+    Run *run = run_open(sampling_run(&model, chunk, prompted + count - 1), NULL);
     weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
     memcpy(text, prompt, prompted * sizeof(int32_t));
     generate(run, text, prompted, prompted + count, &greedy);
-    for (t = 0; t < count; t++)
+    for (size_t t = 0; t < count; t++)
         if (text[prompted + t] != expected[t])
             test_fail("greedy token %zu is %d, transformers gives %d", t, text[prompted + t], expected[t]);
     run_close(run);
@@ -107,9 +102,8 @@ TEST(greedy_text_of_golden_models) {
                                         "llama-linear",  "qwen2-yarn", "qwen3-yarn",   "mistral",       "mistral-full",
                                         "qwen2-sliding", "gemma3",     "gemma3-linear"};
     static const size_t chunks[] = {1, 3, 6, 1024};
-    size_t i, c;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        for (c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) greedy_as_transformers(names[i], chunks[c]);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        for (size_t c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) greedy_as_transformers(names[i], chunks[c]);
 }
 
 // ---- the distribution ----------------------------------------------------------------------------------------------------------
@@ -191,8 +185,7 @@ TEST(top_k_and_top_p) {
                  {3, 0.83, 2},
                  {3, 0.84, 3},
                  {1, 0.01, 1}};
-    size_t i;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         expect_shares(sampling(1, cases[i].top_k, cases[i].top_p), cases[i].count, five_p);
 }
 
@@ -200,8 +193,8 @@ TEST(top_k_and_top_p) {
 TEST(temperature) {
     static const double temperatures[] = {0.25, 0.5, 0.9, 1.5, 2, 4};
     double p[5], sum;
-    size_t i, j;
-    for (i = 0; i < sizeof(temperatures) / sizeof(temperatures[0]); i++) {
+    size_t j;
+    for (size_t i = 0; i < sizeof(temperatures) / sizeof(temperatures[0]); i++) {
         for (j = 0, sum = 0; j < 5; j++) sum += p[j] = pow(five_p[j], 1 / temperatures[i]);
         for (j = 0; j < 5; j++) p[j] /= sum;
         expect_shares(sampling(temperatures[i], 0, 1), 5, p);
@@ -218,13 +211,12 @@ TEST(ties_and_extremes) {
     double equal[6] = {2, 2, 2, 2, 2, 2}, wild[4] = {-1e300, 1e300, -1e308, 1e300};
     SamplingSettings settings = sampling(0, 0, 1);
     int32_t order[6];
-    size_t i;
     assert_int_equal(sampling_draw(&settings, equal, 6, order, 0.999), 0); // greedy: the lowest id
     assert_int_equal(sampling_draw(&settings, wild, 4, order, 0.999), 1);
     equal[3] = equal[5] = 2.0000000001;
     assert_int_equal(sampling_draw(&settings, equal, 6, order, 0.999), 3);
     settings = sampling(1, 4, 1);
-    for (i = 0; i < 1000; i++) { // top-k among equals: again the lowest ids
+    for (size_t i = 0; i < 1000; i++) { // top-k among equals: again the lowest ids
         int32_t id = sampling_draw(&settings, equal, 6, order, (double)i / 1000);
         if (id != 3 && id != 5 && id != 0 && id != 1) test_fail("top-k 4 drew token %d", id);
     }
@@ -247,27 +239,27 @@ TEST(candidates_are_a_sorted_prefix) {
     static int32_t order[V], sorted[V];
     static const size_t top_k[] = {0, 1, 2, 17, 4096, V - 1, V, V + 1};
     static const double top_p[] = {0.01, 0.5, 0.9, 0.999, 1};
-    size_t i, j, k, count, expected;
-    for (i = 0; i < V; i++) {
+    size_t expected;
+    for (size_t i = 0; i < V; i++) {
         logits[i] = floor(40 * test_normal()) / 8; // many ties
         sorted[i] = (int32_t)i;
     }
     sorted_logits = logits;
     qsort(sorted, V, sizeof(sorted[0]), by_likelihood);
-    for (i = 0; i < sizeof(top_k) / sizeof(top_k[0]); i++) {
-        for (j = 0; j < sizeof(top_p) / sizeof(top_p[0]); j++) {
+    for (size_t i = 0; i < sizeof(top_k) / sizeof(top_k[0]); i++) {
+        for (size_t j = 0; j < sizeof(top_p) / sizeof(top_p[0]); j++) {
             SamplingSettings settings = sampling(0.7, top_k[i], top_p[j]);
             double largest = logits[sorted[0]], mass = 0, held = 0;
             size_t most = top_k[i] && top_k[i] < V ? top_k[i] : V;
             test_case("top-k %zu, top-p %g", top_k[i], top_p[j]);
-            for (k = 0; k < most; k++) mass += exp((logits[sorted[k]] - largest) / 0.7);
+            for (size_t k = 0; k < most; k++) mass += exp((logits[sorted[k]] - largest) / 0.7);
             for (expected = 0; expected < most && held < top_p[j] * mass * (1 - 1e-13); expected++)
                 held += exp((logits[sorted[expected]] - largest) / 0.7);
             if (top_p[j] == 1) expected = most;
-            count = sampling_candidates(&settings, logits, largest, V, order);
+            size_t count = sampling_candidates(&settings, logits, largest, V, order);
             if (count != expected) test_fail("%zu candidates, expected %zu", count, expected);
             if (most == V && top_p[j] == 1) continue; // all of them, in no order
-            for (k = 0; k < count; k++)
+            for (size_t k = 0; k < count; k++)
                 if (order[V - 1 - k] != sorted[k])
                     test_fail("candidate %zu is %d, expected %d", k, order[V - 1 - k], sorted[k]);
         }
@@ -277,15 +269,14 @@ TEST(candidates_are_a_sorted_prefix) {
 // Draws with the generator's own random numbers: chi-square with 4 degrees of freedom is above 23.5 once in 10,000 times.
 TEST(draws_follow_the_distribution) {
     enum { DRAWS = 200000 };
-    uint64_t seed;
-    for (seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 3; seed++) {
         SamplingSettings settings = sampling(1, 0, 1);
-        size_t seen[5] = {0}, i;
+        size_t seen[5] = {0};
         double chi = 0;
         int32_t order[5];
-        for (i = 0; i < DRAWS; i++)
+        for (size_t i = 0; i < DRAWS; i++)
             seen[sampling_draw(&settings, five_logits, 5, order, random_uniform(seed, RANDOM_STREAM_SAMPLING, i))]++;
-        for (i = 0; i < 5; i++) {
+        for (size_t i = 0; i < 5; i++) {
             double expected = five_p[i] * DRAWS, difference = (double)seen[five_order[i]] - expected;
             chi += difference * difference / expected;
         }
@@ -297,8 +288,8 @@ TEST(draws_follow_the_distribution) {
 enum { CAPACITY = 24 };
 
 TEST(seeds_reproduce) {
-    size_t i, c, t, different = 0;
-    for (i = 1; i < MODELS; i++) { // the first, GPT-2, ends before CAPACITY
+    size_t c, t, different = 0;
+    for (size_t i = 1; i < MODELS; i++) { // the first, GPT-2, ends before CAPACITY
         Model model = tiny_model(models[i]);
         double *weights = tiny_weights(&model, 5);
         int32_t first[CAPACITY] = {1, 4, 2, 7}, again[CAPACITY] = {1, 4, 2, 7}, other[CAPACITY] = {1, 4, 2, 7};
@@ -335,7 +326,7 @@ TEST(feeding_goes_on) {
     double *weights = tiny_weights(&model, 5), expected[17];
     Run *run = run_with_weights(sampling_run(&model, 3, CAPACITY), NULL, weights);
     int32_t text[CAPACITY] = {1, 4, 2, 7};
-    size_t V = model.config.vocab_size, v;
+    size_t V = model.config.vocab_size;
     sampler_begin(&run->sampler, &run->s);
     sampler_feed(&run->sampler, text, 4);
     text[4] = sampler_next(&run->sampler, &greedy);
@@ -346,7 +337,7 @@ TEST(feeding_goes_on) {
     sampler_end(&run->sampler);
     sampler_begin(&run->sampler, &run->s);
     sampler_feed(&run->sampler, text, 9);
-    for (v = 0; v < V; v++)
+    for (size_t v = 0; v < V; v++)
         if (!(fabs(sampler_logits(&run->sampler)[v] - expected[v]) <= logp_bound())) test_fail("logit %zu differs", v);
     sampler_end(&run->sampler);
     run_close(run);
@@ -357,15 +348,13 @@ TEST(feeding_goes_on) {
 // ---- the plan, and training ---------------------------------------------------------------------------------------------------
 static void plan_is_run(size_t chunk, size_t capacity, Method method, const Batch *batch) {
     static const SamplingSettings settings = {1, 0, 1, 0};
-    size_t i;
-    for (i = 1; i < MODELS; i += 3) { // Llama, Qwen3
+    for (size_t i = 1; i < MODELS; i += 3) { // Llama, Qwen3
         Model model = tiny_model(models[i]);
         double *weights = tiny_weights(&model, 5);
         RunSettings run_settings = sampling_run(&model, chunk, capacity);
         int32_t *text = (int32_t *)case_memory((capacity + 1) * sizeof(int32_t));
-        Run *run;
         run_settings.method = method, run_settings.backward = run_settings.optimizer = batch != NULL;
-        run = run_with_weights(run_settings, batch, weights);
+        Run *run = run_with_weights(run_settings, batch, weights);
         generate(run, text, capacity, capacity + 1, &settings);
         if (batch) forward_backward(&run->s, batch, 1, NULL);
         generate(run, text, 1, capacity + 1, &settings);
@@ -382,11 +371,10 @@ TEST(plan_is_what_a_run_uses) {
     static const size_t length[] = {9, 4}, chunks[] = {1, 8, 100}, capacities[] = {1, 8, 40};
     static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL};
     Batch batch = tiny_batch(length, 2, 14, 0, 3);
-    size_t c, k, m;
-    for (c = 0; c < 3; c++) {
-        for (k = 0; k < 3; k++) {
+    for (size_t c = 0; c < 3; c++) {
+        for (size_t k = 0; k < 3; k++) {
             plan_is_run(chunks[c], capacities[k], METHOD_STREAM, NULL);
-            for (m = 0; m < 3; m++) plan_is_run(chunks[c], capacities[k], methods[m], &batch);
+            for (size_t m = 0; m < 3; m++) plan_is_run(chunks[c], capacities[k], methods[m], &batch);
         }
     }
     batch_free(&batch);
@@ -396,18 +384,18 @@ TEST(plan_is_what_a_run_uses) {
 TEST(plan_counts_the_cache) {
     static const size_t tokens[] = {1, 1000, 100000, 200000};
     static const Batch none = {0};
-    size_t start[2] = {0, 30000}, i, without, limit = (size_t)20 << 30;
+    size_t start[2] = {0, 30000}, limit = (size_t)20 << 30;
     Batch batch = none;
     Config config = config_from_text("llama3.2-1b", "test", EXIT_USAGE);
     Model model = model_build(&config, DTYPE_BF16);
     RunSettings settings = sampling_run(&model, 1024, 0);
     batch.N = start[1], batch.documents = 1, batch.document_start = start;
-    for (i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
-        size_t alone, both, cache = 16 * tokens[i] * 8 * 64 * 2 * 2; // L, tokens, NKV, HD, k and v, bytes
+    for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+        size_t cache = 16 * tokens[i] * 8 * 64 * 2 * 2; // L, tokens, NKV, HD, k and v, bytes
         settings.cache_tokens = 0, settings.optimizer = 1;
-        without = plan_make(&settings, &batch).total_bytes;
+        size_t without = plan_make(&settings, &batch).total_bytes;
         settings.cache_tokens = tokens[i];
-        both = plan_make(&settings, &batch).total_bytes, alone = plan_make(&settings, &none).total_bytes;
+        size_t both = plan_make(&settings, &batch).total_bytes, alone = plan_make(&settings, &none).total_bytes;
         assert_int_equal(both, max_size(without, alone));
         assert_int_equal(plan_make(&settings, &none).share[SHARE_KV], cache);
         // one chunk of the residual stream, C of bf16, whatever the cache holds
@@ -425,29 +413,27 @@ TEST(sampling_between_steps_changes_nothing) {
     static const size_t length[] = {9, 4};
     static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL};
     static const SamplingSettings settings = {1, 0, 1, 4};
-    size_t i, m, round;
-    for (i = 1; i < MODELS; i++) {
-        for (m = 0; m < 3; m++) {
+    for (size_t i = 1; i < MODELS; i++) {
+        for (size_t m = 0; m < 3; m++) {
             Model model = tiny_model(models[i]);
             double *weights = tiny_weights(&model, 5), loss[3], *gradient[3];
             Batch batch = tiny_batch(length, 2, model.config.vocab_size, 0, 3);
             RunSettings run_settings = sampling_run(&model, 5, CAPACITY);
             int32_t text[2][CAPACITY] = {{1, 2}, {1, 2}};
-            Run *run;
             run_settings.method = methods[m], run_settings.backward = 1;
-            run = run_with_weights(run_settings, &batch, weights);
-            for (round = 0; round < 3; round++) {
+            Run *run = run_with_weights(run_settings, &batch, weights);
+            for (size_t round = 0; round < 3; round++) {
                 run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
                 loss[round] = forward_backward(&run->s, &batch, 13, NULL);
                 gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
                 if (round < 2) generate(run, text[round], 2, CAPACITY, &settings);
             }
             assert_memory_equal(text[0], text[1], sizeof(text[0]));
-            for (round = 1; round < 3; round++) {
+            for (size_t round = 1; round < 3; round++) {
                 if (loss[round] != loss[0]) test_fail("loss %.17g, then %.17g", loss[0], loss[round]);
                 assert_memory_equal(gradient[round], gradient[0], model.elements * sizeof(double));
             }
-            for (round = 0; round < 3; round++) free(gradient[round]);
+            for (size_t round = 0; round < 3; round++) free(gradient[round]);
             run_close(run);
             batch_free(&batch);
             free(weights);
@@ -469,14 +455,12 @@ static void start_and_continue(const void *context) {
     Model model = tiny_model(models[0]);
     double *weights = tiny_weights(&model, 5);
     int32_t text[64] = {0};
-    size_t t;
-    Run *run;
     weights[model.model_offset[FINAL_NORM_WEIGHT]] = refused->weight;
-    run = run_with_weights(sampling_run(&model, 3, refused->capacity), NULL, weights);
+    Run *run = run_with_weights(sampling_run(&model, 3, refused->capacity), NULL, weights);
     sampler_begin(&run->sampler, &run->s);
     if (refused->fed) text[refused->fed - 1] = refused->id;
     sampler_feed(&run->sampler, text, refused->fed);
-    for (t = 0; t < 8; t++) sampler_next(&run->sampler, &settings);
+    for (size_t t = 0; t < 8; t++) sampler_next(&run->sampler, &settings);
     sampler_end(&run->sampler);
     run_close(run);
     free(weights);

@@ -29,11 +29,10 @@ typedef struct {
 static Texts *some_texts(Texts *texts, size_t V) {
     static const size_t prompt_of[TEXTS] = {0, 0, 1, 1, 1, 2, 3, 3, 0}, tokens[4] = {5, 1, 3, 2};
     static const size_t room[TEXTS] = {ROOM, ROOM, 4, ROOM, 1, ROOM, 7, ROOM, ROOM};
-    size_t i, t;
     memset(texts, 0, sizeof(*texts));
-    for (i = 0; i < 4; i++)
-        for (t = 0; t < LONGEST_PROMPT; t++) texts->prompt[i][t] = (int32_t)random_below(11, i, t, V);
-    for (i = 0; i < TEXTS; i++) {
+    for (size_t i = 0; i < 4; i++)
+        for (size_t t = 0; t < LONGEST_PROMPT; t++) texts->prompt[i][t] = (int32_t)random_below(11, i, t, V);
+    for (size_t i = 0; i < TEXTS; i++) {
         Completion *text = &texts->text[i];
         text->prompt = texts->prompt[prompt_of[i]], text->prompt_tokens = tokens[prompt_of[i]];
         text->seed = random_bits(3, 4, i);
@@ -44,8 +43,7 @@ static Texts *some_texts(Texts *texts, size_t V) {
 
 // By Sampler, one after the other.
 static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const uint32_t *end_ids, size_t end_count) {
-    size_t i, e;
-    for (i = 0; i < TEXTS; i++) {
+    for (size_t i = 0; i < TEXTS; i++) {
         Completion *text = &texts->text[i];
         settings.seed = text->seed;
         text->tokens = 0, text->ended = 0;
@@ -54,7 +52,7 @@ static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const
         while (text->tokens < text->room && !text->ended) {
             int32_t id = sampler_next(&run->sampler, &settings);
             text->ids[text->tokens++] = id;
-            for (e = 0; e < end_count; e++) text->ended |= (uint32_t)id == end_ids[e];
+            for (size_t e = 0; e < end_count; e++) text->ended |= (uint32_t)id == end_ids[e];
         }
         sampler_end(&run->sampler);
     }
@@ -73,10 +71,9 @@ static void write_together(Run *run, size_t slots, Texts *texts, SamplingSetting
 }
 
 static void expect_texts(const Texts *found, const Texts *expected) {
-    size_t i, t;
-    for (i = 0; i < TEXTS; i++) {
+    for (size_t i = 0; i < TEXTS; i++) {
         const Completion *a = &found->text[i], *b = &expected->text[i];
-        for (t = 0; t < min_size(a->tokens, b->tokens); t++)
+        for (size_t t = 0; t < min_size(a->tokens, b->tokens); t++)
             if (a->ids[t] != b->ids[t]) test_fail("text %zu: token %zu is %d, alone %d", i, t, a->ids[t], b->ids[t]);
         if (a->tokens != b->tokens || a->ended != b->ended)
             test_fail("text %zu: %zu tokens, ended %d; alone %zu, %d", i, a->tokens, a->ended, b->tokens, b->ended);
@@ -91,18 +88,18 @@ TEST(texts_as_if_alone) {
     static const SamplingSettings settings[] = {{0, 0, 1, 0}, {1.5, 0, 1, 0}, {1, 5, 0.9, 0}};
     static Texts texts[2];
     const int bf16 = ops_device->stored == DTYPE_BF16;
-    size_t i, k, c, g, ended = 0;
-    for (i = 0; i < MODELS; i += EMULATED ? 3 : 1) {
+    size_t ended = 0;
+    for (size_t i = 0; i < MODELS; i += EMULATED ? 3 : 1) {
         Model model = tiny_model(models[i]);
         double *weights = tiny_weights(&model, 5);
-        for (g = 0; g < (EMULATED ? 2 : 3); g++) {
+        for (size_t g = 0; g < (EMULATED ? 2 : 3); g++) {
             Texts *alone = some_texts(&texts[0], model.config.vocab_size);
             Run *run = batch_run(&model, bf16 ? 1 : 4, 2, 1, weights, NULL);
             write_alone(run, alone, settings[g], end_ids, 2);
             run_close(run);
-            for (k = 0; k < TEXTS; k++) ended += (size_t)alone->text[k].ended;
-            for (k = 0; k < (bf16 ? 1 : sizeof(slots) / sizeof(slots[0])); k++) {
-                for (c = 0; c < (bf16 || EMULATED ? 1 : 3); c++) {
+            for (size_t k = 0; k < TEXTS; k++) ended += (size_t)alone->text[k].ended;
+            for (size_t k = 0; k < (bf16 ? 1 : sizeof(slots) / sizeof(slots[0])); k++) {
+                for (size_t c = 0; c < (bf16 || EMULATED ? 1 : 3); c++) {
                     Texts *together = some_texts(&texts[1], model.config.vocab_size);
                     test_case("%.30s..., %zu slots, chunks of %zu, temperature %g", models[i], slots[k], chunks[c],
                               settings[g].temperature);
@@ -127,7 +124,7 @@ static double logit_bound(void) {
 
 static void compare_logits(const Model *model, const double *weights, size_t slots) {
     Run *run = batch_run(model, 3, 2, slots, weights, NULL);
-    size_t V = model->config.vocab_size, row = V * dtype_size(model->dtype), t, b, v, active, listed[8];
+    size_t V = model->config.vocab_size, row = V * dtype_size(model->dtype), t, b, active, listed[8];
     double *alone = case_doubles(slots * TOKENS * V);
     char *stored = (char *)case_memory(slots * row);
     int32_t *text = (int32_t *)case_memory(slots * TOKENS * sizeof(int32_t)), next[8];
@@ -157,7 +154,7 @@ static void compare_logits(const Model *model, const double *weights, size_t slo
         cache_logits(&cache, &run->s, stored);
         for (b = 0; b < active; b++) {
             const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
-            for (v = 0; v < V; v++) {
+            for (size_t v = 0; v < V; v++) {
                 double difference = fabs(host_read(stored, model->dtype, b * V + v) - expected[v]);
                 if (!(difference <= logit_bound()))
                     test_fail("slot %zu, token %zu: logit %zu is off by %g", listed[b], cache.used[listed[b]] - 1, v,
@@ -173,11 +170,10 @@ static void compare_logits(const Model *model, const double *weights, size_t slo
 
 TEST(logits_of_steps) {
     static const size_t slots[] = {2, 7}; // odd: any order of slots
-    size_t i, k;
-    for (i = 0; i < MODELS; i++) {
+    for (size_t i = 0; i < MODELS; i++) {
         Model model = tiny_model(models[i]);
         double *weights = tiny_weights(&model, 5);
-        for (k = 0; k < 2; k++) {
+        for (size_t k = 0; k < 2; k++) {
             test_case("%.30s..., %zu slots", models[i], slots[k]);
             compare_logits(&model, weights, slots[k]);
         }
@@ -190,33 +186,29 @@ TEST(logits_of_steps) {
 static void golden_together(const char *name, size_t slots) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
     char folder[256];
-    size_t prompted, count, i, t;
-    int32_t *prompt, *expected, ids[5][12];
+    size_t prompted, count;
+    int32_t ids[5][12];
     Completion text[5];
-    RunSettings settings;
     SamplerBatch sampler;
-    WeightSource *source;
-    Model model;
-    Run *run;
     test_case("%s, %zu slots", name, slots);
     snprintf(folder, sizeof(folder), "test/golden/%s", name);
-    prompt = golden_ids(folder, "prompt", &prompted), expected = golden_ids(folder, "greedy", &count);
+    int32_t *prompt = golden_ids(folder, "prompt", &prompted), *expected = golden_ids(folder, "greedy", &count);
     assert_true(prompted == 6 && count == 12);
-    source = weights_open(folder);
-    model = model_build(&source->model.config, ops_device->stored);
-    settings = sampling_run(&model, 4, prompted + count);
+    WeightSource *source = weights_open(folder);
+    Model model = model_build(&source->model.config, ops_device->stored);
+    RunSettings settings = sampling_run(&model, 4, prompted + count);
     settings.rollout_slots = slots, settings.rollout_tokens = prompted + count;
-    run = run_open(settings, NULL);
+    Run *run = run_open(settings, NULL);
     weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
     sampler_batch_allocate(&sampler, &model, slots, prompted + count);
     memset(text, 0, sizeof(text));
-    for (i = 0; i < 5; i++) { // the odd ones are in the way: the prompt without its beginning
+    for (size_t i = 0; i < 5; i++) { // the odd ones are in the way: the prompt without its beginning
         text[i].prompt = prompt + (i % 2 ? i : 0), text[i].prompt_tokens = prompted - (i % 2 ? i : 0);
         text[i].ids = ids[i], text[i].room = i % 2 ? 3 * i : count;
     }
     sampler_batch(&sampler, &run->s, text, 5, &greedy, NULL, 0);
-    for (i = 0; i < 5; i += 2)
-        for (t = 0; t < count; t++)
+    for (size_t i = 0; i < 5; i += 2)
+        for (size_t t = 0; t < count; t++)
             if (ids[i][t] != expected[t])
                 test_fail("text %zu: greedy token %zu is %d, transformers gives %d", i, t, ids[i][t], expected[t]);
     sampler_batch_free(&sampler);
@@ -229,9 +221,8 @@ TEST(greedy_text_of_golden_models) {
     static const char *const names[] = {"gpt2",          "llama",      "llama3",       "qwen2",
                                         "qwen3",         "qwen3-yarn", "mistral",      "mistral-full",
                                         "qwen2-sliding", "gemma3",     "gemma3-linear"};
-    size_t i, slots;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        for (slots = 1; slots <= 5; slots += 2) golden_together(names[i], slots);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        for (size_t slots = 1; slots <= 5; slots += 2) golden_together(names[i], slots);
 }
 
 // A rollout's cache has its place in the plan, and uses all of it. Loss and gradients of a step are the same bits
@@ -240,15 +231,14 @@ TEST(plan_and_training) {
     static const size_t length[] = {9, 4}, slots[] = {1, 2, 7, 40};
     static const SamplingSettings settings = {1, 0, 1, 0};
     static Texts texts;
-    size_t i, k, round;
-    for (i = 1; i < MODELS; i++) {
-        for (k = 0; k < 4; k++) {
+    for (size_t i = 1; i < MODELS; i++) {
+        for (size_t k = 0; k < 4; k++) {
             Model model = tiny_model(models[i]);
             double *weights = tiny_weights(&model, 5), loss[2], *gradient[2];
             Batch batch = tiny_batch(length, 2, model.config.vocab_size, 0, 3);
             Run *run = batch_run(&model, 5, 3, slots[k], weights, &batch);
             test_case("%.30s..., %zu slots", models[i], slots[k]);
-            for (round = 0; round < 2; round++) {
+            for (size_t round = 0; round < 2; round++) {
                 run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
                 loss[round] = forward_backward(&run->s, &batch, 13, NULL);
                 gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
@@ -284,9 +274,8 @@ static void complete_two(const void *context) {
     Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0},
                           {prompt + 1, refused->prompt_tokens, 0, ids[1], refused->room, 0, 0}};
     SamplerBatch sampler;
-    Run *run;
     weights[model.model_offset[FINAL_NORM_WEIGHT]] = refused->weight;
-    run = batch_run(&model, 3, 2, 3, weights, NULL);
+    Run *run = batch_run(&model, 3, 2, 3, weights, NULL);
     sampler_batch_allocate(&sampler, &model, 3, refused->capacity);
     prompt[refused->prompt_tokens] = refused->id;
     sampler_batch(&sampler, &run->s, text, 2, &greedy, NULL, 0);

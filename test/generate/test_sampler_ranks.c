@@ -14,9 +14,8 @@ TEST(ranks_write_one_text) {
     const World world = {dist_ranks(), dist_rank(), ZERO_WEIGHTS, 1};
     SamplingSettings sampling = {1, 0, 1, 7 + dist_rank()};
     int32_t ids[TOKENS] = {3, 1, 4}, first[TOKENS];
-    Run *run;
     settings.world = world;
-    run = run_open(settings, NULL);
+    Run *run = run_open(settings, NULL);
     weights_init_random(&model, weights_sharding(&run->s.memory), ops_device, run->s.memory.weights, 5);
     generate(run, ids, 3, TOKENS, &sampling);
     memcpy(first, ids, sizeof(first));

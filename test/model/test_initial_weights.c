@@ -11,15 +11,15 @@ seed; NaN and infinities among loaded ones are refused by name.
 TEST(initial_values_follow_the_table) {
     const Ops *ops = ops_fenced();
     Model model = model_of(RANDOM_MODEL, ops->stored);
-    size_t size = dtype_size(model.dtype), i, j;
+    size_t size = dtype_size(model.dtype);
     void *device = ops->allocate(model.elements * size), *host = case_memory(model.elements * size);
     weights_init_random(&model, sharding_whole(), ops, device, 7);
     ops->copy_out(host, device, model.elements * size);
-    for (i = 0; i < model.parameter_count; i++) {
+    for (size_t i = 0; i < model.parameter_count; i++) {
         const Parameter *p = &model.parameters[i];
         size_t count = parameter_elements(p);
         double mean = 0, square = 0;
-        for (j = 0; j < count; j++) {
+        for (size_t j = 0; j < count; j++) {
             double x = element_read(host, model.dtype, p->offset + j);
             mean += x / (double)count, square += x * x / (double)count;
             if (!p->init_std && x != (p->ones ? 1 : 0)) test_fail("%s[%zu] is %g", p->name, j, x);
@@ -45,22 +45,21 @@ TEST(initial_values_are_normal) {
     const size_t count = 1u << 20;
     float *values = (float *)case_memory(count * sizeof(float));
     double distance = 0, moment[5] = {0}, pairs = 0, squares = 0;
-    size_t i, tail = 0;
-    int k;
+    size_t tail = 0;
     model.parameters[0].init_std = 1;
     initial_weights(&model, 0, 0, count, 1234, DTYPE_FP32, values);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         double x = values[i], power = 1;
-        for (k = 1; k <= 4; k++) power *= x, moment[k] += power / (double)count;
+        for (int k = 1; k <= 4; k++) power *= x, moment[k] += power / (double)count;
         tail += fabs(x) > 4;
     }
-    for (i = 0; i < count; i += 2) { // the two of a pair
+    for (size_t i = 0; i < count; i += 2) { // the two of a pair
         pairs += (double)values[i] * values[i + 1] / (double)(count / 2);
         squares +=
             ((double)values[i] * values[i] - 1) * ((double)values[i + 1] * values[i + 1] - 1) / (double)(count / 2);
     }
     qsort(values, count, sizeof(float), compare_floats);
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         double expected = 0.5 * erfc(-values[i] * 0.70710678118654752);
         distance = fmax(distance, fmax(fabs(expected - (double)i / (double)count),
                                        fabs(expected - (double)(i + 1) / (double)count)));
@@ -79,10 +78,10 @@ TEST(initial_values_depend_on_the_seed_alone) {
     float *whole = (float *)case_memory(count * sizeof(float)), *piece = (float *)case_memory(count * sizeof(float));
     uint16_t *rounded = (uint16_t *)case_memory(count * 2);
     double *wide = (double *)case_memory(count * 8);
-    size_t i, k, same = 0;
+    size_t i, same = 0;
     uint64_t hash = 0;
     initial_weights(&model, 0, 0, count, 5, DTYPE_FP32, whole);
-    for (k = 0; k < 30; k++) { // any piece that begins at an even number
+    for (size_t k = 0; k < 30; k++) { // any piece that begins at an even number
         size_t begin = test_random_below(count) & ~(size_t)1, n = test_random_below(count - begin + 1);
         initial_weights(&model, 0, begin, n, 5, DTYPE_FP32, piece);
         if (memcmp(piece, whole + begin, n * sizeof(float)) != 0) test_fail("elements %zu to %zu", begin, begin + n);

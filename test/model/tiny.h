@@ -15,11 +15,11 @@ typedef struct {
 // Weights that leave no gradient degenerate: matrices ~ N(0, 1.5/cols), norms around 1, biases ~ 0.2 N(0, 1).
 static double *tiny_weights(const Model *model, uint64_t seed) {
     double *w = (double *)checked_malloc(model->elements * sizeof(double), "weights");
-    size_t i, j;
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         double deviation = p->role == ROLE_EMBEDDING ? 0.7 : p->cols ? sqrt(1.5 / (double)p->cols) : 0.2;
-        for (j = 0; j < parameter_elements(p); j++) w[p->offset + j] = p->ones + deviation * random_normal(seed, i, j);
+        for (size_t j = 0; j < parameter_elements(p); j++)
+            w[p->offset + j] = p->ones + deviation * random_normal(seed, i, j);
     }
     return w;
 }
@@ -41,8 +41,7 @@ static double host_read(const void *in, DType type, size_t i) {
 
 static void device_write(const Ops *ops, void *device, DType type, const double *values, size_t count) {
     void *host = checked_malloc(count * dtype_size(type), "a copy");
-    size_t i;
-    for (i = 0; i < count; i++) host_write(host, type, i, values[i]);
+    for (size_t i = 0; i < count; i++) host_write(host, type, i, values[i]);
     ops->copy_in(device, host, count * dtype_size(type));
     free(host);
 }
@@ -50,9 +49,8 @@ static void device_write(const Ops *ops, void *device, DType type, const double 
 static double *device_read(const Ops *ops, const void *device, DType type, size_t count) {
     void *host = checked_malloc(count * dtype_size(type), "a copy");
     double *values = (double *)checked_malloc(count * sizeof(double), "values");
-    size_t i;
     ops->copy_out(host, device, count * dtype_size(type));
-    for (i = 0; i < count; i++) values[i] = host_read(host, type, i);
+    for (size_t i = 0; i < count; i++) values[i] = host_read(host, type, i);
     free(host);
     return values;
 }
@@ -60,14 +58,13 @@ static double *device_read(const Ops *ops, const void *device, DType type, size_
 // One stream of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at random;
 // 2 also every target of the documents with odd numbers; 3 every target.
 static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int masked, uint64_t seed) {
-    size_t N = 0, d, t;
-    Batch batch;
+    size_t N = 0, d;
     for (d = 0; d < documents; d++) N += length[d];
-    batch = batch_allocate(N, documents);
+    Batch batch = batch_allocate(N, documents);
     for (d = 0, N = 0; d < documents; d++) batch.document_start[d] = N, N += length[d];
     batch_set_positions(&batch);
     for (d = 0; d < documents; d++) {
-        for (t = batch.document_start[d]; t < batch.document_start[d + 1]; t++) {
+        for (size_t t = batch.document_start[d]; t < batch.document_start[d + 1]; t++) {
             int mask = masked == 3 || (masked && random_below(seed, 3, t, 3) == 0) || (masked == 2 && d % 2);
             batch.tokens[t] = (int32_t)random_below(seed, 1, t, V);
             batch.targets[t] = mask ? -1 : (int32_t)random_below(seed, 2, t, V);
@@ -95,8 +92,8 @@ static void *poisoned_host_memory(const Ops *ops, size_t bytes) {
 // Gradients and loss of `count` micro-batches accumulated, with settings on the given op set. Planned first, so every
 // result also says that the run keeps to its plan; the memory is poisoned with NaN. adapters: with LoRA, whose gradients the
 // result then has.
-static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights,
-                                          const double *adapters, const Batch *batches, size_t count) {
+static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights, const double *adapters,
+                                   const Batch *batches, size_t count) {
     const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
     Batch largest = batches[0];
     TinyResult result = {0, NULL, trained->elements};
@@ -104,25 +101,21 @@ static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const d
     OptimizerState state;
     StreamBP s;
     Arena arena;
-    Plan plan;
-    void *memory, *host;
-    double Z;
-    size_t i;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         counts = target_counts_add(counts, batch_count(&batches[i]));
         if (batches[i].N > largest.N) largest = batches[i];
     }
-    Z = objective_normaliser(&settings.objective, counts);
+    double Z = objective_normaliser(&settings.objective, counts);
     settings.backward = 1;
-    plan = plan_make(&settings, &largest);
-    memory = poisoned_memory(ops, plan.total_bytes), host = poisoned_host_memory(ops, plan.host_bytes);
+    Plan plan = plan_make(&settings, &largest);
+    void *memory = poisoned_memory(ops, plan.total_bytes), *host = poisoned_host_memory(ops, plan.host_bytes);
     arena_init(&arena, memory, plan.total_bytes);
     run_begin(&s, &state, &settings, ops, &arena, &largest);
     arena_init(&s.host, host, plan.host_bytes);
     device_write(ops, s.memory.weights, model->dtype, weights, model->elements);
     if (adapters) device_write(ops, s.memory.adapters, model->dtype, adapters, trained->elements);
     ops->zero(s.memory.gradients, trained->elements * dtype_size(settings.gradient_type));
-    for (i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z, NULL);
+    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z, NULL);
     result.gradient = device_read(ops, s.memory.gradients, settings.gradient_type, trained->elements);
     run_end(&s);
     ops->release(memory, plan.total_bytes);
@@ -131,14 +124,13 @@ static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const d
 }
 
 static TinyResult tiny_run_on(const Ops *ops, RunSettings settings, const double *weights, const Batch *batches,
-                                     size_t count) {
+                              size_t count) {
     return tiny_run_trained(ops, settings, weights, NULL, batches, count);
 }
 
-static TinyResult tiny_run(const Model *model, const double *weights, Method method, size_t chunk,
-                                  size_t logits_chunk, const Batch *batch) {
-    RunSettings settings;
-    memset(&settings, 0, sizeof(settings));
+static TinyResult tiny_run(const Model *model, const double *weights, Method method, size_t chunk, size_t logits_chunk,
+                           const Batch *batch) {
+    RunSettings settings = {0};
     settings.model = model, settings.method = method;
     settings.chunk = chunk, settings.logits_chunk = logits_chunk;
     settings.gradient_type = model->dtype;
@@ -148,8 +140,7 @@ static TinyResult tiny_run(const Model *model, const double *weights, Method met
 // Relative L2 difference of one parameter's gradient.
 static double tiny_difference(const Parameter *p, const double *found, const double *expected) {
     double difference = 0, size = 0;
-    size_t i;
-    for (i = p->offset; i < p->offset + parameter_elements(p); i++) {
+    for (size_t i = p->offset; i < p->offset + parameter_elements(p); i++) {
         difference += (found[i] - expected[i]) * (found[i] - expected[i]);
         size += expected[i] * expected[i];
     }

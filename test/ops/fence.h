@@ -34,9 +34,8 @@ static int fence_on_gpu(void) {
 }
 
 static void fence_protect(int protection) {
-    size_t i;
     if (fence_on_gpu()) return;
-    for (i = 0; i < fence.blocks; i++)
+    for (size_t i = 0; i < fence.blocks; i++)
         if (mprotect(fence.begin[i], fence.bytes[i], protection) != 0)
             die("the fence around device memory: mprotect of %zu bytes: %s", fence.bytes[i], strerror(errno));
 }
@@ -65,8 +64,7 @@ static size_t fence_block(const void *pointer) {
 
 // tensor[count], of which `names` is "(out, x, w)"
 static void fence_tensors(const char *op, const char *names, const void *const *tensor, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (tensor[i] && fence_block(tensor[i]) == FENCE_BLOCKS)
             die("%s: tensor %zu of %s is not in device memory", op, i + 1, names);
 }
@@ -246,7 +244,7 @@ static int64_t fenced_load(void *device, const void *host, size_t bytes) {
 #define FENCE_LIST(...)                                                                                                \
     { __VA_ARGS__ }
 #define FENCED_OP(type, name, parameters, arguments, tensors)                                                          \
-    static type fenced_##name parameters {                                                                      \
+    static type fenced_##name parameters {                                                                             \
         const void *const tensor[] = FENCE_LIST tensors;                                                               \
         FENCE_OPEN(#name);                                                                                             \
         fence_tensors(#name, #tensors, tensor, sizeof(tensor) / sizeof(tensor[0]));                                    \

@@ -14,8 +14,7 @@ enum { FLOATS = 5000 }; // more than a page, not a whole number of pages
 // ---- the fence itself ---------------------------------------------------------------------------------------------------
 TEST(every_op_is_wrapped) {
     const Ops *ops = ops_fenced();
-    size_t slot;
-    for (slot = 0; slot < FENCE_SLOTS; slot++) {
+    for (size_t slot = 0; slot < FENCE_SLOTS; slot++) {
         const size_t offset = offsetof(Ops, allocate) + slot * sizeof(void (*)(void));
         void (*original)(void), (*wrapped)(void);
         memcpy(&original, (const char *)ops_device + offset, sizeof(original));
@@ -67,8 +66,7 @@ static void expect_code(ChildBody body, const Access *access, int code) {
 
 static void fill(const Ops *ops, void *device, float value) {
     float host[FLOATS];
-    size_t i;
-    for (i = 0; i < FLOATS; i++) host[i] = value;
+    for (size_t i = 0; i < FLOATS; i++) host[i] = value;
     ops->copy_in(device, host, sizeof(host));
 }
 
@@ -79,11 +77,10 @@ TEST(outside_an_op_nothing_is_readable) {
     void *fenced = ops->allocate(FLOATS * sizeof(float)), *other = ops->allocate(1);
     void *plain = ops_device->allocate(FLOATS * sizeof(float));
     Access access = {ops, (volatile float *)fenced, 0, host};
-    size_t i;
     expect_code(write_device, &access, 1000 + SIGSEGV); // before any op
     fill(ops, fenced, 7.0f);
     fill(ops_device, plain, 7.0f);
-    for (i = 0; i < sizeof(indices) / sizeof(indices[0]); i++) {
+    for (size_t i = 0; i < sizeof(indices) / sizeof(indices[0]); i++) {
         access.index = indices[i];
         access.device = (volatile float *)fenced;
         test_case("element %zu", indices[i]);
@@ -143,22 +140,19 @@ static Trained train_once(const Ops *ops, const Model *model, Method method, con
                           const Batch *batch) {
     static const AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 5, 0};
     static const SamplingSettings sampling = {1.0, 0, 1.0, 3};
-    size_t n = model->elements, t;
-    RunSettings settings;
+    size_t n = model->elements;
     OptimizerState state;
     StreamBP s;
     Arena arena;
-    Plan plan;
     Sampler sampler;
     Trained trained;
-    void *memory;
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     settings.model = model, settings.method = method, settings.chunk = 7, settings.logits_chunk = 5;
     settings.backward = settings.optimizer = settings.master = 1;
     settings.gradient_type = model->dtype, settings.moment_type = DTYPE_FP32;
     settings.cache_tokens = TEXT;
-    plan = plan_make(&settings, batch);
-    memory = ops->allocate(plan.total_bytes);
+    Plan plan = plan_make(&settings, batch);
+    void *memory = ops->allocate(plan.total_bytes);
     arena_init(&arena, memory, plan.total_bytes);
     sampler_allocate(&sampler, model, TEXT);
     run_begin(&s, &state, &settings, ops, &arena, batch);
@@ -174,7 +168,7 @@ static Trained train_once(const Ops *ops, const Model *model, Method method, con
     sampler_begin(&sampler, &s);
     memcpy(trained.text, batch->tokens, PROMPT * sizeof(int32_t));
     sampler_feed(&sampler, trained.text, PROMPT);
-    for (t = PROMPT; t < TEXT; t++) trained.text[t] = sampler_next(&sampler, &sampling);
+    for (size_t t = PROMPT; t < TEXT; t++) trained.text[t] = sampler_next(&sampler, &sampling);
     sampler_end(&sampler);
     trained.weights = device_read(ops, s.memory.weights, model->dtype, n);
     trained.m = device_read(ops, state.m, DTYPE_FP32, n);
@@ -186,8 +180,7 @@ static Trained train_once(const Ops *ops, const Model *model, Method method, con
 
 static void trains_behind_the_fence(Method method) {
     static const size_t length[] = {11, 1, 9, 12};
-    size_t i;
-    for (i = 0; i < MODELS; i++) {
+    for (size_t i = 0; i < MODELS; i++) {
         Config config = config_from_text(models[i], "test", EXIT_USAGE);
         Model model = model_build(&config, ops_device->stored);
         double *weights = tiny_weights(&model, 7);

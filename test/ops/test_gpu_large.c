@@ -25,12 +25,11 @@ static double normal_at(uint64_t seed, size_t i) {
 
 static Guarded *normal(GuardedRole role, const char *name, DType type, size_t count, double mean, double deviation) {
     const uint64_t seed = test_random();
-    Guarded *t;
-    size_t i;
     if (count < 1000000) return guarded_normal(role, name, type, count, mean, deviation);
-    t = guarded_poison(role, name, type, count);
+    Guarded *t = guarded_poison(role, name, type, count);
 #pragma omp parallel for
-    for (i = 0; i < count; i++) element_write(t->before + t->offset, type, i, mean + deviation * normal_at(seed, i));
+    for (size_t i = 0; i < count; i++)
+        element_write(t->before + t->offset, type, i, mean + deviation * normal_at(seed, i));
     return t;
 }
 
@@ -50,29 +49,26 @@ static void *twin(const Guarded *t) {
 // Holds what op set "cuda" left in t against what op set "cpu" left in its twin.
 static void expect_twin(const Guarded *t, const void *memory, double scale) {
     double *expected = case_doubles(t->count);
-    size_t i;
-    for (i = 0; i < t->count; i++) expected[i] = element_read(memory, t->type, i);
+    for (size_t i = 0; i < t->count; i++) expected[i] = element_read(memory, t->type, i);
     expect_within(t, expected, SLACK, scale);
 }
 
 static int32_t *random_indices(size_t n, size_t limit) {
     int32_t *index = (int32_t *)case_memory(n * sizeof(int32_t));
-    size_t t;
-    for (t = 0; t < n; t++) index[t] = (int32_t)test_random_below(limit);
+    for (size_t t = 0; t < n; t++) index[t] = (int32_t)test_random_below(limit);
     index[n / 2] = (int32_t)limit - 1;
     return index;
 }
 
 // ---- matrix products -----------------------------------------------------------------------------------------------------------
 static void linear_case(size_t n, size_t C, size_t OC, int with_bias) {
-    Guarded *x, *weight, *bias, *residual, *out, *dx, *dweight, *dbias;
-    void *x2, *weight2, *bias2, *residual2, *out2, *dx2, *dweight2, *dbias2;
     test_case("n=%zu C=%zu OC=%zu%s", n, C, OC, with_bias ? " with bias" : "");
-    x = input("x", n * C), weight = input("weight", OC * C), bias = with_bias ? input("bias", OC) : NULL;
-    residual = input("residual", n * OC), out = output("out", n * OC);
-    dx = output("dx", n * C), dweight = sums("dweight", OC * C), dbias = with_bias ? sums("dbias", OC) : NULL;
-    x2 = twin(x), weight2 = twin(weight), bias2 = bias ? twin(bias) : NULL, residual2 = twin(residual);
-    out2 = twin(out), dx2 = twin(dx), dweight2 = twin(dweight), dbias2 = dbias ? twin(dbias) : NULL;
+    Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *bias = with_bias ? input("bias", OC) : NULL;
+    Guarded *residual = input("residual", n * OC), *out = output("out", n * OC);
+    Guarded *dx = output("dx", n * C), *dweight = sums("dweight", OC * C),
+            *dbias = with_bias ? sums("dbias", OC) : NULL;
+    void *x2 = twin(x), *weight2 = twin(weight), *bias2 = bias ? twin(bias) : NULL, *residual2 = twin(residual);
+    void *out2 = twin(out), *dx2 = twin(dx), *dweight2 = twin(dweight), *dbias2 = dbias ? twin(dbias) : NULL;
     CALL((gpu->linear_forward(out->data, x->data, weight->data, bias ? bias->data : NULL, residual->data, n, C, OC),
           gpu->linear_backward_input(dx->data, residual->data, weight->data, n, C, OC, 0),
           gpu->linear_backward_weight(dweight->data, dbias ? dbias->data : NULL, residual->data, x->data, n, C, OC)));
@@ -98,17 +94,17 @@ TEST(linear) {
 
 // ---- rows ----------------------------------------------------------------------------------------------------------------------
 static void norm_case(int layernorm, size_t n, size_t C, int accumulate) {
-    Guarded *x, *w, *b, *out, *dout, *dx, *dw, *db, *scratch;
-    void *x2, *w2, *b2, *out2, *dout2, *dx2, *dw2, *db2, *scratch2;
     const double eps = 1e-6, offset = n % 2 ? 1.0 : 0.0; // as Gemma has it
     test_case("%s n=%zu C=%zu", layernorm ? "layernorm" : "rmsnorm", n, C);
-    x = input("x", n * C), w = input("w", C), b = layernorm ? input("b", C) : NULL, out = output("out", n * C);
-    dout = input("dout", n * C), dw = sums("dw", C), db = layernorm ? sums("db", C) : NULL;
-    dx = normal(CHANGED, "dx", gpu->stored, n * C, 0.0, 1.0);
-    scratch = scratch_of(gpu->norm_backward_scratch(n, C));
-    scratch2 = case_memory((cpu->norm_backward_scratch(n, C) + 1) * dtype_size(cpu->summed));
-    x2 = twin(x), w2 = twin(w), b2 = b ? twin(b) : NULL, out2 = twin(out), dout2 = twin(dout), dx2 = twin(dx);
-    dw2 = twin(dw), db2 = db ? twin(db) : NULL;
+    Guarded *x = input("x", n * C), *w = input("w", C), *b = layernorm ? input("b", C) : NULL,
+            *out = output("out", n * C);
+    Guarded *dout = input("dout", n * C), *dw = sums("dw", C), *db = layernorm ? sums("db", C) : NULL;
+    Guarded *dx = normal(CHANGED, "dx", gpu->stored, n * C, 0.0, 1.0);
+    Guarded *scratch = scratch_of(gpu->norm_backward_scratch(n, C));
+    void *scratch2 = case_memory((cpu->norm_backward_scratch(n, C) + 1) * dtype_size(cpu->summed));
+    void *x2 = twin(x), *w2 = twin(w), *b2 = b ? twin(b) : NULL, *out2 = twin(out), *dout2 = twin(dout),
+         *dx2 = twin(dx);
+    void *dw2 = twin(dw), *db2 = db ? twin(db) : NULL;
     if (layernorm) {
         CALL((gpu->layernorm_forward(out->data, x->data, w->data, b->data, n, C, eps),
               gpu->layernorm_backward(dx->data, dw->data, db->data, dout->data, x->data, w->data, n, C, eps, accumulate,
@@ -138,19 +134,16 @@ TEST(norms) {
 }
 
 static void rope_case(size_t n, size_t heads, size_t HD) {
-    Guarded *x, *dx, *position, *frequency;
-    void *x2, *dx2;
     float *frequencies;
     int32_t *positions;
-    size_t i;
     test_case("n=%zu heads=%zu HD=%zu", n, heads, HD);
     positions = random_indices(n, 131072), frequencies = (float *)case_memory(HD / 2 * sizeof(float));
-    for (i = 0; i < HD / 2; i++) frequencies[i] = (float)pow(1e6, -2.0 * (double)i / (double)HD);
-    position = guarded_bytes(INPUT, "position", positions, 4, n);
-    frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, HD / 2);
-    x = normal(CHANGED, "x", gpu->stored, n * heads * HD, 0.0, 1.0);
-    dx = normal(CHANGED, "dx", gpu->stored, n * heads * HD, 0.0, 1.0);
-    x2 = twin(x), dx2 = twin(dx);
+    for (size_t i = 0; i < HD / 2; i++) frequencies[i] = (float)pow(1e6, -2.0 * (double)i / (double)HD);
+    Guarded *position = guarded_bytes(INPUT, "position", positions, 4, n);
+    Guarded *frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, HD / 2);
+    Guarded *x = normal(CHANGED, "x", gpu->stored, n * heads * HD, 0.0, 1.0);
+    Guarded *dx = normal(CHANGED, "dx", gpu->stored, n * heads * HD, 0.0, 1.0);
+    void *x2 = twin(x), *dx2 = twin(dx);
     CALL((gpu->rope_forward(x->data, position->data, frequency->data, n, heads, HD),
           gpu->rope_backward(dx->data, position->data, frequency->data, n, heads, HD)));
     cpu->rope_forward(x2, positions, frequencies, n, heads, HD);
@@ -165,16 +158,14 @@ TEST(rope) {
 }
 
 static void embedding_case(size_t n, size_t rows, size_t C) {
-    Guarded *tokens, *wte, *out, *dx, *dw, *scratch;
-    void *wte2, *out2, *dx2, *dw2, *scratch2;
-    int32_t *index;
     test_case("n=%zu rows=%zu C=%zu", n, rows, C);
-    index = random_indices(n, rows);
-    tokens = guarded_bytes(INPUT, "tokens", index, 4, n), wte = input("wte", rows * C), out = output("out", n * C);
-    dx = input("dx", n * C), dw = sums("dw", rows * C);
-    scratch = scratch_of(gpu->embedding_backward_scratch(n, rows, C));
-    scratch2 = case_memory((cpu->embedding_backward_scratch(n, rows, C) + 1) * dtype_size(cpu->summed));
-    wte2 = twin(wte), out2 = twin(out), dx2 = twin(dx), dw2 = twin(dw);
+    int32_t *index = random_indices(n, rows);
+    Guarded *tokens = guarded_bytes(INPUT, "tokens", index, 4, n), *wte = input("wte", rows * C),
+            *out = output("out", n * C);
+    Guarded *dx = input("dx", n * C), *dw = sums("dw", rows * C);
+    Guarded *scratch = scratch_of(gpu->embedding_backward_scratch(n, rows, C));
+    void *scratch2 = case_memory((cpu->embedding_backward_scratch(n, rows, C) + 1) * dtype_size(cpu->summed));
+    void *wte2 = twin(wte), *out2 = twin(out), *dx2 = twin(dx), *dw2 = twin(dw);
     CALL((gpu->embedding_forward(out->data, tokens->data, NULL, wte->data, NULL, n, C, 33.5),
           gpu->embedding_backward(dw->data, gpu->summed, dx->data, tokens->data, n, rows, C, 33.5, scratch->data)));
     cpu->embedding_forward(out2, index, NULL, wte2, NULL, n, C, 33.5);
@@ -192,18 +183,16 @@ TEST(embedding) {
 // ---- elementwise -----------------------------------------------------------------------------------------------------------------
 TEST(activations) {
     static const size_t shapes[][2] = {{4096, 12288}, {2047, 11009}};
-    size_t s;
-    for (s = 0; s < 2; s++) {
+    for (size_t s = 0; s < 2; s++) {
         size_t n = shapes[s][0], FF = shapes[s][1];
-        Guarded *gate_up, *dout, *swiglu, *dgate_up, *geglu, *dgeglu, *gelu, *dx;
-        void *gate_up2, *dout2, *swiglu2, *dgate_up2, *geglu2, *dgeglu2, *gelu2, *dx2;
         test_case("n=%zu FF=%zu", n, FF);
-        gate_up = input("gate_up", n * 2 * FF), dout = input("dout", n * FF), swiglu = output("swiglu", n * FF);
-        dgate_up = output("dgate_up", n * 2 * FF), gelu = output("gelu", n * FF), dx = output("dx", n * FF);
-        gate_up2 = twin(gate_up), dout2 = twin(dout), swiglu2 = twin(swiglu), dgate_up2 = twin(dgate_up);
-        gelu2 = twin(gelu), dx2 = twin(dx);
-        geglu = output("geglu", n * FF), dgeglu = output("dgeglu", n * 2 * FF);
-        geglu2 = twin(geglu), dgeglu2 = twin(dgeglu);
+        Guarded *gate_up = input("gate_up", n * 2 * FF), *dout = input("dout", n * FF),
+                *swiglu = output("swiglu", n * FF);
+        Guarded *dgate_up = output("dgate_up", n * 2 * FF), *gelu = output("gelu", n * FF), *dx = output("dx", n * FF);
+        void *gate_up2 = twin(gate_up), *dout2 = twin(dout), *swiglu2 = twin(swiglu), *dgate_up2 = twin(dgate_up);
+        void *gelu2 = twin(gelu), *dx2 = twin(dx);
+        Guarded *geglu = output("geglu", n * FF), *dgeglu = output("dgeglu", n * 2 * FF);
+        void *geglu2 = twin(geglu), *dgeglu2 = twin(dgeglu);
         CALL((gpu->swiglu_forward(swiglu->data, gate_up->data, n, FF),
               gpu->swiglu_backward(dgate_up->data, dout->data, gate_up->data, n, FF),
               gpu->geglu_forward(geglu->data, gate_up->data, n, FF),
@@ -228,25 +217,22 @@ TEST(activations) {
 TEST(optimizer) {
     static const size_t counts[] = {4096 * 12288, 10000019};
     const AdamW step = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0};
-    size_t c;
-    for (c = 0; c < 2; c++) {
+    for (size_t c = 0; c < 2; c++) {
         size_t count = counts[c];
-        Guarded *w, *m, *v, *g, *gradient, *in, *rounded;
-        void *w2, *m2, *v2, *g2, *gradient2, *in2, *rounded2;
-        double found = 0.0, expected;
+        double found = 0.0;
         test_case("count=%zu", count);
-        w = normal(CHANGED, "w", gpu->stored, count, 0.0, 1.0), g = input("g", count);
-        m = normal(CHANGED, "m", DTYPE_FP32, count, 0.0, 1.0);
-        v = normal(CHANGED, "v", DTYPE_FP32, count, 10.0, 1.0); // positive
-        gradient = normal(CHANGED, "gradient", gpu->stored, count, 0.0, 1.0);
-        in = normal(INPUT, "in", gpu->summed, count, 0.0, 1.0), rounded = output("rounded", count);
-        w2 = twin(w), m2 = twin(m), v2 = twin(v), g2 = twin(g), gradient2 = twin(gradient), in2 = twin(in);
-        rounded2 = twin(rounded);
+        Guarded *w = normal(CHANGED, "w", gpu->stored, count, 0.0, 1.0), *g = input("g", count);
+        Guarded *m = normal(CHANGED, "m", DTYPE_FP32, count, 0.0, 1.0);
+        Guarded *v = normal(CHANGED, "v", DTYPE_FP32, count, 10.0, 1.0); // positive
+        Guarded *gradient = normal(CHANGED, "gradient", gpu->stored, count, 0.0, 1.0);
+        Guarded *in = normal(INPUT, "in", gpu->summed, count, 0.0, 1.0), *rounded = output("rounded", count);
+        void *w2 = twin(w), *m2 = twin(m), *v2 = twin(v), *g2 = twin(g), *gradient2 = twin(gradient), *in2 = twin(in);
+        void *rounded2 = twin(rounded);
         CALL((found = gpu->sum_of_squares(g->data, gpu->stored, count),
               gpu->adamw(w->data, NULL, g->data, gpu->stored, m->data, v->data, DTYPE_FP32, count, &step),
               gpu->gradient_add(gradient->data, gpu->stored, in->data, count),
               gpu->round_sums(rounded->data, in->data, count)));
-        expected = cpu->sum_of_squares(g2, cpu->stored, count);
+        double expected = cpu->sum_of_squares(g2, cpu->stored, count);
         cpu->adamw(w2, NULL, g2, cpu->stored, m2, v2, DTYPE_FP32, count, &step);
         cpu->gradient_add(gradient2, cpu->stored, in2, count);
         cpu->round_sums(rounded2, in2, count);
@@ -263,20 +249,16 @@ TEST(optimizer) {
 // ---- the loss head -----------------------------------------------------------------------------------------------------------------
 TEST(logprob) {
     static const size_t shapes[][2] = {{1031, 50257}, {1024, 50304}, {301, 151936}};
-    size_t s, t;
-    for (s = 0; s < 3; s++) {
+    for (size_t s = 0; s < 3; s++) {
         size_t n = shapes[s][0], V = shapes[s][1];
-        Guarded *logits, *g_targets, *weight, *logp;
-        void *logits2, *weight2, *logp2;
-        int32_t *targets;
         test_case("n=%zu V=%zu", n, V);
-        targets = random_indices(n, V);
-        for (t = 0; t < n; t += 5) targets[t] = -1;
-        logits = normal(CHANGED, "logits", gpu->stored, n * V, 0.0, 3.0);
-        g_targets = guarded_bytes(INPUT, "targets", targets, 4, n);
-        weight = normal(INPUT, "weight", gpu->summed, n, 0.0, 1.0),
-        logp = guarded_poison(CHANGED, "logp", gpu->summed, n);
-        logits2 = twin(logits), weight2 = twin(weight), logp2 = twin(logp);
+        int32_t *targets = random_indices(n, V);
+        for (size_t t = 0; t < n; t += 5) targets[t] = -1;
+        Guarded *logits = normal(CHANGED, "logits", gpu->stored, n * V, 0.0, 3.0);
+        Guarded *g_targets = guarded_bytes(INPUT, "targets", targets, 4, n);
+        Guarded *weight = normal(INPUT, "weight", gpu->summed, n, 0.0, 1.0),
+                *logp = guarded_poison(CHANGED, "logp", gpu->summed, n);
+        void *logits2 = twin(logits), *weight2 = twin(weight), *logp2 = twin(logp);
         CALL(gpu->logprob(logp->data, NULL, logits->data, g_targets->data, weight->data, n, V, 0.9));
         cpu->logprob(logp2, NULL, logits2, targets, weight2, n, V, 0.9);
         expect_twin(logp, logp2, 3.0);
@@ -299,29 +281,27 @@ static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV
     const size_t N = span[count - 1].end + 100, rows = n * NH, most = rows * HD;
     const size_t forward = cudnn_calls(0), backward = cudnn_calls(1);
     const double scale = 1.0 / sqrt((double)HD);
-    Spans spans;
-    Guarded *q, *k, *v, *dout, *out, *lse, *dq, *dk, *dv, *scratch, *given_out, *given_lse;
-    void *q2, *k2, *v2, *dout2, *out2, *lse2, *dq2, *dk2, *dv2, *scratch2;
-    memset(&spans, 0, sizeof(spans));
+    Spans spans = {0};
     spans.span = span, spans.count = count, spans.window = case_window;
     test_case("%zu queries from %zu on of %zu tokens, %zu spans, NH=%zu NKV=%zu HD=%zu, window %zu%s", n, t0, N, count,
               NH, NKV, HD, case_window, aligned ? "" : ", unaligned");
     testing.aligned = aligned;
-    q = input("q", most), k = input("k", N * NKV * HD), v = input("v", N * NKV * HD), dout = input("dout", most);
-    out = output("out", most), lse = guarded_poison(CHANGED, "lse", gpu->summed, rows);
-    scratch = scratch_of(gpu->attention_scratch(n, NH, NKV, HD));
-    scratch2 = case_memory((cpu->attention_scratch(n, NH, NKV, HD) + 1) * dtype_size(cpu->summed));
-    q2 = twin(q), k2 = twin(k), v2 = twin(v), dout2 = twin(dout), out2 = twin(out), lse2 = twin(lse);
+    Guarded *q = input("q", most), *k = input("k", N * NKV * HD), *v = input("v", N * NKV * HD),
+            *dout = input("dout", most);
+    Guarded *out = output("out", most), *lse = guarded_poison(CHANGED, "lse", gpu->summed, rows);
+    Guarded *scratch = scratch_of(gpu->attention_scratch(n, NH, NKV, HD));
+    void *scratch2 = case_memory((cpu->attention_scratch(n, NH, NKV, HD) + 1) * dtype_size(cpu->summed));
+    void *q2 = twin(q), *k2 = twin(k), *v2 = twin(v), *dout2 = twin(dout), *out2 = twin(out), *lse2 = twin(lse);
     CALL(gpu->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, NH, NKV, HD, scale,
                                 scratch->data));
     cpu->attention_forward(out2, lse2, q2, k2, v2, spans, NH, NKV, HD, scale, scratch2);
     expect_twin(out, out2, 0.0);
     expect_twin(lse, lse2, 1.0);
     // both backwards from the same out and lse
-    given_out = guarded_bytes(INPUT, "given out", out2, dtype_size(gpu->stored), most);
-    given_lse = guarded_bytes(INPUT, "given lse", lse2, dtype_size(gpu->summed), rows);
-    dq = output("dq", most), dk = sums("dk", N * NKV * HD), dv = sums("dv", N * NKV * HD);
-    dq2 = twin(dq), dk2 = twin(dk), dv2 = twin(dv);
+    Guarded *given_out = guarded_bytes(INPUT, "given out", out2, dtype_size(gpu->stored), most);
+    Guarded *given_lse = guarded_bytes(INPUT, "given lse", lse2, dtype_size(gpu->summed), rows);
+    Guarded *dq = output("dq", most), *dk = sums("dk", N * NKV * HD), *dv = sums("dv", N * NKV * HD);
+    void *dq2 = twin(dq), *dk2 = twin(dk), *dv2 = twin(dv);
     CALL(gpu->attention_backward(dq->data, dk->data, dv->data, dout->data, given_out->data, q->data, k->data, v->data,
                                  given_lse->data, spans, NH, NKV, HD, scale, scratch->data));
     cpu->attention_backward(dq2, dk2, dv2, dout2, out2, q2, k2, v2, lse2, spans, NH, NKV, HD, scale, scratch2);
@@ -351,8 +331,7 @@ TEST(attention_windows_large) {
     static const Span documents[] = {
         {0, 3000, 3095, 0}, {3095, 3095, 3096, 95}, {3096, 3096, 5619, 96}, {5619, 5619, 6500, 2619}};
     static const size_t windows[] = {4096, 1024, 512, 333, 1};
-    size_t w;
-    for (w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
+    for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
         case_window = windows[w];
         attention_case(&end, 1, 8, 2, 128, ALIGNED);
         attention_case(&end, 1, 4, 1, 256, ALIGNED);
@@ -371,12 +350,11 @@ TEST(attention_large) {
                                      {3607, 3607, 4119, 607},
                                      {4119, 4119, 6500, 1119}};
     static const size_t heads[][3] = {{16, 2, 64}, {3, 3, 64}, {4, 4, 80}, {6, 1, 96}, {8, 2, 128}, {2, 1, 256}};
-    size_t h;
     attention_case(&end, 1, 32, 8, 128, ALIGNED);          // Qwen3-8B: a chunk at the end of 8192 keys
     attention_case(&off_the_grid, 1, 32, 8, 128, ALIGNED); // the same kernels for another length
     attention_case(&square, 1, 16, 4, 128, ALIGNED); // 4096 queries, blocks of 4096, 1024 and 512 keys, heads in groups
     attention_case(&later, 1, 4, 2, 64, ALIGNED);    // a document that does not begin with the stream
-    for (h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
+    for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++)
         attention_case(documents, 5, heads[h][0], heads[h][1], heads[h][2], ALIGNED);
     attention_case(documents, 5, 4, 1, 128, UNALIGNED);
     expect_cudnn();
@@ -398,8 +376,7 @@ static void *repeated(const void *pattern, size_t count, size_t size) {
 
 static void *random_pattern(size_t size) {
     char *pattern = (char *)case_memory(PATTERN * size);
-    size_t i;
-    for (i = 0; i < PATTERN; i++) element_write(pattern, gpu->stored, i, test_normal());
+    for (size_t i = 0; i < PATTERN; i++) element_write(pattern, gpu->stored, i, test_normal());
     return pattern;
 }
 
@@ -407,9 +384,8 @@ static void *random_pattern(size_t size) {
 static void expect_tail(const char *what, const void *device, size_t count, const void *expected) {
     const size_t size = dtype_size(gpu->stored);
     char *found = (char *)case_memory(TAIL * size);
-    size_t i;
     gpu->copy_out(found, (const char *)device + (count - TAIL) * size, TAIL * size);
-    for (i = 0; i < TAIL; i++) {
+    for (size_t i = 0; i < TAIL; i++) {
         double a = element_read(found, gpu->stored, i), b = element_read(expected, gpu->stored, i);
         if (!(fabs(a - b) <= SLACK * (rounding_error(gpu->stored) + 1e-5) * (fabs(b) + 1e-6)))
             test_fail("%s: element %zu of %zu is %g, op set cpu has %g", what, count - TAIL + i, count, a, b);
@@ -419,15 +395,13 @@ static void expect_tail(const char *what, const void *device, size_t count, cons
 TEST(beyond_2_to_the_31) {
     const size_t size = dtype_size(gpu->stored), rows = ((size_t)1 << 31) / TAIL + 3,
                  count = rows * TAIL; // rows of TAIL elements
-    char *pattern, *row, *expected;
-    void *x, *out = NULL, *w;
+    void *x, *out = NULL;
     float logp;
-    int32_t target = 5, *targets, *device_targets;
-    float weight = 1.0f, *device_weight, *device_logp;
-    size_t t;
+    int32_t target = 5;
+    float weight = 1.0f;
     test_case("%zu elements", count);
-    pattern = (char *)random_pattern(size), expected = (char *)case_memory(TAIL * size);
-    row = pattern + (count - TAIL) % PATTERN * size; // PATTERN is a multiple of TAIL: the last row is whole
+    char *pattern = (char *)random_pattern(size), *expected = (char *)case_memory(TAIL * size);
+    char *row = pattern + (count - TAIL) % PATTERN * size; // PATTERN is a multiple of TAIL: the last row is whole
     x = repeated(pattern, count, size), out = x ? gpu->allocate(count * size) : NULL;
     if (!out) {
         if (x) gpu->release(x, count * size);
@@ -438,20 +412,20 @@ TEST(beyond_2_to_the_31) {
     cpu->gelu_forward((Stored *)expected, (const Stored *)row, TAIL);
     expect_tail("gelu", out, count, expected);
 
-    w = repeated(pattern, PATTERN, size);
+    void *w = repeated(pattern, PATTERN, size);
     gpu->rmsnorm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, rows, TAIL, 1e-6, 0.0);
     cpu->rmsnorm_forward((Stored *)expected, (const Stored *)row, (const Stored *)pattern, NULL, 1, TAIL, 1e-6, 0.0);
     expect_tail("rmsnorm", out, count, expected);
     gpu->release(w, PATTERN * size);
     gpu->release(out, count * size);
 
-    targets = (int32_t *)case_memory(rows * sizeof(int32_t));
-    for (t = 0; t < rows; t++) targets[t] = target;
-    device_targets = (int32_t *)gpu->allocate(rows * sizeof(int32_t));
-    device_weight = (float *)gpu->allocate(rows * sizeof(float));
-    device_logp = (float *)gpu->allocate(rows * sizeof(float));
+    int32_t *targets = (int32_t *)case_memory(rows * sizeof(int32_t));
+    for (size_t t = 0; t < rows; t++) targets[t] = target;
+    int32_t *device_targets = (int32_t *)gpu->allocate(rows * sizeof(int32_t));
+    float *device_weight = (float *)gpu->allocate(rows * sizeof(float));
+    float *device_logp = (float *)gpu->allocate(rows * sizeof(float));
     gpu->copy_in(device_targets, targets, rows * sizeof(int32_t));
-    for (t = 0; t < rows; t++) ((float *)targets)[t] = weight;
+    for (size_t t = 0; t < rows; t++) ((float *)targets)[t] = weight;
     gpu->copy_in(device_weight, targets, rows * sizeof(float));
     gpu->logprob((Summed *)device_logp, NULL, (Stored *)x, device_targets, (const Summed *)device_weight, rows, TAIL,
                  1.0);

@@ -14,8 +14,7 @@ typedef struct {
 } State;
 
 static AdamW adamw_step(int64_t step) {
-    AdamW s;
-    memset(&s, 0, sizeof(s));
+    AdamW s = {0};
     s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
     s.gradient_scale = 0.37, s.step = step, s.seed = 42;
     return s;
@@ -47,28 +46,26 @@ static void adamw_case(State *state, DType gradient_type, DType moment_type, int
                        int64_t step) {
     const Ops *ops = ops_device;
     AdamW s = adamw_step(step);
-    Guarded *g, *w, *master = NULL, *m, *v;
+    Guarded *w, *master = NULL;
     double unit = ops->summed == DTYPE_FP64 && !with_master ? 1e-15 : 1.2e-7;
     double moment_unit = moment_type == DTYPE_BF16 ? 0x1p-7 : moment_type == DTYPE_FP32 ? 1.2e-7 : 1e-15;
     double arithmetic = ops->summed == DTYPE_FP64 ? 1e-14 : 2e-6;
-    size_t i;
     test_case("gradient %s, moments %s, %s master, count=%zu, step %d", dtype_name(gradient_type),
               dtype_name(moment_type), with_master ? "with" : "without", count, (int)step);
-    g = guarded_normal(INPUT, "gradient", gradient_type, count, 0.0, 2.0);
+    Guarded *g = guarded_normal(INPUT, "gradient", gradient_type, count, 0.0, 2.0);
     if (with_master) master = guarded_values(CHANGED, "master", DTYPE_FP32, state->w, count);
     if (with_master)
         w = guarded_poison(CHANGED, "w", ops->stored, count);
     else
         w = guarded_values(CHANGED, "w", ops->stored, state->w, count);
-    m = guarded_values(CHANGED, "m", moment_type, state->m, count);
-    v = guarded_values(CHANGED, "v", moment_type, state->v, count);
+    Guarded *m = guarded_values(CHANGED, "m", moment_type, state->m, count);
+    Guarded *v = guarded_values(CHANGED, "v", moment_type, state->v, count);
     CALL(ops->adamw(w->data, master ? master->data : NULL, g->data, gradient_type, m->data, v->data, moment_type, count,
                     &s));
-    for (i = 0; i < count; i++) {
-        double from = master ? master->values[i] : w->values[i], m_new = m->values[i], v_new = v->values[i], change,
-               near_m;
-        change = reference_adamw(from, &m_new, &v_new, g->values[i], &s);
-        near_m = arithmetic * (fabs(m->values[i]) + fabs(g->values[i])) + moment_unit * fabs(m_new);
+    for (size_t i = 0; i < count; i++) {
+        double from = master ? master->values[i] : w->values[i], m_new = m->values[i], v_new = v->values[i];
+        double change = reference_adamw(from, &m_new, &v_new, g->values[i], &s);
+        double near_m = arithmetic * (fabs(m->values[i]) + fabs(g->values[i])) + moment_unit * fabs(m_new);
         if (!(fabs(result(m, i) - m_new) <= near_m)) test_fail("m[%zu] is %.9g, expected %.9g", i, result(m, i), m_new);
         if (!(fabs(result(v, i) - v_new) <= (arithmetic + moment_unit) * v_new))
             test_fail("v[%zu] is %.9g, expected %.9g", i, result(v, i), v_new);
@@ -86,23 +83,20 @@ TEST(adamw_every_pairing) {
     static State state;
     const DType gradients[] = {ops_device->stored, ops_device->summed, DTYPE_FP32};
     const DType moments[] = {ops_device->summed, DTYPE_FP32, DTYPE_BF16};
-    size_t pairing, c, i;
-    int64_t step;
-    for (pairing = 0; pairing < 3 * 3 * 2 * 6; pairing++) {
+    for (size_t pairing = 0; pairing < 3 * 3 * 2 * 6; pairing++) {
         DType gradient = gradients[pairing % 3], moment = moments[pairing / 3 % 3];
         int with_master = (int)(pairing / 9 % 2);
-        c = pairing / 18;
+        size_t c = pairing / 18;
         memset(&state, 0, sizeof(state));
-        for (i = 0; i < counts[c]; i++) state.w[i] = test_normal();
-        for (step = 1; step <= (counts[c] > 2000 ? 2 : 6); step++)
+        for (size_t i = 0; i < counts[c]; i++) state.w[i] = test_normal();
+        for (int64_t step = 1; step <= (counts[c] > 2000 ? 2 : 6); step++)
             adamw_case(&state, gradient, moment, with_master, counts[c], step);
     }
 }
 
 // A run of many steps with nothing of ours between them stays on the path that double takes.
 static void adamw_run(Guarded *w, Guarded *master, Guarded *const *gradients, Guarded *m, Guarded *v, int steps) {
-    int i;
-    for (i = 0; i < steps; i++) {
+    for (int i = 0; i < steps; i++) {
         AdamW s = adamw_step(i + 1);
         ops_device->adamw(w->data, master ? master->data : NULL, gradients[i]->data, ops_device->stored, m->data,
                           v->data, ops_device->summed, w->count, &s);
@@ -111,24 +105,22 @@ static void adamw_run(Guarded *w, Guarded *master, Guarded *const *gradients, Gu
 
 TEST(adamw_many_steps) {
     enum { STEPS = 30, COUNT = 257 };
-    Guarded *w, *master, *m, *v, *g[STEPS];
-    double *zeros, *path, *path_m, *path_v;
-    int with_master, step, i;
-    for (with_master = 0; with_master < 2; with_master++) {
+    Guarded *g[STEPS];
+    for (int with_master = 0; with_master < 2; with_master++) {
         if (ops_device->stored == DTYPE_BF16 && !with_master) continue; // rounds at random: adamw_stochastic_rounding
         test_case("%s master", with_master ? "with" : "without");
-        zeros = case_doubles(COUNT);
-        w = guarded_normal(CHANGED, "w", ops_device->stored, COUNT, 0.0, 1.0);
-        master = with_master ? guarded_normal(CHANGED, "master", DTYPE_FP32, COUNT, 0.0, 1.0) : NULL;
-        m = guarded_values(CHANGED, "m", ops_device->summed, zeros, COUNT);
-        v = guarded_values(CHANGED, "v", ops_device->summed, zeros, COUNT);
-        for (step = 0; step < STEPS; step++)
+        double *zeros = case_doubles(COUNT);
+        Guarded *w = guarded_normal(CHANGED, "w", ops_device->stored, COUNT, 0.0, 1.0);
+        Guarded *master = with_master ? guarded_normal(CHANGED, "master", DTYPE_FP32, COUNT, 0.0, 1.0) : NULL;
+        Guarded *m = guarded_values(CHANGED, "m", ops_device->summed, zeros, COUNT);
+        Guarded *v = guarded_values(CHANGED, "v", ops_device->summed, zeros, COUNT);
+        for (int step = 0; step < STEPS; step++)
             g[step] = guarded_normal(INPUT, "gradient", ops_device->stored, COUNT, 0.0, 1.0);
         CALL(adamw_run(w, master, g, m, v, STEPS));
-        path = case_copy(master ? master->values : w->values, COUNT), path_m = case_doubles(COUNT);
-        path_v = case_doubles(COUNT);
-        for (step = 0; step < STEPS; step++)
-            for (i = 0; i < COUNT; i++) {
+        double *path = case_copy(master ? master->values : w->values, COUNT), *path_m = case_doubles(COUNT);
+        double *path_v = case_doubles(COUNT);
+        for (int step = 0; step < STEPS; step++)
+            for (int i = 0; i < COUNT; i++) {
                 AdamW s = adamw_step(step + 1);
                 path[i] += reference_adamw(path[i], &path_m[i], &path_v[i], g[step]->values[i], &s);
             }
@@ -141,13 +133,11 @@ TEST(adamw_many_steps) {
 
 // A parameter stepped in parts is what it is stepped as a whole, random bits and all.
 static void adamw_in_parts(Guarded *const *t, const size_t *cut, size_t parts) {
-    size_t i;
-    for (i = 0; i < parts; i++) {
+    for (size_t i = 0; i < parts; i++) {
         const size_t first = cut[i];
         AdamW s = adamw_step(3);
         void *part[5];
-        int k;
-        for (k = 0; k < 5; k++) part[k] = t[k] ? (char *)t[k]->data + first * dtype_size(t[k]->type) : NULL;
+        for (int k = 0; k < 5; k++) part[k] = t[k] ? (char *)t[k]->data + first * dtype_size(t[k]->type) : NULL;
         s.first = first;
         ops_device->adamw(part[0], part[1], part[2], t[2]->type, part[3], part[4], t[3]->type, cut[i + 1] - first, &s);
     }
@@ -157,29 +147,27 @@ TEST(adamw_parts) {
     enum { COUNT = 5200, PARTS = 10 };
     static const size_t cut[PARTS + 1] = {0, 1, 32, 1020, 1024, 1031, 1500, 3072, 4100, 4104, COUNT};
     static const size_t uncut[] = {0, COUNT};
-    int pairing, k, i;
-    for (pairing = 0; pairing < 8; pairing++) {
+    for (int pairing = 0; pairing < 8; pairing++) {
         DType moment = pairing & 1 ? DTYPE_BF16 : DTYPE_FP32, gradient = pairing & 2 ? DTYPE_BF16 : ops_device->summed;
         Guarded *t[5];
         unsigned char *parts[5];
-        double *squares;
         test_case("gradient %s, moments %s, %s master", dtype_name(gradient), dtype_name(moment),
                   pairing & 4 ? "with" : "without");
-        squares = case_doubles(COUNT);
-        for (i = 0; i < COUNT; i++) squares[i] = 0.1 + test_uniform();
+        double *squares = case_doubles(COUNT);
+        for (int i = 0; i < COUNT; i++) squares[i] = 0.1 + test_uniform();
         t[0] = guarded_normal(CHANGED, "w", ops_device->stored, COUNT, 0.0, 1.0);
         t[1] = pairing & 4 ? guarded_normal(CHANGED, "master", DTYPE_FP32, COUNT, 0.0, 1.0) : NULL;
         t[2] = guarded_normal(INPUT, "gradient", gradient, COUNT, 0.0, 2.0);
         t[3] = guarded_normal(CHANGED, "m", moment, COUNT, 0.0, 1.0);
         t[4] = guarded_values(CHANGED, "v", moment, squares, COUNT);
         CALL(adamw_in_parts(t, cut, PARTS));
-        for (k = 0; k < 5; k++) {
+        for (int k = 0; k < 5; k++) {
             if (!t[k]) continue;
             parts[k] = (unsigned char *)case_memory(t[k]->bytes);
             memcpy(parts[k], t[k]->after, t[k]->bytes);
         }
         CALL(adamw_in_parts(t, uncut, 1));
-        for (k = 0; k < 5; k++)
+        for (int k = 0; k < 5; k++)
             if (t[k] && memcmp(parts[k], t[k]->after, t[k]->bytes) != 0)
                 test_fail("%s in parts has other bits than as a whole", t[k]->name);
     }
@@ -190,25 +178,22 @@ TEST(adamw_parts) {
 TEST(adamw_bf16_moments_follow) {
     enum { STEPS = 1500, COUNT = 400 };
     double path_m = 0.0, path_v = 0.0, mean_m = 0.0, mean_v = 0.0;
-    int step, i;
-    double *zeros;
-    Guarded *w, *g, *m, *v;
     test_case("%d steps", STEPS);
-    zeros = case_doubles(COUNT);
-    w = guarded_values(CHANGED, "w", ops_device->stored, zeros, COUNT);
-    g = guarded_values(INPUT, "gradient", ops_device->stored, zeros, COUNT);
-    m = guarded_values(CHANGED, "m", DTYPE_BF16, zeros, COUNT),
-    v = guarded_values(CHANGED, "v", DTYPE_BF16, zeros, COUNT);
-    for (i = 0; i < COUNT; i++) element_write(g->before + g->offset, g->type, (size_t)i, 1.0);
+    double *zeros = case_doubles(COUNT);
+    Guarded *w = guarded_values(CHANGED, "w", ops_device->stored, zeros, COUNT);
+    Guarded *g = guarded_values(INPUT, "gradient", ops_device->stored, zeros, COUNT);
+    Guarded *m = guarded_values(CHANGED, "m", DTYPE_BF16, zeros, COUNT),
+            *v = guarded_values(CHANGED, "v", DTYPE_BF16, zeros, COUNT);
+    for (int i = 0; i < COUNT; i++) element_write(g->before + g->offset, g->type, (size_t)i, 1.0);
     tensors_load();
-    for (step = 1; step <= STEPS; step++) {
+    for (int step = 1; step <= STEPS; step++) {
         AdamW s = adamw_step(step);
         s.beta1 = 0.99, s.beta2 = 0.999, s.gradient_scale = 1.0;
         ops_device->adamw(w->data, NULL, g->data, g->type, m->data, v->data, DTYPE_BF16, COUNT, &s);
         (void)reference_adamw(0.0, &path_m, &path_v, 1.0, &s);
     }
     tensors_check(0);
-    for (i = 0; i < COUNT; i++) mean_m += result(m, (size_t)i) / COUNT, mean_v += result(v, (size_t)i) / COUNT;
+    for (int i = 0; i < COUNT; i++) mean_m += result(m, (size_t)i) / COUNT, mean_v += result(v, (size_t)i) / COUNT;
     if (fabs(mean_m - path_m) > 0.01 * path_m) test_fail("the mean of m is %g, expected %g", mean_m, path_m);
     if (fabs(mean_v - path_v) > 0.01 * path_v) test_fail("the mean of v is %g, expected %g", mean_v, path_v);
 }
@@ -218,25 +203,23 @@ static Guarded *rounded_step(size_t count, double start, double learning_rate, i
     double *starts = case_doubles(count), *ones = case_doubles(count), *m_start = case_doubles(count);
     double *v_start = case_doubles(count);
     AdamW s = adamw_step(step);
-    Guarded *w, *g, *m, *v;
-    size_t i;
     s.learning_rate = learning_rate, s.epsilon = 0.0, s.weight_decay = 0.0, s.gradient_scale = 1.0, s.seed = seed;
-    for (i = 0; i < count; i++) { // the moments that earlier gradients of 1 leave: the corrected ones are 1
+    for (size_t i = 0; i < count; i++) { // the moments that earlier gradients of 1 leave: the corrected ones are 1
         starts[i] = start, ones[i] = 1.0;
         m_start[i] = 1.0 - pow(s.beta1, (double)(step - 1)), v_start[i] = 1.0 - pow(s.beta2, (double)(step - 1));
     }
-    w = guarded_values(CHANGED, "w", ops_device->stored, starts, count);
-    g = guarded_values(INPUT, "gradient", ops_device->stored, ones, count);
-    m = guarded_values(CHANGED, "m", ops_device->summed, m_start, count);
-    v = guarded_values(CHANGED, "v", ops_device->summed, v_start, count);
+    Guarded *w = guarded_values(CHANGED, "w", ops_device->stored, starts, count);
+    Guarded *g = guarded_values(INPUT, "gradient", ops_device->stored, ones, count);
+    Guarded *m = guarded_values(CHANGED, "m", ops_device->summed, m_start, count);
+    Guarded *v = guarded_values(CHANGED, "v", ops_device->summed, v_start, count);
     CALL(
         ops_device->adamw(w->data, NULL, g->data, ops_device->stored, m->data, v->data, ops_device->summed, count, &s));
     return w;
 }
 
 static size_t count_of(const Guarded *w, double value) {
-    size_t i, count = 0;
-    for (i = 0; i < w->count; i++) count += result(w, i) == value;
+    size_t count = 0;
+    for (size_t i = 0; i < w->count; i++) count += result(w, i) == value;
     return count;
 }
 
@@ -246,20 +229,18 @@ TEST(adamw_stochastic_rounding) {
     enum { COUNT = 40000 };
     static const double fractions[] = {0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.003, 0.5, 0.3};
     const double unit = 0x1p-7, start = 1.5; // the bf16 numbers around 1.5 are 2^-7 apart
-    size_t f, same, lower, i;
-    uint64_t seed;
-    for (seed = 0; seed < 6; seed++)
-        for (f = 0; f < 10; f++) {
+    size_t same;
+    for (uint64_t seed = 0; seed < 6; seed++)
+        for (size_t f = 0; f < 10; f++) {
             double p = fractions[f], deviation = sqrt((double)COUNT * p * (1.0 - p));
-            Guarded *w;
             test_case("fraction %g, seed %d", p, (int)seed);
-            w = rounded_step(COUNT, start, p * unit, 1 + (int64_t)f, seed * 1000003u);
+            Guarded *w = rounded_step(COUNT, start, p * unit, 1 + (int64_t)f, seed * 1000003u);
             if (ops_device->stored != DTYPE_BF16) { // nothing to round at random: all alike, whatever the seed
-                for (i = 0; i < COUNT; i++)
+                for (size_t i = 0; i < COUNT; i++)
                     if (fabs(result(w, i) - (start - p * unit)) > 2e-7) test_fail("w[%zu] is %.9g", i, result(w, i));
                 continue;
             }
-            lower = count_of(w, start - unit);
+            size_t lower = count_of(w, start - unit);
             if (lower + count_of(w, start) != COUNT) test_fail("a weight is neither of the two neighbours");
             if (fabs((double)lower - p * COUNT) > 5.0 * deviation)
                 test_fail("%zu of %d went to the lower neighbour, expected %.0f +- %.0f", lower, COUNT, p * COUNT,
@@ -268,14 +249,13 @@ TEST(adamw_stochastic_rounding) {
     if (ops_device->stored != DTYPE_BF16) return;
 
     // Neither another step nor another seed may repeat the choices, nor may neighbouring elements agree more than by chance.
-    for (f = 0; f < 3; f++) {
+    for (size_t f = 0; f < 3; f++) {
         static unsigned char first[COUNT];
-        Guarded *w;
         test_case("independence of %s", f == 0 ? "steps" : f == 1 ? "seeds" : "elements");
-        w = rounded_step(COUNT, start, 0.5 * unit, 5, 7);
-        for (i = 0; i < COUNT; i++) first[i] = result(w, i) == start;
+        Guarded *w = rounded_step(COUNT, start, 0.5 * unit, 5, 7);
+        for (size_t i = 0; i < COUNT; i++) first[i] = result(w, i) == start;
         if (f < 2) w = rounded_step(COUNT, start, 0.5 * unit, f == 0 ? 6 : 5, f == 1 ? 8 : 7);
-        for (i = same = 0; i < COUNT; i++) same += first[i] == (result(w, f < 2 ? i : (i + 1) % COUNT) == start);
+        for (size_t i = same = 0; i < COUNT; i++) same += first[i] == (result(w, f < 2 ? i : (i + 1) % COUNT) == start);
         if (fabs((double)same - 0.5 * COUNT) > 5.0 * 0.5 * sqrt((double)COUNT))
             test_fail("%zu of %d choices agree, expected half", same, COUNT);
     }

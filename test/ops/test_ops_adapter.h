@@ -16,43 +16,39 @@ static const size_t adapter_shapes[][5] = {
 
 static void adapter_case(const size_t *shape, int with_zeros, int backward) {
     const size_t n = shape[0], r = shape[1], OC = shape[2], column = shape[3], width = column + OC + shape[4];
-    size_t t, i;
-    Guarded *h, *b, *out, *dh, *db;
-    double *inner, *expected, *e_dh, *e_db;
     test_case("adapter n=%zu C=%zu OC=%zu, columns from %zu of %zu%s", n, r, OC, column, width,
               with_zeros ? (backward ? ", no db" : ", b = 0") : "");
-    h = input("h", n * r);
-    b = guarded_normal(INPUT, "b", ops->stored, OC * r, 0.0, with_zeros && !backward ? 0.0 : 1.0);
-    out = backward ? input("dout", n * width) : in_place("out", n * width);
-    inner = case_doubles(n * OC);
+    Guarded *h = input("h", n * r);
+    Guarded *b = guarded_normal(INPUT, "b", ops->stored, OC * r, 0.0, with_zeros && !backward ? 0.0 : 1.0);
+    Guarded *out = backward ? input("dout", n * width) : in_place("out", n * width);
+    double *inner = case_doubles(n * OC);
     if (!backward) {
         CALL(ops->adapter_forward(out->data, width, column, h->data, b->data, n, r, OC));
-        expected = case_copy(out->values, n * width);
+        double *expected = case_copy(out->values, n * width);
         reference_linear_forward(inner, h->values, b->values, NULL, NULL, n, r, OC);
-        for (t = 0; t < n; t++)
-            for (i = 0; i < OC; i++) expected[t * width + column + i] += inner[t * OC + i];
+        for (size_t t = 0; t < n; t++)
+            for (size_t i = 0; i < OC; i++) expected[t * width + column + i] += inner[t * OC + i];
         expect_within(out, expected, 1.0, sqrt((double)r));
-        for (i = 0; i < n * width; i++)
+        for (size_t i = 0; i < n * width; i++)
             if ((with_zeros || i % width < column || i % width >= column + OC) && result(out, i) != out->values[i])
                 test_fail("out[%zu, %zu] was changed", i / width, i % width);
         return;
     }
-    dh = output("dh", n * r), db = with_zeros ? NULL : accumulated("db", OC * r);
+    Guarded *dh = output("dh", n * r), *db = with_zeros ? NULL : accumulated("db", OC * r);
     CALL(ops->adapter_backward(dh->data, db ? db->data : NULL, out->data, width, column, h->data, b->data, n, r, OC));
-    for (t = 0; t < n; t++) memcpy(inner + t * OC, out->values + t * width + column, OC * sizeof(double));
-    e_dh = case_doubles(n * r), e_db = db ? case_copy(db->values, OC * r) : NULL;
+    for (size_t t = 0; t < n; t++) memcpy(inner + t * OC, out->values + t * width + column, OC * sizeof(double));
+    double *e_dh = case_doubles(n * r), *e_db = db ? case_copy(db->values, OC * r) : NULL;
     reference_linear_backward(e_dh, e_db, NULL, inner, h->values, b->values, n, r, OC);
     expect_within(dh, e_dh, 1.0, sqrt((double)OC));
     if (db) expect_within(db, e_db, 1.0, sqrt((double)n));
 }
 
 static void adapter_cases(int backward) {
-    size_t s;
-    for (s = 0; s < COUNT_OF(adapter_shapes); s++) {
+    for (size_t s = 0; s < COUNT_OF(adapter_shapes); s++) {
         adapter_case(adapter_shapes[s], 0, backward);
         adapter_case(adapter_shapes[s], 1, backward);
     }
-    for (s = 0; s < 60; s++) {
+    for (size_t s = 0; s < 60; s++) {
         const size_t shape[] = {1 + test_random_below(70), 1 + test_random_below(40), 1 + test_random_below(130),
                                 test_random_below(40), test_random_below(40)};
         adapter_case(shape, s % 4 == 0, backward);
@@ -66,8 +62,7 @@ TEST(linear_adapter_backward) { adapter_cases(1); }
 TEST(scale) {
     static const size_t counts[] = {1, 2, 7, 8, 15, 16, 17, 33, 1000, 4099, 70001};
     static const double factors[] = {2.0, 1.0, -0.3, 0.0};
-    size_t c, i;
-    for (c = 0; c < 4 * COUNT_OF(counts); c++) {
+    for (size_t c = 0; c < 4 * COUNT_OF(counts); c++) {
         const size_t count = counts[c / 4];
         const double factor = factors[c % 4];
         double *expected;
@@ -75,7 +70,7 @@ TEST(scale) {
         test_case("%zu by %g", count, factor);
         x = in_place("x", count), expected = case_doubles(count);
         CALL(ops->scale(x->data, factor, count));
-        for (i = 0; i < count; i++) expected[i] = factor * x->values[i];
+        for (size_t i = 0; i < count; i++) expected[i] = factor * x->values[i];
         expect_near(x, expected);
         if (factor == 2.0 || factor == 1.0) expect_exactly(x, expected);
     }
@@ -87,15 +82,13 @@ enum { ELSEWHERE, ON_ITSELF, ADDED, DROPOUT_VARIANTS };
 static void dropout_case(size_t n, size_t width, size_t first_row, double rate, uint64_t seed, int variant) {
     static const char *const variants[] = {"", ", out is in", ", accumulating"};
     const double kept_share = 1.0 - rate, count = (double)(n * width);
-    double *expected, kept = 0.0;
-    Guarded *in, *out;
-    size_t i;
+    double kept = 0.0;
     test_case("n=%zu width=%zu from row %zu, rate %g%s", n, width, first_row, rate, variants[variant]);
-    in = variant == ON_ITSELF ? in_place("in", n * width) : input("in", n * width);
-    out = variant == ON_ITSELF ? in : variant == ADDED ? in_place("out", n * width) : output("out", n * width);
+    Guarded *in = variant == ON_ITSELF ? in_place("in", n * width) : input("in", n * width);
+    Guarded *out = variant == ON_ITSELF ? in : variant == ADDED ? in_place("out", n * width) : output("out", n * width);
     CALL(ops->dropout(out->data, in->data, n, width, first_row, rate, seed, variant == ADDED));
-    expected = variant == ADDED ? case_copy(out->values, n * width) : case_doubles(n * width);
-    for (i = 0; i < n * width; i++) {
+    double *expected = variant == ADDED ? case_copy(out->values, n * width) : case_doubles(n * width);
+    for (size_t i = 0; i < n * width; i++) {
         const uint64_t place = (uint64_t)(first_row + i / width) * width + i % width;
         const int keeps = (double)random_bits(seed, 0, place) >= rate * 0x1p64;
         kept += keeps;
@@ -112,8 +105,7 @@ TEST(dropout) {
     static const size_t shapes[][3] = {{1, 1, 0},   {1, 7, 3},    {3, 8, 1000000}, {5, 16, 7},
                                        {7, 33, 64}, {16, 64, 12}, {33, 100, 5},    {130, 257, 40}};
     static const double rates[] = {0.1, 0.0, 0.5, 0.05, 0.9};
-    size_t s;
-    for (s = 0; s < DROPOUT_VARIANTS * 5 * COUNT_OF(shapes); s++) {
+    for (size_t s = 0; s < DROPOUT_VARIANTS * 5 * COUNT_OF(shapes); s++) {
         const size_t *shape = shapes[s / (DROPOUT_VARIANTS * 5)];
         dropout_case(shape[0], shape[1], shape[2], rates[s % 5], test_random(), (int)(s / 5 % DROPOUT_VARIANTS));
     }
@@ -123,16 +115,16 @@ TEST(dropout) {
 TEST(dropout_is_of_places) {
     static const size_t chunks[] = {1, 3, 16, 50};
     const size_t N = 61, width = 24;
-    size_t c, t, i, same = 0;
-    for (c = 0; c < COUNT_OF(chunks); c++) {
-        Guarded *in, *whole, *cut, *other;
+    size_t i, same = 0;
+    for (size_t c = 0; c < COUNT_OF(chunks); c++) {
         test_case("chunks of %zu", chunks[c]);
-        in = guarded_normal(INPUT, "in", ops->stored, N * width, 10.0, 1.0);
-        whole = output("whole", N * width), cut = output("cut", N * width), other = output("other", N * width);
+        Guarded *in = guarded_normal(INPUT, "in", ops->stored, N * width, 10.0, 1.0);
+        Guarded *whole = output("whole", N * width), *cut = output("cut", N * width),
+                *other = output("other", N * width);
         tensors_load();
         ops->dropout(whole->data, in->data, N, width, 0, 0.5, 42, 0);
         ops->dropout(other->data, in->data, N, width, 0, 0.5, 43, 0);
-        for (t = 0; t < N; t += chunks[c]) {
+        for (size_t t = 0; t < N; t += chunks[c]) {
             const size_t place = t * width * dtype_size(ops->stored), n = N - t < chunks[c] ? N - t : chunks[c];
             ops->dropout((Stored *)((char *)cut->data + place), (Stored *)((char *)in->data + place), n, width, t, 0.5,
                          42, 0);
@@ -151,23 +143,20 @@ TEST(dropout_is_of_places) {
 TEST(scatter_rows) {
     static const size_t shapes[][3] = {{1, 1, 1},   {1, 5, 3},    {2, 2, 8},       {7, 20, 5}, {16, 16, 64},
                                        {33, 70, 1}, {70, 90, 96}, {200, 1000, 130}}; // n, rows of out, width
-    size_t s, i, j;
-    for (s = 0; s < COUNT_OF(shapes); s++) {
+    for (size_t s = 0; s < COUNT_OF(shapes); s++) {
         const size_t n = shapes[s][0], rows = shapes[s][1], width = shapes[s][2];
-        Guarded *in, *out, *g_row;
         int32_t *row;
-        double *expected;
         test_case("n=%zu rows=%zu width=%zu", n, rows, width);
         row = (int32_t *)case_memory(rows * sizeof(*row));
-        for (i = 0; i < rows; i++) { // a shuffle, of which the first n are taken
-            j = test_random_below(i + 1);
+        for (size_t i = 0; i < rows; i++) { // a shuffle, of which the first n are taken
+            size_t j = test_random_below(i + 1);
             row[i] = row[j], row[j] = (int32_t)i;
         }
-        in = input("in", n * width), out = in_place("out", rows * width),
-        g_row = guarded_bytes(INPUT, "row", row, 4, n);
+        Guarded *in = input("in", n * width), *out = in_place("out", rows * width),
+                *g_row = guarded_bytes(INPUT, "row", row, 4, n);
         CALL(ops->scatter_rows(out->data, in->data, g_row->data, n, width));
-        expected = case_copy(out->values, rows * width);
-        for (i = 0; i < n; i++)
+        double *expected = case_copy(out->values, rows * width);
+        for (size_t i = 0; i < n; i++)
             memcpy(expected + (size_t)row[i] * width, in->values + i * width, width * sizeof(double));
         expect_exactly(out, expected);
     }

@@ -33,46 +33,42 @@ static size_t case_window;
 
 // The spans of the chunk [t0, t1) of a stream of documents; span[] has room for one per document.
 static Spans spans_of(const size_t *lengths, size_t documents, size_t t0, size_t t1, Span *span) {
-    Spans spans;
-    size_t d, start = 0;
-    memset(&spans, 0, sizeof(spans));
+    size_t start = 0;
+    Spans spans = {0};
     spans.span = span, spans.window = case_window;
-    for (d = 0; d < documents; start += lengths[d++]) {
-        size_t end = start + lengths[d], begin = start > t0 ? start : t0, stop = end < t1 ? end : t1, t;
+    for (size_t d = 0; d < documents; start += lengths[d++]) {
+        size_t end = start + lengths[d], begin = start > t0 ? start : t0, stop = end < t1 ? end : t1;
         if (begin >= stop) continue;
         span->document = start, span->begin = begin, span->end = stop, span->row = begin - t0;
-        for (t = begin; t < stop; t++) spans.pairs += (double)(t + 1 - first_key(start, t, case_window));
+        for (size_t t = begin; t < stop; t++) spans.pairs += (double)(t + 1 - first_key(start, t, case_window));
         span++, spans.count++;
     }
     return spans;
 }
 
 static size_t sum_of(const size_t *lengths, size_t documents) {
-    size_t d, N = 0;
-    for (d = 0; d < documents; d++) N += lengths[d];
+    size_t N = 0;
+    for (size_t d = 0; d < documents; d++) N += lengths[d];
     return N;
 }
 
 // For each of N tokens, whether a query of the spans sees its key.
 static char *seen_by(Spans spans, size_t N) {
     char *seen = (char *)case_memory(N);
-    size_t s, t;
-    for (s = 0; s < spans.count; s++)
-        for (t = attention_first_key(spans, s, spans.span[s].begin); t < spans.span[s].end; t++) seen[t] = 1;
+    for (size_t s = 0; s < spans.count; s++)
+        for (size_t t = attention_first_key(spans, s, spans.span[s].begin); t < spans.span[s].end; t++) seen[t] = 1;
     return seen;
 }
 
 // K or V of the whole stream; NaN in tokens that are not seen.
 static Guarded *keys_or_values(const char *name, size_t N, const char *seen, size_t row, double amplitude) {
     double *values = case_doubles(N * row);
-    size_t i;
-    for (i = 0; i < N * row; i++) values[i] = seen[i / row] ? amplitude * test_normal() : NAN;
+    for (size_t i = 0; i < N * row; i++) values[i] = seen[i / row] ? amplitude * test_normal() : NAN;
     return guarded_values(INPUT, name, ops_device->stored, values, N * row);
 }
 
 static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
-    size_t i;
-    for (i = 0; i < t->count; i++)
+    for (size_t i = 0; i < t->count; i++)
         if (!seen[i / row] && result(t, i) != t->values[i])
             test_fail("%s[%zu] belongs to no key of these spans, but was changed", t->name, i);
 }
@@ -81,38 +77,37 @@ static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
 static void attention_spans_case(Spans spans, size_t N, Heads heads, double amplitude, double slack) {
     const Ops *ops = ops_device;
     size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, n = spans_rows(spans);
-    size_t queries = n * NH * HD, keys = N * NKV * HD, key_row = NKV * HD, scratch_count;
-    double scale = 1.0 / sqrt((double)HD), *expected_out, *expected_lse, *dq, *dk, *dv, *p;
-    Guarded *q, *k, *v, *out, *lse, *scratch, *given_out, *given_lse, *dout, *g_dq, *g_dk, *g_dv;
+    size_t queries = n * NH * HD, keys = N * NKV * HD, key_row = NKV * HD;
+    double scale = 1.0 / sqrt((double)HD);
     const char *seen = seen_by(spans, N);
     // dout . v - delta: two sums of HD products, which nearly cancel in short documents.
     slack *= fmax(1.0, sqrt((double)HD / 128.0));
-    p = case_doubles(N);
+    double *p = case_doubles(N);
 
-    q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, amplitude);
-    k = keys_or_values("k", N, seen, key_row, amplitude);
-    v = keys_or_values("v", N, seen, key_row, 1.0);
-    out = guarded_poison(CHANGED, "out", ops->stored, queries);
-    lse = guarded_poison(CHANGED, "lse", ops->summed, n * NH);
-    scratch_count = ops->attention_scratch(n, NH, NKV, HD);
-    scratch = guarded_poison(SCRATCH, "scratch", ops->summed, scratch_count);
+    Guarded *q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, amplitude);
+    Guarded *k = keys_or_values("k", N, seen, key_row, amplitude);
+    Guarded *v = keys_or_values("v", N, seen, key_row, 1.0);
+    Guarded *out = guarded_poison(CHANGED, "out", ops->stored, queries);
+    Guarded *lse = guarded_poison(CHANGED, "lse", ops->summed, n * NH);
+    size_t scratch_count = ops->attention_scratch(n, NH, NKV, HD);
+    Guarded *scratch = guarded_poison(SCRATCH, "scratch", ops->summed, scratch_count);
     CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, NH, NKV, HD, scale,
                                 scratch->data));
-    expected_out = case_doubles(queries), expected_lse = case_doubles(n * NH);
+    double *expected_out = case_doubles(queries), *expected_lse = case_doubles(n * NH);
     reference_attention_forward(expected_out, expected_lse, q->values, k->values, v->values, spans, NH, NKV, HD, scale,
                                 p);
     expect_within(out, expected_out, slack, 0.0);
     expect_within(lse, expected_lse, slack, 1.0);
 
-    given_out = guarded_values(INPUT, "given out", ops->stored, expected_out, queries);
-    given_lse = guarded_values(INPUT, "given lse", ops->summed, expected_lse, n * NH);
-    dout = guarded_normal(INPUT, "dout", ops->stored, queries, 0.0, 1.0);
-    g_dq = guarded_poison(CHANGED, "dq", ops->stored, queries);
-    g_dk = guarded_normal(CHANGED, "dk", ops->summed, keys, 0.0, 1.0);
-    g_dv = guarded_normal(CHANGED, "dv", ops->summed, keys, 0.0, 1.0);
+    Guarded *given_out = guarded_values(INPUT, "given out", ops->stored, expected_out, queries);
+    Guarded *given_lse = guarded_values(INPUT, "given lse", ops->summed, expected_lse, n * NH);
+    Guarded *dout = guarded_normal(INPUT, "dout", ops->stored, queries, 0.0, 1.0);
+    Guarded *g_dq = guarded_poison(CHANGED, "dq", ops->stored, queries);
+    Guarded *g_dk = guarded_normal(CHANGED, "dk", ops->summed, keys, 0.0, 1.0);
+    Guarded *g_dv = guarded_normal(CHANGED, "dv", ops->summed, keys, 0.0, 1.0);
     CALL(ops->attention_backward(g_dq->data, g_dk->data, g_dv->data, dout->data, given_out->data, q->data, k->data,
                                  v->data, given_lse->data, spans, NH, NKV, HD, scale, scratch->data));
-    dq = case_doubles(queries), dk = case_copy(g_dk->values, keys), dv = case_copy(g_dv->values, keys);
+    double *dq = case_doubles(queries), *dk = case_copy(g_dk->values, keys), *dv = case_copy(g_dv->values, keys);
     reference_attention_backward(dq, dk, dv, dout->values, given_out->values, q->values, k->values, v->values, spans,
                                  NH, NKV, HD, scale, p);
     expect_within(g_dq, dq, slack, 0.3 * amplitude);
@@ -126,29 +121,26 @@ static void attention_spans_case(Spans spans, size_t N, Heads heads, double ampl
 static void attention_chunk_case(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads,
                                  double amplitude, double slack) {
     size_t N = sum_of(lengths, documents);
-    Span *span;
     test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0, t1,
               N, documents, heads.NH, heads.NKV, heads.HD, amplitude, case_window);
-    span = (Span *)case_memory(documents * sizeof(Span));
+    Span *span = (Span *)case_memory(documents * sizeof(Span));
     attention_spans_case(spans_of(lengths, documents, t0, t1, span), N, heads, amplitude, slack);
 }
 
 // `count` spans of up to `most` queries somewhere in documents of `room` tokens each: between two of them there are other documents'
 // later keys, and they come in no order of the stream.
 static void attention_gaps_case(size_t count, size_t most, size_t room, Heads heads) {
-    Spans spans;
-    Span *span;
-    size_t s, other, row = 0;
+    size_t row = 0;
     test_case("%zu spans of up to %zu queries in documents of %zu, NH=%zu NKV=%zu HD=%zu, window %zu", count, most,
               room, heads.NH, heads.NKV, heads.HD, case_window);
-    span = (Span *)case_memory(count * sizeof(Span));
-    memset(&spans, 0, sizeof(spans));
+    Span *span = (Span *)case_memory(count * sizeof(Span));
+    Spans spans = {0};
     spans.span = span, spans.count = count, spans.window = case_window;
-    for (s = 0; s < count; s++) { // a shuffle of the documents
-        other = test_random_below(s + 1);
+    for (size_t s = 0; s < count; s++) { // a shuffle of the documents
+        size_t other = test_random_below(s + 1);
         span[s].document = span[other].document, span[other].document = s * room;
     }
-    for (s = 0; s < count; s++) {
+    for (size_t s = 0; s < count; s++) {
         const size_t queries = 1 + test_random_below(most), before = test_random_below(room - queries + 1);
         span[s].begin = span[s].document + before, span[s].end = span[s].begin + queries;
         span[s].row = row, row += queries;
@@ -158,11 +150,10 @@ static void attention_gaps_case(size_t count, size_t most, size_t room, Heads he
 
 TEST(attention_one_document) {
     static const size_t lengths[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128, 129};
-    size_t i, h;
-    for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
-        for (h = i % (3 * CASE_STEP); h < HEAD_SHAPES; h += CASE_STEP * (lengths[i] < 20 ? 1 : 4))
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+        for (size_t h = i % (3 * CASE_STEP); h < HEAD_SHAPES; h += CASE_STEP * (lengths[i] < 20 ? 1 : 4))
             attention_chunk_case(&lengths[i], 1, 0, lengths[i], head_shapes[h], 1.0, 1.0);
-    for (i = 0; i < 3; i++) { // several blocks of keys whatever the block
+    for (size_t i = 0; i < 3; i++) { // several blocks of keys whatever the block
         static const size_t longer[] = {257, 300, 521};
         static const Heads shapes[] = {{4, 1, 20}, {3, 3, 16}, {2, 1, 16}};
         attention_chunk_case(&longer[i], 1, 0, longer[i], shapes[i], 1.0, 1.0);
@@ -173,12 +164,12 @@ TEST(attention_documents) {
     static const size_t lengths[] = {1, 5, 1, 1, 64, 17, 2, 33, 1};
     static const size_t ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     static const Heads few = {2, 1, 16};
-    size_t many[150], h, d;
-    for (h = 0; h < HEAD_SHAPES; h += CASE_STEP) {
+    size_t many[150];
+    for (size_t h = 0; h < HEAD_SHAPES; h += CASE_STEP) {
         attention_chunk_case(lengths, 9, 0, sum_of(lengths, 9), head_shapes[h], 1.0, 1.0);
         attention_chunk_case(ones, 20, 0, 20, head_shapes[(h + 1) % HEAD_SHAPES], 1.0, 1.0);
     }
-    for (d = 0; d < 150; d++) many[d] = 1 + d % 3;
+    for (size_t d = 0; d < 150; d++) many[d] = 1 + d % 3;
     // More than an op set may want to take at once. With one to three keys in a row few roundings of operands average out.
     attention_chunk_case(many, 150, 0, 300, few, 1.0, testing.operands > 0.0 ? 2.0 : 1.0);
     attention_chunk_case(many, 150, 7, 292, few, 1.0, testing.operands > 0.0 ? 2.0 : 1.0);
@@ -190,17 +181,16 @@ TEST(attention_chunk_of_a_stream) {
     static const size_t ranges[][2] = {{0, 1},   {1, 2},    {2, 3},    {2, 4},     {3, 4},     {4, 5},     {3, 35},
                                        {35, 73}, {36, 74},  {40, 115}, {72, 75},   {73, 74},   {74, 75},   {74, 138},
                                        {75, 76}, {80, 114}, {90, 120}, {114, 115}, {114, 116}, {115, 140}, {139, 141}};
-    size_t r;
-    for (r = 0; r < sizeof(ranges) / sizeof(ranges[0]); r++) {
+    for (size_t r = 0; r < sizeof(ranges) / sizeof(ranges[0]); r++) {
         attention_chunk_case(lengths, 5, ranges[r][0], ranges[r][1], head_shapes[r % HEAD_SHAPES], 1.0, 1.0);
         if (CASE_STEP > 1) continue;
         attention_chunk_case(lengths, 5, ranges[r][0], ranges[r][1], head_shapes[(r + 3) % HEAD_SHAPES], 1.0, 1.0);
     }
-    for (r = 0; r < 40; r += CASE_STEP) {
+    for (size_t r = 0; r < 40; r += CASE_STEP) {
         size_t t0 = test_random_below(141), t1 = t0 + 1 + test_random_below(141 - t0);
         attention_chunk_case(lengths, 5, t0, t1, head_shapes[r % HEAD_SHAPES], 1.0, 1.0);
     }
-    for (r = 0; r < 24; r += 2 * CASE_STEP - 1) { // documents of several blocks of keys
+    for (size_t r = 0; r < 24; r += 2 * CASE_STEP - 1) { // documents of several blocks of keys
         static const size_t longer[] = {140, 5, 269, 1};
         size_t t0 = test_random_below(415), t1 = t0 + 1 + test_random_below(415 - t0 < 70 ? 415 - t0 : 70);
         attention_chunk_case(longer, 4, t0, t1, head_shapes[r % HEAD_SHAPES], 1.0, 1.0);
@@ -211,8 +201,7 @@ TEST(attention_chunk_of_a_stream) {
 TEST(attention_tiles) {
     static const size_t lengths[] = {5, 205, 30};
     static const Heads shapes[] = {{2, 1, 32}, {2, 1, 64}, {2, 2, 80}, {2, 1, 96}, {2, 1, 128}, {2, 1, 256}};
-    size_t h;
-    for (h = 0; h < sizeof(shapes) / sizeof(shapes[0]); h++) {
+    for (size_t h = 0; h < sizeof(shapes) / sizeof(shapes[0]); h++) {
         // 14 after the document begins: of some tiles one key alone is hidden
         attention_chunk_case(lengths, 3, 19, 233, shapes[h], 1.0, 1.0);
         attention_chunk_case(lengths, 2, 170, 207, shapes[h], 1.0, 1.0);
@@ -223,8 +212,7 @@ TEST(attention_tiles) {
 // when it grows, and exp must not overflow. fp32 scores of size s err by s * 6e-8.
 TEST(attention_sharp_scores) {
     static const size_t lengths[] = {290, 20};
-    size_t h;
-    for (h = 0; h < HEAD_SHAPES; h += 2 * CASE_STEP) {
+    for (size_t h = 0; h < HEAD_SHAPES; h += 2 * CASE_STEP) {
         attention_chunk_case(lengths, 2, 220, 310, head_shapes[h], 8.0, 60.0);
         attention_chunk_case(lengths, 2, 150, 190, head_shapes[h], 1.5, 2.0);
     }
@@ -236,25 +224,22 @@ TEST(attention_long_sums) {
     const Ops *ops = ops_device;
     const size_t T = EMULATED ? 200000 / 9 : 200000, n = 3, HD = 8;
     const Span span = {0, T - n, T, 0};
-    Spans spans;
-    Guarded *q, *k, *v, *out, *lse, *scratch;
-    double *expected_out, *expected_lse, slack;
     test_case("%zu keys", T);
-    memset(&spans, 0, sizeof(spans));
+    Spans spans = {0};
     spans.span = &span, spans.count = 1;
-    q = guarded_normal(INPUT, "q", ops->stored, n * HD, 0.0, 1.0);
-    k = guarded_normal(INPUT, "k", ops->stored, T * HD, 0.0, 0.003);
-    v = guarded_normal(INPUT, "v", ops->stored, T * HD, 2.0, 0.3);
-    out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
-    lse = guarded_poison(CHANGED, "lse", ops->summed, n);
-    scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
+    Guarded *q = guarded_normal(INPUT, "q", ops->stored, n * HD, 0.0, 1.0);
+    Guarded *k = guarded_normal(INPUT, "k", ops->stored, T * HD, 0.0, 0.003);
+    Guarded *v = guarded_normal(INPUT, "v", ops->stored, T * HD, 2.0, 0.3);
+    Guarded *out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
+    Guarded *lse = guarded_poison(CHANGED, "lse", ops->summed, n);
+    Guarded *scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
     CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, 1, 1, HD, 1.0, scratch->data));
-    expected_out = case_doubles(n * HD), expected_lse = case_doubles(n);
+    double *expected_out = case_doubles(n * HD), *expected_lse = case_doubles(n);
     reference_attention_forward(expected_out, expected_lse, q->values, k->values, v->values, spans, 1, 1, HD, 1.0,
                                 case_doubles(T));
-    slack = ops->stored == DTYPE_FP32   ? 0.15
-            : ops->stored == DTYPE_BF16 ? 1.0
-                                        : 20.0; // double: the reference's own error
+    double slack = ops->stored == DTYPE_FP32   ? 0.15
+                   : ops->stored == DTYPE_BF16 ? 1.0
+                                               : 20.0; // double: the reference's own error
     expect_within(out, expected_out, slack, 0.0);
     expect_within(lse, expected_lse, ops->stored == DTYPE_FP64 ? 20.0 : 1.0, 0.0);
 }
@@ -272,33 +257,28 @@ TEST(attention_nan_shows) {
     const Ops *ops = ops_device;
     const size_t n = 150, HD = 20, bad = 97;
     const Span span = {0, 0, n, 0};
-    size_t p, i;
-    int key;
-    for (p = 0; p < 2 * sizeof(payloads) / sizeof(payloads[0]); p++) {
-        Guarded *q, *k, *v, *out, *lse, *scratch;
-        Spans spans;
-        key = (int)(p % 2);
+    for (size_t p = 0; p < 2 * sizeof(payloads) / sizeof(payloads[0]); p++) {
+        int key = (int)(p % 2);
         test_case("NaN with payload %d in a %s", (int)payloads[p / 2], key ? "key" : "query");
-        memset(&spans, 0, sizeof(spans));
+        Spans spans = {0};
         spans.span = &span, spans.count = 1;
-        q = guarded_normal(INPUT, "q", ops->stored, n * HD, 0.0, 1.0);
-        k = guarded_normal(INPUT, "k", ops->stored, n * HD, 0.0, 1.0);
-        v = guarded_normal(INPUT, "v", ops->stored, n * HD, 0.0, 1.0);
-        out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
-        lse = guarded_poison(CHANGED, "lse", ops->summed, n);
-        scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
+        Guarded *q = guarded_normal(INPUT, "q", ops->stored, n * HD, 0.0, 1.0);
+        Guarded *k = guarded_normal(INPUT, "k", ops->stored, n * HD, 0.0, 1.0);
+        Guarded *v = guarded_normal(INPUT, "v", ops->stored, n * HD, 0.0, 1.0);
+        Guarded *out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
+        Guarded *lse = guarded_poison(CHANGED, "lse", ops->summed, n);
+        Guarded *scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
         set_nan(key ? k : q, bad * HD + 3, payloads[p / 2]);
         tensors_load();
         ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, 1, 1, HD, 0.2, scratch->data);
         tensors_check(0);
-        for (i = bad; i < (key ? n : bad + 1); i++) {
-            size_t d;
-            for (d = 0; d < HD; d++)
+        for (size_t i = bad; i < (key ? n : bad + 1); i++) {
+            for (size_t d = 0; d < HD; d++)
                 if (!isnan(result(out, i * HD + d)))
                     test_fail("out[%zu] of query %zu is %g, not NaN", d, i, result(out, i * HD + d));
             if (!isnan(result(lse, i))) test_fail("lse of query %zu is %g, not NaN", i, result(lse, i));
         }
-        for (i = 0; i < 80 * HD; i++) // far enough before
+        for (size_t i = 0; i < 80 * HD; i++) // far enough before
             if (!isfinite(result(out, i))) test_fail("out[%zu] does not see the NaN, but is %g", i, result(out, i));
     }
 }
@@ -327,9 +307,8 @@ TEST(attention_with_any_threads) {
     static const size_t lengths[] = {140, 5, 269, 1, 3};
     static const Heads shapes[] = {{4, 1, 20}, {3, 3, 16}, {4, 2, 20}};
     const int before = threads_now();
-    size_t i, h;
-    for (i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
-        for (h = CASE_STEP > 1 ? i % 3 : 0; h < 3; h += CASE_STEP) {
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
+        for (size_t h = CASE_STEP > 1 ? i % 3 : 0; h < 3; h += CASE_STEP) {
             set_threads(threads[i]);
             attention_chunk_case(lengths, 5, 120 + 10 * i, 330 + 20 * i, shapes[h], 1.0, 1.0);
             attention_gaps_case(9, 1 + 20 * h, 60, shapes[h]);
@@ -342,10 +321,10 @@ TEST(attention_with_any_threads) {
 TEST(attention_scratch_of_any_threads) {
     static const int threads[] = {1, 2, 3, 8, 16, 64, 192};
     const int before = threads_now();
-    size_t i, h, n, sixteen = 0;
-    for (i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+    size_t n, sixteen = 0;
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         set_threads(threads[i]);
-        for (h = 0; h < HEAD_SHAPES; h++) {
+        for (size_t h = 0; h < HEAD_SHAPES; h++) {
             size_t least = 0;
             test_case("%d threads, NH=%zu NKV=%zu HD=%zu", threads[i], head_shapes[h].NH, head_shapes[h].NKV,
                       head_shapes[h].HD);
@@ -375,8 +354,8 @@ typedef struct {
 static void *at(const Guarded *t, size_t element) { return (char *)t->data + element * dtype_size(t->type); }
 
 static void stream_forward(const Stream *s) {
-    size_t t0, row = s->heads.NH * s->heads.HD;
-    for (t0 = 0; t0 < s->N; t0 += s->chunk) {
+    size_t row = s->heads.NH * s->heads.HD;
+    for (size_t t0 = 0; t0 < s->N; t0 += s->chunk) {
         size_t t1 = t0 + s->chunk < s->N ? t0 + s->chunk : s->N;
         Spans spans = spans_of(s->lengths, s->documents, t0, t1, s->span);
         ops_device->attention_forward(at(s->out, t0 * row), at(s->lse, t0 * s->heads.NH), at(s->q, t0 * row),
@@ -406,12 +385,9 @@ static void stream_both(const Stream *s) {
 static void attention_stream_case(const size_t *lengths, size_t documents, size_t chunk, Heads heads) {
     const Ops *ops = ops_device;
     Stream s;
-    Spans whole;
-    size_t queries, keys, i, size;
-    double *out, *lse, *dq, *dk, *dv, *rounded, *p;
     s.lengths = lengths, s.documents = documents, s.N = sum_of(lengths, documents), s.chunk = chunk, s.heads = heads;
     s.scale = 1.0 / sqrt((double)heads.HD);
-    queries = s.N * heads.NH * heads.HD, keys = s.N * heads.NKV * heads.HD;
+    size_t queries = s.N * heads.NH * heads.HD, keys = s.N * heads.NKV * heads.HD;
     test_case("%zu tokens, %zu documents, chunks of %zu, NH=%zu NKV=%zu HD=%zu", s.N, documents, chunk, heads.NH,
               heads.NKV, heads.HD);
     s.span = (Span *)case_memory(documents * sizeof(Span));
@@ -424,17 +400,17 @@ static void attention_stream_case(const size_t *lengths, size_t documents, size_
     s.dq = guarded_poison(CHANGED, "dq", ops->stored, queries);
     s.dk = guarded_normal(CHANGED, "dk", ops->summed, keys, 0.0, 1.0);
     s.dv = guarded_normal(CHANGED, "dv", ops->summed, keys, 0.0, 1.0);
-    size = ops->attention_scratch(chunk < s.N ? chunk : s.N, heads.NH, heads.NKV, heads.HD);
+    size_t size = ops->attention_scratch(chunk < s.N ? chunk : s.N, heads.NH, heads.NKV, heads.HD);
     s.scratch = guarded_poison(SCRATCH, "scratch", ops->summed, size);
     CALL(stream_both(&s));
 
-    out = case_doubles(queries), lse = case_doubles(s.N * heads.NH), rounded = case_doubles(queries),
-    p = case_doubles(s.N);
-    dq = case_doubles(queries), dk = case_copy(s.dk->values, keys), dv = case_copy(s.dv->values, keys);
-    whole = spans_of(lengths, documents, 0, s.N, s.span);
+    double *out = case_doubles(queries), *lse = case_doubles(s.N * heads.NH), *rounded = case_doubles(queries),
+           *p = case_doubles(s.N);
+    double *dq = case_doubles(queries), *dk = case_copy(s.dk->values, keys), *dv = case_copy(s.dv->values, keys);
+    Spans whole = spans_of(lengths, documents, 0, s.N, s.span);
     reference_attention_forward(out, lse, s.q->values, s.k->values, s.v->values, whole, heads.NH, heads.NKV, heads.HD,
                                 s.scale, p);
-    for (i = 0; i < queries; i++) rounded[i] = result(s.out, i);
+    for (size_t i = 0; i < queries; i++) rounded[i] = result(s.out, i);
     reference_attention_backward(dq, dk, dv, s.dout->values, rounded, s.q->values, s.k->values, s.v->values, whole,
                                  heads.NH, heads.NKV, heads.HD, s.scale, p);
     expect_near(s.out, out);
@@ -448,12 +424,11 @@ TEST(attention_chunks_equal_whole) {
     static const size_t lengths[] = {9, 1, 50, 14, 23}; // 97 tokens
     static const size_t one[] = {97};
     static const size_t chunks[] = {1, 7, 9, 10, 32, 33, 60, 96, 97, 98};
-    size_t c;
-    for (c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c += CASE_STEP) {
+    for (size_t c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c += CASE_STEP) {
         attention_stream_case(lengths, 5, chunks[c], head_shapes[c % HEAD_SHAPES]);
         attention_stream_case(one, 1, chunks[c], head_shapes[(c + 4) % HEAD_SHAPES]);
     }
-    for (c = 0; c < 6; c += CASE_STEP) { // several blocks of keys
+    for (size_t c = 0; c < 6; c += CASE_STEP) { // several blocks of keys
         static const size_t longer[] = {3, 280}, sizes[] = {40, 64, 127, 128, 131, 283};
         attention_stream_case(longer, 2, sizes[c], head_shapes[c == 0 ? 7 : c % 2 ? 3 : 5]);
     }
@@ -464,8 +439,8 @@ TEST(attention_chunks_equal_whole) {
 TEST(attention_windows) {
     static const size_t windows[] = {1, 2, 7, 31, 64, 65, 128, 200, 1000};
     static const size_t lengths[] = {3, 70, 1, 41, 26}, longer[] = {140, 5, 269, 1};
-    size_t w, h = 0;
-    for (w = 0; w<sizeof(windows) / sizeof(windows[0]); w += CASE_STEP> 1 ? 2 : 1) {
+    size_t h = 0;
+    for (size_t w = 0; w<sizeof(windows) / sizeof(windows[0]); w += CASE_STEP> 1 ? 2 : 1) {
         case_window = windows[w];
         attention_chunk_case(lengths, 5, 0, 141, head_shapes[h++ % HEAD_SHAPES], 1.0,
                              testing.operands > 0.0 ? 2.0 : 1.0);
@@ -480,8 +455,8 @@ TEST(attention_windows) {
 // A token of each of so many sequences, at positions of their own, as when a batch is decoded.
 TEST(attention_batched_decoding) {
     static const size_t counts[] = {1, 2, 3, 7, 17, 64, 65, 70}, windows[] = {0, 1, 9, 64};
-    size_t c, h = 0;
-    for (c = 0; c < 2 * sizeof(counts) / sizeof(counts[0]); c++) {
+    size_t h = 0;
+    for (size_t c = 0; c < 2 * sizeof(counts) / sizeof(counts[0]); c++) {
         case_window = windows[c % 4];
         attention_gaps_case(counts[c / 2], 1, 30 + 17 * (c % 3), head_shapes[h++ % HEAD_SHAPES]);
         if (CASE_STEP == 1 && counts[c / 2] < 20)
@@ -493,8 +468,7 @@ TEST(attention_batched_decoding) {
 // Several queries of each.
 TEST(attention_gaps) {
     static const size_t windows[] = {0, 20, 0, 130};
-    size_t c;
-    for (c = 0; c < HEAD_SHAPES; c += CASE_STEP) {
+    for (size_t c = 0; c < HEAD_SHAPES; c += CASE_STEP) {
         case_window = windows[c % 4];
         attention_gaps_case(2 + c % 9, 45, 160, head_shapes[c % HEAD_SHAPES]);
     }

@@ -39,15 +39,13 @@ static void part_forward(const PartCase *c, const Part *p, int accumulate) {
 }
 
 static void parts_forward(const PartCase *c) {
-    size_t i;
-    for (i = 0; i < c->parts; i++) part_forward(c, &c->part[i], i > 0);
+    for (size_t i = 0; i < c->parts; i++) part_forward(c, &c->part[i], i > 0);
     ops_device->round_sums(c->out->data, c->out_sum->data, c->out->count);
 }
 
 static void parts_backward(const PartCase *c) {
     const size_t NKV = c->heads.NKV, HD = c->heads.HD, row = NKV * HD;
-    size_t i;
-    for (i = 0; i < c->parts; i++) {
+    for (size_t i = 0; i < c->parts; i++) {
         const Part *p = &c->part[i];
         const size_t first = p->keys.begin;
         ops_device->attention_backward_part(
@@ -61,27 +59,26 @@ static void parts_backward(const PartCase *c) {
 // Random values as they are stored, NaN in tokens that no query sees.
 static double *values_of_seen(DType type, size_t N, const char *seen, size_t row, double amplitude) {
     double *values = case_doubles(N * row);
-    size_t i;
-    for (i = 0; i < N * row; i++) values[i] = seen[i / row] ? round_to(type, amplitude * test_normal()) : NAN;
+    for (size_t i = 0; i < N * row; i++) values[i] = seen[i / row] ? round_to(type, amplitude * test_normal()) : NAN;
     return values;
 }
 
 // The stream [0, N) in so many ranges, shuffled.
 static void cut_parts(PartCase *c, size_t row) {
-    size_t i, other, cut[MOST_PARTS + 1] = {0};
-    for (i = 1; i < c->parts; i++) cut[i] = test_random_below(c->N + 1);
+    size_t other, cut[MOST_PARTS + 1] = {0};
+    for (size_t i = 1; i < c->parts; i++) cut[i] = test_random_below(c->N + 1);
     cut[c->parts] = c->N;
-    for (i = 1; i < c->parts; i++) // sorted
+    for (size_t i = 1; i < c->parts; i++) // sorted
         for (other = i; other > 1 && cut[other - 1] > cut[other]; other--) {
             const size_t swapped = cut[other];
             cut[other] = cut[other - 1], cut[other - 1] = swapped;
         }
-    for (i = 0; i < c->parts; i++) {
+    for (size_t i = 0; i < c->parts; i++) {
         other = test_random_below(i + 1);
         c->part[i].keys = c->part[other].keys;
         c->part[other].keys.begin = cut[i], c->part[other].keys.end = cut[i + 1];
     }
-    for (i = 0; i < c->parts; i++) {
+    for (size_t i = 0; i < c->parts; i++) {
         Part *p = &c->part[i];
         const size_t at = p->keys.begin * row, count = (p->keys.end - p->keys.begin) * row;
         p->k = guarded_values(INPUT, "k", ops_device->stored, c->k + at, count);
@@ -94,11 +91,10 @@ static void cut_parts(PartCase *c, size_t row) {
 // Rows that meet no key have out 0 and lse -infinity. These then stand aside: 0 on both sides of what follows.
 static void expect_keyless_rows(const PartCase *c, const double *out, double *lse) {
     const size_t HD = c->heads.HD;
-    size_t r, d;
-    for (r = 0; r < c->lse->count; r++) {
+    for (size_t r = 0; r < c->lse->count; r++) {
         if (lse[r] != -INFINITY) continue;
         if (result(c->lse, r) != -INFINITY) test_fail("lse[%zu] is %g without a key", r, result(c->lse, r));
-        for (d = 0; d < HD; d++)
+        for (size_t d = 0; d < HD; d++)
             if (result(c->out_sum, r * HD + d) != out[r * HD + d])
                 test_fail("out[%zu] is %g without a key", r * HD + d, result(c->out_sum, r * HD + d));
         lse[r] = 0.0;
@@ -111,15 +107,13 @@ static PartCase part_case(Spans spans, size_t N, Heads heads, size_t parts, doub
     const Ops *ops = ops_device;
     const char *seen = seen_by(spans, N);
     const size_t row = heads.NKV * heads.HD;
-    PartCase c;
-    size_t queries, i;
-    memset(&c, 0, sizeof(c));
+    PartCase c = {0};
     c.spans = spans, c.heads = heads, c.N = N, c.parts = parts, c.n = spans_rows(spans);
     c.scale = 1.0 / sqrt((double)heads.HD);
-    queries = c.n * heads.NH * heads.HD;
+    size_t queries = c.n * heads.NH * heads.HD;
     c.k = values_of_seen(ops->stored, N, seen, row, amplitude), c.v = values_of_seen(ops->stored, N, seen, row, 1.0);
     c.dk = case_doubles(N * row), c.dv = case_doubles(N * row);
-    for (i = 0; i < N * row; i++)
+    for (size_t i = 0; i < N * row; i++)
         c.dk[i] = round_to(ops->summed, test_normal()), c.dv[i] = round_to(ops->summed, test_normal());
     c.q = guarded_normal(INPUT, "q", ops->stored, queries, 0.0, amplitude);
     c.out_sum = guarded_poison(CHANGED, "sums of out", ops->summed, queries);
@@ -139,7 +133,6 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
     const size_t queries = c.q->count;
     double *out = case_doubles(queries), *lse = case_doubles(c.n * NH), *dq = case_doubles(queries),
            *p = case_doubles(N);
-    size_t i;
     slack *= fmax(1.0, sqrt((double)HD / 128.0));
     CALL(part_forward(&c, &c.part[0], 0));
     reference_attention_forward_part(out, lse, c.q->values, c.k, c.v, spans, c.part[0].keys, NH, NKV, HD, c.scale, p);
@@ -162,7 +155,7 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
                                  NKV, HD, c.scale, p);
     expect_within(c.dq_sum, dq, slack, 0.3 * amplitude);
     expect_within(c.dq, dq, slack, 0.3 * amplitude);
-    for (i = 0; i < parts; i++) { // keys that no query sees are as they were
+    for (size_t i = 0; i < parts; i++) { // keys that no query sees are as they were
         expect_within(c.part[i].dk, c.dk + c.part[i].keys.begin * row, slack, 0.3 * amplitude);
         expect_within(c.part[i].dv, c.dv + c.part[i].keys.begin * row, slack, 0.3);
     }
@@ -172,10 +165,9 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
 static void chunk_in_parts(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads, size_t parts,
                            double amplitude, double slack) {
     const size_t N = sum_of(lengths, documents);
-    Span *span;
     test_case("%zu parts of %zu tokens, %zu documents, queries %zu to %zu, NH=%zu NKV=%zu HD=%zu, window %zu", parts, N,
               documents, t0, t1, heads.NH, heads.NKV, heads.HD, case_window);
-    span = (Span *)case_memory(documents * sizeof(Span));
+    Span *span = (Span *)case_memory(documents * sizeof(Span));
     attention_parts_case(spans_of(lengths, documents, t0, t1, span), N, heads, parts, amplitude, slack);
 }
 
@@ -184,9 +176,10 @@ static double few_keys(void) { return testing.operands > 0.0 ? 2.0 : 1.0; }
 
 TEST(attention_parts_equal_whole) {
     static const size_t lengths[] = {1, 2, 5, 16, 33, 64, 65, 129, 200, 300};
-    size_t i, parts, h = 0;
-    for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
-        for (parts = 1 + i % (CASE_STEP > 1 ? MOST_PARTS : 3); parts <= MOST_PARTS; parts += 3 * CASE_STEP, h++) {
+    size_t h = 0;
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+        for (size_t parts = 1 + i % (CASE_STEP > 1 ? MOST_PARTS : 3); parts <= MOST_PARTS;
+             parts += 3 * CASE_STEP, h++) {
             chunk_in_parts(&lengths[i], 1, 0, lengths[i], head_shapes[h % HEAD_SHAPES], parts, 1.0, few_keys());
             chunk_in_parts(&lengths[i], 1, lengths[i] / 2, lengths[i], head_shapes[(h + 5) % HEAD_SHAPES], parts, 1.0,
                            few_keys()); // ranges before all queries: nothing is masked
@@ -197,10 +190,10 @@ TEST(attention_parts_of_documents) {
     static const size_t lengths[] = {3, 70, 1, 41, 26}, longer[] = {140, 5, 269, 1};
     static const size_t windows[] = {0, 0, 1, 7, 31, 64, 65, 128, 200, 1000};
     const size_t step = 4 * CASE_STEP - 1;
-    size_t w, r, h = 0;
-    for (w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
+    size_t h = 0;
+    for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
         case_window = windows[w];
-        for (r = 0; r < 9; r += step, h++) {
+        for (size_t r = 0; r < 9; r += step, h++) {
             const size_t t0 = test_random_below(141), t1 = t0 + 1 + test_random_below(141 - t0);
             const size_t from = test_random_below(415), room = 415 - from < 90 ? 415 - from : 90;
             chunk_in_parts(lengths, 5, t0, t1, head_shapes[h % HEAD_SHAPES], 1 + h % MOST_PARTS, 1.0, few_keys());
@@ -214,8 +207,7 @@ TEST(attention_parts_of_documents) {
 // The largest score may be in any of the ranges, and far above those before.
 TEST(attention_parts_sharp_scores) {
     static const size_t lengths[] = {290, 20};
-    size_t h;
-    for (h = 1; h < HEAD_SHAPES; h += 2 * CASE_STEP) {
+    for (size_t h = 1; h < HEAD_SHAPES; h += 2 * CASE_STEP) {
         chunk_in_parts(lengths, 2, 220, 310, head_shapes[h], 2 + h % 4, 8.0, 60.0);
         chunk_in_parts(lengths, 2, 100, 190, head_shapes[h], 2 + h % 4, 1.5, 2.0);
     }
@@ -227,9 +219,8 @@ TEST(attention_parts_with_any_threads) {
     static const size_t lengths[] = {140, 5, 269, 1, 3};
     static const Heads shapes[] = {{4, 1, 20}, {3, 3, 16}, {4, 2, 20}};
     const int before = threads_now();
-    size_t i, h;
-    for (i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
-        for (h = i; h < i + 2; h += CASE_STEP) {
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
+        for (size_t h = i; h < i + 2; h += CASE_STEP) {
             set_threads(threads[i]);
             chunk_in_parts(lengths, 5, 120 + 10 * i, 330 + 20 * i, shapes[h % 3], 1 + (i + h) % MOST_PARTS, 1.0, 1.0);
         }
@@ -239,17 +230,16 @@ TEST(attention_parts_with_any_threads) {
 
 // span_pairs, from which plans count, against counting.
 TEST(attention_pairs_of_a_range) {
-    size_t i;
-    for (i = 0; i < 2000; i++) {
+    for (size_t i = 0; i < 2000; i++) {
         const size_t window = i % 3 ? 0 : 1 + test_random_below(40);
-        size_t t, key, pairs = 0;
+        size_t pairs = 0;
         Span span;
         KeyRange keys;
         span.document = test_random_below(20), span.begin = span.document + test_random_below(30), span.row = 0;
         span.end = span.begin + 1 + test_random_below(30);
         keys.begin = test_random_below(90), keys.end = keys.begin + test_random_below(40);
-        for (t = span.begin; t < span.end; t++)
-            for (key = first_key(span.document, t, window); key <= t; key++)
+        for (size_t t = span.begin; t < span.end; t++)
+            for (size_t key = first_key(span.document, t, window); key <= t; key++)
                 pairs += key >= keys.begin && key < keys.end;
         if (span_pairs(span, keys, window) != (double)pairs)
             test_fail("queries %zu to %zu of document %zu, keys %zu to %zu, window %zu: %g pairs, not %zu", span.begin,

@@ -20,16 +20,14 @@ typedef void (*Forward)(Problem *problem);
 
 static double *normals(size_t count) {
     double *values = case_doubles(count);
-    size_t i;
-    for (i = 0; i < count; i++) values[i] = test_normal();
+    for (size_t i = 0; i < count; i++) values[i] = test_normal();
     return values;
 }
 
 static double loss_of(Problem *p, Forward forward) {
     double loss = 0.0;
-    size_t i;
     forward(p);
-    for (i = 0; i < p->outputs; i++) loss += p->dout[i] * p->out[i];
+    for (size_t i = 0; i < p->outputs; i++) loss += p->dout[i] * p->out[i];
     return loss;
 }
 
@@ -38,13 +36,12 @@ static void check_derivative(Problem *p, Forward forward, const char *name, doub
                              size_t count) {
     const double step = 1e-5;
     double error = 0.0, size = 0.0;
-    size_t i;
-    for (i = 0; i < count; i++) {
-        double at = input[i], above, below, slope;
+    for (size_t i = 0; i < count; i++) {
+        double at = input[i], above, below;
         input[i] = at + step, above = loss_of(p, forward);
         input[i] = at - step, below = loss_of(p, forward);
         input[i] = at;
-        slope = (above - below) / (2.0 * step);
+        double slope = (above - below) / (2.0 * step);
         error += (slope - gradient[i]) * (slope - gradient[i]);
         size += slope * slope;
     }
@@ -53,14 +50,12 @@ static void check_derivative(Problem *p, Forward forward, const char *name, doub
 }
 
 static Problem problem_of(size_t outputs, size_t n, size_t C, size_t OC) {
-    Problem p;
-    size_t i;
-    memset(&p, 0, sizeof(p));
+    Problem p = {0};
     p.outputs = outputs, p.n = n, p.C = C, p.OC = OC;
     p.out = case_doubles(outputs), p.dout = normals(outputs);
-    for (i = 0; i < 16; i++)
+    for (size_t i = 0; i < 16; i++)
         p.index[i] = (int32_t)test_random_below(4), p.position[i] = (int32_t)test_random_below(100);
-    for (i = 0; i < 8; i++) p.frequency[i] = (float)pow(100.0, -(double)i / 8.0);
+    for (size_t i = 0; i < 8; i++) p.frequency[i] = (float)pow(100.0, -(double)i / 8.0);
     return p;
 }
 
@@ -84,8 +79,7 @@ static void forward_norm(Problem *p) {
 }
 
 TEST(reference_norms) {
-    int layernorm;
-    for (layernorm = 0; layernorm < 2; layernorm++) {
+    for (int layernorm = 0; layernorm < 2; layernorm++) {
         test_case("layernorm=%d n=3 C=7", layernorm);
         Problem p = problem_of(3 * 7, 3, 7, 0);
         double *dx = case_doubles(3 * 7), *dw = case_doubles(7), *db = case_doubles(7);
@@ -158,7 +152,6 @@ static void forward_geglu(Problem *p) { reference_geglu_forward(p->out, p->x, p-
 static void forward_gelu(Problem *p) { reference_gelu_forward(p->out, p->x, p->outputs); }
 
 TEST(reference_activations) {
-    int i;
     test_case("swiglu n=3 FF=5");
     Problem p = problem_of(3 * 5, 3, 5, 0);
     double *dx = case_doubles(2 * 3 * 5);
@@ -177,7 +170,7 @@ TEST(reference_activations) {
     p.x = normals(40), dx = case_doubles(40);
     reference_gelu_backward(dx, p.dout, p.x, 40);
     check_derivative(&p, forward_gelu, "x", p.x, dx, 40);
-    for (i = 0; i < 40; i++) { // as ops.h writes it
+    for (int i = 0; i < 40; i++) { // as ops.h writes it
         double x = p.x[i],
                tanh_form = 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
         reference_gelu_forward(p.out, &x, 1);

@@ -43,8 +43,7 @@ static void share_streams(size_t sp) {
 }
 
 static World one_process(void) {
-    World w;
-    memset(&w, 0, sizeof(w));
+    World w = {0};
     return w;
 }
 
@@ -94,8 +93,7 @@ static const Lengths lengths[] = {
 
 static Case case_make(const char *text, int lora) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
-    Case c;
-    memset(&c, 0, sizeof(c));
+    Case c = {0};
     c.model = model_build(&config, ops_device->stored);
     c.weights = tiny_weights(&c.model, 7);
     if (lora) {
@@ -113,8 +111,7 @@ static void case_add(Case *c, Batch batch) { c->batch[c->streams++] = batch; }
 
 static void case_normalise(Case *c) {
     TargetCounts counts = {0, 0, 0};
-    size_t i;
-    for (i = 0; i < c->streams; i++) counts = target_counts_add(counts, batch_count(&c->batch[i]));
+    for (size_t i = 0; i < c->streams; i++) counts = target_counts_add(counts, batch_count(&c->batch[i]));
     c->Z = objective_normaliser(&c->settings.objective, counts);
 }
 
@@ -130,17 +127,17 @@ static int takes(World w, size_t stream) { return stream % world_replicas(w) == 
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 static void run_streams(const Case *c, StreamBP *s, World w, Result *r) {
-    size_t i, last = 0;
-    for (i = 0; i < c->streams; i++)
+    size_t last = 0;
+    for (size_t i = 0; i < c->streams; i++)
         if (takes(w, i)) last = i;
-    for (i = 0; i < c->streams; i++) {
+    for (size_t i = 0; i < c->streams; i++) {
         if (!takes(w, i)) continue;
         s->memory.reduce = i == last;
         s->dropout_seed = 5 + (c->parts ? 0 : i);
         r->loss += forward_backward(s, &c->batch[i], c->Z, NULL);
     }
     r->sent = s->memory.sent;
-    for (i = 0; i < c->streams; i++) {
+    for (size_t i = 0; i < c->streams; i++) {
         if (!takes(w, i)) continue;
         r->logp[i] = (float *)checked_calloc(c->batch[i].N, sizeof(float), "log-probabilities");
         forward_policy(s, &c->batch[i], 0, r->logp[i]);
@@ -154,17 +151,13 @@ static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_c
     OptimizerState state;
     StreamBP s;
     Arena arena;
-    Result r;
-    Plan plan;
-    void *memory, *host;
-    double loss;
-    memset(&r, 0, sizeof(r));
+    Result r = {0};
     c->settings.model = &c->model, c->settings.lora = c->lora.rank ? &c->lora : NULL, c->settings.world = w;
     c->settings.method = method, c->settings.chunk = chunk, c->settings.logits_chunk = logits_chunk;
     c->settings.backward = 1;
-    plan = plan_make(&c->settings, &largest);
-    memory = poisoned_memory(ops_device, plan.total_bytes);
-    host = poisoned_host_memory(ops_device, plan.host_bytes);
+    Plan plan = plan_make(&c->settings, &largest);
+    void *memory = poisoned_memory(ops_device, plan.total_bytes);
+    void *host = poisoned_host_memory(ops_device, plan.host_bytes);
     arena_init(&arena, memory, plan.total_bytes);
     if (c->streams > 1) largest.documents = max_size(c->batch[0].documents, c->batch[1].documents);
     run_begin(&s, &state, &c->settings, ops_device, &arena, &largest);
@@ -178,15 +171,14 @@ static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_c
     run_end(&s);
     ops_device->release(memory, plan.total_bytes);
     if (host) ops_device->host_release(host, plan.host_bytes);
-    loss = r.loss / (double)world_sp(w); // each rank of a stream knows all of its loss
+    double loss = r.loss / (double)world_sp(w); // each rank of a stream knows all of its loss
     if (world_ranks(w) > 1) dist_sum(RANKS_ALL, &loss, 1);
     r.loss = fp64 || world_ranks(w) > 1 ? loss : r.loss;
     return r;
 }
 
 static void result_free(Result *r) {
-    size_t i;
-    for (i = 0; i < STREAMS_MOST; i++) free(r->logp[i]);
+    for (size_t i = 0; i < STREAMS_MOST; i++) free(r->logp[i]);
     free(r->gradient);
 }
 
@@ -195,14 +187,13 @@ static void expect_same(const Case *c, const Result *found, const Result *expect
     const Model *table = c->lora.rank ? &c->lora.table : &c->model;
     const double precision = fmax(allowed, 1e-6); // log-probabilities are handed out as fp32
     double norm = 0;
-    size_t i, t;
-    for (i = 0; i < table->elements; i++) norm += expected->gradient[i] * expected->gradient[i];
+    for (size_t i = 0; i < table->elements; i++) norm += expected->gradient[i] * expected->gradient[i];
     if (!(fabs(found->loss - expected->loss) <= allowed * (fabs(expected->loss) + 0.1)))
         test_fail("loss %.17g, alone %.17g", found->loss, expected->loss);
-    for (i = 0; i < table->parameter_count; i++) {
+    for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
         double difference = 0, size = 0;
-        for (t = p->offset; t < p->offset + parameter_elements(p); t++) {
+        for (size_t t = p->offset; t < p->offset + parameter_elements(p); t++) {
             difference += pow(found->gradient[t] - expected->gradient[t], 2);
             size += pow(expected->gradient[t], 2);
         }
@@ -211,8 +202,8 @@ static void expect_same(const Case *c, const Result *found, const Result *expect
         if (!(difference <= allowed)) test_fail("gradient of %s differs by %.3g", p->name, difference);
         testing.worst = fmax(testing.worst, difference / allowed);
     }
-    for (i = 0; i < c->streams; i++)
-        for (t = 0; found->logp[i] && t < c->batch[i].N; t++)
+    for (size_t i = 0; i < c->streams; i++)
+        for (size_t t = 0; found->logp[i] && t < c->batch[i].N; t++)
             if (!(fabs((double)found->logp[i][t] - (double)expected->logp[i][t]) <=
                   precision * (fabs((double)expected->logp[i][t]) + 1)))
                 test_fail("log-probability of target %zu is %g, alone %g", t, (double)found->logp[i][t],
@@ -226,8 +217,8 @@ static size_t owner_of(size_t t, size_t N, size_t S) {
 }
 
 static size_t owned_tokens(size_t N, size_t S, size_t rank) {
-    size_t owned = 0, t;
-    for (t = 0; t < N; t++) owned += owner_of(t, N, S) == rank;
+    size_t owned = 0;
+    for (size_t t = 0; t < N; t++) owned += owner_of(t, N, S) == rank;
     return owned;
 }
 
@@ -239,11 +230,11 @@ static size_t document_at(const Batch *batch, size_t t) {
 
 // Tokens of `owner` that one of `seer` sees within the window, each counted once; reversed: of any seer.
 static size_t seen_tokens(const Batch *batch, size_t S, size_t owner, size_t seer, size_t window) {
-    size_t seen = 0, key, t;
-    for (key = 0; key < batch->N; key++) {
+    size_t seen = 0;
+    for (size_t key = 0; key < batch->N; key++) {
         int found = 0;
         if (owner_of(key, batch->N, S) != owner) continue;
-        for (t = key; t < batch->N && t < key + window && !found; t++)
+        for (size_t t = key; t < batch->N && t < key + window && !found; t++)
             found = owner_of(t, batch->N, S) == seer && document_at(batch, t) == document_at(batch, key);
         seen += (size_t)found;
     }
@@ -257,8 +248,7 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
     const double passes = method == METHOD_FULL ? 1 : 2;
     const double rounds = method == METHOD_FULL || c->settings.keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
-    size_t i, peer;
-    for (i = 0; i < c->streams; i++) {
+    for (size_t i = 0; i < c->streams; i++) {
         const size_t N = c->batch[i].N, rows = (N + S - 1) / S * S; // gathered in equal portions
         if (!takes(world, i)) continue;
         if (c->settings.ring) { // every block but the next rank's goes on, once more with its gradient
@@ -268,7 +258,7 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
             keys += passes * layers * row * (double)(rows * d.stored) * others;
             gradients += layers * row * (double)(rows * d.summed) * others;
         }
-        for (peer = 0; windows && peer < S; peer++) {
+        for (size_t peer = 0; windows && peer < S; peer++) {
             const size_t window = c->model.config.sliding_window;
             if (peer == rank) continue;
             keys +=
@@ -286,15 +276,13 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
 // A plan counts the mean over the ranks: together they send as much as they planned together.
 static void expect_sent_as_planned(const Case *c, const Result *r) {
     double sent[TRAFFIC_KINDS], plans[TRAFFIC_KINDS] = {0};
-    size_t i;
-    int kind;
-    for (i = 0; i < c->streams; i++) {
+    for (size_t i = 0; i < c->streams; i++) {
         const Traffic plan = plan_traffic(&c->settings, &c->batch[i], 1);
-        for (kind = 0; kind < TRAFFIC_KINDS && takes(world, i); kind++) plans[kind] += plan.bytes[kind];
+        for (int kind = 0; kind < TRAFFIC_KINDS && takes(world, i); kind++) plans[kind] += plan.bytes[kind];
     }
     memcpy(sent, r->sent.bytes, sizeof(sent));
     dist_sum(RANKS_ALL, sent, TRAFFIC_KINDS), dist_sum(RANKS_ALL, plans, TRAFFIC_KINDS);
-    for (kind = 0; kind < TRAFFIC_KINDS; kind++)
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++)
         if (!(fabs(sent[kind] - plans[kind]) <= 1e-12 * sent[kind]))
             test_fail("%.1f bytes of %s were sent, not %.1f", sent[kind], traffic_names[kind], plans[kind]);
 }
@@ -302,19 +290,18 @@ static void expect_sent_as_planned(const Case *c, const Result *r) {
 // The rank with the most tokens needs what was planned, no rank more.
 static void expect_planned(const Result *r) {
     double most[8] = {0};
-    size_t i, peak = 0;
+    size_t peak = 0;
     most[world.rank] = (double)r->peak;
     dist_sum(RANKS_ALL, most, world.ranks);
-    for (i = 0; i < world.ranks; i++) peak = max_size(peak, (size_t)most[i]);
+    for (size_t i = 0; i < world.ranks; i++) peak = max_size(peak, (size_t)most[i]);
     if (peak != r->planned) test_fail("%zu bytes of %zu planned were used", peak, r->planned);
 }
 
 // ring: keys and values are passed around, instead of being gathered.
 static void expect_shared(Case *c, const Result *expected, int ring, Method method, size_t chunk, size_t logits_chunk) {
     static int call; // attention's outputs are computed again, kept on the device, in host memory
-    Result found;
     c->settings.ring = ring, c->settings.keep = (Keep)(call++ % 3);
-    found = run(c, world, method, chunk, logits_chunk);
+    Result found = run(c, world, method, chunk, logits_chunk);
     expect_same(c, &found, expected);
     expect_sent(c, &found, method);
     expect_sent_as_planned(c, &found);
@@ -326,22 +313,20 @@ static void expect_shared(Case *c, const Result *expected, int ring, Method meth
 // Every family, half of the lengths, by some methods and chunks: the numbers of ranks together meet all.
 static void families_agree(size_t sp) {
     static const size_t chunks[] = {1, 3, 7, 100};
-    size_t i, j, k, replica;
     share_streams(sp);
-    for (i = 0; i < MODELS; i++) {
-        for (j = (i + dist_ranks()) % 2; j < LENGTHS; j += 2) { // other ones with other ranks
+    for (size_t i = 0; i < MODELS; i++) {
+        for (size_t j = (i + dist_ranks()) % 2; j < LENGTHS; j += 2) { // other ones with other ranks
             Case c = case_make(models[i], 0);
-            Result expected;
-            for (replica = 0; replica < world_replicas(world); replica++) {
+            for (size_t replica = 0; replica < world_replicas(world); replica++) {
                 const Lengths *l = &lengths[(j + replica * 4) % LENGTHS];
                 case_add(&c, tiny_batch(l->length, l->documents, c.model.config.vocab_size, l->documents > 3, 11));
             }
             case_normalise(&c);
             test_case("%zu ranks, sp %zu, %.30s..., %zu tokens in %zu documents", world.ranks, sp, models[i],
                       c.batch[0].N, c.batch[0].documents);
-            expected = run(&c, one_process(), METHOD_FULL, 0, 0);
+            Result expected = run(&c, one_process(), METHOD_FULL, 0, 0);
             expect_shared(&c, &expected, i / 2 % 2, j % 3 ? METHOD_CHECKPOINT : METHOD_FULL, 0, 0);
-            for (k = i % 2; k < 4; k += 2)
+            for (size_t k = i % 2; k < 4; k += 2)
                 expect_shared(&c, &expected, (i + j + k / 2) % 2, METHOD_STREAM, chunks[k], chunks[(k + j) % 4]);
             result_free(&expected);
             case_free(&c);
@@ -376,12 +361,11 @@ static const Tried tried[] = {
 // Documents of pairs or groups of two, with all that objectives look at; the first pair is number `pair`.
 static Batch answers_batch(const Tried *t, const size_t *length, size_t documents, size_t V, size_t pair) {
     Batch batch = tiny_batch(length, documents, V, 1, 5 + pair);
-    size_t d, i;
     batch_allocate_answers(&batch, 1, 1);
-    for (d = 0; d < documents; d++) {
+    for (size_t d = 0; d < documents; d++) {
         batch.targets[batch.document_start[d + 1] - 1] = (int32_t)(d % V); // one that counts in each
         batch.group[d] = pair + d / 2, batch.reward[d] = (float)d;
-        for (i = batch.document_start[d]; i < batch.document_start[d + 1]; i++) {
+        for (size_t i = batch.document_start[d]; i < batch.document_start[d + 1]; i++) {
             batch.advantage[i] =
                 (float)(t->kind == OBJECTIVE_PPO ? random_normal(3, pair, i) : random_normal(4, pair, d));
             batch.reference[i] = (float)(-4 + random_normal(5, pair, i));
@@ -395,10 +379,9 @@ static Batch answers_batch(const Tried *t, const size_t *length, size_t document
 static Batch part_of(const Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin], N = whole->document_start[end] - first;
     Batch part = batch_allocate(N, end - begin);
-    size_t d;
     batch_allocate_answers(&part, 1, 1);
     part.first = first;
-    for (d = begin; d < end; d++) {
+    for (size_t d = begin; d < end; d++) {
         part.document_start[d - begin] = whole->document_start[d] - first;
         part.group[d - begin] = whole->group[d], part.reward[d - begin] = whole->reward[d];
     }
@@ -419,19 +402,16 @@ static void case_objective(Case *c, const Tried *t) {
 
 static void objectives_agree(size_t sp) {
     static const size_t length[2][6] = {{6, 9, 1, 17, 11, 3}, {5, 2, 13, 8, 1, 1}};
-    size_t i, replica;
-    int lora;
     share_streams(sp);
-    for (i = 0; i < TRIED; i++) {
-        for (lora = 0; lora < 2; lora++) {
+    for (size_t i = 0; i < TRIED; i++) {
+        for (int lora = 0; lora < 2; lora++) {
             Case c = case_make(models[lora ? 2 : 3], lora);
-            Result expected;
             case_objective(&c, &tried[i]);
-            for (replica = 0; replica < world_replicas(world); replica++)
+            for (size_t replica = 0; replica < world_replicas(world); replica++)
                 case_add(&c, answers_batch(&tried[i], length[replica], 6, c.model.config.vocab_size, 3 * replica));
             case_normalise(&c);
             test_case("%zu ranks, sp %zu, %s%s", world.ranks, sp, objective_names[tried[i].kind], lora ? ", LoRA" : "");
-            expected = run(&c, one_process(), METHOD_STREAM, 4, 9);
+            Result expected = run(&c, one_process(), METHOD_STREAM, 4, 9);
             expect_shared(&c, &expected, (int)i % 2, METHOD_FULL, 0, 0);
             expect_shared(&c, &expected, 0, METHOD_STREAM, 7, 5);
             expect_shared(&c, &expected, 1, METHOD_STREAM, 3, 100);
@@ -456,8 +436,6 @@ TEST(parts_drop_the_same) {
     static const size_t length[] = {6, 9, 1, 17, 11, 3};
     const size_t sp = dist_ranks() == 4 ? 2 : dist_ranks();
     Case whole = case_make(models[1], 1), parts = case_make(models[1], 1);
-    Result expected, found;
-    size_t i;
     share_streams(sp);
     case_objective(&whole, &tried[1]), case_objective(&parts, &tried[1]);
     case_add(&whole, answers_batch(&tried[1], length, 6, 29, 0));
@@ -465,9 +443,9 @@ TEST(parts_drop_the_same) {
     case_add(&parts, part_of(&whole.batch[0], 2, 6));
     parts.parts = 2;
     case_normalise(&whole), case_normalise(&parts);
-    expected = run(&whole, one_process(), METHOD_STREAM, 5, 7);
-    found = run(&parts, world, METHOD_STREAM, 4, 9);
-    for (i = 0; i < STREAMS_MOST; i++) free(found.logp[i]), found.logp[i] = NULL; // of other streams
+    Result expected = run(&whole, one_process(), METHOD_STREAM, 5, 7);
+    Result found = run(&parts, world, METHOD_STREAM, 4, 9);
+    for (size_t i = 0; i < STREAMS_MOST; i++) free(found.logp[i]), found.logp[i] = NULL; // of other streams
     expect_same(&whole, &found, &expected);
     result_free(&expected), result_free(&found);
     case_free(&whole), case_free(&parts);
@@ -477,11 +455,10 @@ TEST(parts_drop_the_same) {
 // The same step twice: the same bits, whichever rank.
 TEST(deterministic) {
     Case c = case_make(models[4], 0);
-    Result first, second;
     share_streams(dist_ranks());
     case_add(&c, tiny_batch(lengths[8].length, lengths[8].documents, 21, 1, 3));
     case_normalise(&c);
-    first = run(&c, world, METHOD_STREAM, 4, 5), second = run(&c, world, METHOD_STREAM, 4, 5);
+    Result first = run(&c, world, METHOD_STREAM, 4, 5), second = run(&c, world, METHOD_STREAM, 4, 5);
     assert_memory_equal(first.gradient, second.gradient, c.model.elements * sizeof(double));
     assert_true(first.loss == second.loss);
     result_free(&first), result_free(&second);
@@ -507,8 +484,7 @@ TEST(two_ranks_need_little_more_than_half) {
         "4,"
         "vocab_size=1000,sliding_window=4096"};
     World two = {2, 0, 0, 2};
-    size_t i;
-    for (i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++) {
         Config config = config_from_text(deep[i], "test", EXIT_USAGE);
         Model model = model_build(&config, ops_device->stored);
         const double one = (double)planned(&model, one_process(), (size_t)1 << 20);
@@ -522,14 +498,13 @@ TEST(two_ranks_need_little_more_than_half) {
 // A plan for the longest of many streams holds every one of them.
 TEST(plans_never_fall) {
     static const size_t tried[] = {0, 3, 6};
-    size_t m, S, N;
-    for (m = 0; m < 3; m++) {
+    for (size_t m = 0; m < 3; m++) {
         Config config = config_from_text(models[tried[m]], "test", EXIT_USAGE);
         Model model = model_build(&config, ops_device->stored);
-        for (S = 2; S <= 9; S++) {
+        for (size_t S = 2; S <= 9; S++) {
             World w = {S, 0, 0, S};
             size_t before = 0;
-            for (N = 1; N <= 64; N++) {
+            for (size_t N = 1; N <= 64; N++) {
                 const size_t needs = planned(&model, w, N);
                 test_case("%.20s..., %zu ranks, %zu tokens", models[tried[m]], S, N);
                 if (needs < before) test_fail("%zu bytes, but one token less takes %zu", needs, before);

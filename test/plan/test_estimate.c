@@ -15,9 +15,8 @@ static Machine round_machine(double flops, double bandwidth, double within, doub
     Machine m;
     const double value[MACHINE_CONSTANTS] = {4,      1e12,    2 * flops, flops, flops, flops, bandwidth,
                                              within, between, FREE,      1,     1,     0,     0};
-    int i;
     m.name = "round", m.gpu = "round numbers";
-    for (i = 0; i < MACHINE_CONSTANTS; i++) m.constant[i].value = value[i], m.constant[i].basis = BASIS_ASSUMED;
+    for (int i = 0; i < MACHINE_CONSTANTS; i++) m.constant[i].value = value[i], m.constant[i].basis = BASIS_ASSUMED;
     return m;
 }
 
@@ -109,11 +108,10 @@ TEST(bytes_of_a_forward_by_hand) {
         L * (2 * C + 2 * (C + KV) + 2 * C + (C + 2 * FF) + (FF + C)) + C + V; // into and out of products
     const double matrices = L * (2 * C * C + 2 * C * KV + 3 * C * FF) + V * C;
     Planned c;
-    Plan plan;
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     c.settings.backward = c.settings.optimizer = 0;
-    plan = plan_make(&c.settings, &c.batch);
+    Plan plan = plan_make(&c.settings, &c.batch);
     close_to("operands", plan.operands, 2 * (N * rows + matrices), 1e-12);
     // embedding, two norms, rotation of queries and keys, the gate; the last norm, and logits once
     close_to("moved", plan.moved, 2 * N * (2 * C + L * (4 * C + 2 * (C + KV) + 3 * FF) + 2 * C + V), 1e-12);
@@ -125,11 +123,10 @@ TEST(a_step_by_hand) {
     const double rate = 1e6;
     Machine m = round_machine(rate, FREE, FREE, FREE);
     StepShape step = one_stream();
-    Estimate e;
     Planned c;
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
-    e = estimate_step(&m, &c.settings, &c.batch, step);
+    Estimate e = estimate_step(&m, &c.settings, &c.batch, step);
     close_to("seconds", e.seconds, small_flops(1) / rate, 1e-12);
     close_to("tokens/s", e.tokens_per_second, SMALL_N / e.seconds, 1e-12);
     close_to("MFU", e.mfu, 1000 / (2 * rate * e.seconds), 1e-12);
@@ -155,11 +152,10 @@ TEST(products_that_wait_for_operands) {
     // and out
     Machine m = round_machine(FREE, bandwidth, FREE, FREE);
     Planned c;
-    Plan plan;
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     c.settings.chunk = c.settings.logits_chunk = (size_t)(N / chunks);
-    plan = plan_on(&m, &c.settings, &c.batch);
+    Plan plan = plan_on(&m, &c.settings, &c.batch);
     close_to("operands", plan.operands,
              2 * N * (3 * rows + (rows - C - V) - L * rows_of_down) +
                  chunks * (2 * (2 * matrices + (matrices - V * C) - L * down) + 8 * matrices),
@@ -175,11 +171,10 @@ static double sending_with(int ring, size_t zero, size_t sp, DType gradients, si
     const Machine m = round_machine(rate, FREE, 1, 1);
     StepShape step = one_stream();
     Planned c;
-    double seconds;
     step.streams = streams;
     planned(&c, SMALL, SMALL_N, 2, zero, sp);
     c.settings.gradient_type = gradients, c.settings.ring = ring;
-    seconds = estimate_step(&m, &c.settings, &c.batch, step).seconds;
+    double seconds = estimate_step(&m, &c.settings, &c.batch, step).seconds;
     planned_end(&c);
     return seconds;
 }
@@ -215,13 +210,12 @@ TEST(kept_attention_by_hand) {
 
 TEST(two_ranks_by_hand) {
     const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of what comes together
-    double all, layers, kv;
     Planned c;
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
-    all = (double)c.model.elements, layers = L * (double)c.model.layer_elements;
+    double all = (double)c.model.elements, layers = L * (double)c.model.layer_elements;
     planned_end(&c);
-    kv = L * SMALL_N * 2 * KV; // keys and values
+    double kv = L * SMALL_N * 2 * KV; // keys and values
     close_to("stage 0", sending(0, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 4), 1e-9);
     close_to("stage 1", sending(1, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 2), 1e-9);
     close_to("stage 1, once for three streams", sending(1, 1, DTYPE_FP32, 3, FREE), halves * all * (4 + 2), 1e-9);
@@ -240,8 +234,7 @@ TEST(two_ranks_by_hand) {
 
 // ---- real models ----------------------------------------------------------------------------------------------------
 static size_t region_bytes(const Plan *plan, const char *name) {
-    size_t i;
-    for (i = 0; i < plan->arena.regions_at_peak; i++)
+    for (size_t i = 0; i < plan->arena.regions_at_peak; i++)
         if (!strcmp(plan->arena.at_peak[i].name, name)) return plan->arena.at_peak[i].bytes;
     test_fail("no region is called '%s'", name);
     return 0;
@@ -257,16 +250,14 @@ TEST(memory_of_the_stages) {
                 {"first moments", 4, 1},
                 {"second moments", 4, 1},
                 {"master weights", 4, 1}};
-    size_t zero, p, i;
-    for (zero = 0; zero <= 3; zero++) {
-        for (p = 0; p < 4; p++) {
+    for (size_t zero = 0; zero <= 3; zero++) {
+        for (size_t p = 0; p < 4; p++) {
             Planned c;
-            Plan plan;
             test_case("stage %zu, %zu ranks", zero, ranks[p]);
             planned(&c, "qwen3-8b", 32768, ranks[p], zero, 1);
             c.settings.gradient_type = DTYPE_FP32;
-            plan = plan_make(&c.settings, &c.batch);
-            for (i = 0; i < 5; i++) {
+            Plan plan = plan_make(&c.settings, &c.batch);
+            for (size_t i = 0; i < 5; i++) {
                 // whole units of each group are dealt evenly, the last rank has what is left over of them
                 const size_t dealt = zero >= held[i].stage ? ranks[p] : 1, groups = 2 + 36;
                 const double exact = (double)(c.model.elements * held[i].bytes) / (double)dealt;
@@ -283,12 +274,11 @@ TEST(memory_of_the_stages) {
 static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zero, size_t sp, const char *machine,
                             size_t *bytes) {
     StepShape step = {1, (double)(N * (ranks / sp)), 0};
-    Estimate e;
     Planned c;
     planned(&c, init, N, ranks, zero, sp);
     c.settings.logits_chunk = 2048;
     step.model_flops = (double)(ranks / sp) * model_flops(&c.model, NULL, &c.batch, 1);
-    e = estimate_step(machine_find(machine), &c.settings, &c.batch, step);
+    Estimate e = estimate_step(machine_find(machine), &c.settings, &c.batch, step);
     if (bytes) *bytes = plan_make(&c.settings, &c.batch).total_bytes;
     planned_end(&c);
     return e;
@@ -296,14 +286,14 @@ static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zer
 
 TEST(what_grows_and_what_shrinks) {
     static const char *const faster[] = {"a100", "h100", "h200"};
-    size_t P, most = SIZE_MAX, bytes, i;
+    size_t most = SIZE_MAX, bytes, i;
     double slowest = INFINITY, length = 0, sent = 0;
     for (i = 0; i < 3; i++) {
         const double seconds = estimate_of("llama3.1-8b", 100000, 16, 3, 8, faster[i], NULL).seconds;
         if (!(seconds < slowest)) test_fail("%s: %g s, not below %g", faster[i], seconds, slowest);
         slowest = seconds;
     }
-    for (P = 1; P <= 4096; P *= 2) { // a stream over all: less of it for each
+    for (size_t P = 1; P <= 4096; P *= 2) { // a stream over all: less of it for each
         const Estimate e = estimate_of("qwen3-8b", 1 << 20, P, 3, P, "h100", &bytes);
         const double computing = e.seconds - e.communication, gradients = e.sent.bytes[TRAFFIC_GRADIENTS];
         test_case("%zu ranks", P);
@@ -324,9 +314,8 @@ TEST(what_grows_and_what_shrinks) {
 TEST(as_the_roofline) {
     static const size_t tokens[] = {32768, 131072, 500000};
     static const double percent[] = {52, 46, 43};
-    size_t i;
     (void)cmocka_state;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, "h200", NULL).mfu;
         printf("             %zu tokens: %.1f %% MFU\n", tokens[i], mfu);
         if (!(fabs(mfu - percent[i]) < 1)) test_fail("%zu tokens: %.1f %% MFU, not %g", tokens[i], mfu, percent[i]);
@@ -339,21 +328,18 @@ TEST(thousands_of_ranks_at_once) {
         int ring;
         size_t expected; // tokens at least
     } cases[] = {{1, 0, 200000}, {8, 0, 1500000}, {4096, 0, 6000000}, {4096, 1, 500000000}};
-    size_t i;
     (void)cmocka_state;
-    for (i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 4; i++) {
         const clock_t begin = clock(); // of this process: others may be at work
         const StepShape step = {1, 1, 1};
-        double seconds;
-        size_t longest;
         Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
         c.settings.ring = cases[i].ring;
-        longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
+        size_t longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
         c.batch.N = c.start[1] = longest;
         estimate_step(machine_find("h100"), &c.settings, &c.batch, step);
         planned_end(&c);
-        seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+        double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         printf("             4096 ranks, sp %zu%s: %zu tokens, planned in %.2f s\n", cases[i].sp,
                cases[i].ring ? ", a ring" : "", longest, seconds);
         if (seconds > 6) test_fail("sp %zu takes %g seconds", cases[i].sp, seconds);

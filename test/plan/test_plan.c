@@ -11,12 +11,10 @@ static Model planned_model(const char *text, DType dtype) {
 }
 
 static Batch shape_of(const size_t *length, size_t documents) {
-    Batch batch;
-    size_t d;
-    memset(&batch, 0, sizeof(batch));
+    Batch batch = {0};
     batch.documents = documents;
     batch.document_start = (size_t *)checked_calloc(documents + 1, sizeof(size_t), "documents");
-    for (d = 0; d < documents; d++) batch.document_start[d + 1] = batch.document_start[d] + length[d];
+    for (size_t d = 0; d < documents; d++) batch.document_start[d + 1] = batch.document_start[d] + length[d];
     batch.N = batch.document_start[documents];
     return batch;
 }
@@ -45,9 +43,8 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     Arena arena;
     OptimizerState state;
     StreamBP s;
-    Ops ops;
     arena_plan(&arena);
-    ops = ops_dry(settings->model->dtype, &arena);
+    Ops ops = ops_dry(settings->model->dtype, &arena);
     run_begin(&s, &state, settings, &ops, &arena, batch);
     s.dry = 0;
     s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
@@ -60,24 +57,21 @@ TEST(abbreviation_counts_the_same) {
     static const size_t length[] = {11, 1, 7, 30, 2, 13};
     static const size_t chunks[] = {1, 3, 7, 16, 21, 63, 64, 65, 1000};
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
-    size_t i, j, t, method;
     (void)cmocka_state;
-    for (i = 0; i < MODELS; i++) {
-        for (t = 0; t < 3; t++) {
+    for (size_t i = 0; i < MODELS; i++) {
+        for (size_t t = 0; t < 3; t++) {
             Model model = planned_model(models[i], types[t]);
             Batch batch = tiny_batch(length, 6, 20, 0, 1);
-            for (method = 0; method < 3; method++) {
-                for (j = 0; j < sizeof(chunks) / sizeof(chunks[0]); j++) {
-                    RunSettings settings;
+            for (size_t method = 0; method < 3; method++) {
+                for (size_t j = 0; j < sizeof(chunks) / sizeof(chunks[0]); j++) {
                     double flops;
                     size_t peak;
-                    Plan plan;
-                    memset(&settings, 0, sizeof(settings));
+                    RunSettings settings = {0};
                     settings.model = &model, settings.method = (Method)method;
                     settings.chunk = chunks[j], settings.logits_chunk = chunks[(j * 5 + 2) % 9];
                     settings.backward = 1, settings.gradient_type = types[t];
                     test_case("model %zu, type %d, method %zu, chunk %zu", i, types[t], method, chunks[j]);
-                    plan = plan_make(&settings, &batch);
+                    Plan plan = plan_make(&settings, &batch);
                     whole_walk(&settings, &batch, &flops, &peak);
                     if (plan.total_bytes != peak) test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
                     if (!(fabs(plan.flops - flops) <= 1e-9 * flops))
@@ -91,18 +85,16 @@ TEST(abbreviation_counts_the_same) {
 }
 
 TEST(shares_add_up) {
-    size_t length[] = {5000}, method, sum;
+    size_t length[] = {5000}, sum;
     Model model = planned_model("qwen3-8b", DTYPE_BF16);
     Batch batch = shape_of(length, 1);
-    for (method = 0; method < 3; method++) {
-        RunSettings settings;
-        Plan plan;
+    for (size_t method = 0; method < 3; method++) {
         int share;
-        memset(&settings, 0, sizeof(settings));
+        RunSettings settings = {0};
         settings.model = &model, settings.method = (Method)method;
         settings.backward = settings.optimizer = settings.master = 1;
         settings.gradient_type = DTYPE_BF16;
-        plan = plan_make(&settings, &batch);
+        Plan plan = plan_make(&settings, &batch);
         for (share = 0, sum = 0; share < SHARES; share++) sum += plan.share[share];
         if (sum != plan.total_bytes) test_fail("shares add up to %zu, total is %zu", sum, plan.total_bytes);
         if (plan.share[SHARE_WEIGHTS] < 2 * model.elements || plan.share[SHARE_WEIGHTS] > 2 * model.elements + 256)
@@ -119,21 +111,19 @@ TEST(slope_per_token) {
     static const char *const names[] = {"qwen3-0.6b",  "qwen3-8b",   "qwen3-14b",
                                         "llama3.1-8b", "qwen2.5-7b", "gpt2,n_positions=1000000"};
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16};
-    size_t i, t;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        for (t = 0; t < 2; t++) {
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (size_t t = 0; t < 2; t++) {
             Model model = planned_model(names[i], types[t]);
             const Config *c = &model.config;
             size_t s = dtype_size(types[t]), near[] = {65536}, far[] = {262144},
                    k = c->num_key_value_heads * c->head_dim;
             Batch first = shape_of(near, 1), second = shape_of(far, 1);
-            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16),
-                   slope;
-            RunSettings settings;
-            memset(&settings, 0, sizeof(settings));
+            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16);
+            RunSettings settings = {0};
             settings.model = &model, settings.backward = 1, settings.gradient_type = types[t];
-            slope = (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
-                    (double)(far[0] - near[0]);
+            double slope =
+                (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
+                (double)(far[0] - near[0]);
             printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]),
                    slope, slope / formula);
             if (!(slope <= 1.03 * formula))
@@ -146,12 +136,10 @@ TEST(slope_per_token) {
 
 static size_t longest_in(const char *name, size_t limit, Method method) {
     Model model = planned_model(name, DTYPE_BF16);
-    RunSettings settings;
-    size_t longest;
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     settings.model = &model, settings.method = method;
     settings.backward = 1, settings.gradient_type = DTYPE_BF16;
-    longest = plan_longest(&settings, 1, limit, NULL);
+    size_t longest = plan_longest(&settings, 1, limit, NULL);
     model_free(&model);
     return longest;
 }
@@ -170,15 +158,13 @@ TEST(longer_than_the_paper) {
 
 TEST(longest_is_the_boundary) {
     static const size_t gib[] = {33, 40, 78};
-    size_t i, method;
-    for (i = 0; i < 3; i++) {
-        for (method = 0; method < 3; method++) {
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t method = 0; method < 3; method++) {
             size_t limit = gib[i] << 30, longest = longest_in("qwen3-8b", limit, (Method)method), at[] = {longest},
                    over[] = {longest + 1};
             Model model = planned_model("qwen3-8b", DTYPE_BF16);
             Batch fits = shape_of(at, 1), does_not = shape_of(over, 1);
-            RunSettings settings;
-            memset(&settings, 0, sizeof(settings));
+            RunSettings settings = {0};
             settings.model = &model, settings.method = (Method)method;
             settings.backward = 1, settings.gradient_type = DTYPE_BF16;
             if (longest && plan_make(&settings, &fits).total_bytes > limit) test_fail("%zu tokens do not fit", longest);
@@ -191,13 +177,12 @@ TEST(longest_is_the_boundary) {
 }
 
 TEST(answers_at_once) {
-    size_t length[] = {1000000}, chunk;
+    size_t length[] = {1000000};
     Model model = planned_model("qwen3-32b", DTYPE_BF16);
     Batch batch = shape_of(length, 1);
-    for (chunk = 1; chunk <= 4096; chunk *= 8) {
+    for (size_t chunk = 1; chunk <= 4096; chunk *= 8) {
         double begin = seconds_now();
-        RunSettings settings;
-        memset(&settings, 0, sizeof(settings));
+        RunSettings settings = {0};
         settings.model = &model, settings.chunk = settings.logits_chunk = chunk;
         settings.backward = settings.optimizer = 1, settings.gradient_type = DTYPE_BF16;
         plan_make(&settings, &batch);
@@ -211,12 +196,10 @@ TEST(answers_at_once) {
 // The dry op set's range check: a walk whose arena is too small for one op's tensor must die.
 static void too_far(const char *name) {
     Arena arena;
-    Ops ops;
-    char *x, *w;
     arena_plan(&arena);
-    x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
-    w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
-    ops = ops_dry(DTYPE_FP32, &arena);
+    char *x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
+    char *w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
+    Ops ops = ops_dry(DTYPE_FP32, &arena);
     ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0); // fits
     if (!strcmp(name, "one row too many"))
         ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 101, 64, 1e-6, 0);
@@ -241,8 +224,7 @@ static int dies(const char *name) {
 }
 
 static RunSettings stream_settings(const Model *model, size_t method, size_t chunk, int backward) {
-    RunSettings settings;
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     settings.model = model, settings.method = (Method)method;
     settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0;
     settings.backward = backward, settings.gradient_type = model->dtype;
@@ -255,23 +237,23 @@ TEST(shorter_streams_need_no_more) {
                                        ("llama,hidden_size=128,intermediate_size=352,num_hidden_layers=2,num_attention_"
                                         "heads=16,num_key_value_heads=1,head_dim=16,vocab_size=300")};
     static const size_t longest[] = {300, 1024, 1023, 6000}, chunks[] = {0, 64, 100, 513};
-    size_t m, method, c, l, N, plans = 0;
-    for (m = 0; m < MODELS + 3; m++) {
+    size_t plans = 0;
+    for (size_t m = 0; m < MODELS + 3; m++) {
         Model model = planned_model(m < MODELS ? models[m] : wide[m - MODELS], m % 2 ? DTYPE_BF16 : DTYPE_FP32);
-        for (method = 0; method < 3; method++) {
-            for (c = 0; c < (method == METHOD_STREAM ? 4u : 1u); c++) {
-                for (l = 0; l < 4; l++) {
+        for (size_t method = 0; method < 3; method++) {
+            for (size_t c = 0; c < (method == METHOD_STREAM ? 4u : 1u); c++) {
+                for (size_t l = 0; l < 4; l++) {
                     RunSettings settings = stream_settings(&model, method, chunks[c], l != 2);
-                    size_t whole = longest[l], most;
+                    size_t whole = longest[l];
                     Batch batch = shape_of(&whole, 1);
-                    most = plan_make(&settings, &batch).total_bytes;
+                    size_t most = plan_make(&settings, &batch).total_bytes;
                     free(batch.document_start);
                     test_case("model %zu, method %zu, chunk %zu, up to %zu", m, method, chunks[c], whole);
-                    for (N = whole; N > 0; N -= 1 + (whole > 1100) * min_size(test_random_below(20), N - 1)) {
-                        size_t length[2], bytes;
+                    for (size_t N = whole; N > 0; N -= 1 + (whole > 1100) * min_size(test_random_below(20), N - 1)) {
+                        size_t length[2];
                         length[0] = 1 + test_random_below(N), length[1] = N - length[0];
                         batch = shape_of(length, 2);
-                        bytes = plan_make(&settings, &batch).total_bytes;
+                        size_t bytes = plan_make(&settings, &batch).total_bytes;
                         if (bytes > most) test_fail("%zu positions need %zu bytes, the longest %zu", N, bytes, most);
                         free(batch.document_start);
                         plans++;
@@ -286,23 +268,20 @@ TEST(shorter_streams_need_no_more) {
 
 TEST(flops_are_those_of_the_stream) {
     static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
-    size_t m, method, i, k;
-    for (m = 0; m < MODELS; m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         Model model = planned_model(models[m], DTYPE_FP32);
-        for (method = 0; method < 3; method++) {
-            for (k = 0; k < 2; k++) {
+        for (size_t method = 0; method < 3; method++) {
+            for (size_t k = 0; k < 2; k++) {
                 RunSettings settings = stream_settings(&model, method, 64, (int)k);
                 Batch largest = shape_of(lengths[0], 5);
                 FlopCount count;
                 flop_count_begin(&count, &settings, &largest);
                 allocation_guard = 1;
-                for (i = 0; i < 4; i++) {
-                    double found;
-                    Batch batch;
+                for (size_t i = 0; i < 4; i++) {
                     allocation_guard = 0;
-                    batch = shape_of(lengths[i], 5);
+                    Batch batch = shape_of(lengths[i], 5);
                     allocation_guard = 1;
-                    found = flops_of(&count, &batch, settings.backward);
+                    double found = flops_of(&count, &batch, settings.backward);
                     allocation_guard = 0;
                     if (found != plan_make(&settings, &batch).flops) test_fail("stream %zu: %.17g", i, found);
                     free(batch.document_start);
@@ -348,9 +327,8 @@ TEST(windows_bound_memory_and_flops) {
     const Growth some[] = {full, growth("qwen3" WIDE ",sliding_window=512,layer_types=s", 65536, 131072),
                            growth("qwen3" WIDE ",sliding_window=512,layer_types=sff", 65536, 131072),
                            growth("qwen3" WIDE ",sliding_window=512,layer_types=sssssf", 65536, 131072)};
-    size_t i;
     assert_true(full.kv == 2 * 2 * 32 * 2); // keys and values of one layer in bf16
-    for (i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 4; i++) {
         const double expected = full.flops - 18 * heads * (seen[0] - seen[i]); // 4 forward, 4 again, 10 backward
         test_case("model %zu", i);
         if (some[i].kv != (i == 1 ? 0 : full.kv)) test_fail("keys and values grow by %g bytes a token", some[i].kv);
@@ -368,20 +346,18 @@ TEST(ranks_divide_what_is_held) {
     const size_t length[] = {512}, n = model.elements, layer = model.layer_elements, slack = 4096;
     const size_t head = group_elements(&model, GROUP_HEAD), largest = max_size(2 * layer, head);
     Batch batch = shape_of(length, 1);
-    RunSettings settings;
-    size_t before = SIZE_MAX, zero;
-    memset(&settings, 0, sizeof(settings));
+    size_t before = SIZE_MAX;
+    RunSettings settings = {0};
     settings.model = &model, settings.method = METHOD_STREAM, settings.chunk = 64, settings.logits_chunk = 64;
     settings.backward = 1, settings.gradient_type = DTYPE_FP32;
     settings.optimizer = 1, settings.moment_type = DTYPE_FP32, settings.master = 1;
-    for (zero = 0; zero < 4; zero++) {
+    for (size_t zero = 0; zero < 4; zero++) {
         const size_t divided[] = {1, zero >= 1 ? 4 : 1, zero >= 2 ? 4 : 1, zero >= 3 ? 4 : 1};
         const size_t optimizer = 12 * n / divided[1], gradients = 4 * n / divided[2], weights = 2 * n / divided[3];
         const size_t gathered = zero == 3 ? 2 * largest : 0, sums = zero >= 2 ? 4 * largest : 0;
-        Plan plan;
         test_case("stage %zu", zero);
         settings.world.ranks = 4, settings.world.zero = zero;
-        plan = plan_make(&settings, &batch);
+        Plan plan = plan_make(&settings, &batch);
         if (plan.share[SHARE_OPTIMIZER] < optimizer || plan.share[SHARE_OPTIMIZER] > optimizer + slack)
             test_fail("the optimizer takes %zu bytes, expected %zu", plan.share[SHARE_OPTIMIZER], optimizer);
         if (plan.share[SHARE_GRADIENTS] < gradients || plan.share[SHARE_GRADIENTS] > gradients + sums + slack)
@@ -400,24 +376,20 @@ TEST(ranks_divide_what_is_held) {
 // A process alone has nobody to deal with, whatever the stage.
 TEST(stages_are_nothing_alone) {
     static const size_t length[] = {11, 30};
-    size_t i, zero;
-    for (i = 0; i < MODELS; i++) {
+    for (size_t i = 0; i < MODELS; i++) {
         Model model = planned_model(models[i], DTYPE_BF16);
         Batch batch = shape_of(length, 2);
-        RunSettings settings;
-        Plan alone;
-        memset(&settings, 0, sizeof(settings));
+        RunSettings settings = {0};
         settings.model = &model, settings.method = METHOD_STREAM, settings.chunk = 7, settings.logits_chunk = 7;
         settings.backward = settings.optimizer = 1, settings.gradient_type = i % 2 ? DTYPE_BF16 : DTYPE_FP32;
         settings.moment_type = DTYPE_FP32;
-        alone = plan_make(&settings, &batch);
-        for (zero = 1; zero < 4; zero++) {
-            Traffic sent;
-            int kind;
+        Plan alone = plan_make(&settings, &batch);
+        for (size_t zero = 1; zero < 4; zero++) {
             settings.world.ranks = 1, settings.world.zero = zero;
             assert_int_equal(plan_make(&settings, &batch).total_bytes, alone.total_bytes);
-            sent = plan_traffic(&settings, &batch, 2);
-            for (kind = 0; kind < TRAFFIC_KINDS; kind++) assert_true(sent.bytes[kind] == 0 && sent.calls[kind] == 0);
+            Traffic sent = plan_traffic(&settings, &batch, 2);
+            for (int kind = 0; kind < TRAFFIC_KINDS; kind++)
+                assert_true(sent.bytes[kind] == 0 && sent.calls[kind] == 0);
         }
         free(batch.document_start);
         model_free(&model);

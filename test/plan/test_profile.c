@@ -48,8 +48,7 @@ typedef struct {
 static Case case_make(size_t m, Method method, size_t chunk, Keep keep) {
     static const size_t length[] = {6, 1, 13, 12};
     Config config = config_from_text(models[m].text, "test", EXIT_USAGE);
-    Case c;
-    memset(&c, 0, sizeof(c));
+    Case c = {0};
     c.model = model_build(&config, ops_device->stored);
     c.weights = tiny_weights(&c.model, 7);
     c.batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
@@ -100,11 +99,10 @@ static const size_t passed_on[] = {
 TEST(every_op_is_timed) {
     typedef void (*Function)(void);
     const Ops timed = ops_timed(ops_device);
-    size_t offset, i;
-    for (offset = offsetof(Ops, allocate); offset < sizeof(Ops); offset += sizeof(Function)) {
+    for (size_t offset = offsetof(Ops, allocate); offset < sizeof(Ops); offset += sizeof(Function)) {
         const int same = !memcmp((const char *)&timed + offset, (const char *)ops_device + offset, sizeof(Function));
         int listed = 0;
-        for (i = 0; i < sizeof(passed_on) / sizeof(passed_on[0]); i++) listed |= passed_on[i] == offset;
+        for (size_t i = 0; i < sizeof(passed_on) / sizeof(passed_on[0]); i++) listed |= passed_on[i] == offset;
         if (same != listed) test_fail("the op at byte %zu of Ops is %s", offset, same ? "not timed" : "timed");
     }
 }
@@ -114,18 +112,17 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(((const TimedRow *)a)->op, ((const TimedRow *)b)->op);
 }
 static const char *kinds_of_ops(char *text, size_t size) {
-    size_t i;
     *text = 0;
     qsort(timing.row, timing.count, sizeof(TimedRow), compare_names);
-    for (i = 0; i < timing.count; i++)
+    for (size_t i = 0; i < timing.count; i++)
         if (!i || strcmp(timing.row[i].op, timing.row[i - 1].op) != 0)
             snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? " " : "", timing.row[i].op);
     return text;
 }
 
 static size_t calls_of(const char *op) {
-    size_t calls = 0, i;
-    for (i = 0; i < timing.count; i++)
+    size_t calls = 0;
+    for (size_t i = 0; i < timing.count; i++)
         if (!strcmp(timing.row[i].op, op)) calls += timing.row[i].calls;
     return calls;
 }
@@ -137,8 +134,7 @@ static void expect_close(const char *what, double found, double expected) {
 // What all rows count together is what the plan counts; exactly, where the plan divides nothing.
 static void expect_counts(const Plan *plan, int exactly) {
     double flops = 0, attention = 0, operands = 0, moved = 0, stalled = 0;
-    size_t i;
-    for (i = 0; i < timing.count; i++) {
+    for (size_t i = 0; i < timing.count; i++) {
         const TimedRow *row = &timing.row[i];
         flops += row_flops(row), operands += row->work.operands, moved += row->work.moved;
         stalled += row->work.stalled;
@@ -170,9 +166,9 @@ static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
     const size_t transfers = keep == KEEP_IN_HOST_MEMORY ? 2 * L * visits : 0;
     const Ops timed = ops_timed(ops_device);
     char kinds[1024];
-    TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1), found;
+    TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1);
     if (timing.count) test_fail("ops that are not timed have rows");
-    found = tiny_run_trained(&timed, settings, c.weights, c.adapters, &c.batch, 1);
+    TinyResult found = tiny_run_trained(&timed, settings, c.weights, c.adapters, &c.batch, 1);
     if (found.loss != plain.loss) test_fail("the loss is another");
     if (memcmp(found.gradient, plain.gradient, found.elements * sizeof(double)) != 0) test_fail("gradients differ");
     expect_counts(&plan, chunk == 0);
@@ -189,11 +185,10 @@ static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
 
 TEST(passes_are_the_same_and_counted) {
     static const size_t chunks[] = {0, 8, 7};
-    size_t m, k;
-    for (m = 0; m < MODELS; m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         check_pass(m, METHOD_FULL, 0, KEEP_NOTHING);
         check_pass(m, METHOD_CHECKPOINT, 0, KEEP_NOTHING);
-        for (k = 0; k < 3; k++) {
+        for (size_t k = 0; k < 3; k++) {
             check_pass(m, METHOD_STREAM, chunks[k], KEEP_NOTHING);
             check_pass(m, METHOD_STREAM, chunks[k], KEEP_ON_DEVICE);
             check_pass(m, METHOD_STREAM, chunks[k], KEEP_IN_HOST_MEMORY);
@@ -231,10 +226,9 @@ TEST(rows_as_json) {
     char *text = (char *)case_memory(8192);
     FILE *file = tmpfile();
     JsonOut json = json_open(file);
-    StreamBP s;
-    cJSON *object, *row;
+    cJSON *row;
     size_t rows = 0;
-    memset(&s, 0, sizeof(s));
+    StreamBP s = {0};
     s.model = &model;
     timing_sort();
     json_object(&json, NULL);
@@ -244,7 +238,7 @@ TEST(rows_as_json) {
     rewind(file);
     text[fread(text, 1, 8191, file)] = 0;
     fclose(file);
-    object = cJSON_Parse(text);
+    cJSON *object = cJSON_Parse(text);
     assert_non_null(object);
     expect_close("the pass", number_of(object, "profile_seconds"), pass);
     cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(object, "profile")) {

@@ -14,43 +14,41 @@ static World world_of(size_t ranks, size_t rank, size_t sp) {
 
 // ---- who takes what -------------------------------------------------------------------------------------------------
 TEST(every_part_of_every_micro_batch_once) {
-    size_t D, A, sp, d, s, i;
-    for (D = 1; D <= 12; D++) {
-        for (A = 1; A <= 12; A++) {
+    for (size_t D = 1; D <= 12; D++) {
+        for (size_t A = 1; A <= 12; A++) {
             const size_t parts = assign_step(world_of(D, 0, 1), A).parts;
             unsigned char taken[12][12] = {{0}};
             test_case("%zu replicas, %zu micro-batches", D, A);
-            for (d = 0; d < D; d++) {
+            for (size_t d = 0; d < D; d++) {
                 const Assignment assignment = assign_step(world_of(D, d, 1), A);
                 assert_int_equal(assigned_batches(assignment) * D, A * parts); // the same work for each
-                for (i = 0; i < assigned_batches(assignment); i++)
+                for (size_t i = 0; i < assigned_batches(assignment); i++)
                     taken[assigned_number(assignment, i)][assignment.part]++;
-                for (sp = 2; sp < 4; sp++) {
-                    for (s = 0; s < sp; s++) { // ranks of a stream take the same
+                for (size_t sp = 2; sp < 4; sp++) {
+                    for (size_t s = 0; s < sp; s++) { // ranks of a stream take the same
                         const Assignment shared = assign_step(world_of(D * sp, d * sp + s, sp), A);
                         assert_memory_equal(&shared, &assignment, sizeof(assignment));
                     }
                 }
             }
-            for (i = 0; i < A; i++)
-                for (d = 0; d < parts; d++) assert_int_equal(taken[i][d], 1);
+            for (size_t i = 0; i < A; i++)
+                for (size_t d = 0; d < parts; d++) assert_int_equal(taken[i][d], 1);
         }
     }
 }
 
 TEST(evaluations_go_round_by_round) {
-    size_t D, parts, d;
-    for (D = 1; D <= 12; D++) {
-        for (parts = 1; parts <= D; parts++) {
+    for (size_t D = 1; D <= 12; D++) {
+        for (size_t parts = 1; parts <= D; parts++) {
             unsigned char taken[12][12] = {{0}};
             if (D % parts) continue;
-            for (d = 0; d < D; d++) {
+            for (size_t d = 0; d < D; d++) {
                 const Assignment assignment = assign_evaluation(world_of(D, d, 1), parts);
                 assert_int_equal(assigned_batches(assignment), 1);
                 assert_int_equal(assignment.stride * assignment.parts, D);
                 taken[assignment.first][assignment.part]++;
             }
-            for (d = 0; d < D; d++) assert_int_equal(taken[d / parts][d % parts], 1);
+            for (size_t d = 0; d < D; d++) assert_int_equal(taken[d / parts][d % parts], 1);
         }
     }
 }
@@ -63,12 +61,10 @@ static size_t longest_range(size_t N, size_t S, size_t rank) {
 // Ranges as they are defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end.
 static void expect_ranges(size_t N, size_t S) {
     const size_t each = (N + 2 * S - 1) / (2 * S), first = min_size(N, S * each), second = (N - first + S - 1) / S;
-    size_t rank;
-    for (rank = 0; rank < S; rank++) {
+    for (size_t rank = 0; rank < S; rank++) {
         const size_t from[] = {min_size(N, rank * each), min_size(N, first + (S - 1 - rank) * second)};
         const size_t to[] = {min_size(first, from[0] + each), min_size(N, from[1] + second)};
-        size_t half;
-        for (half = 0; half < 2; half++) {
+        for (size_t half = 0; half < 2; half++) {
             const Range part = sequence_part(N, S, rank, half);
             assert_int_equal(part.count, to[half] - from[half]);
             if (part.count) assert_int_equal(part.begin, from[half]);
@@ -78,9 +74,8 @@ static void expect_ranges(size_t N, size_t S) {
 
 // Collectives take whole portions, of which the ranks' tokens are the beginning.
 static void expect_portions(size_t N, size_t S) {
-    size_t rank, half;
-    for (rank = 0; rank < S; rank++) {
-        for (half = 0; half < 2; half++) {
+    for (size_t rank = 0; rank < S; rank++) {
+        for (size_t half = 0; half < 2; half++) {
             const Range rows = sequence_half(N, S, half), part = sequence_part(N, S, rank, half);
             const Range range = shard_range(rows.count, 1, S, half ? S - 1 - rank : rank);
             assert_int_equal(range.count, rows.count / S);
@@ -92,16 +87,15 @@ static void expect_portions(size_t N, size_t S) {
 
 TEST(streams_are_dealt_evenly) {
     enum { LONGEST = 200 };
-    size_t S, N, rank, half, t;
-    for (S = 2; S <= 17; S++) {
-        for (N = 1; N <= LONGEST; N++) {
+    for (size_t S = 2; S <= 17; S++) {
+        for (size_t N = 1; N <= LONGEST; N++) {
             unsigned char owned[LONGEST] = {0};
             test_case("%zu tokens, %zu ranks", N, S);
-            for (rank = 0; rank < S; rank++)
-                for (half = 0; half < 2; half++)
-                    for (t = 0; t < sequence_part(N, S, rank, half).count; t++)
+            for (size_t rank = 0; rank < S; rank++)
+                for (size_t half = 0; half < 2; half++)
+                    for (size_t t = 0; t < sequence_part(N, S, rank, half).count; t++)
                         owned[sequence_part(N, S, rank, half).begin + t]++;
-            for (t = 0; t < N; t++) assert_int_equal(owned[t], 1);
+            for (size_t t = 0; t < N; t++) assert_int_equal(owned[t], 1);
             expect_ranges(N, S);
             expect_portions(N, S);
         }
@@ -110,10 +104,9 @@ TEST(streams_are_dealt_evenly) {
 
 // What is planned for the longest stream holds all others: what a rank owns at most never falls.
 TEST(plans_of_shared_streams_hold_all_shorter_ones) {
-    size_t S, N, rank;
-    for (S = 1; S <= 17; S++) {
+    for (size_t S = 1; S <= 17; S++) {
         size_t tokens = 0, longest = 0, rows = 0;
-        for (N = 1; N <= 400; N++) {
+        for (size_t N = 1; N <= 400; N++) {
             const size_t largest = sequence_largest_rank(N, S);
             test_case("%zu tokens, %zu ranks", N, S);
             assert_int_equal(sequence_tokens(N, S, largest), sequence_share_max(N, S));
@@ -123,7 +116,7 @@ TEST(plans_of_shared_streams_hold_all_shorter_ones) {
             assert_true(sequence_share_max(N, S) >= tokens && sequence_rows(N, S) >= rows);
             assert_true(longest_range(N, S, largest) >= longest);
             tokens = sequence_share_max(N, S), longest = longest_range(N, S, largest), rows = sequence_rows(N, S);
-            for (rank = 0; rank < S; rank++) {
+            for (size_t rank = 0; rank < S; rank++) {
                 assert_true(sequence_tokens(N, S, rank) <= tokens);
                 assert_true(longest_range(N, S, rank) <= longest);
             }
@@ -148,9 +141,8 @@ TEST(what_does_not_come_out_even_is_refused) {
                                       "--batch 6 or --grad-accum 3 would fit", "--batch 3 or --grad-accum 6 would fit"};
     static const Uneven good[] = {{4, 1, 4}, {4, 4, 3}, {4, 2, 2}, {3, 1, 6},
                                   {3, 3, 4}, {6, 4, 3}, {6, 6, 2}, {1, 1, 1}};
-    size_t i;
-    for (i = 0; i < 4; i++) expect_refused(check_uneven, &bad[i], EXIT_USAGE, fit[i]);
-    for (i = 0; i < 8; i++) check_uneven(&good[i]);
+    for (size_t i = 0; i < 4; i++) expect_refused(check_uneven, &bad[i], EXIT_USAGE, fit[i]);
+    for (size_t i = 0; i < 8; i++) check_uneven(&good[i]);
 }
 
 // ---- parts of what the loader gives ---------------------------------------------------------------------------------
@@ -158,10 +150,10 @@ TEST(what_does_not_come_out_even_is_refused) {
 static void expect_part_of(const Batch *part, Batch *whole) {
     const size_t first = part->first, end = first + part->N;
     Batch same = *whole;
-    size_t begin = 0, d;
+    size_t begin = 0;
     while (whole->document_start[begin] < first) begin++;
     assert_int_equal(whole->document_start[begin], first);
-    for (d = 0; d <= part->documents; d++)
+    for (size_t d = 0; d <= part->documents; d++)
         assert_int_equal(part->document_start[d] + first, whole->document_start[begin + d]);
     same.N = part->N, same.documents = part->documents, same.document_start = part->document_start;
     same.tokens += first, same.targets += first, same.loss_weight += first, same.position += first;
@@ -192,8 +184,7 @@ typedef struct {
 
 static Ranks *ranks_begin(const char *path, const DataSettings *settings, size_t D, size_t A, uint64_t place) {
     Ranks *ranks = (Ranks *)case_memory(sizeof(Ranks));
-    size_t d;
-    for (d = 0; d < D; d++) {
+    for (size_t d = 0; d < D; d++) {
         ranks->loader[d] = open_data(path, settings);
         prefetch_allocate(&ranks->ahead[d], &ranks->loader[d], assign_step(world_of(D, d, 1), A));
         prefetch_start(&ranks->ahead[d], place);
@@ -202,21 +193,20 @@ static Ranks *ranks_begin(const char *path, const DataSettings *settings, size_t
 }
 
 static void ranks_end(Ranks *ranks, size_t D) {
-    size_t d;
-    for (d = 0; d < D; d++) prefetch_free(&ranks->ahead[d]), dataloader_close(&ranks->loader[d]);
+    for (size_t d = 0; d < D; d++) prefetch_free(&ranks->ahead[d]), dataloader_close(&ranks->loader[d]);
 }
 
 // One step of D ranks, held against the loader alone; returns the place behind it, and how many parts were empty.
 static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *whole, size_t A, size_t *empty) {
     const Assignment any = ranks->ahead[0].assignment;
     const SequenceBound bound = dataloader_part_bound(alone, any.parts);
-    size_t covered[RANKS * 2] = {0}, i, d;
+    size_t covered[RANKS * 2] = {0};
     TargetCounts counts = {0, 0, 0}, own = {0, 0, 0};
     uint64_t after = 0;
-    for (i = 0; i < A; i++)
+    for (size_t i = 0; i < A; i++)
         dataloader_next(alone, &whole[i]), counts = target_counts_add(counts, batch_count(&whole[i]));
-    for (i = 0; i < assigned_batches(any); i++) {
-        for (d = 0; d < D; d++) {
+    for (size_t i = 0; i < assigned_batches(any); i++) {
+        for (size_t d = 0; d < D; d++) {
             const MicroBatch *micro = prefetch_take(&ranks->ahead[d]);
             const Batch *part = &micro->batch;
             const Assignment assignment = ranks->ahead[d].assignment;
@@ -236,7 +226,7 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
             covered[micro->number] += part->N;
         }
     }
-    for (i = 0; i < A; i++) assert_int_equal(covered[i], whole[i].N);
+    for (size_t i = 0; i < A; i++) assert_int_equal(covered[i], whole[i].N);
     assert_true(own.tokens == counts.tokens && own.documents == counts.documents && own.groups == counts.groups);
     assert_int_equal(after, dataloader_place(alone));
     return after;
@@ -246,21 +236,20 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
 static void expect_dealt(const char *path, const DataSettings *settings, size_t A, int regular) {
     DataLoader alone = open_data(path, settings);
     Batch whole[RANKS];
-    size_t D, step, i, empty = 0;
+    size_t empty = 0;
     uint64_t place = 0;
-    for (i = 0; i < A; i++) whole[i] = batch_for(&alone);
-    for (D = 1; D <= RANKS; D++) {
+    for (size_t i = 0; i < A; i++) whole[i] = batch_for(&alone);
+    for (size_t D = 1; D <= RANKS; D++) {
         const size_t parts = assign_step(world_of(D, 0, 1), A).parts;
-        Ranks *ranks;
         if (regular && settings->B % parts) continue;
         test_case("B %zu, T %zu, %zu micro-batches, %zu ranks", settings->B, settings->T, A, D);
-        ranks = ranks_begin(path, settings, D, A, place);
-        for (step = 0; step < 8; step++) place = expect_step(ranks, D, &alone, whole, A, &empty);
+        Ranks *ranks = ranks_begin(path, settings, D, A, place);
+        for (size_t step = 0; step < 8; step++) place = expect_step(ranks, D, &alone, whole, A, &empty);
         ranks_end(ranks, D);
     }
     if (!regular && settings->B == 1) assert_true(empty > 0); // a stream of one document has no second part
     if (regular) assert_int_equal(empty, 0);
-    for (i = 0; i < A; i++) batch_free(&whole[i]);
+    for (size_t i = 0; i < A; i++) batch_free(&whole[i]);
     dataloader_close(&alone);
 }
 
@@ -274,9 +263,8 @@ static const char *kept_shard(const MadeShard *made, const MadeDocument *documen
 TEST(packed_documents) {
     MadeShard made = made_shard(4);
     const char *path = kept_shard(&made, made_documents(0, 300, 100, 3), 300);
-    size_t A, B;
-    for (A = 1; A <= 6; A += A < 3 ? 1 : 3) {
-        for (B = 1; B <= 9; B += 4) {
+    for (size_t A = 1; A <= 6; A += A < 3 ? 1 : 3) {
+        for (size_t B = 1; B <= 9; B += 4) {
             DataSettings settings = data_settings(B, 100);
             expect_dealt(path, &settings, A, 0);
         }
@@ -284,19 +272,17 @@ TEST(packed_documents) {
 }
 
 TEST(pairs_groups_and_values) {
-    size_t c, A, B;
-    for (c = 0; c < 3; c++) {
+    for (size_t c = 0; c < 3; c++) {
         const Objective objective = objective_of(c == 0 ? OBJECTIVE_DPO : c == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
         MadeShard made = made_kind(objective_data[objective.kind].kind);
         static const float value[64] = {0.5f, -1, 2, 0.25f};
         MadeDocument document[300];
-        size_t count = made_groups(document, 0, 60, c == 0 ? 2 : 5, 40), i;
-        const char *path;
-        for (i = 0; i < count; i++) document[i].value = value;
+        size_t count = made_groups(document, 0, 60, c == 0 ? 2 : 5, 40);
+        for (size_t i = 0; i < count; i++) document[i].value = value;
         made.values = c == 2;
-        path = kept_shard(&made, document, count);
-        for (A = 1; A <= 4; A += 3) {
-            for (B = 1; B <= 5; B += 2) {
+        const char *path = kept_shard(&made, document, count);
+        for (size_t A = 1; A <= 4; A += 3) {
+            for (size_t B = 1; B <= 5; B += 2) {
                 DataSettings settings = answer_settings(B, 40, &objective);
                 expect_dealt(path, &settings, A, 0);
             }
@@ -305,9 +291,8 @@ TEST(pairs_groups_and_values) {
 }
 
 TEST(documents_of_equal_length) {
-    size_t A, B;
-    for (A = 1; A <= 6; A++) {
-        for (B = 1; B <= 12; B += B < 4 ? 1 : 4) {
+    for (size_t A = 1; A <= 6; A++) {
+        for (size_t B = 1; B <= 12; B += B < 4 ? 1 : 4) {
             DataSettings settings = data_settings(B, 17);
             settings.shuffle = B % 2 ? SHUFFLE_ON : SHUFFLE_AUTO;
             expect_dealt("test/golden/tokens_uint16.bin", &settings, A, 1);
@@ -317,25 +302,22 @@ TEST(documents_of_equal_length) {
 
 // ---- nothing --------------------------------------------------------------------------------------------------------
 TEST(an_empty_part_adds_nothing) {
-    size_t kind, i;
-    for (kind = 0; kind < OBJECTIVES; kind++) {
+    for (size_t kind = 0; kind < OBJECTIVES; kind++) {
         Objective o = objective_of((ObjectiveKind)kind);
-        Batch whole = batch_allocate(6, 2), part;
+        Batch whole = batch_allocate(6, 2);
         double logp = -1.5, entropy = 0.5, weight = 7;
-        Metrics metrics;
-        TargetCounts counts;
         o.beta = 0.1, o.gamma = 1, o.clip_low = o.clip_high = 0.2, o.temperature = 1;
         batch_allocate_answers(&whole, 1, 1);
-        for (i = 0; i < 6; i++) whole.loss_weight[i] = whole.advantage[i] = 1, whole.targets[i] = 3;
+        for (size_t i = 0; i < 6; i++) whole.loss_weight[i] = whole.advantage[i] = 1, whole.targets[i] = 3;
         whole.document_start[1] = 3, whole.reward[0] = 1;
         if (!objective_is_of_pairs(&o)) whole.group[1] = 1;
         batch_set_positions(&whole);
-        part = batch_part(&whole, 5, 0);
+        Batch part = batch_part(&whole, 5, 0);
         assert_true(part.empty);
         expect_nothing(&part);
-        counts = batch_count(&part);
+        TargetCounts counts = batch_count(&part);
         assert_true(counts.tokens == 0 && counts.documents == 0 && counts.groups == 0);
-        memset(&metrics, 0, sizeof(metrics));
+        Metrics metrics = {0};
         objective_weights(&o, &part, 2, 0, 1, &logp, &weight, DTYPE_FP64);
         assert_true(weight == 0);
         assert_true(objective_loss(&o, &part, 2, &logp, &entropy, DTYPE_FP64, &metrics) == 0);
@@ -348,16 +330,16 @@ TEST(an_empty_part_adds_nothing) {
 TEST(parts_are_about_equal) {
     static const size_t lengths[][4] = {{1, 1, 9, 0}, {9, 1, 1, 0}, {4, 4, 4, 4}, {5, 1, 5, 1}};
     static const size_t first[][2] = {{2, 9}, {9, 2}, {8, 8}, {6, 6}};
-    size_t c, d;
-    for (c = 0; c < 4; c++) {
+    for (size_t c = 0; c < 4; c++) {
         const size_t documents = lengths[c][3] ? 4 : 3;
-        size_t N = 0, part;
-        for (d = 0; d < documents; d++) N += lengths[c][d];
-        for (part = 0; part < 2; part++) {
-            Batch whole = batch_allocate(N, documents), taken;
-            for (d = 0; d < documents; d++) whole.document_start[d + 1] = whole.document_start[d] + lengths[c][d];
+        size_t N = 0;
+        for (size_t d = 0; d < documents; d++) N += lengths[c][d];
+        for (size_t part = 0; part < 2; part++) {
+            Batch whole = batch_allocate(N, documents);
+            for (size_t d = 0; d < documents; d++)
+                whole.document_start[d + 1] = whole.document_start[d] + lengths[c][d];
             batch_set_positions(&whole);
-            taken = batch_part(&whole, 2, part);
+            Batch taken = batch_part(&whole, 2, part);
             assert_int_equal(taken.N, first[c][part]);
             batch_free(&whole);
         }

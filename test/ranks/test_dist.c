@@ -58,10 +58,9 @@ static const char *tensor_read(Tensor *t) {
 static double term(size_t rank, size_t i) { return random_uniform(7, rank, i) - 0.5; }
 
 static void write_sum(char *x, size_t i, size_t ranks) {
-    size_t r;
     double sum = 0;
     float sum32 = 0;
-    for (r = 0; r < ranks; r++) sum += term(rank_at(r), i), sum32 += (float)term(rank_at(r), i);
+    for (size_t r = 0; r < ranks; r++) sum += term(rank_at(r), i), sum32 += (float)term(rank_at(r), i);
     element_write(x, ops_device->summed, i, ops_device->summed == DTYPE_FP64 ? sum : (double)sum32);
 }
 
@@ -71,8 +70,7 @@ static void check_sums(const char *x, char *expected, Range own, size_t ranks, i
     const DType type = ops_device->summed;
     const int in_order = run > 0 || !strcmp(ops_device->name, "cpu");
     const double allowed = in_order ? 0 : 0x1p-24 * (double)(ranks * ranks);
-    size_t i;
-    for (i = own.begin; i < own.begin + own.count; i++)
+    for (size_t i = own.begin; i < own.begin + own.count; i++)
         if (!(fabs(element_read(x, type, i) - element_read(expected, type, i)) <= allowed))
             test_fail("run %d: [%zu] is %.17g, not %.17g", run, i, element_read(x, type, i),
                       element_read(expected, type, i));
@@ -84,14 +82,11 @@ static void check_reduce_scatter(size_t count, size_t unit) {
     const Range own = shard_range(count, unit, ranks, rank_in(world, group));
     Tensor t = tensor_new(count * size);
     char *expected = (char *)malloc(count * size);
-    size_t i;
-    int run;
-    for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, term(world.rank, i));
-    for (i = own.begin; i < own.begin + own.count; i++) write_sum(expected, i, ranks);
-    for (run = 0; run < 3; run++) {
-        int64_t ticket;
+    for (size_t i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, term(world.rank, i));
+    for (size_t i = own.begin; i < own.begin + own.count; i++) write_sum(expected, i, ranks);
+    for (int run = 0; run < 3; run++) {
         tensor_load(&t);
-        ticket = ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit);
+        int64_t ticket = ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit);
         if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
         ops_device->await(ticket);
         check_sums(tensor_read(&t), expected, own, ranks, run);
@@ -106,11 +101,10 @@ static const size_t units[] = {1, 2, 32};
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 static void each_group(void (*check)(size_t count, size_t unit)) {
-    size_t c, u;
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1)) {
         if (ranks_in(world, group) == 1) continue;
-        for (c = 0; c < COUNT(counts); c++)
-            for (u = counts[c] > 1000000 ? 2 : 0; u < COUNT(units); u++) {
+        for (size_t c = 0; c < COUNT(counts); c++)
+            for (size_t u = counts[c] > 1000000 ? 2 : 0; u < COUNT(units); u++) {
                 snprintf(testing.about, sizeof(testing.about), "ranks %s, count %zu, unit %zu", group_names[group],
                          counts[c], units[u]);
                 check(counts[c], units[u]);
@@ -127,19 +121,16 @@ static void check_all_gather_of(size_t count, size_t unit, size_t size) {
     const size_t ranks = ranks_in(world, group);
     Tensor t = tensor_new(count * size);
     char *expected = (char *)malloc(count * size);
-    size_t i, r;
-    int run;
-    for (r = 0; r < ranks; r++) {
+    for (size_t r = 0; r < ranks; r++) {
         const Range p = shard_range(count, unit, ranks, r);
-        for (i = p.begin * size; i < (p.begin + p.count) * size; i++) {
+        for (size_t i = p.begin * size; i < (p.begin + p.count) * size; i++) {
             expected[i] = gathered(rank_at(r), i);
             if (rank_at(r) == world.rank) t.as[SENTINEL + i] = expected[i];
         }
     }
-    for (run = 0; run < 3; run++) {
-        int64_t ticket;
+    for (int run = 0; run < 3; run++) {
         tensor_load(&t);
-        ticket = ops_device->all_gather(group, tensor_data(&t), count, unit, size);
+        int64_t ticket = ops_device->all_gather(group, tensor_data(&t), count, unit, size);
         if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
         ops_device->await(ticket);
         if (memcmp(tensor_read(&t), expected, t.bytes)) test_fail("run %d: not what the ranks hold", run);
@@ -150,8 +141,7 @@ static void check_all_gather_of(size_t count, size_t unit, size_t size) {
 
 static void check_all_gather(size_t count, size_t unit) {
     static const size_t sizes[] = {2, 4, 8};
-    size_t s;
-    for (s = count > 1000000 ? 2 : 0; s < COUNT(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
+    for (size_t s = count > 1000000 ? 2 : 0; s < COUNT(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
 }
 
 TEST(all_gather_brings_every_portion_to_all) { each_group(check_all_gather); }
@@ -177,29 +167,29 @@ TEST(exchange_keeps_the_order_of_parcels) {
     const size_t ranks = world.ranks;
     Tensor out[4 * EACH], in[4 * EACH];
     Message messages[4 * EACH];
-    size_t peer, k, i, n = 0;
-    int64_t ticket;
-    for (k = 0; k < EACH; k++)
-        for (peer = 0; peer < ranks; peer++) {
+    size_t n = 0;
+    for (size_t k = 0; k < EACH; k++)
+        for (size_t peer = 0; peer < ranks; peer++) {
             const size_t place = k * ranks + peer;
             out[place] = tensor_new(parcel_bytes(world.rank, peer, k));
             in[place] = tensor_new(parcel_bytes(peer, world.rank, k));
-            for (i = 0; i < out[place].bytes; i++) out[place].as[SENTINEL + i] = parcel_byte(world.rank, peer, k, i);
+            for (size_t i = 0; i < out[place].bytes; i++)
+                out[place].as[SENTINEL + i] = parcel_byte(world.rank, peer, k, i);
             tensor_load(&out[place]), tensor_load(&in[place]);
             if (peer == world.rank) continue;
             messages[n].peer = peer;
             messages[n].out = tensor_data(&out[place]), messages[n].out_bytes = out[place].bytes;
             messages[n].in = tensor_data(&in[place]), messages[n++].in_bytes = in[place].bytes;
         }
-    ticket = ops_device->exchange(RANKS_ALL, messages, n);
-    for (i = 0; i < EACH * ranks; i++)
+    int64_t ticket = ops_device->exchange(RANKS_ALL, messages, n);
+    for (size_t i = 0; i < EACH * ranks; i++)
         if (memcmp(tensor_read(&in[i]), in[i].as + SENTINEL, in[i].bytes)) test_fail("it ran before it was awaited");
     ops_device->await(ticket);
-    for (peer = 0; peer < ranks; peer++)
-        for (k = 0; k < EACH; k++) {
+    for (size_t peer = 0; peer < ranks; peer++)
+        for (size_t k = 0; k < EACH; k++) {
             const size_t place = k * ranks + peer;
             const char *x = tensor_read(&in[place]);
-            for (i = 0; peer != world.rank && i < in[place].bytes; i++)
+            for (size_t i = 0; peer != world.rank && i < in[place].bytes; i++)
                 if (x[i] != parcel_byte(peer, world.rank, k, i))
                     test_fail("parcel %zu from rank %zu: byte %zu of %zu is wrong", k, peer, i, in[place].bytes);
             assert_memory_equal(tensor_read(&out[place]), out[place].as + SENTINEL, out[place].bytes);
@@ -213,19 +203,18 @@ TEST(tickets_are_done_in_order) {
     enum { ROUNDS = 12 };
     const size_t count = 100, size = dtype_size(ops_device->summed);
     Tensor t = tensor_new(count * size);
-    int64_t ticket = 0, before;
-    size_t i, round;
-    for (i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, (double)(i % 10 + 1));
+    int64_t ticket = 0;
+    for (size_t i = 0; i < count; i++) element_write(t.as + SENTINEL, ops_device->summed, i, (double)(i % 10 + 1));
     tensor_load(&t);
-    for (round = 0; round < ROUNDS; round++) {
-        before = ticket;
+    for (size_t round = 0; round < ROUNDS; round++) {
+        int64_t before = ticket;
         ticket = ops_device->reduce_scatter(RANKS_ALL, (Summed *)tensor_data(&t), count, 1);
         assert_true(ticket > before);
         ticket = ops_device->all_gather(RANKS_ALL, tensor_data(&t), count, 1, size);
     }
     ops_device->await(ticket);
     tensor_read(&t);
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (element_read(t.now + SENTINEL, ops_device->summed, i) !=
             (double)(i % 10 + 1) * pow((double)world.ranks, ROUNDS)) // exact in fp32
             test_fail("[%zu] is %.17g", i, element_read(t.now + SENTINEL, ops_device->summed, i));
@@ -240,16 +229,15 @@ TEST(transfers_are_late_and_in_order) {
     const size_t bytes = 1000;
     char *host = (char *)ops_device->host_allocate(bytes + 2 * SENTINEL), *expected = (char *)malloc(bytes);
     Tensor t = tensor_new(bytes);
-    int64_t ticket, before = 0;
-    size_t round;
+    int64_t before = 0;
     poison(host, bytes + 2 * SENTINEL);
-    for (round = 0; round < bytes; round++) t.as[SENTINEL + round] = (char)round;
+    for (size_t round = 0; round < bytes; round++) t.as[SENTINEL + round] = (char)round;
     tensor_load(&t);
     memcpy(expected, host + SENTINEL, bytes);
-    ticket = ops_device->store(host + SENTINEL, tensor_data(&t), bytes);
+    int64_t ticket = ops_device->store(host + SENTINEL, tensor_data(&t), bytes);
     assert_memory_equal(host + SENTINEL, expected, bytes);
     memcpy(expected, t.as + SENTINEL, bytes);
-    for (round = 0; round < ROUNDS; round++) {
+    for (size_t round = 0; round < ROUNDS; round++) {
         assert_true(ticket > before);
         before = ticket;
         ops_device->load(tensor_data(&t), host + SENTINEL + 1, bytes - 1);
@@ -272,10 +260,9 @@ TEST(transfers_are_late_and_in_order) {
 TEST(large_collectives_need_no_memory_of_their_size) {
     const size_t count = (size_t)48 << 20, size = dtype_size(ops_device->summed);
     void *x = ops_device->allocate(count / size * size);
-    size_t before;
     assert_non_null(x);
     ops_device->zero(x, count);
-    before = ops_device->memory_peak();
+    size_t before = ops_device->memory_peak();
     ops_device->await(ops_device->reduce_scatter(RANKS_ALL, (Summed *)x, count / size, 32));
     ops_device->await(ops_device->all_gather(RANKS_ALL, x, count / size, 32, size));
     if (ops_device->memory_peak() > before + ((size_t)12 << 20))
@@ -286,19 +273,18 @@ TEST(large_collectives_need_no_memory_of_their_size) {
 // ---- on the host ----------------------------------------------------------------------------------------------------
 TEST(host_exchanges_match_in_every_group) {
     static const size_t sizes[] = {1, 13, 4096, 1500001};
-    size_t s, i, r;
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1))
-        for (s = 0; s < COUNT(sizes); s++) {
+        for (size_t s = 0; s < COUNT(sizes); s++) {
             const size_t bytes = sizes[s], ranks = ranks_in(world, group), root = ranks - 1;
             char *own = (char *)malloc(bytes), *all = (char *)malloc(ranks * bytes);
             snprintf(testing.about, sizeof(testing.about), "ranks %s, %zu bytes", group_names[group], bytes);
-            for (i = 0; i < bytes; i++) own[i] = gathered(world.rank, i);
+            for (size_t i = 0; i < bytes; i++) own[i] = gathered(world.rank, i);
             dist_gather(group, own, bytes, all);
-            for (r = 0; r < ranks; r++)
-                for (i = 0; i < bytes; i++)
+            for (size_t r = 0; r < ranks; r++)
+                for (size_t i = 0; i < bytes; i++)
                     if (all[r * bytes + i] != gathered(rank_at(r), i)) test_fail("gather: byte %zu of rank %zu", i, r);
             dist_broadcast(group, own, bytes, root);
-            for (i = 0; i < bytes; i++)
+            for (size_t i = 0; i < bytes; i++)
                 if (own[i] != gathered(rank_at(root), i)) test_fail("broadcast: byte %zu", i);
             free(own), free(all);
         }
@@ -308,12 +294,11 @@ TEST(host_exchanges_match_in_every_group) {
 TEST(host_sums_have_the_same_bits_everywhere) {
     enum { MANY = 300000 };
     double *sums = (double *)malloc(MANY * sizeof(double)), *other = (double *)malloc(MANY * sizeof(double));
-    size_t i, r;
-    for (i = 0; i < MANY; i++) sums[i] = term(world.rank, i);
+    for (size_t i = 0; i < MANY; i++) sums[i] = term(world.rank, i);
     dist_sum(RANKS_ALL, sums, MANY);
-    for (i = 0; i < MANY; i++) {
+    for (size_t i = 0; i < MANY; i++) {
         double sum = term(0, i);
-        for (r = 1; r < world.ranks; r++) sum += term(r, i);
+        for (size_t r = 1; r < world.ranks; r++) sum += term(r, i);
         if (sum != sums[i]) test_fail("sum %zu is %.17g, not %.17g", i, sums[i], sum);
     }
     memcpy(other, sums, MANY * sizeof(double));

@@ -44,8 +44,7 @@ typedef struct {
 static Case case_make(size_t m, size_t a) {
     static const size_t length[] = {6, 1, 13, 9};
     Config config = config_from_text(models[m], "test", EXIT_USAGE);
-    Case c;
-    memset(&c, 0, sizeof(c));
+    Case c = {0};
     c.model = model_build(&config, ops_device->stored);
     c.lora.rank = adapters[a].rank, c.lora.alpha = adapters[a].alpha, c.lora.dropout = adapters[a].dropout;
     c.lora.rslora = adapters[a].rslora;
@@ -66,18 +65,16 @@ static void case_free(Case *c) {
 }
 
 static TinyResult case_run(const Case *c, Method method, size_t chunk, size_t logits_chunk) {
-    RunSettings settings;
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     settings.model = &c->model, settings.lora = &c->lora, settings.method = method;
     settings.chunk = chunk, settings.logits_chunk = logits_chunk, settings.gradient_type = c->model.dtype;
     return tiny_run_trained(ops_device, settings, c->weights, c->adapters, &c->batch, 1);
 }
 
 static void expect_same(const Case *c, TinyResult found, TinyResult expected, double allowed) {
-    size_t i;
     if (!(fabs(found.loss - expected.loss) <= allowed * fabs(expected.loss)))
         test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
-    for (i = 0; i < c->lora.table.parameter_count; i++) {
+    for (size_t i = 0; i < c->lora.table.parameter_count; i++) {
         const Parameter *p = &c->lora.table.parameters[i];
         double difference = tiny_difference(p, found.gradient, expected.gradient);
         if (!(difference <= allowed)) test_fail("gradient of %s differs by %.3g", p->name, difference);
@@ -89,18 +86,17 @@ static void expect_same(const Case *c, TinyResult found, TinyResult expected, do
 static double *case_merge(const Case *c) {
     double *merged = (double *)checked_malloc(c->model.elements * sizeof(double), "merged weights");
     const size_t r = c->lora.rank;
-    size_t l, t, i, j, k;
     memcpy(merged, c->weights, c->model.elements * sizeof(double));
-    for (l = 0; l < c->model.config.num_hidden_layers; l++) {
-        for (t = 0; t < LORA_TENSORS; t++) {
+    for (size_t l = 0; l < c->model.config.num_hidden_layers; l++) {
+        for (size_t t = 0; t < LORA_TENSORS; t++) {
             const LoraPart *part = &c->lora.part[lora_tensors[t]];
             const TensorShape shape = layer_tensor_shape(&c->model.config, lora_tensors[t]);
             const double *layer = c->adapters + l * c->lora.table.layer_elements;
             double *w = merged + group_begin(&c->model, l) + c->model.layer_offset[lora_tensors[t]];
             if (part->a == ABSENT || !shape.rows) continue;
-            for (i = 0; i < shape.rows; i++)
-                for (j = 0; j < shape.cols; j++)
-                    for (k = 0; k < r; k++)
+            for (size_t i = 0; i < shape.rows; i++)
+                for (size_t j = 0; j < shape.cols; j++)
+                    for (size_t k = 0; k < r; k++)
                         w[i * shape.cols + j] +=
                             c->lora.scale * layer[part->b + i * r + k] * layer[part->a + k * shape.cols + j];
         }
@@ -110,14 +106,13 @@ static double *case_merge(const Case *c) {
 
 TEST(methods_agree) {
     const size_t sizes[] = {1, 7, 10, 28, 30};
-    size_t m, a, i;
-    for (m = 0; m < MODELS; m++) {
-        for (a = 0; a < ADAPTERS; a++) {
+    for (size_t m = 0; m < MODELS; m++) {
+        for (size_t a = 0; a < ADAPTERS; a++) {
             Case c = case_make(m, a);
             TinyResult full = case_run(&c, METHOD_FULL, 0, 0), other = case_run(&c, METHOD_CHECKPOINT, 0, 0);
             expect_same(&c, other, full, bound());
             free(other.gradient);
-            for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+            for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
                 if (EMULATED && i != (m + a) % 5) continue;
                 other = case_run(&c, METHOD_STREAM, sizes[i], sizes[(i + a) % 5]);
                 expect_same(&c, other, full, bound());
@@ -131,9 +126,8 @@ TEST(methods_agree) {
 
 // The loss of merged weights is the loss with adapters, and their dW gives dA and dB.
 TEST(merged_weights) {
-    size_t m, a, l, t, i, j, k;
-    for (m = 0; m < MODELS; m++) {
-        for (a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
+    for (size_t m = 0; m < MODELS; m++) {
+        for (size_t a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
             Case c = case_make(m, a);
             double *merged = case_merge(&c);
             TinyResult with = case_run(&c, METHOD_STREAM, 7, 5), expected = with;
@@ -141,16 +135,16 @@ TEST(merged_weights) {
             const size_t r = c.lora.rank;
             expected.loss = full.loss;
             expected.gradient = (double *)checked_calloc(with.elements, sizeof(double), "expected gradients");
-            for (l = 0; l < c.model.config.num_hidden_layers; l++) {
+            for (size_t l = 0; l < c.model.config.num_hidden_layers; l++) {
                 const size_t layer = l * c.lora.table.layer_elements;
-                for (t = 0; t < LORA_TENSORS; t++) {
+                for (size_t t = 0; t < LORA_TENSORS; t++) {
                     const LoraPart *part = &c.lora.part[lora_tensors[t]];
                     const TensorShape shape = layer_tensor_shape(&c.model.config, lora_tensors[t]);
                     const double *dw = full.gradient + group_begin(&c.model, l) + c.model.layer_offset[lora_tensors[t]];
                     if (part->a == ABSENT || !shape.rows) continue;
-                    for (i = 0; i < shape.rows; i++) {
-                        for (j = 0; j < shape.cols; j++) {
-                            for (k = 0; k < r; k++) {
+                    for (size_t i = 0; i < shape.rows; i++) {
+                        for (size_t j = 0; j < shape.cols; j++) {
+                            for (size_t k = 0; k < r; k++) {
                                 const size_t at_a = layer + part->a + k * shape.cols + j,
                                              at_b = layer + part->b + i * r + k;
                                 expected.gradient[at_a] += c.lora.scale * c.adapters[at_b] * dw[i * shape.cols + j];
@@ -169,33 +163,32 @@ TEST(merged_weights) {
 
 // Along a random direction in each adapter, by central differences; dropout's mask is the same in every pass.
 TEST(finite_differences) {
-    size_t m, i, k;
-    int side;
     if (ops_device->stored != DTYPE_FP64) {
         test_skip("finite differences need the double build");
         return;
     }
-    for (m = 0; m < MODELS; m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, ADAPTERS - 1);
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
-        for (i = 0; i < c.lora.table.parameter_count; i++) {
+        for (size_t i = 0; i < c.lora.table.parameter_count; i++) {
             const Parameter *p = &c.lora.table.parameters[i];
-            double slope = 0, size = 0, loss[4], numeric;
+            double slope = 0, size = 0, loss[4];
             const double h = 1e-4;
-            for (side = 0; side < 4; side++) { // at -2h, -h, h, 2h
+            for (int side = 0; side < 4; side++) { // at -2h, -h, h, 2h
                 const double step = (side < 2 ? side - 2 : side - 1) * h;
-                TinyResult at_step;
-                for (k = 0; k < parameter_elements(p); k++) c.adapters[p->offset + k] += step * random_normal(17, i, k);
-                at_step = case_run(&c, METHOD_STREAM, 9, 4);
-                for (k = 0; k < parameter_elements(p); k++) c.adapters[p->offset + k] -= step * random_normal(17, i, k);
+                for (size_t k = 0; k < parameter_elements(p); k++)
+                    c.adapters[p->offset + k] += step * random_normal(17, i, k);
+                TinyResult at_step = case_run(&c, METHOD_STREAM, 9, 4);
+                for (size_t k = 0; k < parameter_elements(p); k++)
+                    c.adapters[p->offset + k] -= step * random_normal(17, i, k);
                 loss[side] = at_step.loss;
                 free(at_step.gradient);
             }
-            for (k = 0; k < parameter_elements(p); k++) {
+            for (size_t k = 0; k < parameter_elements(p); k++) {
                 slope += full.gradient[p->offset + k] * random_normal(17, i, k);
                 size += full.gradient[p->offset + k] * full.gradient[p->offset + k];
             }
-            numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
+            double numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
             if (!(fabs(numeric - slope) <= 1e-7 * (sqrt(size) + 1e-3)))
                 test_fail("%s: slope %.12g, by differences %.12g", p->name, slope, numeric);
         }
@@ -206,17 +199,14 @@ TEST(finite_differences) {
 
 // A run of forwards alone: log-probabilities with and without adapters.
 static void forwards(const Case *c, int with_lora, int without, float *out) {
-    RunSettings settings;
     OptimizerState state;
     StreamBP s;
     Arena arena;
-    Plan plan;
-    void *memory;
-    memset(&settings, 0, sizeof(settings));
+    RunSettings settings = {0};
     settings.model = &c->model, settings.chunk = 7, settings.logits_chunk = 5;
     if (with_lora) settings.lora = &c->lora;
-    plan = plan_make(&settings, &c->batch);
-    memory = ops_device->allocate(plan.total_bytes);
+    Plan plan = plan_make(&settings, &c->batch);
+    void *memory = ops_device->allocate(plan.total_bytes);
     arena_init(&arena, memory, plan.total_bytes);
     run_begin(&s, &state, &settings, ops_device, &arena, &c->batch);
     device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
@@ -228,9 +218,8 @@ static void forwards(const Case *c, int with_lora, int without, float *out) {
 
 // B = 0, as initialised: not a bit changes. Left out: neither. And left out only for that pass.
 TEST(without_adapters) {
-    size_t m, a, i;
-    for (m = 0; m < MODELS; m++) {
-        for (a = 0; a < ADAPTERS; a++) {
+    for (size_t m = 0; m < MODELS; m++) {
+        for (size_t a = 0; a < ADAPTERS; a++) {
             Case c = case_make(m, a);
             float *base = (float *)checked_calloc(3 * c.batch.N, sizeof(float), "log-probabilities");
             float *found = base + c.batch.N, *with = found + c.batch.N;
@@ -239,7 +228,7 @@ TEST(without_adapters) {
             assert_memory_equal(found, base, c.batch.N * sizeof(float));
             forwards(&c, 1, 0, with);
             if (!memcmp(with, base, c.batch.N * sizeof(float))) test_fail("the adapters make no difference");
-            for (i = 0; i < c.lora.table.parameter_count; i++) {
+            for (size_t i = 0; i < c.lora.table.parameter_count; i++) {
                 const Parameter *p = &c.lora.table.parameters[i];
                 if (p->init_std == 0) memset(c.adapters + p->offset, 0, parameter_elements(p) * sizeof(double));
             }
@@ -253,22 +242,19 @@ TEST(without_adapters) {
 
 // No gradient, optimizer state or sum of dW of what is frozen: the plan knows of the adapters' alone.
 TEST(plan_of_adapters) {
-    size_t m, i;
-    for (m = 0; m < MODELS; m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, 0);
         const size_t n = c.lora.table.elements, stored = dtype_size(c.model.dtype);
-        RunSettings settings;
-        Plan plan;
-        memset(&settings, 0, sizeof(settings));
+        RunSettings settings = {0};
         settings.model = &c.model, settings.lora = &c.lora, settings.chunk = 7, settings.logits_chunk = 5;
         settings.backward = settings.optimizer = 1;
         settings.gradient_type = c.model.dtype, settings.moment_type = DTYPE_FP32;
-        plan = plan_make(&settings, &c.batch);
+        Plan plan = plan_make(&settings, &c.batch);
         if (plan.share[SHARE_WEIGHTS] > (c.model.elements + n) * stored + 512) test_fail("weights take too much");
         if (plan.share[SHARE_OPTIMIZER] > 2 * n * 4 + 512) test_fail("the optimizer takes too much");
         if (plan.share[SHARE_GRADIENTS] > n * stored + c.lora.table.layer_elements * 4 + 512)
             test_fail("gradients take %zu bytes for %zu elements", plan.share[SHARE_GRADIENTS], n);
-        for (i = 0; i < plan.arena.regions_at_peak; i++)
+        for (size_t i = 0; i < plan.arena.regions_at_peak; i++)
             if (strstr(plan.arena.at_peak[i].name, "head's gradient")) test_fail("the head's dW is summed");
         case_free(&c);
     }
@@ -277,16 +263,14 @@ TEST(plan_of_adapters) {
 // The mask follows A: queries, keys and values of GPT-2's c_attn share theirs, modules of their own do not, nor do layers or steps.
 TEST(dropout_follows_a) {
     static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
-    size_t m, i;
-    for (m = 0; m < 2; m++) {
+    for (size_t m = 0; m < 2; m++) {
         Case c = case_make(m, ADAPTERS - 1);
         GroupWeights w = {NULL, (char *)c.adapters, NULL};
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[2];
-        StreamBP s;
-        memset(&s, 0, sizeof(s));
+        StreamBP s = {0};
         s.model = &c.model, s.memory.lora = &c.lora, s.dropout_seed = 5;
-        for (i = 0; i < 3; i++) {
+        for (size_t i = 0; i < 3; i++) {
             assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, tensors[i]), adapter), 1);
             seed[i] = adapter[0].seed;
         }
@@ -303,8 +287,7 @@ TEST(dropout_follows_a) {
 TEST(names) {
     static const char *const expected[] = {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight",
                                            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"};
-    size_t m;
-    for (m = 0; m < 2; m++) {
+    for (size_t m = 0; m < 2; m++) {
         Case c = case_make(m, 0);
         const Parameter *a = &c.lora.table.parameters[0], *b = &c.lora.table.parameters[1];
         assert_string_equal(a->name, expected[m]);

@@ -47,11 +47,10 @@ static const char *const models[] = {
 #define FOR_MODELS(i, first) for (i = EMULATED ? (first) : 0; i < MODELS; i += EMULATED ? 3 : 1)
 
 static void expect_same(const Model *model, TinyResult found, TinyResult expected, double allowed) {
-    size_t i;
     double difference = fabs(found.loss - expected.loss);
     if (!(difference <= allowed * fabs(expected.loss)))
         test_fail("loss %.17g, full gives %.17g", found.loss, expected.loss);
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t i = 0; i < model->parameter_count; i++) {
         difference = tiny_difference(&model->parameters[i], found.gradient, expected.gradient);
         if (!(difference <= allowed))
             test_fail("gradient of %s differs from full's by %.3g, allowed %.3g", model->parameters[i].name, difference,
@@ -65,16 +64,15 @@ static void methods_agree(const char *text, const size_t *length, size_t documen
     Model model = tiny_model(text);
     double *weights = tiny_weights(&model, 7);
     Batch batch = tiny_batch(length, documents, model.config.vocab_size, masked, 11);
-    size_t N = batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1}, i, j;
-    TinyResult full, other;
+    size_t N = batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1};
     test_case("%.40s..., %zu tokens, %zu documents, mask %d", text, N, documents, masked);
-    full = tiny_run(&model, weights, METHOD_FULL, 0, 0, &batch);
+    TinyResult full = tiny_run(&model, weights, METHOD_FULL, 0, 0, &batch);
     if (!isfinite(full.loss) || (masked < 3 && full.loss <= 0)) test_fail("full's loss is %g", full.loss);
-    other = tiny_run(&model, weights, METHOD_CHECKPOINT, 0, 0, &batch);
+    TinyResult other = tiny_run(&model, weights, METHOD_CHECKPOINT, 0, 0, &batch);
     expect_same(&model, other, full, bound());
     free(other.gradient);
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        for (j = 0; j < sizeof(sizes) / sizeof(sizes[0]); j++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        for (size_t j = 0; j < sizeof(sizes) / sizeof(sizes[0]); j++) {
             if (i != j && (EMULATED || (i + j) % 3)) continue; // all of the diagonal, a third of the rest
             test_case("%.40s..., %zu tokens, %zu documents, mask %d, chunks %zu and %zu", text, N, documents, masked,
                       sizes[i], sizes[j]);
@@ -132,18 +130,17 @@ TEST(everything_masked) {
 // added to a tensor's own.
 static void expect_same_but_rounding(const Model *model, TinyResult found, TinyResult expected) {
     double whole = 0;
-    size_t i, j;
     if (!(fabs(found.loss - expected.loss) <= bound() * fabs(expected.loss)))
         test_fail("loss %.17g, full gives %.17g", found.loss, expected.loss);
-    for (j = 0; j < model->elements; j++) whole += expected.gradient[j] * expected.gradient[j];
-    for (i = 0; i < model->parameter_count; i++) {
+    for (size_t j = 0; j < model->elements; j++) whole += expected.gradient[j] * expected.gradient[j];
+    for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        double difference = 0, size = 0, allowed;
-        for (j = p->offset; j < p->offset + parameter_elements(p); j++) {
+        double difference = 0, size = 0;
+        for (size_t j = p->offset; j < p->offset + parameter_elements(p); j++) {
             difference += (found.gradient[j] - expected.gradient[j]) * (found.gradient[j] - expected.gradient[j]);
             size += expected.gradient[j] * expected.gradient[j];
         }
-        allowed = bound() * (sqrt(size) + 0.01 * sqrt(whole));
+        double allowed = bound() * (sqrt(size) + 0.01 * sqrt(whole));
         if (!(sqrt(difference) <= allowed))
             test_fail("gradient of %s differs from full's by %.3g, allowed %.3g", p->name, sqrt(difference), allowed);
         testing.worst = fmax(testing.worst, sqrt(difference) / allowed);
@@ -153,37 +150,32 @@ static void expect_same_but_rounding(const Model *model, TinyResult found, TinyR
 // Windows of every relation to chunks, documents and stream, in any of the layers; two streams of different length by one plan.
 TEST(windows_anywhere) {
     static const char *const families_tried[] = {"qwen2", "qwen3", "gemma3"};
-    size_t i, d, part;
-    for (i = 0; i < (EMULATED ? 12u : 150u); i++) {
+    for (size_t i = 0; i < (EMULATED ? 12u : 150u); i++) {
         const size_t L = 1 + test_random_below(4), documents = 1 + test_random_below(5);
         const size_t window = 1 + test_random_below(i % 3 ? 12 : 60), chunk = 1 + test_random_below(i % 2 ? 9 : 50);
         char text[512], types[8] = "";
         size_t length[5];
         Batch batches[2];
-        RunSettings settings;
-        TinyResult full, found;
-        double *weights;
-        Model model;
-        for (d = 0; d < L; d++) types[d] = test_random_below(3) ? 's' : 'f';
+        for (size_t d = 0; d < L; d++) types[d] = test_random_below(3) ? 's' : 'f';
         snprintf(text, sizeof(text),
                  "%s,hidden_size=12,intermediate_size=10,num_hidden_layers=%zu,num_attention_heads=2,num_key_value_"
                  "heads=1,head_dim=6,vocab_size=19,layer_types=%s,sliding_window=%zu",
                  families_tried[i % 3], L, types, window);
-        model = tiny_model(text);
-        weights = tiny_weights(&model, i);
-        for (part = 0; part < 2; part++) {
-            for (d = 0; d < documents; d++) length[d] = 1 + test_random_below(documents > 2 ? 12 : 30);
+        Model model = tiny_model(text);
+        double *weights = tiny_weights(&model, i);
+        for (size_t part = 0; part < 2; part++) {
+            for (size_t d = 0; d < documents; d++) length[d] = 1 + test_random_below(documents > 2 ? 12 : 30);
             batches[part] = tiny_batch(length, documents, 19, 1, 2 * i + part);
             batches[part].targets[0] = 3; // one at least counts
         }
         test_case("%s, %zu and %zu tokens in %zu documents, chunk %zu", text, batches[0].N, batches[1].N, documents,
                   chunk);
-        memset(&settings, 0, sizeof(settings));
+        RunSettings settings = {0};
         settings.model = &model, settings.gradient_type = dtype_of_sums(model.dtype);
         settings.method = METHOD_FULL;
-        full = tiny_run_on(ops_device, settings, weights, batches, 2);
+        TinyResult full = tiny_run_on(ops_device, settings, weights, batches, 2);
         settings.method = METHOD_STREAM, settings.chunk = chunk, settings.logits_chunk = 1 + chunk / 2;
-        found = tiny_run_on(ops_device, settings, weights, batches, 2);
+        TinyResult found = tiny_run_on(ops_device, settings, weights, batches, 2);
         expect_same_but_rounding(&model, found, full);
         free(full.gradient), free(found.gradient), free(weights);
         batch_free(&batches[0]), batch_free(&batches[1]);
@@ -314,13 +306,10 @@ static void keeping_changes_nothing(const Model *model, const double *weights, R
     const Shapes d = shapes_of(model);
     const size_t rows = d.L * batches[0].N;
     const size_t bytes = (rows * d.Q * d.stored + 255) / 256 * 256 + (rows * d.NH * d.summed + 255) / 256 * 256;
-    int keep;
-    for (keep = KEEP_ON_DEVICE; keep <= KEEP_IN_HOST_MEMORY; keep++) {
-        TinyResult found;
-        Plan plan;
+    for (int keep = KEEP_ON_DEVICE; keep <= KEEP_IN_HOST_MEMORY; keep++) {
         settings.keep = (Keep)keep, settings.backward = 1;
-        plan = plan_make(&settings, &batches[0]);
-        found = tiny_run_on(ops_device, settings, weights, batches, 2);
+        Plan plan = plan_make(&settings, &batches[0]);
+        TinyResult found = tiny_run_on(ops_device, settings, weights, batches, 2);
         if (layers_with_window(&model->config))
             expect_same_but_rounding(model, found, expected);
         else if (found.loss != expected.loss ||

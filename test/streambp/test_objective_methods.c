@@ -53,14 +53,14 @@ typedef struct {
 // All that objectives look at, of one stream. Every document keeps one target at least.
 static Batch case_batch(const Tried *t, size_t V) {
     Batch batch = tiny_batch(length, 2 * UNITS, V, 1, 5);
-    size_t d, i;
+    size_t d;
     batch_allocate_answers(&batch, 1, t->old);
     for (d = 0; d < batch.documents; d++) {
         const size_t last = batch.document_start[d + 1] - 1;
         batch.targets[last] = (int32_t)(d % V);
         batch.group[d] = d / 2, batch.reward[d] = (float)d;
     }
-    for (i = 0; i < batch.N; i++) {
+    for (size_t i = 0; i < batch.N; i++) {
         for (d = 0; batch.document_start[d + 1] <= i;) d++;
         batch.advantage[i] = (float)(t->kind == OBJECTIVE_PPO ? random_normal(3, 1, i) : random_normal(3, 2, d));
         batch.reference[i] = (float)(-4 + random_normal(3, 3, i));
@@ -71,9 +71,7 @@ static Batch case_batch(const Tried *t, size_t V) {
 
 static Case case_make(const Tried *t, int lora) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
-    Objective *o;
-    Case c;
-    memset(&c, 0, sizeof(c));
+    Case c = {0};
     c.model = model_build(&config, ops_device->stored);
     c.weights = tiny_weights(&c.model, 7);
     if (lora) {
@@ -82,7 +80,7 @@ static Case case_make(const Tried *t, int lora) {
         lora_build(&c.lora, &c.model);
         c.adapters = tiny_weights(&c.lora.table, 19);
     }
-    o = &c.settings.objective;
+    Objective *o = &c.settings.objective;
     o->kind = t->kind, o->dpo_loss = t->dpo_loss, o->normalisation = t->normalisation;
     o->beta = t->beta, o->gamma = 0.5, o->label_smoothing = t->label_smoothing;
     o->clip_low = 0.2, o->clip_high = NAN, o->temperature = t->temperature, o->completion_tokens = 12;
@@ -109,10 +107,9 @@ static void case_free(Case *c) {
 
 static void expect_same(const Case *c, TinyResult found, TinyResult expected) {
     const Model *table = c->adapters ? &c->lora.table : &c->model;
-    size_t i;
     if (!(fabs(found.loss - expected.loss) <= bound() * (fabs(expected.loss) + 0.1)))
         test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
-    for (i = 0; i < table->parameter_count; i++) {
+    for (size_t i = 0; i < table->parameter_count; i++) {
         double difference = tiny_difference(&table->parameters[i], found.gradient, expected.gradient);
         if (!(difference <= bound()))
             test_fail("gradient of %s differs by %.3g", table->parameters[i].name, difference);
@@ -145,17 +142,16 @@ TEST(methods_agree) {
 
 // Units order[0 .. count) of a stream, in a stream of their own. values: whether they have been copied
 static Batch batch_of_units(const Batch *whole, const size_t *order, size_t count) {
-    size_t N = 0, u, side, i;
-    Batch part;
+    size_t N = 0, u;
     for (u = 0; u < count; u++) N += whole->document_start[2 * order[u] + 2] - whole->document_start[2 * order[u]];
-    part = batch_allocate(N, 2 * count);
+    Batch part = batch_allocate(N, 2 * count);
     batch_allocate_answers(&part, 1, whole->old != NULL);
     for (u = 0, N = 0; u < count; u++) {
-        for (side = 0; side < 2; side++) {
+        for (size_t side = 0; side < 2; side++) {
             const size_t d = 2 * order[u] + side;
             part.document_start[2 * u + side] = N;
             part.group[2 * u + side] = u, part.reward[2 * u + side] = whole->reward[d];
-            for (i = whole->document_start[d]; i < whole->document_start[d + 1]; i++, N++) {
+            for (size_t i = whole->document_start[d]; i < whole->document_start[d + 1]; i++, N++) {
                 part.tokens[N] = whole->tokens[i], part.targets[N] = whole->targets[i];
                 part.loss_weight[N] = whole->loss_weight[i], part.advantage[N] = whole->advantage[i];
                 part.reference[N] = whole->reference[i];
@@ -234,19 +230,18 @@ TEST(gradient_is_the_slope) {
 // Old = the policy's own: the plain policy gradient, which is that of sft with advantages as weights.
 TEST(plain_policy_gradient) {
     Case c = case_make(&tried[6], 0), plain = case_make(&tried[6], 0);
-    TinyResult found = case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1), expected;
-    size_t d, t;
+    TinyResult found = case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
     batch_count(&plain.batch);
-    for (d = 0; d < plain.batch.documents; d++)
-        for (t = plain.batch.document_start[d]; t < plain.batch.document_start[d + 1]; t++)
+    for (size_t d = 0; d < plain.batch.documents; d++)
+        for (size_t t = plain.batch.document_start[d]; t < plain.batch.document_start[d + 1]; t++)
             plain.batch.loss_weight[t] = (float)((double)plain.batch.advantage[t] / plain.batch.counted[d]);
     memset(&plain.settings.objective, 0, sizeof(plain.settings.objective));
-    expected = case_run(&plain, METHOD_STREAM, 7, 5, &plain.batch, 1);
-    for (t = 0; t < expected.elements; t++) // sft divides by the sum of the weights, grpo by the documents
+    TinyResult expected = case_run(&plain, METHOD_STREAM, 7, 5, &plain.batch, 1);
+    for (size_t t = 0; t < expected.elements; t++) // sft divides by the sum of the weights, grpo by the documents
         expected.gradient[t] *= batch_counted(&plain.batch) / (2 * UNITS);
     expected.loss = found.loss;
     if (ops_device->stored == DTYPE_FP64) { // weights are rounded to fp32 on the way
-        for (t = 0; t < c.model.parameter_count; t++)
+        for (size_t t = 0; t < c.model.parameter_count; t++)
             if (!(tiny_difference(&c.model.parameters[t], found.gradient, expected.gradient) <= 1e-6))
                 test_fail("gradient of %s is not the plain policy gradient's", c.model.parameters[t].name);
     } else {

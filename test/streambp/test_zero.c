@@ -39,8 +39,7 @@ static Step step_alone(const Case *c, RunSettings settings) {
 // Over the portion that is there, relative to the whole parameter.
 static double portion_difference(const Parameter *p, const double *found, const double *expected, size_t *compared) {
     double difference = 0, size = 0;
-    size_t i;
-    for (i = p->offset; i < p->offset + parameter_elements(p); i++) {
+    for (size_t i = p->offset; i < p->offset + parameter_elements(p); i++) {
         size += expected[i] * expected[i];
         if (isnan(found[i])) continue;
         difference += (found[i] - expected[i]) * (found[i] - expected[i]), ++*compared;
@@ -51,12 +50,12 @@ static double portion_difference(const Parameter *p, const double *found, const 
 static void expect_step(const Case *c, const Step *found, const Step *alone, double allowed) {
     const Model *table = case_table(c);
     double compared = 0;
-    size_t own = 0, i;
+    size_t own = 0;
     if (!(fabs(found->loss - alone->loss) <= allowed * (fabs(alone->loss) + 0.1)))
         test_fail("loss %.17g, alone %.17g", found->loss, alone->loss);
     if (!(fabs(found->norm - alone->norm) <= allowed * alone->norm))
         test_fail("gradient norm %.17g, alone %.17g", found->norm, alone->norm);
-    for (i = 0; i < table->parameter_count; i++) {
+    for (size_t i = 0; i < table->parameter_count; i++) {
         double difference = portion_difference(&table->parameters[i], found->gradient, alone->gradient, &own);
         if (!(difference <= allowed))
             test_fail("gradient of %s differs by %.3g", table->parameters[i].name, difference);
@@ -69,8 +68,7 @@ static void expect_step(const Case *c, const Step *found, const Step *alone, dou
 }
 
 static void expect_bits(const char *what, const double *found, const double *expected, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++)
         if (found[i] != expected[i] && !(isnan(found[i]) && isnan(expected[i])))
             test_fail("%s[%zu] is %.17g, in the stage before %.17g", what, i, found[i], expected[i]);
 }
@@ -90,11 +88,9 @@ static int reduced_alike(const Case *c, size_t stage) {
 // All stages against the process alone, and each against the one before it.
 static void stages_agree(Case *c) {
     Step alone = step_alone(c, case_settings(c, 0)), before = alone;
-    size_t stage;
-    for (stage = 0; stage < STAGES; stage++) {
-        Step step;
+    for (size_t stage = 0; stage < STAGES; stage++) {
         case_stage(stage);
-        step = step_run(c, case_settings(c, stage));
+        Step step = step_run(c, case_settings(c, stage));
         expect_step(c, &step, &alone, bound());
         if (stage && reduced_alike(c, stage))
             expect_bits("gradient", step.gradient, before.gradient, case_table(c)->elements);
@@ -109,23 +105,20 @@ static void stages_agree(Case *c) {
 // Every family with every objective, with adapters and without; methods and accumulation by turns. Three or four ranks
 // take a third or a quarter of the cases.
 TEST(families_and_objectives) {
-    size_t m, k, turn = 0;
-    int lora;
-    for (m = 0; m < MODELS; m++)
-        for (k = 0; k < KINDS; k++)
-            for (lora = 0; lora < 2; lora++, turn++) {
-                Case c;
+    size_t turn = 0;
+    for (size_t m = 0; m < MODELS; m++)
+        for (size_t k = 0; k < KINDS; k++)
+            for (int lora = 0; lora < 2; lora++, turn++) {
                 if (world.ranks > 2 && (m + k + (size_t)lora) % world.ranks) continue;
-                c = case_make(m, kinds[k], lora, (Method)((turn + m) % 3), (turn / 2 + m) % 2 ? 3 : 1);
+                Case c = case_make(m, kinds[k], lora, (Method)((turn + m) % 3), (turn / 2 + m) % 2 ? 3 : 1);
                 stages_agree(&c);
             }
 }
 
 TEST(methods_and_accumulation) {
-    size_t m, method, streams;
-    for (m = 0; m < (world.ranks > 2 ? 1 : 2); m++)
-        for (method = 0; method < 3; method++)
-            for (streams = 1; streams <= 3; streams += 2) {
+    for (size_t m = 0; m < (world.ranks > 2 ? 1 : 2); m++)
+        for (size_t method = 0; method < 3; method++)
+            for (size_t streams = 1; streams <= 3; streams += 2) {
                 Case c = case_make(m, OBJECTIVE_SFT, 0, (Method)method, streams);
                 stages_agree(&c);
             }
@@ -135,9 +128,8 @@ TEST(methods_and_accumulation) {
 // builds this is nothing new.
 TEST(gradients_of_the_type_of_weights) {
     const size_t cases = ops_device->stored == DTYPE_BF16 ? MODELS : 1;
-    size_t m, streams;
-    for (m = 0; m < cases; m++)
-        for (streams = 1; streams <= 3; streams += 2) {
+    for (size_t m = 0; m < cases; m++)
+        for (size_t streams = 1; streams <= 3; streams += 2) {
             Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, streams);
             c.settings.gradient_type = c.model.dtype;
             stages_agree(&c);
@@ -160,11 +152,8 @@ static int64_t steps(void) { return ops_device->stored == DTYPE_BF16 ? 2 : 5; }
 static double *train(const Case *c, RunSettings settings, double *norms) {
     const Model *table = case_table(c);
     const Sharding own = sharding_of(settings.world, ZERO_NONE);
-    double *weights, *all;
-    AdamW step;
     Beside b;
-    size_t i;
-    memset(&step, 0, sizeof(step));
+    AdamW step = {0};
     step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
     step.seed = 5;
     settings.optimizer = 1;
@@ -183,9 +172,9 @@ static double *train(const Case *c, RunSettings settings, double *norms) {
             poison_others(table, trained_weights(&b.s.memory), table->dtype);
         weights_updated(&b.s.memory);
     }
-    weights = read_held(table, own, weights_sharding(&b.s.memory), trained_weights(&b.s.memory), table->dtype);
-    all = (double *)checked_malloc(table->elements * sizeof(double), "weights");
-    for (i = 0; i < table->elements; i++) all[i] = isnan(weights[i]) ? 0 : weights[i];
+    double *weights = read_held(table, own, weights_sharding(&b.s.memory), trained_weights(&b.s.memory), table->dtype);
+    double *all = (double *)checked_malloc(table->elements * sizeof(double), "weights");
+    for (size_t i = 0; i < table->elements; i++) all[i] = isnan(weights[i]) ? 0 : weights[i];
     if (own.ranks > 1) dist_sum(RANKS_ALL, all, table->elements);
     beside_end(&b);
     free(weights);
@@ -195,8 +184,7 @@ static double *train(const Case *c, RunSettings settings, double *norms) {
 // How far the steps have come apart, relative to how far they went.
 static double drift(const double *found, const double *alone, const double *start, size_t n) {
     double apart = 0, went = 0;
-    size_t i;
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         apart += (found[i] - alone[i]) * (found[i] - alone[i]);
         went += (alone[i] - start[i]) * (alone[i] - start[i]);
     }
@@ -208,19 +196,17 @@ static double drift(const double *found, const double *alone, const double *star
 static void train_case(Case *c, int master, DType moments, double allowed) {
     const Model *table = case_table(c);
     const double *start = c->adapters ? c->adapters : c->weights;
-    double norms[2][5], *alone, *before = NULL;
+    double norms[2][5], *before = NULL;
     RunSettings settings;
-    size_t stage, i;
     c->settings.master = master, c->settings.moment_type = moments;
     settings = case_settings(c, 0), settings.world = world_alone();
-    alone = train(c, settings, norms[0]);
-    for (stage = 0; stage < STAGES; stage++) {
-        double *found, apart;
+    double *alone = train(c, settings, norms[0]);
+    for (size_t stage = 0; stage < STAGES; stage++) {
         case_stage(stage);
-        found = train(c, case_settings(c, stage), norms[1]);
-        apart = drift(found, alone, start, table->elements);
+        double *found = train(c, case_settings(c, stage), norms[1]);
+        double apart = drift(found, alone, start, table->elements);
         if (!(apart <= allowed)) test_fail("after these steps weights differ by %.3g of what they moved", apart);
-        for (i = 0; i < (size_t)steps(); i++)
+        for (size_t i = 0; i < (size_t)steps(); i++)
             if (!(fabs(norms[1][i] - norms[0][i]) <= 10 * allowed * norms[0][i]))
                 test_fail("step %zu: norm %.17g, alone %.17g", i + 1, norms[1][i], norms[0][i]);
         if (before) expect_bits("weights", found, before, table->elements);
@@ -235,8 +221,7 @@ static void train_case(Case *c, int master, DType moments, double allowed) {
 TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
     const double allowed = ops_device->stored == DTYPE_FP64 ? 1e-11 : bf16 ? 0.2 : 1e-4;
-    size_t m;
-    for (m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
+    for (size_t m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, (Method)(m % 3), 1);
         train_case(&c, bf16 && m % 2, dtype_of_sums(ops_device->stored), allowed);
         c = case_make(m, OBJECTIVE_SFT, m == 0, METHOD_STREAM, 1);
@@ -255,8 +240,7 @@ static Traffic formula(const Case *c, RunSettings settings) {
     const double layers = (double)(m->config.num_hidden_layers * m->layer_elements);
     const double embedding = (double)group_elements(m, GROUP_EMBEDDING), head = (double)group_elements(m, GROUP_HEAD);
     const int in_place = settings.world.zero < 2 && gradient == summed;
-    Traffic t;
-    memset(&t, 0, sizeof(t));
+    Traffic t = {0};
     t.bytes[TRAFFIC_GRADIENTS] = (in_place ? 1 : streams) * summed * (double)table->elements;
     if (settings.world.zero == 0) t.bytes[TRAFFIC_GRADIENTS] += gradient * (double)table->elements;
     if (settings.world.zero == 1 || settings.world.zero == 2)
@@ -270,8 +254,7 @@ static Traffic formula(const Case *c, RunSettings settings) {
 }
 
 static void expect_traffic(const char *what, const Traffic *found, const Traffic *expected, int calls) {
-    int kind;
-    for (kind = 0; kind <= TRAFFIC_WEIGHTS; kind++) {
+    for (int kind = 0; kind <= TRAFFIC_WEIGHTS; kind++) {
         if (fabs(found->bytes[kind] - expected->bytes[kind]) > 1e-9 * expected->bytes[kind])
             test_fail("%s: %.1f bytes of %s are sent, expected %.1f", what, found->bytes[kind], traffic_names[kind],
                       expected->bytes[kind]);
@@ -285,11 +268,10 @@ static void expect_traffic(const char *what, const Traffic *found, const Traffic
 // ranks that share one, the last has the most tokens.
 static Traffic sent_by(const Case *c, RunSettings settings) {
     Beside b;
-    Traffic sent;
     beside_begin(&b, c, settings);
     beside_gradient(&b, c);
     weights_updated(&b.s.memory);
-    sent = b.s.memory.sent;
+    Traffic sent = b.s.memory.sent;
     if (b.arena.peak != b.plan.total_bytes && world.sp == 1)
         test_fail("peak %zu, planned %zu", b.arena.peak, b.plan.total_bytes);
     beside_end(&b);
@@ -298,16 +280,15 @@ static Traffic sent_by(const Case *c, RunSettings settings) {
 
 static void traffic_case(Case *c) {
     static const size_t chunks[] = {3, 1000};
-    size_t stage, i;
-    for (stage = 0; stage < STAGES; stage++) {
+    for (size_t stage = 0; stage < STAGES; stage++) {
         RunSettings settings = case_settings(c, stage);
-        Traffic expected = formula(c, settings), sent[2], planned;
+        Traffic expected = formula(c, settings), sent[2];
         case_stage(stage);
         settings.optimizer = 1;
-        for (i = 0; i < 2; i++) {
+        for (size_t i = 0; i < 2; i++) {
             settings.chunk = chunks[i], settings.logits_chunk = chunks[1 - i];
             sent[i] = sent_by(c, settings);
-            planned = plan_traffic(&settings, &c->largest, c->streams);
+            Traffic planned = plan_traffic(&settings, &c->largest, c->streams);
             expect_traffic("the plan", &planned, &sent[i], 1);
         }
         expect_traffic("the formula", &sent[0], &expected, 0);
@@ -317,13 +298,12 @@ static void traffic_case(Case *c) {
 }
 
 TEST(traffic_and_memory) {
-    size_t m, streams, i;
-    for (m = 0; m < MODELS; m++)
-        for (streams = 1; streams <= 3; streams += 2) {
+    for (size_t m = 0; m < MODELS; m++)
+        for (size_t streams = 1; streams <= 3; streams += 2) {
             Case c = case_make(m, OBJECTIVE_SFT, m % 2 && streams == 1, METHOD_STREAM, streams);
             c.settings.moment_type = DTYPE_FP32;
             if (m == 2) c.settings.gradient_type = c.model.dtype;
-            for (i = 0; i < streams * world_replicas(world); i++) { // all alike
+            for (size_t i = 0; i < streams * world_replicas(world); i++) { // all alike
                 batch_free(&c.batch[i]);
                 c.batch[i] = case_batch(&c.settings.objective, c.model.config.vocab_size, 100);
             }
@@ -344,23 +324,22 @@ static double *passes(const Case *c, RunSettings settings, size_t *n) {
     double *values = (double *)checked_malloc((2 * N + 2 * V) * sizeof(double), "values");
     Cache cache;
     Beside b;
-    size_t i, round;
     settings.cache_tokens = PROMPT + 1, settings.backward = 0;
     beside_begin(&b, c, settings);
-    for (round = 0; round < 2; round++) {
+    for (size_t round = 0; round < 2; round++) {
         forward_policy(&b.s, &c->batch[0], (int)round, logp);
-        for (i = 0; i < N; i++) values[round * N + i] = (double)logp[i];
+        for (size_t i = 0; i < N; i++) values[round * N + i] = (double)logp[i];
     }
     cache_allocate(&cache, 1, PROMPT + 1);
     cache_begin(&cache, &b.s);
-    for (round = 0; round < 2; round++) {
+    for (size_t round = 0; round < 2; round++) {
         size_t begin = round ? PROMPT : 0, end = round ? PROMPT + 1 : PROMPT, count;
         for (; begin < end; begin += count) {
             count = min_size(cache.chunk, end - begin);
             cache_feed(&cache, &b.s, 0, round ? tokens : tokens + begin, count);
         }
         cache_logits(&cache, &b.s, logits);
-        for (i = 0; i < V; i++) values[2 * N + round * V + i] = host_read(logits, c->model.dtype, i);
+        for (size_t i = 0; i < V; i++) values[2 * N + round * V + i] = host_read(logits, c->model.dtype, i);
     }
     cache_end(&cache, &b.s);
     cache_free(&cache);
@@ -371,16 +350,15 @@ static double *passes(const Case *c, RunSettings settings, size_t *n) {
 }
 
 TEST(passes_without_gradients) {
-    size_t m, n, i;
-    for (m = 0; m < MODELS; m++) {
+    size_t n;
+    for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, OBJECTIVE_SFT, m % 2 == 0, METHOD_STREAM, 1);
         RunSettings settings = case_settings(&c, 0);
-        double *alone, *found;
         settings.world = world_alone();
-        alone = passes(&c, settings, &n);
+        double *alone = passes(&c, settings, &n);
         settings.world = world, settings.world.zero = 3, settings.world.sp = 1;
-        found = passes(&c, settings, &n);
-        for (i = 0; i < n; i++)
+        double *found = passes(&c, settings, &n);
+        for (size_t i = 0; i < n; i++)
             if (!(found[i] == alone[i])) test_fail("value %zu is %.9g, alone %.9g", i, found[i], alone[i]);
         free(alone), free(found);
         case_free(&c);
@@ -389,20 +367,18 @@ TEST(passes_without_gradients) {
 
 // ---- weights come, gradients go -------------------------------------------------------------------------------------
 TEST(initial_weights_by_portions) {
-    size_t m, i;
-    for (m = 0; m < MODELS; m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
         const Sharding own = sharding_of(world, ZERO_NONE);
         const size_t bytes = c.model.elements * dtype_size(c.model.dtype);
         void *memory = ops_device->allocate(bytes);
-        double *whole, *ranges;
         weights_init_random(&c.model, sharding_whole(), ops_device, memory, 3);
-        whole = device_read(ops_device, memory, c.model.dtype, c.model.elements);
+        double *whole = device_read(ops_device, memory, c.model.dtype, c.model.elements);
         ops_device->zero(memory, bytes);
         weights_init_random(&c.model, own, ops_device, memory, 3);
         weights_check_finite(&c.model, own, ops_device, memory);
-        ranges = read_held(&c.model, own, own, memory, c.model.dtype);
-        for (i = 0; i < c.model.elements; i++)
+        double *ranges = read_held(&c.model, own, own, memory, c.model.dtype);
+        for (size_t i = 0; i < c.model.elements; i++)
             if (!isnan(ranges[i]) && ranges[i] != whole[i])
                 test_fail("element %zu is %.9g, of the whole %.9g", i, ranges[i], whole[i]);
         free(whole), free(ranges);
@@ -414,8 +390,7 @@ TEST(initial_weights_by_portions) {
 // Whichever rank has it, all name the same parameter.
 TEST(bad_gradients_are_named) {
     Case c = case_make(0, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
-    size_t stage, i;
-    for (stage = 0; stage < STAGES; stage++) {
+    for (size_t stage = 0; stage < STAGES; stage++) {
         const RunSettings settings = case_settings(&c, stage);
         const Sharding own = sharding_of(world, ZERO_NONE);
         const size_t last = c.model.parameter_count - 1; // the last rank's, or a portion of it
@@ -425,12 +400,11 @@ TEST(bad_gradients_are_named) {
         case_stage(stage);
         beside_begin(&b, &c, settings);
         beside_gradient(&b, &c);
-        for (i = last - 1; i <= last && world.rank + 1 == world.ranks; i++) {
+        for (size_t i = last - 1; i <= last && world.rank + 1 == world.ranks; i++) {
             const Parameter *p = &c.model.parameters[i];
             const ParameterShard held = parameter_shard(&c.model, own, p);
-            size_t place;
             if (!held.count) continue;
-            place = shard_offset(&c.model, gradients_sharding(&b.s.memory), p, held.first + held.count - 1);
+            size_t place = shard_offset(&c.model, gradients_sharding(&b.s.memory), p, held.first + held.count - 1);
             device_write(ops_device, at(b.s.memory.gradients, place, dtype_size(settings.gradient_type)),
                          settings.gradient_type, &nan, 1);
         }
@@ -454,28 +428,25 @@ static char *file_bytes(const char *path, size_t *bytes) {
 TEST(gradients_are_written_together) {
     static const char *const globs[STAGES] = {NULL, "*.0.*,*ln_f*,*model.norm*", NULL, "*.1.*"};
     char path[2][64];
-    size_t m, stage, bytes[2];
+    size_t bytes[2];
     snprintf(path[0], sizeof(path[0]), "build/test_zero-alone-%zu.safetensors", world.rank);
     snprintf(path[1], sizeof(path[1]), "build/test_zero-%zu.safetensors", world.ranks);
-    for (m = 0; m < MODELS; m += 2)
-        for (stage = 0; stage < STAGES; stage++) {
+    for (size_t m = 0; m < MODELS; m += 2)
+        for (size_t stage = 0; stage < STAGES; stage++) {
             Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
             const RunSettings settings = case_settings(&c, stage);
             char *text[2];
-            void *whole;
             Beside b;
-            double *gradient;
-            size_t i;
             case_stage(stage);
             beside_begin(&b, &c, settings);
             beside_gradient(&b, &c);
             gradients_write(path[1], globs[stage], &c.model, settings.world, ops_device, b.s.memory.gradients,
                             settings.gradient_type);
-            gradient = read_held(&c.model, sharding_of(world, ZERO_NONE), gradients_sharding(&b.s.memory),
-                                 b.s.memory.gradients, settings.gradient_type);
-            for (i = 0; i < c.model.elements; i++) gradient[i] = isnan(gradient[i]) ? 0 : gradient[i];
+            double *gradient = read_held(&c.model, sharding_of(world, ZERO_NONE), gradients_sharding(&b.s.memory),
+                                         b.s.memory.gradients, settings.gradient_type);
+            for (size_t i = 0; i < c.model.elements; i++) gradient[i] = isnan(gradient[i]) ? 0 : gradient[i];
             dist_sum(RANKS_ALL, gradient, c.model.elements);
-            whole = ops_device->allocate(c.model.elements * sizeof(double));
+            void *whole = ops_device->allocate(c.model.elements * sizeof(double));
             device_write(ops_device, whole, settings.gradient_type, gradient, c.model.elements);
             gradients_write(path[0], globs[stage], &c.model, world_alone(), ops_device, whole, settings.gradient_type);
             text[0] = file_bytes(path[0], &bytes[0]), text[1] = file_bytes(path[1], &bytes[1]);

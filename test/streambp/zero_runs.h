@@ -43,16 +43,15 @@ typedef struct {
 
 // Lengths differ from stream to stream, and with them what ranks have to do. Every document has a target that counts.
 static Batch case_batch(const Objective *objective, size_t V, uint64_t seed) {
-    size_t length[8], documents = objective->kind == OBJECTIVE_SFT ? 3 : 4, d, t;
-    Batch b;
-    for (d = 0; d < documents; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, 11);
-    b = tiny_batch(length, documents, V, 1, seed);
+    size_t length[8], documents = objective->kind == OBJECTIVE_SFT ? 3 : 4;
+    for (size_t d = 0; d < documents; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, 11);
+    Batch b = tiny_batch(length, documents, V, 1, seed);
     if (objective->kind != OBJECTIVE_SFT) batch_allocate_answers(&b, 1, 1);
-    for (d = 0; d < documents; d++) {
+    for (size_t d = 0; d < documents; d++) {
         b.targets[b.document_start[d + 1] - 1] = (int32_t)(d % V);
         if (!b.group) continue;
         b.group[d] = d / 2, b.reward[d] = (float)d;
-        for (t = b.document_start[d]; t < b.document_start[d + 1]; t++) {
+        for (size_t t = b.document_start[d]; t < b.document_start[d + 1]; t++) {
             b.advantage[t] = (float)random_normal(seed, 4, d);
             b.reference[t] = (float)(-4 + random_normal(seed, 5, t));
             b.old[t] = (float)(-4 + random_normal(seed, 6, t));
@@ -63,10 +62,7 @@ static Batch case_batch(const Objective *objective, size_t V, uint64_t seed) {
 
 static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, size_t streams) {
     Config config = config_from_text(models[m], "test", EXIT_USAGE);
-    Objective *o;
-    Case c;
-    size_t i;
-    memset(&c, 0, sizeof(c));
+    Case c = {0};
     c.model = model_build(&config, ops_device->stored);
     c.weights = tiny_weights(&c.model, 7);
     if (lora) {
@@ -75,14 +71,14 @@ static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, siz
         lora_build(&c.lora, &c.model);
         c.adapters = tiny_weights(&c.lora.table, 19);
     }
-    o = &c.settings.objective;
+    Objective *o = &c.settings.objective;
     o->kind = kind, o->beta = 0.3, o->gamma = NAN, o->clip_low = 0.2, o->clip_high = NAN;
     o->temperature = 1, o->completion_tokens = 12;
     objective_resolve(o);
     c.settings.method = method, c.settings.chunk = 5, c.settings.logits_chunk = 7, c.settings.backward = 1;
     c.settings.gradient_type = dtype_of_sums(c.model.dtype);
     c.streams = streams;
-    for (i = 0; i < streams * world_replicas(world); i++) {
+    for (size_t i = 0; i < streams * world_replicas(world); i++) {
         c.batch[i] = case_batch(o, config.vocab_size, 100 + i);
         c.counts = target_counts_add(c.counts, batch_count(&c.batch[i]));
         if (c.batch[i].N > c.largest.N) c.largest = c.batch[i];
@@ -103,9 +99,8 @@ static RunSettings case_settings(const Case *c, size_t stage) {
 static const Model *case_table(const Case *c) { return c->adapters ? &c->lora.table : &c->model; }
 
 static void case_free(Case *c) {
-    size_t i;
     free(c->weights), free(c->adapters);
-    for (i = 0; i < c->streams * world_replicas(world); i++) batch_free(&c->batch[i]);
+    for (size_t i = 0; i < c->streams * world_replicas(world); i++) batch_free(&c->batch[i]);
     if (c->adapters) lora_free(&c->lora);
     model_free(&c->model);
 }
@@ -123,8 +118,7 @@ typedef struct {
 
 // What is held of a table, into memory that holds it so.
 static void write_held(const Model *table, Sharding sharding, void *memory, const double *values) {
-    size_t i;
-    for (i = 0; i < table->parameter_count; i++) {
+    for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
         const ParameterShard held = parameter_shard(table, sharding, p);
         if (held.count)
@@ -135,16 +129,15 @@ static void write_held(const Model *table, Sharding sharding, void *memory, cons
 
 // values[elements of the table] = what is held in `memory`, NaN elsewhere.
 static double *read_held(const Model *table, Sharding held_by, Sharding layout, const void *memory, DType type) {
-    double *values = (double *)checked_malloc(table->elements * sizeof(double), "values"), *part;
-    size_t i;
-    for (i = 0; i < table->elements; i++) values[i] = NAN;
-    for (i = 0; i < table->parameter_count; i++) {
+    double *values = (double *)checked_malloc(table->elements * sizeof(double), "values");
+    for (size_t i = 0; i < table->elements; i++) values[i] = NAN;
+    for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
         const ParameterShard held = parameter_shard(table, held_by, p);
         if (!held.count) continue;
-        part = device_read(ops_device,
-                           (const char *)memory + shard_offset(table, layout, p, held.first) * dtype_size(type), type,
-                           held.count);
+        double *part = device_read(ops_device,
+                                   (const char *)memory + shard_offset(table, layout, p, held.first) * dtype_size(type),
+                                   type, held.count);
         memcpy(values + p->offset + held.first, part, held.count * sizeof(double));
         free(part);
     }
@@ -152,12 +145,11 @@ static double *read_held(const Model *table, Sharding held_by, Sharding layout, 
 }
 
 static void beside_begin(Beside *b, const Case *c, RunSettings settings) {
-    void *poison;
     memset(b, 0, sizeof(*b));
     b->settings = settings;
     b->plan = plan_make(&settings, &c->largest);
     b->memory = ops_device->allocate(b->plan.total_bytes);
-    poison = checked_malloc(b->plan.total_bytes, "poison");
+    void *poison = checked_malloc(b->plan.total_bytes, "poison");
     memset(poison, 0xff, b->plan.total_bytes);
     ops_device->copy_in(b->memory, poison, b->plan.total_bytes);
     free(poison);
@@ -173,9 +165,8 @@ static double beside_gradient(Beside *b, const Case *c) {
     const size_t replica = world_replica(b->settings.world), replicas = world_replicas(b->settings.world);
     const size_t streams = c->streams * world_replicas(world) / replicas; // a process alone takes all
     double loss = 0;
-    size_t i;
     grads_zero(&b->s.memory);
-    for (i = 0; i < streams; i++) {
+    for (size_t i = 0; i < streams; i++) {
         b->s.memory.reduce = i + 1 == streams;
         loss += forward_backward(&b->s, &c->batch[replica * streams + i], b->Z, NULL);
     }

@@ -26,9 +26,9 @@ typedef struct {
 } Text;
 
 static size_t read_texts(Text *texts, size_t most) {
-    size_t size, at, count = 0;
+    size_t size, count = 0;
     const char *all = read_whole(FOLDER "texts.bin", &size);
-    for (at = 0; at < size; at += 4 + texts[count++].bytes) {
+    for (size_t at = 0; at < size; at += 4 + texts[count++].bytes) {
         uint32_t bytes;
         assert_true(count < most);
         memcpy(&bytes, all + at, 4);
@@ -45,13 +45,11 @@ static char *decoded(const Tokenizer *t, int32_t id) {
 
 // The whole text of some ids as the library decodes it, special tokens and all.
 static char *decode_all(const Tokenizer *t, const int32_t *ids, size_t count, size_t *bytes) {
-    size_t i, length, room = 1;
-    char *text;
-    TextOut out;
-    for (i = 0; i < count; i++) tokenizer_decode(t, ids[i], &length), room += 3 * length;
-    text = (char *)case_memory(room);
-    out = text_out_to(NULL, text);
-    for (i = 0; i < count; i++) {
+    size_t length, room = 1;
+    for (size_t i = 0; i < count; i++) tokenizer_decode(t, ids[i], &length), room += 3 * length;
+    char *text = (char *)case_memory(room);
+    TextOut out = text_out_to(NULL, text);
+    for (size_t i = 0; i < count; i++) {
         const char *part = tokenizer_decode(t, ids[i], &length);
         if (i == 0 && t->flags & TOKENIZER_STRIP_FIRST && length && *part == ' ') part++, length--;
         text_out(&out, part, length);
@@ -63,39 +61,36 @@ static char *decode_all(const Tokenizer *t, const int32_t *ids, size_t count, si
 
 TEST(ids_and_texts_of_hugging_face) {
     static Text texts[600];
-    size_t i, s, k;
-    for (s = 0; s < STYLES; s++) {
+    for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
         TokenIds ids = {NULL, 0, 0};
         char path[128];
-        const char *cases;
-        size_t size, at = 0, count, changed = 0;
+        size_t size, at = 0, changed = 0;
         test_case("%s", styles[s]);
-        count = read_texts(texts, 600);
+        size_t count = read_texts(texts, 600);
         assert_true(count > 400);
         snprintf(path, sizeof(path), FOLDER "%s.cases", styles[s]);
-        cases = read_whole(path, &size);
-        for (i = 0; i < count; i++) {
+        const char *cases = read_whole(path, &size);
+        for (size_t i = 0; i < count; i++) {
             uint16_t n, id;
             uint32_t bytes;
             size_t got;
-            const char *expected, *text;
             memcpy(&n, cases + at, 2), at += 2;
             ids.count = 0;
             tokenizer_encode(t, texts[i].text, texts[i].bytes, 1, &ids);
-            for (k = 0; k < min_size(n, ids.count); k++) {
+            for (size_t k = 0; k < min_size(n, ids.count); k++) {
                 memcpy(&id, cases + at + 2 * k, 2);
                 if (ids.id[k] != id) test_fail("text %zu: id %zu is %d, expected %d", i, k, ids.id[k], id);
             }
             if (ids.count != n) test_fail("text %zu: %zu ids, expected %d", i, ids.count, n);
             at += 2 * (size_t)n;
             memcpy(&bytes, cases + at, 4), at += 4;
-            expected = texts[i].text;
+            const char *expected = texts[i].text;
             if (bytes == UINT32_MAX)
                 bytes = (uint32_t)texts[i].bytes;
             else
                 expected = cases + at, at += bytes, changed++;
-            text = decode_all(t, ids.id, ids.count, &got);
+            const char *text = decode_all(t, ids.id, ids.count, &got);
             if (got != bytes || memcmp(text, expected, got) != 0)
                 test_fail("text %zu is decoded to '%.*s', expected '%.*s'", i, (int)got, text, (int)bytes, expected);
         }
@@ -118,8 +113,8 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
 // GPT-2 and Qwen2 put nothing before a text, the others their first token; the end ids are eos_token's and those of the lists.
 TEST(beginnings_and_ends) {
     static const char *const begin[] = {NULL, "<|im_start|>", NULL, "<s>", "<s>", "<s>"};
-    size_t s, bytes;
-    for (s = 0; s < STYLES; s++) {
+    size_t bytes;
+    for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
         TokenIds ids = {NULL, 0, 0}, end = {NULL, 0, 0};
         test_case("%s", styles[s]);
@@ -151,19 +146,19 @@ TEST(long_texts) {
     static const char *const patterns[] = {"a", "the",          " ",        "\n \t",     "<|end|",
                                            "1", "\347\214\253", "\314\201", "e\314\201", "\314\201\314\243"};
     enum { COMPOSED = 8 }; // from this pattern on, NFC is another text
-    size_t s, p, i, bytes, lost;
-    for (s = 0; s < STYLES; s++) {
+    size_t bytes;
+    for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
-        for (p = 0; p < sizeof(patterns) / sizeof(patterns[0]); p++) {
+        for (size_t p = 0; p < sizeof(patterns) / sizeof(patterns[0]); p++) {
             size_t piece = strlen(patterns[p]), length = LONG / 8 / piece * piece * (p < 2 ? 8 : 1);
             TokenIds ids = {NULL, 0, 0};
-            char *text, *back;
             test_case("%s, '%s'", styles[s], patterns[p]);
-            text = (char *)case_memory(length);
-            for (i = 0; i < length; i += piece) memcpy(text + i, patterns[p], piece);
+            char *text = (char *)case_memory(length);
+            for (size_t i = 0; i < length; i += piece) memcpy(text + i, patterns[p], piece);
             tokenizer_encode(t, text, length, 1, &ids);
-            back = decode_all(t, ids.id, ids.count, &bytes);
-            lost = t->words == WORDS_METASPACE_FIRST && *text == ' '; // which stands for the space that others get
+            char *back = decode_all(t, ids.id, ids.count, &bytes);
+            size_t lost =
+                t->words == WORDS_METASPACE_FIRST && *text == ' '; // which stands for the space that others get
             if (t->flags & TOKENIZER_COMPOSE && p >= COMPOSED)
                 assert_true(bytes <= length && memcmp(text, back, bytes) != 0);
             else if (bytes != length - lost || memcmp(text + lost, back, bytes) != 0)
@@ -182,9 +177,9 @@ TEST(text_in_pieces) {
     static const char whole[] =
         "a\303\251\342\202\254\360\237\231\202z\357\277\275\357\277\275z\357\277\275\303\251"
         "\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275\357\277\275";
-    size_t first, second, total = sizeof(text) - 1;
-    for (first = 0; first <= total; first++) {
-        for (second = first; second <= total; second++) {
+    size_t total = sizeof(text) - 1;
+    for (size_t first = 0; first <= total; first++) {
+        for (size_t second = first; second <= total; second++) {
             char memory[3 * sizeof(text)];
             TextOut out = text_out_to(NULL, memory);
             text_out(&out, text, first);
@@ -202,8 +197,7 @@ TEST(pieces_are_whole_characters) {
     static const char smile[] = "\360\237\231\202";
     char memory[64];
     TextOut out = text_out_to(NULL, memory);
-    size_t i;
-    for (i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 4; i++) {
         text_out(&out, smile + i, 1);
         assert_int_equal(out.bytes, i < 3 ? 0 : 4);
     }
@@ -258,13 +252,11 @@ static void ask_for_chat(const void *context) {
 static const char *changed_copy(const char *style, size_t offset, const void *bytes, size_t count, int sealed) {
     char path[128];
     size_t size;
-    char *file;
-    uint32_t crc;
     snprintf(path, sizeof(path), FOLDER "%s.tok", style);
-    file = read_whole(path, &size);
+    char *file = read_whole(path, &size);
     memcpy(file + offset, bytes, count);
     crc32_prepare();
-    crc = crc32_of(0, file + 16, size - 16);
+    uint32_t crc = crc32_of(0, file + 16, size - 16);
     if (sealed) memcpy(file + 12, &crc, 4);
     write_file(scratch_path("changed.tok"), file, size);
     return scratch_path("changed.tok");
@@ -305,18 +297,17 @@ static void use_all(const void *context) {
         "  <extra>  <mask> <s> <tool>", "\342\226\201 \360\237\231\202", "DON'T", ""};
     Tokenizer *t = tokenizer_open((const char *)context);
     TokenIds ids = {NULL, 0, 0};
-    size_t i, bytes, sum = 0;
-    int32_t id;
-    for (id = 0; id < (int32_t)min_size(t->ids, 5000); id++) {
+    size_t bytes, sum = 0;
+    for (int32_t id = 0; id < (int32_t)min_size(t->ids, 5000); id++) {
         const char *text = tokenizer_decode(t, id, &bytes);
-        for (i = 0; i < bytes; i++) sum += (unsigned char)text[i];
+        for (size_t i = 0; i < bytes; i++) sum += (unsigned char)text[i];
         sum += (size_t)tokenizer_is_end(t, id);
     }
-    for (i = 0; t->flags & TOKENIZER_ENCODES && i < sizeof(texts) / sizeof(texts[0]); i++) {
+    for (size_t i = 0; t->flags & TOKENIZER_ENCODES && i < sizeof(texts) / sizeof(texts[0]); i++) {
         tokenizer_prompt(t, texts[i], strlen(texts[i]), &ids);
         chat_turn(t, "s", texts[i], strlen(texts[i]), (int)i % 2, &ids);
     }
-    for (i = 0; i < ids.count; i++)
+    for (size_t i = 0; i < ids.count; i++)
         if ((uint32_t)ids.id[i] >= t->ids) exit(3);
     if (sum == SIZE_MAX) exit(4);
     free(ids.id);
@@ -332,13 +323,13 @@ static void expect_harmless(const char *path, int must_refuse) {
 }
 
 TEST(truncated_files) {
-    size_t s, i, size;
-    for (s = 0; s < STYLES; s++) {
-        char path[128], *file;
+    size_t size;
+    for (size_t s = 0; s < STYLES; s++) {
+        char path[128];
         test_case("%s", styles[s]);
         snprintf(path, sizeof(path), FOLDER "%s.tok", styles[s]);
-        file = read_whole(path, &size);
-        for (i = 0; i < 24; i++) {
+        char *file = read_whole(path, &size);
+        for (size_t i = 0; i < 24; i++) {
             size_t kept = i < 12 ? i * 45 : i < 20 ? test_random_below(size) : size - 1 - (i - 20);
             write_file(scratch_path("cut.tok"), file, kept);
             expect_harmless(scratch_path("cut.tok"), 1);
@@ -351,18 +342,17 @@ TEST(truncated_files) {
 
 // A flipped bit is noticed. Where the checksum is made to fit, the file is another one, and either refused or harmless.
 TEST(flipped_bits) {
-    size_t s, i, k, size;
-    for (s = 0; s < STYLES; s++) {
+    size_t size;
+    for (size_t s = 0; s < STYLES; s++) {
         char path[128];
-        unsigned char *file, *copy;
         test_case("%s", styles[s]);
         snprintf(path, sizeof(path), FOLDER "%s.tok", styles[s]);
-        file = (unsigned char *)read_whole(path, &size);
-        copy = (unsigned char *)case_memory(size);
-        for (i = 0; i < 90; i++) {
+        unsigned char *file = (unsigned char *)read_whole(path, &size);
+        unsigned char *copy = (unsigned char *)case_memory(size);
+        for (size_t i = 0; i < 90; i++) {
             int sealed = i % 3 != 0;
             memcpy(copy, file, size);
-            for (k = 0; k <= i % 4; k++) { // half of them among the header and the table of sections
+            for (size_t k = 0; k <= i % 4; k++) { // half of them among the header and the table of sections
                 size_t at = i % 2 ? 16 + test_random_below(480) : test_random_below(size);
                 copy[at] ^= (unsigned char)(1u << test_random_below(8));
             }
@@ -379,13 +369,12 @@ TEST(flipped_bits) {
 // Any word of any section, with a checksum that fits, set to what is out of bounds if anything is.
 TEST(numbers_out_of_bounds) {
     static const uint32_t values[] = {0, 1, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x10ffff, 0xd800};
-    size_t s, i, section, size;
-    for (s = 0; s < STYLES; s++) {
+    for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
         test_case("%s", styles[s]);
-        for (section = 0; section < TOKENIZER_SECTIONS; section++) {
-            size = t->section_bytes[section];
-            for (i = 0; i < 3 && size >= 4; i++) {
+        for (size_t section = 0; section < TOKENIZER_SECTIONS; section++) {
+            size_t size = t->section_bytes[section];
+            for (size_t i = 0; i < 3 && size >= 4; i++) {
                 size_t at = (size_t)(t->section[section] - t->file) + test_random_below(size / 4) * 4;
                 uint32_t value = values[test_random_below(sizeof(values) / sizeof(values[0]))];
                 expect_harmless(changed_copy(styles[s], at, &value, 4, 1), 0);

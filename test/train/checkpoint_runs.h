@@ -26,9 +26,8 @@ static const RunSetting usual_settings[USUAL_SETTINGS] = {
 };
 
 static RunState run_state(size_t step) {
-    static const Schedule schedule = {SCHEDULE_COSINE, 3e-4, 0.1, 0.2, 10, 1000};
-    RunState run;
-    memset(&run, 0, sizeof(run));
+    static const Schedule schedule = {3e-4, SCHEDULE_COSINE, 0.1, 0.2, 10, 1000};
+    RunState run = {0};
     run.step = step, run.next_batch = 4 * step, run.tokens = 8192 * step, run.seconds = 0.1 * (double)step;
     run.schedule = schedule;
     run.settings = usual_settings, run.setting_count = USUAL_SETTINGS;
@@ -47,12 +46,11 @@ static size_t held_bytes(const Trained *t, Section s) {
 }
 
 static void trained_allocate(Trained *t, DType moments, int master) {
-    size_t n;
     t->ops = ops_fenced(), t->moment_type = moments;
     t->weights_sharding_of = sharding_of(test_world, ZERO_WEIGHTS);
     t->optimizer_sharding = sharding_of(test_world, ZERO_OPTIMIZER);
     t->weights = (char *)t->ops->allocate(held_elements(t, t->weights_sharding_of) * dtype_size(t->model->dtype));
-    n = held_elements(t, t->optimizer_sharding);
+    size_t n = held_elements(t, t->optimizer_sharding);
     t->optimizer.m = t->ops->allocate(n * dtype_size(moments));
     t->optimizer.v = t->ops->allocate(n * dtype_size(moments));
     if (master) t->optimizer.master = (float *)t->ops->allocate(n * sizeof(float));
@@ -62,8 +60,7 @@ static void trained_allocate(Trained *t, DType moments, int master) {
 static Trained trained_open(const char *text, DType dtype, DType moments, int master) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
-    Trained t;
-    memset(&t, 0, sizeof(t));
+    Trained t = {0};
     *model = model_build(&config, dtype);
     t.model = model;
     trained_allocate(&t, moments, master);
@@ -75,8 +72,7 @@ static Trained trained_open_adapters(const char *text, DType dtype, DType moment
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
     Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
-    Trained t;
-    memset(&t, 0, sizeof(t));
+    Trained t = {0};
     *model = model_build(&config, dtype);
     lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
     lora_build(lora, model);
@@ -95,9 +91,8 @@ static void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS
 
 static void trained_close(Trained *t) {
     Section sections[TRAINED_SECTIONS];
-    size_t i;
     trained_sections(t, sections);
-    for (i = 0; i < TRAINED_SECTIONS; i++)
+    for (size_t i = 0; i < TRAINED_SECTIONS; i++)
         if (sections[i].memory) t->ops->release(sections[i].memory, held_bytes(t, sections[i]));
     if (t->lora) {
         lora_free((Lora *)t->lora);
@@ -111,9 +106,8 @@ static void trained_close(Trained *t) {
 // Any bits at all, NaN among them: a checkpoint does not look at values.
 static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
     unsigned char *data = (unsigned char *)malloc(bytes + 8);
-    size_t i;
     assert_non_null(data);
-    for (i = 0; i < bytes; i += 8) {
+    for (size_t i = 0; i < bytes; i += 8) {
         uint64_t bits = random_bits(step, section, i);
         memcpy(data + i, &bits, 8);
     }
@@ -122,10 +116,9 @@ static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
 
 // What a section has for the whole table at a step: those bits, or where adapters have a master copy its rounding.
 static unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Section s) {
-    unsigned char *master, *rounded;
     if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, t->model->elements * dtype_size(s.type));
-    master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
-    rounded = (unsigned char *)malloc(t->model->elements * dtype_size(s.type));
+    unsigned char *master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
+    unsigned char *rounded = (unsigned char *)malloc(t->model->elements * dtype_size(s.type));
     assert_non_null(rounded);
     elements_convert(rounded, s.type, master, DTYPE_FP32, t->model->elements);
     free(master);
@@ -134,13 +127,13 @@ static unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Secti
 
 // The same as memory holds it; between portions, what nobody writes.
 static unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Section s) {
-    unsigned char *whole = table_bytes(t, step, i, s), *held;
-    size_t size = dtype_size(s.type), g;
+    unsigned char *whole = table_bytes(t, step, i, s);
+    size_t size = dtype_size(s.type);
     if (holds_whole(s.held)) return whole;
-    held = (unsigned char *)malloc(held_bytes(t, s));
+    unsigned char *held = (unsigned char *)malloc(held_bytes(t, s));
     assert_non_null(held);
     memset(held, 0xa5, held_bytes(t, s));
-    for (g = 0; g < group_count(t->model); g++) {
+    for (size_t g = 0; g < group_count(t->model); g++) {
         TablePart part = table_part(t->model, s.held, s.held, group_at(t->model, g));
         memcpy(held + part.place * size, whole + part.first * size, part.count * size);
     }
@@ -150,12 +143,10 @@ static unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Sec
 
 static void trained_fill(const Trained *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
-    size_t i;
     trained_sections(t, sections);
-    for (i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *data;
+    for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
         if (!sections[i].memory) continue;
-        data = section_bytes(t, step, i, sections[i]);
+        unsigned char *data = section_bytes(t, step, i, sections[i]);
         t->ops->copy_in(sections[i].memory, data, held_bytes(t, sections[i]));
         free(data);
     }
@@ -170,12 +161,10 @@ static unsigned char *section_copy(const Trained *t, Section section) {
 
 static void expect_trained(const Trained *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
-    size_t i;
     trained_sections(t, sections);
-    for (i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *found, *expected;
+    for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
         if (!sections[i].memory) continue;
-        found = section_copy(t, sections[i]), expected = section_bytes(t, step, i, sections[i]);
+        unsigned char *found = section_copy(t, sections[i]), *expected = section_bytes(t, step, i, sections[i]);
         if (memcmp(found, expected, held_bytes(t, sections[i])) != 0)
             test_fail("section %zu is not that of step %zu", i, step);
         free(found);
@@ -185,10 +174,9 @@ static void expect_trained(const Trained *t, size_t step) {
 
 static void expect_same_trained(const Trained *a, const Trained *b) {
     Section of_a[TRAINED_SECTIONS], of_b[TRAINED_SECTIONS];
-    size_t i;
     trained_sections(a, of_a);
     trained_sections(b, of_b);
-    for (i = 0; i < TRAINED_SECTIONS; i++) {
+    for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
         unsigned char *x = section_copy(a, of_a[i]), *y = section_copy(b, of_b[i]);
         if (held_bytes(a, of_a[i]) != held_bytes(b, of_b[i]) || memcmp(x, y, held_bytes(a, of_a[i])) != 0)
             test_fail("section %zu differs", i);
@@ -235,9 +223,7 @@ static void save_trained(Trained t) {
 }
 
 static void save_usual(void) { save_trained(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
-static void save_usual_adapters(void) {
-    save_trained(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1));
-}
+static void save_usual_adapters(void) { save_trained(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
 
 // Saves one step as a run of its own does.
 typedef struct {
@@ -266,13 +252,12 @@ static void save_on_full_disk(Trained t, const char *out) {
     RunState run = run_state(7);
     CheckpointFolder folder;
     char ballast[PATH_MAX];
-    int fd;
     if (!private_tmpfs(out, 0)) exit(77);
     trained_fill(&t, 7);
     checkpoint_open(&folder, out, 2, 0);
     checkpoint_save(&folder, &t, &run);
     path_join(ballast, out, "ballast");
-    fd = open(ballast, O_WRONLY | O_CREAT, 0666);
+    int fd = open(ballast, O_WRONLY | O_CREAT, 0666);
     while (write(fd, ballast, sizeof(ballast)) > 0) continue;
     run = run_state(8);
     checkpoint_save(&folder, &t, &run);

@@ -31,9 +31,8 @@ typedef struct {
 
 static void *device_values(const Ops *ops, DType type, const double *values, size_t count) {
     void *host = case_memory(count * dtype_size(type)), *device = ops->allocate(count * dtype_size(type));
-    size_t i;
     assert_non_null(device);
-    for (i = 0; i < count; i++) element_write(host, type, i, values ? values[i] : NAN);
+    for (size_t i = 0; i < count; i++) element_write(host, type, i, values ? values[i] : NAN);
     ops->copy_in(device, host, count * dtype_size(type));
     return device;
 }
@@ -41,16 +40,14 @@ static void *device_values(const Ops *ops, DType type, const double *values, siz
 static double *host_values(const Ops *ops, const void *device, DType type, size_t count) {
     void *host = case_memory(count * dtype_size(type));
     double *values = case_doubles(count);
-    size_t i;
     ops->copy_out(host, device, count * dtype_size(type));
-    for (i = 0; i < count; i++) values[i] = element_read(host, type, i);
+    for (size_t i = 0; i < count; i++) values[i] = element_read(host, type, i);
     return values;
 }
 
 static double *normal_values(size_t count, double mean, double deviation) {
     double *values = case_doubles(count);
-    size_t i;
-    for (i = 0; i < count; i++) values[i] = mean + deviation * test_normal();
+    for (size_t i = 0; i < count; i++) values[i] = mean + deviation * test_normal();
     return values;
 }
 
@@ -58,8 +55,7 @@ static double *normal_values(size_t count, double mean, double deviation) {
 static Bench bench_open(const char *text, DType dtype, DType gradient_type, DType moment_type, int master,
                         const double *weights, const double *gradients) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
-    Bench b;
-    memset(&b, 0, sizeof(b));
+    Bench b = {0};
     b.ops = ops_fenced();
     b.model = model_build(&config, dtype);
     b.gradient_type = gradient_type, b.moment_type = moment_type;
@@ -90,8 +86,7 @@ static size_t model_size(const char *text) {
 }
 
 static AdamW usual_step(int64_t step) {
-    AdamW s;
-    memset(&s, 0, sizeof(s));
+    AdamW s = {0};
     s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
     s.gradient_scale = 0.37, s.step = step, s.seed = 42;
     return s;
@@ -104,19 +99,17 @@ static void bench_step(Bench *b, const AdamW *step) {
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------------
 TEST(norm) {
-    size_t k, i, t;
-    for (k = 0; k < COUNT_OF(models); k++) {
-        for (t = 0; t < 2; t++) {
+    for (size_t k = 0; k < COUNT_OF(models); k++) {
+        for (size_t t = 0; t < 2; t++) {
             DType type = t ? ops_device->summed : ops_device->stored;
             size_t n = model_size(models[k]);
-            double *gradients, sum = 0, found;
+            double sum = 0;
             const Parameter *bad = (const Parameter *)&bad;
-            Bench b;
             test_case("%.8s, %s", models[k], dtype_name(type));
-            gradients = normal_values(n, 0.1, 2.0);
-            b = bench_open(models[k], ops_device->stored, type, DTYPE_FP32, 0, NULL, gradients);
-            for (i = 0; i < n; i++) sum += round_to(type, gradients[i]) * round_to(type, gradients[i]);
-            found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, type, &bad);
+            double *gradients = normal_values(n, 0.1, 2.0);
+            Bench b = bench_open(models[k], ops_device->stored, type, DTYPE_FP32, 0, NULL, gradients);
+            for (size_t i = 0; i < n; i++) sum += round_to(type, gradients[i]) * round_to(type, gradients[i]);
+            double found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, type, &bad);
             assert_null(bad);
             if (!(fabs(found - sqrt(sum)) <= 1e-12 * sqrt(sum)))
                 test_fail("norm %.17g, expected %.17g", found, sqrt(sum));
@@ -128,22 +121,20 @@ TEST(norm) {
 // One bad element, the first or the last of each parameter in turn; then a second one in a later parameter.
 TEST(bad_gradient_is_named) {
     static const double wrong[] = {NAN, INFINITY, -INFINITY};
-    size_t k, i, w, second;
-    for (k = 0; k < COUNT_OF(models); k++) {
+    for (size_t k = 0; k < COUNT_OF(models); k++) {
         size_t n = model_size(models[k]);
         double *gradients = normal_values(n, 0.0, 1.0);
         Bench b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, 0, NULL, gradients);
-        for (i = 0; i < b.model.parameter_count; i++) {
-            for (w = 0; w < 3; w++) {
+        for (size_t i = 0; i < b.model.parameter_count; i++) {
+            for (size_t w = 0; w < 3; w++) {
                 const Parameter *p = &b.model.parameters[i], *bad = NULL;
                 size_t size = dtype_size(b.gradient_type), at = p->offset + (w == 1 ? 0 : parameter_elements(p) - 1);
                 double element = 0;
-                double found;
                 element_write(&element, b.gradient_type, 0, wrong[w]);
                 b.ops->copy_in((char *)b.gradients + at * size, &element, size);
-                for (second = 0; second < 2; second++) {
+                for (size_t second = 0; second < 2; second++) {
                     if (second) b.ops->copy_in((char *)b.gradients + (n - 1) * size, &element, size);
-                    found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, b.gradient_type, &bad);
+                    double found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, b.gradient_type, &bad);
                     if (bad != p) test_fail("%s named, %s is not finite", bad ? bad->name : "nothing", p->name);
                     if (isfinite(found)) test_fail("the norm is %g", found);
                 }
@@ -167,25 +158,22 @@ TEST(clipping) {
 // ---- a step ---------------------------------------------------------------------------------------------------------------
 // Without gradient and moments a step is weight decay alone: of matrices, embeddings among them, and of nothing else.
 TEST(matrices_decay) {
-    size_t k, i, j;
-    for (k = 0; k < COUNT_OF(models); k++) {
+    for (size_t k = 0; k < COUNT_OF(models); k++) {
         size_t n = model_size(models[k]), matrices = 0;
-        double *weights, *gradients, *found;
         AdamW step = usual_step(1);
-        Bench b;
         test_case("%.8s", models[k]);
-        weights = case_doubles(n), gradients = case_doubles(n);
-        for (i = 0; i < n; i++) weights[i] = 1.5;
-        b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, 1, weights, gradients);
+        double *weights = case_doubles(n), *gradients = case_doubles(n);
+        for (size_t i = 0; i < n; i++) weights[i] = 1.5;
+        Bench b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, 1, weights, gradients);
         step.learning_rate = 0.5, step.weight_decay = 0.25;
         optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
         bench_step(&b, &step);
-        found = host_values(b.ops, b.state.master, DTYPE_FP32, n);
-        for (i = 0; i < b.model.parameter_count; i++) {
+        double *found = host_values(b.ops, b.state.master, DTYPE_FP32, n);
+        for (size_t i = 0; i < b.model.parameter_count; i++) {
             const Parameter *p = &b.model.parameters[i];
             int matrix = p->role == ROLE_LINEAR || p->role == ROLE_EMBEDDING;
             matrices += (size_t)matrix;
-            for (j = p->offset; j < p->offset + parameter_elements(p); j++)
+            for (size_t j = p->offset; j < p->offset + parameter_elements(p); j++)
                 if (found[j] != (matrix ? 1.5 - 0.125 * 1.5 : 1.5))
                     test_fail("%s[%zu] of 1.5 became %.9g", p->name, j - p->offset, found[j]);
         }
@@ -200,15 +188,15 @@ typedef struct {
 
 // From what the run left in the bench: where it rounds, errors shall not add up.
 static void reference_step(Reference *r, const Bench *b, const double *gradients, const AdamW *s) {
-    size_t i, j;
-    for (i = 0; i < b->model.parameter_count; i++) {
+    for (size_t i = 0; i < b->model.parameter_count; i++) {
         const Parameter *p = &b->model.parameters[i];
         double decay = p->cols ? s->weight_decay : 0;
-        for (j = p->offset; j < p->offset + parameter_elements(p); j++) {
-            double g = s->gradient_scale * gradients[j], m, v;
+        for (size_t j = p->offset; j < p->offset + parameter_elements(p); j++) {
+            double g = s->gradient_scale * gradients[j];
             r->m[j] = s->beta1 * r->m[j] + (1 - s->beta1) * g;
             r->v[j] = s->beta2 * r->v[j] + (1 - s->beta2) * g * g;
-            m = r->m[j] / (1 - pow(s->beta1, (double)s->step)), v = r->v[j] / (1 - pow(s->beta2, (double)s->step));
+            double m = r->m[j] / (1 - pow(s->beta1, (double)s->step)),
+                   v = r->v[j] / (1 - pow(s->beta2, (double)s->step));
             r->w[j] -= s->learning_rate * (m / (sqrt(v) + s->epsilon) + decay * r->w[j]);
         }
     }
@@ -217,8 +205,7 @@ static void reference_step(Reference *r, const Bench *b, const double *gradients
 static void expect_elements(const char *name, const double *found, const double *expected, size_t count, DType type,
                             double scale) {
     double rounding = type == DTYPE_BF16 ? 0x1p-7 : 0; // to either neighbour
-    size_t i;
-    for (i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         double allowed = rounding * fabs(expected[i]) + 3e-6 * fmax(scale, fabs(expected[i]));
         if (!(fabs(found[i] - expected[i]) <= allowed))
             test_fail("%s[%zu] is %.9g, expected %.9g (allowed %.2g)", name, i, found[i], expected[i], allowed);
@@ -228,30 +215,25 @@ static void expect_elements(const char *name, const double *found, const double 
 static void formula_case(const char *model, DType gradient_type, DType moment_type, int master) {
     size_t n = model_size(model);
     DType stored = ops_device->stored;
-    double *weights, *gradients;
     Reference r;
-    int64_t step;
-    size_t i;
-    Bench b;
     test_case("%.8s, gradients %s, moments %s, %s master", model, dtype_name(gradient_type), dtype_name(moment_type),
               master ? "with" : "without");
-    weights = normal_values(n, 0.3, 1.0), gradients = normal_values(n, 0.0, 2.0);
-    for (i = 0; i < n; i++)
+    double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
+    for (size_t i = 0; i < n; i++)
         weights[i] = round_to(stored, weights[i]), gradients[i] = round_to(gradient_type, gradients[i]);
-    b = bench_open(model, stored, gradient_type, moment_type, master, weights, gradients);
+    Bench b = bench_open(model, stored, gradient_type, moment_type, master, weights, gradients);
     optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
-    for (step = 1; step <= 4; step++) {
+    for (int64_t step = 1; step <= 4; step++) {
         AdamW s = usual_step(step);
-        double *w;
         r.w = master ? host_values(b.ops, b.state.master, DTYPE_FP32, n) : host_values(b.ops, b.weights, stored, n);
         r.m = host_values(b.ops, b.state.m, moment_type, n), r.v = host_values(b.ops, b.state.v, moment_type, n);
         reference_step(&r, &b, gradients, &s);
         bench_step(&b, &s);
-        w = host_values(b.ops, b.weights, stored, n);
+        double *w = host_values(b.ops, b.weights, stored, n);
         if (master) {
             double *kept = host_values(b.ops, b.state.master, DTYPE_FP32, n);
             expect_elements("master", kept, r.w, n, DTYPE_FP32, 1.0);
-            for (i = 0; i < n; i++)
+            for (size_t i = 0; i < n; i++)
                 if (w[i] != round_to(stored, kept[i])) test_fail("w[%zu] is not the rounding of its master", i);
         } else {
             expect_elements("w", w, r.w, n, stored, 1.0);
@@ -263,12 +245,10 @@ static void formula_case(const char *model, DType gradient_type, DType moment_ty
 }
 
 TEST(formula) {
-    size_t k, moments;
-    int sums, master;
-    for (k = 0; k < COUNT_OF(models); k++)
-        for (sums = 0; sums < 2; sums++)
-            for (moments = 0; moments < 2; moments++)
-                for (master = 0; master < 2; master++)
+    for (size_t k = 0; k < COUNT_OF(models); k++)
+        for (int sums = 0; sums < 2; sums++)
+            for (size_t moments = 0; moments < 2; moments++)
+                for (int master = 0; master < 2; master++)
                     formula_case(models[k], sums ? ops_device->summed : ops_device->stored,
                                  moments ? DTYPE_BF16 : DTYPE_FP32, master);
 }
@@ -276,20 +256,17 @@ TEST(formula) {
 // Where nothing is rounded at random, one call over neighbours that decay alike gives the same bits as the walk.
 TEST(neighbours_do_not_matter) {
     int master = ops_device->stored == DTYPE_BF16;
-    size_t k, i;
-    for (k = 0; k < COUNT_OF(models); k++) {
+    for (size_t k = 0; k < COUNT_OF(models); k++) {
         size_t n = model_size(models[k]), size = dtype_size(ops_device->stored);
-        double *weights, *gradients;
         AdamW step = usual_step(1);
-        Bench a, b;
         test_case("%.8s", models[k]);
-        weights = normal_values(n, 0.0, 1.0), gradients = normal_values(n, 0.0, 1.0);
-        a = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, master, weights, gradients);
-        b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, master, weights, gradients);
+        double *weights = normal_values(n, 0.0, 1.0), *gradients = normal_values(n, 0.0, 1.0);
+        Bench a = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, master, weights, gradients);
+        Bench b = bench_open(models[k], ops_device->stored, ops_device->stored, DTYPE_FP32, master, weights, gradients);
         optimizer_init(&a.model, world_alone(), a.ops, a.weights, &a.state, a.moment_type);
         optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
         bench_step(&a, &step);
-        for (i = 0; i < b.model.parameter_count;) {
+        for (size_t i = 0; i < b.model.parameter_count;) {
             const Parameter *p = &b.model.parameters[i];
             size_t count = 0;
             AdamW own = step;
@@ -313,16 +290,15 @@ TEST(neighbours_do_not_matter) {
 static double *random_choices(uint64_t seed, int64_t number, Model *model) {
     const char *text =
         "llama,hidden_size=64,intermediate_size=64,num_hidden_layers=1,num_attention_heads=1,vocab_size=64";
-    size_t n = model_size(text), i;
-    double *weights = case_doubles(n), *gradients = case_doubles(n), *m;
+    size_t n = model_size(text);
+    double *weights = case_doubles(n), *gradients = case_doubles(n);
     AdamW step = usual_step(number);
-    Bench b;
-    for (i = 0; i < n; i++) gradients[i] = 1.0 + 0x1p-8;
-    b = bench_open(text, ops_device->stored, ops_device->summed, DTYPE_BF16, 0, weights, gradients);
+    for (size_t i = 0; i < n; i++) gradients[i] = 1.0 + 0x1p-8;
+    Bench b = bench_open(text, ops_device->stored, ops_device->summed, DTYPE_BF16, 0, weights, gradients);
     step.beta1 = 0.0, step.gradient_scale = 1.0, step.seed = seed;
     optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
     bench_step(&b, &step);
-    m = host_values(b.ops, b.state.m, DTYPE_BF16, n);
+    double *m = host_values(b.ops, b.state.m, DTYPE_BF16, n);
     *model = b.model;
     b.model.parameters = NULL;
     bench_close(&b);
@@ -330,8 +306,8 @@ static double *random_choices(uint64_t seed, int64_t number, Model *model) {
 }
 
 static void expect_independent(const char *what, const double *a, const double *b, size_t count) {
-    size_t i, same = 0;
-    for (i = 0; i < count; i++) same += a[i] == b[i];
+    size_t same = 0;
+    for (size_t i = 0; i < count; i++) same += a[i] == b[i];
     if (fabs((double)same - 0.5 * (double)count) > 5.0 * 0.5 * sqrt((double)count))
         test_fail("%s: %zu of %zu random bits agree, expected half", what, same, count);
 }
@@ -339,15 +315,15 @@ static void expect_independent(const char *what, const double *a, const double *
 TEST(every_parameter_has_its_own_random_bits) {
     Model model, other;
     double *m = random_choices(7, 3, &model);
-    size_t i, j, n = model.elements, compared = 0;
+    size_t n = model.elements, compared = 0;
     assert_memory_equal(m, random_choices(7, 3, &other), n * sizeof(double));
     model_free(&other);
     expect_independent("another step", m, random_choices(7, 4, &other), n);
     model_free(&other);
     expect_independent("another seed", m, random_choices(8, 3, &other), n);
     model_free(&other);
-    for (i = 0; i < model.parameter_count; i++)
-        for (j = i + 1; j < model.parameter_count; j++) {
+    for (size_t i = 0; i < model.parameter_count; i++)
+        for (size_t j = i + 1; j < model.parameter_count; j++) {
             const Parameter *p = &model.parameters[i], *q = &model.parameters[j];
             if (parameter_elements(p) != parameter_elements(q) || !p->cols) continue;
             expect_independent(q->name, m + p->offset, m + q->offset, parameter_elements(p));
@@ -362,24 +338,22 @@ TEST(every_parameter_has_its_own_random_bits) {
 TEST(initialisation) {
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
     char text[160];
-    size_t t, i, n;
     snprintf(text, sizeof(text),
              "llama,hidden_size=64,intermediate_size=8,num_hidden_layers=1,num_attention_heads=1,"
              "tie_word_embeddings=true,vocab_size=%zu",
              SLAB_ELEMENTS / 64 + 77);
-    n = model_size(text);
+    size_t n = model_size(text);
     assert_true(n > SLAB_ELEMENTS);
-    for (t = 0; t < 3; t++) {
-        double *weights, *master, *m, *v;
-        Bench b;
+    for (size_t t = 0; t < 3; t++) {
         test_case("%s", dtype_name(types[t]));
-        weights = case_doubles(n);
-        for (i = 0; i < n; i++) weights[i] = round_to(types[t], test_uniform() - 0.5);
-        b = bench_open(text, types[t], types[t], t == 1 ? DTYPE_BF16 : DTYPE_FP32, 1, weights, NULL);
+        double *weights = case_doubles(n);
+        for (size_t i = 0; i < n; i++) weights[i] = round_to(types[t], test_uniform() - 0.5);
+        Bench b = bench_open(text, types[t], types[t], t == 1 ? DTYPE_BF16 : DTYPE_FP32, 1, weights, NULL);
         optimizer_init(&b.model, world_alone(), b.ops, b.weights, &b.state, b.moment_type);
-        master = host_values(b.ops, b.state.master, DTYPE_FP32, n);
-        m = host_values(b.ops, b.state.m, b.moment_type, n), v = host_values(b.ops, b.state.v, b.moment_type, n);
-        for (i = 0; i < n; i++) {
+        double *master = host_values(b.ops, b.state.master, DTYPE_FP32, n);
+        double *m = host_values(b.ops, b.state.m, b.moment_type, n),
+               *v = host_values(b.ops, b.state.v, b.moment_type, n);
+        for (size_t i = 0; i < n; i++) {
             if (master[i] != (double)(float)weights[i])
                 test_fail("master[%zu] is %.17g of %.17g", i, master[i], weights[i]);
             if (m[i] != 0 || v[i] != 0) test_fail("moments %g, %g of element %zu are not zero", m[i], v[i], i);

@@ -12,14 +12,10 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
     const char *out = fresh_folder("out");
     CheckpointFolder folder;
     RunState run = run_state(7);
-    Trained a, b;
-    WeightSource *source;
-    size_t count, flat_count, i;
-    char *bytes, *flat;
-    void *trained;
+    size_t count, flat_count;
     test_case("%.6s, %s, moments %s, %s master", model, dtype_name(dtype), dtype_name(moments),
               master ? "with" : "without");
-    a = trained_open(model, dtype, moments, master), b = trained_open(model, dtype, moments, master);
+    Trained a = trained_open(model, dtype, moments, master), b = trained_open(model, dtype, moments, master);
     trained_fill(&a, 7);
     trained_fill(&b, 1); // what is to be overwritten
     checkpoint_open(&folder, out, 2, 0);
@@ -40,16 +36,16 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
     assert_true(run.seconds == 7 * 0.1);
     checkpoint_close(&folder);
 
-    source = weights_open(scratch_path("out/checkpoint-00000007/model.bin"));
+    WeightSource *source = weights_open(scratch_path("out/checkpoint-00000007/model.bin"));
     weights_convert(source, scratch_path("flat.bin"), dtype);
-    flat = read_whole(scratch_path("flat.bin"), &flat_count);
-    bytes = read_whole(scratch_path("out/checkpoint-00000007/model.bin"), &count);
+    char *flat = read_whole(scratch_path("flat.bin"), &flat_count);
+    char *bytes = read_whole(scratch_path("out/checkpoint-00000007/model.bin"), &count);
     assert_int_equal(count, flat_count);
     assert_memory_equal(bytes, flat, count);
-    trained = case_memory(count);
+    void *trained = case_memory(count);
     a.ops->copy_out(trained, a.weights, count - sizeof(FlatHeader));
     assert_memory_equal(bytes + sizeof(FlatHeader), trained, count - sizeof(FlatHeader));
-    for (i = 0; i < a.model->parameter_count; i++) {
+    for (size_t i = 0; i < a.model->parameter_count; i++) {
         const Parameter *p = &a.model->parameters[i];
         size_t size = dtype_size(dtype);
         void *values = case_memory(parameter_elements(p) * size);
@@ -63,11 +59,10 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
 
 TEST(round_trip) {
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
-    size_t dtype, moments;
-    int master;
-    for (dtype = 0; dtype < 3; dtype++)
-        for (moments = 0; moments < 3; moments++)
-            for (master = 0; master < 2; master++) round_trip_case(usual_model, types[dtype], types[moments], master);
+    for (size_t dtype = 0; dtype < 3; dtype++)
+        for (size_t moments = 0; moments < 3; moments++)
+            for (int master = 0; master < 2; master++)
+                round_trip_case(usual_model, types[dtype], types[moments], master);
 }
 
 // Sections of several pieces, the last of them not whole.
@@ -78,14 +73,13 @@ TEST(round_trip_of_many_pieces) {
 
 // ---- resuming: six steps, or three, a checkpoint, another process' memory, and three more ----------------------------------
 static void train_steps(Trained *t, void *gradients, size_t begin, size_t end) {
-    size_t n = t->model->elements, i, step;
+    size_t n = t->model->elements;
     float *values = (float *)case_memory(n * sizeof(float));
-    for (step = begin; step < end; step++) {
-        AdamW s;
-        memset(&s, 0, sizeof(s));
+    for (size_t step = begin; step < end; step++) {
+        AdamW s = {0};
         s.learning_rate = 3e-3, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8, s.weight_decay = 0.1;
         s.gradient_scale = 1.0, s.step = (int64_t)step + 1, s.seed = 11;
-        for (i = 0; i < n; i++) values[i] = (float)random_normal(5, step, i);
+        for (size_t i = 0; i < n; i++) values[i] = (float)random_normal(5, step, i);
         t->ops->copy_in(gradients, values, n * sizeof(float));
         optimizer_step(t->model, world_alone(), t->ops, t->weights, gradients, DTYPE_FP32, &t->optimizer,
                        t->moment_type, &s);
@@ -97,17 +91,14 @@ static void resume_case(Trained (*open)(const char *, DType, DType, int), DType 
     DType stored = ops_device->stored;
     CheckpointFolder folder;
     RunState run = run_state(3);
-    Trained whole, first, second;
-    void *gradients, *weights;
-    size_t n, i;
     test_case("%s, moments %s, %s master", open == trained_open ? "a model" : "adapters", dtype_name(moments),
               master ? "with" : "without");
-    whole = open(usual_model, stored, moments, master), first = open(usual_model, stored, moments, master);
-    second = open(usual_model, stored, moments, master);
-    n = whole.model->elements;
-    weights = case_memory(n * dtype_size(stored));
-    gradients = whole.ops->allocate(n * sizeof(float));
-    for (i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));
+    Trained whole = open(usual_model, stored, moments, master), first = open(usual_model, stored, moments, master);
+    Trained second = open(usual_model, stored, moments, master);
+    size_t n = whole.model->elements;
+    void *weights = case_memory(n * dtype_size(stored));
+    void *gradients = whole.ops->allocate(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));
     whole.ops->copy_in(whole.weights, weights, n * dtype_size(stored));
     whole.ops->copy_in(first.weights, weights, n * dtype_size(stored));
     optimizer_init(whole.model, world_alone(), whole.ops, whole.weights, &whole.optimizer, moments);
@@ -128,10 +119,8 @@ static void resume_case(Trained (*open)(const char *, DType, DType, int), DType 
 }
 
 TEST(resumed_run_has_the_same_bits) {
-    size_t moments;
-    int master;
-    for (moments = 0; moments < 2; moments++) {
-        for (master = 0; master < 2; master++) {
+    for (size_t moments = 0; moments < 2; moments++) {
+        for (int master = 0; master < 2; master++) {
             resume_case(trained_open, (DType)moments, master);
             resume_case(trained_open_adapters, (DType)moments, master);
         }
@@ -221,32 +210,30 @@ TEST(schedule_must_agree_so_far) {
         Schedule saved, now;
         const char *refusal; // NULL: may go on
     } cases[] = {
-        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100}, {SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100}, NULL},
-        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100},
-         {SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 200},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, NULL},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
+         {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 200},
          "made step 3 at learning rate"},
-        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 2, 100},
-         {SCHEDULE_COSINE, 2e-3, 0.1, 0.2, 2, 100},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
+         {2e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
          "it was started with --lr 0.001 --schedule cosine --steps 100 --warmup 2 --final-lr-fraction 0.1"},
-        {{SCHEDULE_COSINE, 1e-3, 0.1, 0.2, 50, 100},
-         {SCHEDULE_LINEAR, 1e-3, 0.5, 0.2, 50, 999},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 50, 100},
+         {1e-3, SCHEDULE_LINEAR, 0.5, 0.2, 50, 999},
          NULL}, // still warming up
-        {{SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 7}, {SCHEDULE_CONSTANT, 1e-3, 0.3, 0.2, 2, 100}, NULL},
-        {{SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 100}, {SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 3, 100}, "made step 1 at"},
-        {{SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 100},
-         {SCHEDULE_CONSTANT, 1e-3, 0.1, 0.2, 2, 6},
+        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 7}, {1e-3, SCHEDULE_CONSTANT, 0.3, 0.2, 2, 100}, NULL},
+        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 3, 100}, "made step 1 at"},
+        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100},
+         {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 6},
          "is at step 7 already, --steps is 6"},
-        {{SCHEDULE_WSD, 1e-3, 0.0, 0.2, 2, 10}, {SCHEDULE_WSD, 1e-3, 0.0, 0.5, 2, 100}, NULL}, // decays from step 9 on
-        {{SCHEDULE_WSD, 1e-3, 0.0, 0.5, 2, 10}, {SCHEDULE_WSD, 1e-3, 0.0, 0.5, 2, 100}, "made step 6 at"},
+        {{1e-3, SCHEDULE_WSD, 0.0, 0.2, 2, 10}, {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100}, NULL}, // decays from step 9 on
+        {{1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 10}, {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100}, "made step 6 at"},
     };
-    size_t i;
-    for (i = 0; i < COUNT_OF(cases); i++) {
-        Trained t;
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Resumption r = usual_resumption();
         RunState run = run_state(7);
         CheckpointFolder folder;
         test_case("case %zu", i);
-        t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+        Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
         trained_fill(&t, 7);
         run.schedule = cases[i].saved, r.run.schedule = cases[i].now;
         checkpoint_open(&folder, fresh_folder("out"), 2, 0);
@@ -265,17 +252,14 @@ static const char *const files[] = {"model.bin", "optimizer.bin", "state.json", 
 
 // Every file a byte shorter, a byte longer, empty and missing: passed over for the one before, with a note.
 TEST(wrong_sizes_are_passed_over) {
-    size_t f, count;
-    int change;
+    size_t count;
     save_usual();
-    for (f = 0; f < COUNT_OF(files); f++) {
-        for (change = 0; change < 4; change++) {
-            const char *path;
-            char *bytes;
+    for (size_t f = 0; f < COUNT_OF(files); f++) {
+        for (int change = 0; change < 4; change++) {
             test_case("%s, change %d", files[f], change);
             copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
-            path = file_in("checkpoint-00000009", files[f]);
-            bytes = read_whole(path, &count);
+            const char *path = file_in("checkpoint-00000009", files[f]);
+            char *bytes = read_whole(path, &count);
             if (change == 0) write_file(path, bytes, count - 1);
             if (change == 1) write_file(path, bytes, count + 1);
             if (change == 2) write_file(path, bytes, 0);
@@ -288,17 +272,15 @@ TEST(wrong_sizes_are_passed_over) {
 // One bit of each file in turn, at its ends and at random: refused, in one line that names the file.
 TEST(damaged_bits_are_refused) {
     Resumption r = usual_resumption();
-    size_t f, i;
     save_usual();
-    for (f = 0; f < COUNT_OF(files); f++) {
-        for (i = 0; i < 40; i++) {
+    for (size_t f = 0; f < COUNT_OF(files); f++) {
+        for (size_t i = 0; i < 40; i++) {
             const char *path = file_in("checkpoint-00000007", files[f]);
-            size_t count, at;
+            size_t count;
             int bit = (int)test_random_below(8);
-            char *bytes;
             test_case("%s, try %zu", files[f], i);
-            bytes = read_whole(path, &count);
-            at = i < 12 ? i * 6 % count : i < 20 ? count - 1 - (i - 12) : test_random_below(count);
+            char *bytes = read_whole(path, &count);
+            size_t at = i < 12 ? i * 6 % count : i < 20 ? count - 1 - (i - 12) : test_random_below(count);
             bytes[at] = (char)(bytes[at] ^ (1 << bit));
             write_file(path, bytes, count);
             if (f < 3) {
@@ -320,10 +302,9 @@ TEST(mixed_up_files_are_refused) {
     Resumption r = usual_resumption();
     Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
     size_t count;
-    char *bytes;
     save_usual();
     assert_int_equal(run_child(save_body, &saving)->code, 0);
-    bytes = read_whole(file_in("checkpoint-00000007", "optimizer.bin"), &count);
+    char *bytes = read_whole(file_in("checkpoint-00000007", "optimizer.bin"), &count);
     write_file(file_in("checkpoint-00000009", "optimizer.bin"), bytes, count);
     expect_refused(resume_body, &r, 1, "checkpoint-00000009/optimizer.bin: is of step 7, state.json of step 9");
     bytes = read_whole(file_in("checkpoint-00000007", "model.bin"), &count);
@@ -355,11 +336,10 @@ TEST(other_states_are_refused) {
     Resumption r = usual_resumption();
     char checkpoint[PATH_MAX], seal_of[MANIFEST_TEXT];
     Manifest manifest;
-    size_t i;
     save_usual();
     checkpoint_path(checkpoint, scratch_path("out"), 7, "");
     assert_null(manifest_check(checkpoint, &manifest));
-    for (i = 0; i < COUNT_OF(cases); i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("case %zu", i);
         manifest.bytes[MANIFEST_STATE] = strlen(cases[i].text);
         manifest.checksum[MANIFEST_STATE] = checksum_piece(0, cases[i].text, strlen(cases[i].text));
@@ -374,10 +354,9 @@ TEST(checkpoints_of_version_1_are_refused) {
     static const char *const seals[] = {"model.bin 5208 0123456789abcdef\noptimizer.bin 9 0123456789abcdef\n",
                                         "adapter_model.safetensors 5208 0123456789abcdef\n"};
     Resumption r = usual_resumption();
-    size_t i;
     save_usual();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
-    for (i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++) {
         write_file(file_in("checkpoint-00000009", "DONE"), seals[i], strlen(seals[i]));
         expect_refused(resume_body, &r, 1,
                        "checkpoint-00000009: is of version 1, this program reads version 2; go on with the program");

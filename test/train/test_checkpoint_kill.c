@@ -114,8 +114,7 @@ static const char model_text[] =
 
 // ---- before, the kill, after ------------------------------------------------------------------------------------------------
 static void save_steps(CheckpointFolder *folder, Trained *t, size_t first, size_t last, size_t *finished) {
-    size_t step;
-    for (step = first; step <= last; step++) {
+    for (size_t step = first; step <= last; step++) {
         RunState run = run_state(step);
         trained_fill(t, step);
         checkpoint_save(folder, t, &run);
@@ -127,13 +126,13 @@ static void save_steps(CheckpointFolder *folder, Trained *t, size_t first, size_
 static size_t resumed_step(const char *out, Trained *t) {
     CheckpointFolder folder;
     RunState run = run_state(0);
-    size_t step, complete;
+    size_t complete;
     checkpoint_open(&folder, out, 2, 1);
     if (folder.last == CHECKPOINT_NONE) test_fail("no complete checkpoint is left");
     trained_fill(t, 0);
     checkpoint_load(&folder, folder.last, t, &run);
     expect_trained(t, folder.last);
-    step = run.step;
+    size_t step = run.step;
     assert_int_equal(step, folder.last);
     checkpoint_find_first(out, &complete);
     checkpoint_close(&folder);
@@ -172,29 +171,27 @@ static void attempt_body(const void *context) {
     const Attempt *attempt = (const Attempt *)context;
     Trained t = kill_open(attempt->adapters);
     CheckpointFolder folder;
-    int i;
     checkpoint_open(&folder, attempt->out, 2, 1);
     memset(&calls, 0, sizeof(calls));
     calls.kill_at = attempt->kill_at, calls.halve = attempt->halve;
     save_steps(&folder, &t, 3, 3, NULL);
     if (calls.renamed_unsynced) test_fail("the folder is not synced in the end");
     if (calls.count >= CALL_LIMIT) test_fail("%d system calls in a save", calls.count);
-    for (i = 1; i <= calls.count; i++) putchar(calls.is_write[i] ? 'w' : '.');
+    for (int i = 1; i <= calls.count; i++) putchar(calls.is_write[i] ? 'w' : '.');
 }
 
 static void every_call(int adapters) {
     const char *before = fresh_folder("before"), *out = scratch_path("out");
     Trained t = kill_open(adapters);
     Attempt attempt = {out, 0, 0, adapters};
-    size_t count[2] = {0, 0}, step;
+    size_t count[2] = {0, 0};
     char kinds[CALL_LIMIT + 1]; // of the calls: 'w' a write, '.' any other
     CheckpointFolder folder;
-    const Child *child;
     checkpoint_open(&folder, before, 2, 0);
     save_steps(&folder, &t, 1, 2, NULL);
     checkpoint_close(&folder);
     copy_folder(before, out);
-    child = run_child(attempt_body, &attempt); // never killed
+    const Child *child = run_child(attempt_body, &attempt); // never killed
     if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
     snprintf(kinds, sizeof(kinds), "%.*s", CALL_LIMIT, child->out);
     for (attempt.kill_at = 1; kinds[attempt.kill_at - 1]; attempt.kill_at++) {
@@ -203,7 +200,7 @@ static void every_call(int adapters) {
             copy_folder(before, out);
             child = run_child(attempt_body, &attempt);
             if (child->code != 1000 + SIGKILL) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
-            step = resumed_step(out, &t);
+            size_t step = resumed_step(out, &t);
             if (step != 2 && step != 3) test_fail("step %zu was found", step);
             if (step == 2 && count[1]) test_fail("an earlier kill left step 3, this one lost it");
             count[step - 2]++;
@@ -230,22 +227,21 @@ TEST(killed_at_random_moments) {
     Trained t = trained_open(model_text, DTYPE_FP32, DTYPE_FP32, 1);
     CheckpointFolder folder;
     size_t *shared = (size_t *)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    size_t i, step, unfinished = 0;
-    double duration; // seconds that a save takes
+    size_t i, unfinished = 0;
+    // seconds that a save takes
     assert_true(shared != MAP_FAILED);
     checkpoint_open(&folder, out, 2, 0);
-    duration = seconds_now();
+    double duration = seconds_now();
     save_steps(&folder, &t, 1, 4, shared);
     duration = fmin((seconds_now() - duration) / 4, 1.0);
     checkpoint_close(&folder);
     for (i = 0; i < 50; i++) {
         volatile size_t *finished = shared, *running = shared + 1;
         size_t begun = *finished;
-        pid_t process;
         int status;
         *running = 0;
         fflush(NULL);
-        process = fork();
+        pid_t process = fork();
         assert_true(process >= 0);
         if (process == 0) {
             memset(&calls, 0, sizeof(calls));
@@ -260,7 +256,7 @@ TEST(killed_at_random_moments) {
         if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
             test_fail("the run ended by itself: status %d", status);
         unfinished += *finished == begun;
-        step = resumed_step(out, &t);
+        size_t step = resumed_step(out, &t);
         if (step < *finished || step > *finished + 1)
             test_fail("step %zu was found, step %zu was finished", step, *finished);
         expect_clean(out);

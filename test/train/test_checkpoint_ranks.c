@@ -95,18 +95,16 @@ static void load_step(const char *out, const Kind *kind, size_t stage, size_t st
 
 // save OUT: every kind, in every stage
 static void job_save(char **argument) {
-    size_t kind, stage;
-    for (kind = 0; kind < COUNT_OF(kinds); kind++)
-        for (stage = 0; stage < STAGES; stage += kinds[kind].step)
+    for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
+        for (size_t stage = 0; stage < STAGES; stage += kinds[kind].step)
             save_step(kind_folder(argument[0], kind, stage), &kinds[kind], stage, 10 + kind, 0);
 }
 
 // load OUT...: the same, in another stage than they were written in; of most every second one
 static void job_load(char **argument) {
-    size_t kind, stage, from;
-    for (from = 0; argument[from]; from++)
-        for (kind = 0; kind < COUNT_OF(kinds); kind++)
-            for (stage = 0; stage < STAGES; stage += kinds[kind].step)
+    for (size_t from = 0; argument[from]; from++)
+        for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
+            for (size_t stage = 0; stage < STAGES; stage += kinds[kind].step)
                 if (kinds[kind].step > 1 || (from + kind + stage) % 2)
                     load_step(kind_folder(argument[from], kind, 3 - stage), &kinds[kind], stage, 10 + kind);
 }
@@ -140,9 +138,8 @@ static void job_next(char **argument) {
 static void job_many(char **argument) {
     Trained t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
     CheckpointFolder folder;
-    size_t step;
     checkpoint_open(&folder, argument[0], 2, 1);
-    for (step = folder.last + 1;; step++) {
+    for (size_t step = folder.last + 1;; step++) {
         RunState run = run_state(step);
         trained_fill(&t, step);
         checkpoint_save(&folder, &t, &run);
@@ -162,11 +159,10 @@ static const struct {
             {"next", job_next}, {"many", job_many}, {"open", job_open}};
 
 static int job_main(char **argument) {
-    size_t i;
     is_child = 1; // MPI keeps memory to the end; what leaks of ours other tests find
     dist_start();
     dist_split(1);
-    for (i = 0; i < COUNT_OF(jobs); i++) {
+    for (size_t i = 0; i < COUNT_OF(jobs); i++) {
         if (strcmp(jobs[i].name, argument[0]) != 0) continue;
         jobs[i].run(argument + 1);
         dist_stop();
@@ -223,15 +219,15 @@ static void expect_same_files(size_t ranks, size_t kind, size_t stage) {
     static const char *const names[] = {"model.bin",  "adapter_model.safetensors", "optimizer.bin",
                                         "state.json", "adapter_config.json",       "DONE"};
     char path[2][PATH_MAX];
-    size_t i, f, count[2], found = 0;
+    size_t count[2], found = 0;
     test_case("%zu ranks, kind %zu, stage %zu", ranks, kind, stage);
-    for (f = 0; f < COUNT_OF(names); f++) {
+    for (size_t f = 0; f < COUNT_OF(names); f++) {
         char *bytes[2];
-        for (i = 0; i < 2; i++)
+        for (size_t i = 0; i < 2; i++)
             snprintf(path[i], sizeof(path[i]), "%s/checkpoint-%08zu/%s",
                      kind_folder(out_of(i ? ranks : 1), kind, i ? stage : 0), 10 + kind, names[f]);
         if (!path_exists(path[0]) && !path_exists(path[1])) continue;
-        for (i = 0; i < 2; i++) bytes[i] = read_whole(path[i], &count[i]);
+        for (size_t i = 0; i < 2; i++) bytes[i] = read_whole(path[i], &count[i]);
         if (count[0] != count[1] || memcmp(bytes[0], bytes[1], count[0]) != 0) test_fail("%s differs", names[f]);
         found++;
     }
@@ -239,13 +235,12 @@ static void expect_same_files(size_t ranks, size_t kind, size_t stage) {
 }
 
 TEST(any_number_of_ranks_writes_the_same_and_reads_it) {
-    size_t ranks, kind, stage;
     need_mpirun();
-    for (ranks = 1; ranks <= MOST_RANKS; ranks++) expect_done(run_job(ranks, "save %s", out_of(ranks)));
-    for (ranks = 1; ranks <= MOST_RANKS; ranks++)
-        for (kind = 0; kind < COUNT_OF(kinds); kind++)
-            for (stage = 0; stage < STAGES; stage += kinds[kind].step) expect_same_files(ranks, kind, stage);
-    for (ranks = 1; ranks <= MOST_RANKS; ranks++)
+    for (size_t ranks = 1; ranks <= MOST_RANKS; ranks++) expect_done(run_job(ranks, "save %s", out_of(ranks)));
+    for (size_t ranks = 1; ranks <= MOST_RANKS; ranks++)
+        for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
+            for (size_t stage = 0; stage < STAGES; stage += kinds[kind].step) expect_same_files(ranks, kind, stage);
+    for (size_t ranks = 1; ranks <= MOST_RANKS; ranks++)
         expect_done(run_job(ranks, "load %s %s %s", out_of(1), out_of(2), out_of(3)));
 }
 
@@ -260,19 +255,17 @@ TEST(a_flipped_bit_is_found_by_the_ranks_together) {
         {0, 0, "model.bin", 0.9},     {0, 3, "model.bin", 0.45},    {0, 3, "model.bin", 0.9999},
         {0, 2, "optimizer.bin", 0.0}, {0, 1, "optimizer.bin", 0.4}, {3, 3, "adapter_model.safetensors", 0.8},
     };
-    size_t i, count;
+    size_t count;
     need_mpirun();
     fresh_folder("out");
-    for (i = 0; i < COUNT_OF(cases); i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char path[PATH_MAX];
         const char *out = kind_folder(scratch_path("out"), i, 0);
-        char *bytes;
-        size_t at;
         test_case("%s at %g, stage %zu", cases[i].file, cases[i].place, cases[i].stage);
         save_step(out, &kinds[cases[i].kind], 0, 7, 0);
         snprintf(path, sizeof(path), "%s/checkpoint-00000007/%s", out, cases[i].file);
-        bytes = read_whole(path, &count);
-        at = (size_t)(cases[i].place * (double)count);
+        char *bytes = read_whole(path, &count);
+        size_t at = (size_t)(cases[i].place * (double)count);
         if (cases[i].place == 0) at = offsetof(OptimizerHeader, zero); // of the header what nobody compares
         bytes[at] ^= 4;
         write_file(path, bytes, count);
@@ -301,24 +294,22 @@ static size_t step_found(const char *out) {
 TEST(a_killed_rank_leaves_the_last_checkpoint) {
     enum { KILLS = 4 };
     const char *before = fresh_folder("before"), *out = scratch_path("out");
-    size_t rank, i, most, found[2] = {0, 0};
+    size_t most, found[2] = {0, 0};
     need_mpirun();
     save_step(before, &kinds[0], 0, 7, 0);
-    for (rank = 0; rank < 3; rank++) {
-        const Child *child;
+    for (size_t rank = 0; rank < 3; rank++) {
         copy_folder(before, out);
-        child = run_job(3, "next %s 3 8 %zu 0 0", out, rank); // never killed
+        const Child *child = run_job(3, "next %s 3 8 %zu 0 0", out, rank); // never killed
         expect_done(child);
         if (sscanf(child->err, "%zu calls", &most) != 1 || most < 4) test_fail("stderr is: %s", child->err);
         assert_int_equal(step_found(out), 8);
-        for (i = 0; i < KILLS; i++) {
+        for (size_t i = 0; i < KILLS; i++) {
             const size_t call = 1 + i * (most - 1) / (KILLS - 1);
-            size_t step;
             test_case("rank %zu before its call %zu of %zu", rank, call, most);
             copy_folder(before, out);
             child = run_job(3, "next %s 3 8 %zu %zu 0", out, rank, call);
             if (child->code == 0) test_fail("the job ended well: %s", child->err);
-            step = step_found(out);
+            size_t step = step_found(out);
             if (step != 7 && (step != 8 || rank != 0 || i + 1 < KILLS)) test_fail("step %zu was found", step);
             found[step - 7]++;
         }
@@ -330,11 +321,11 @@ TEST(a_killed_rank_leaves_the_last_checkpoint) {
 TEST(a_killed_job_leaves_the_last_checkpoint) {
     enum { KILLS = 3 };
     const char *out = fresh_folder("out");
-    size_t i, before = 7, step;
+    size_t before = 7, step;
     char command[1200];
     need_mpirun();
     save_step(out, &kinds[0], 0, before, 0);
-    for (i = 0; i < KILLS; i++, before = step) {
+    for (size_t i = 0; i < KILLS; i++, before = step) {
         const struct timespec pause = {1, (long)(test_uniform() * 999999999)}; // most of the first second it starts
         int status;
         pid_t process = fork();
@@ -358,9 +349,8 @@ TEST(a_killed_job_leaves_the_last_checkpoint) {
 // The disk of one rank takes no more: its limit lies behind the header and before its part.
 TEST(a_full_disk_of_one_rank_leaves_the_last_checkpoint) {
     const char *out = scratch_path("out");
-    size_t stage;
     need_mpirun();
-    for (stage = 0; stage < STAGES; stage += 3) {
+    for (size_t stage = 0; stage < STAGES; stage += 3) {
         test_case("stage %zu", stage);
         fresh_folder("out");
         save_step(out, &kinds[0], 0, 7, 0);
@@ -384,14 +374,13 @@ static int same_sums(Checksum a, Checksum b) { return a.sum[0] == b.sum[0] && a.
 TEST(checksums_do_not_depend_on_pieces) {
     enum { BYTES = 5000 };
     unsigned char *bytes = (unsigned char *)case_memory(BYTES);
-    size_t i, try;
-    for (i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
-    for (try = 0; try < 200; try++) {
+    for (size_t i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
+    for (size_t try = 0; try < 200; try++) {
         const uint64_t place = test_random() >> (try % 2 ? 30 : 56);
         Checksum whole = {{0, 0}}, pieces = {{0, 0}};
-        size_t end, n;
+        size_t n;
         checksum_add(&whole, place, bytes, BYTES);
-        for (end = BYTES; end; end -= n) {
+        for (size_t end = BYTES; end; end -= n) {
             n = min_size(end, 1 + test_random_below(try % 3 ? 2000 : 9));
             checksum_add(&pieces, place + end - n, bytes + end - n, n);
         }
@@ -407,11 +396,9 @@ TEST(checksums_do_not_depend_on_pieces) {
 TEST(checksums_find_what_changes) {
     enum { BYTES = 3000 };
     unsigned char *bytes = (unsigned char *)case_memory(BYTES + 1), *other = (unsigned char *)case_memory(BYTES + 1);
-    uint64_t key;
-    size_t i, k;
-    for (i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
-    key = checksum_piece(0, bytes, BYTES);
-    for (i = 0; i < BYTES * 8; i++) {
+    for (size_t i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
+    uint64_t key = checksum_piece(0, bytes, BYTES);
+    for (size_t i = 0; i < BYTES * 8; i++) {
         Checksum before = {{0, 0}}, after = {{0, 0}};
         const size_t word = i / 8 / 4 * 4;
         checksum_add(&before, word, bytes + word, 4);
@@ -422,11 +409,11 @@ TEST(checksums_find_what_changes) {
         if (i % 7 == 0 && checksum_piece(0, bytes, BYTES) == key) test_fail("bit %zu is not noticed", i);
         bytes[i / 8] ^= (unsigned char)(1u << i % 8);
     }
-    for (i = 0; i < 2000; i++) {
+    for (size_t i = 0; i < 2000; i++) {
         const size_t n = 1 + test_random_below(i % 2 ? 1024 : 4), a = test_random_below(BYTES - n);
         const size_t b = i % 3 ? test_random_below(BYTES - n) : (a + 1024) % (BYTES - n);
         memcpy(other, bytes, BYTES);
-        for (k = 0; k < n; k++) other[a + k] = bytes[b + k], other[b + k] = bytes[a + k];
+        for (size_t k = 0; k < n; k++) other[a + k] = bytes[b + k], other[b + k] = bytes[a + k];
         if (memcmp(other, bytes, BYTES) != 0 && checksum_piece(0, other, BYTES) == key)
             test_fail("%zu bytes at %zu and %zu", n, a, b);
     }

@@ -26,7 +26,6 @@ static char *json_of_bytes(const char *bytes, size_t count) {
 }
 
 TEST(numbers_in_json) {
-    size_t i;
     assert_string_equal(json_of_number(0.1), "0.1");
     assert_string_equal(json_of_number(3e-4), "0.0003");
     assert_string_equal(json_of_number(1.0 / 3), "0.3333333333333333");
@@ -35,12 +34,12 @@ TEST(numbers_in_json) {
     assert_string_equal(json_of_number(NAN), "null");
     assert_string_equal(json_of_number(INFINITY), "null");
     assert_string_equal(json_of_number(-INFINITY), "null");
-    for (i = 0; i < 20000; i++) { // any bits of a finite number come back
+    for (size_t i = 0; i < 20000; i++) { // any bits of a finite number come back
         uint64_t bits = test_random();
-        double value, back;
+        double value;
         memcpy(&value, &bits, 8);
         if (!isfinite(value)) continue;
-        back = strtod(json_of_number(value), NULL);
+        double back = strtod(json_of_number(value), NULL);
         if (back != value) test_fail("%.17g came back as %.17g", value, back);
         test_case("number %zu", i); // frees what the last one took
     }
@@ -64,8 +63,7 @@ TEST(json_strings) {
         {"\364\220\200\200", "\"\\ufffd\\ufffd\\ufffd\\ufffd\""}, // above U+10FFFF
         {"\377\376", "\"\\ufffd\\ufffd\""},
     };
-    size_t i;
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         assert_string_equal(json_of_bytes(cases[i].bytes, strlen(cases[i].bytes)), cases[i].expected);
     assert_string_equal(json_of_bytes("a\0b", 3), "\"a\\u0000b\"");
     assert_string_equal(json_of_bytes("\303\251", 1), "\"\\ufffd\""); // what lies behind the end is not read
@@ -93,8 +91,7 @@ TEST(json_nesting) {
 static StepReport report_with(size_t step, double loss, double grad_norm, double learning_rate, double tokens,
                               double seconds, double flops, double peak_flops, double memory_bytes,
                               double data_seconds) {
-    StepReport r;
-    memset(&r, 0, sizeof(r));
+    StepReport r = {0};
     r.step = step, r.loss = loss, r.grad_norm = grad_norm, r.learning_rate = learning_rate;
     r.tokens = tokens, r.seconds = seconds, r.flops = flops, r.peak_flops = peak_flops;
     r.memory_bytes = memory_bytes, r.data_seconds = data_seconds;
@@ -106,16 +103,14 @@ static StepReport report_of(size_t step) {
 }
 
 static Evaluation evaluation_of(double loss, double tokens) {
-    Evaluation found;
-    memset(&found, 0, sizeof(found));
+    Evaluation found = {0};
     found.loss = loss, found.counts.tokens = tokens;
     return found;
 }
 
 // Steps first..last as a run writes them; every third step is followed by a validation, every fourth by a sample.
 static void run_steps(RunLog *log, size_t first, size_t last) {
-    size_t step;
-    for (step = first; step <= last; step++) {
+    for (size_t step = first; step <= last; step++) {
         StepReport r = report_of(step);
         Evaluation found = evaluation_of(2.5, 1000);
         runlog_step(log, &r);
@@ -127,12 +122,11 @@ static void run_steps(RunLog *log, size_t first, size_t last) {
 TEST(records_are_complete_lines) {
     const char *folder = scratch_path("records");
     RunLog log = runlog_open(NULL, folder, 0, 0, 4);
-    char *text;
     allocation_guard = 1;
     run_steps(&log, 3, 4);
     allocation_guard = 0;
     runlog_close(&log);
-    text = read_whole(log.path, NULL);
+    char *text = read_whole(log.path, NULL);
     assert_string_equal(
         text, "{\"step\": 3, \"loss\": 3.3333333333333335, \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, "
               "\"seconds\": 0.5, \"data_seconds\": 0.001, \"tokens_per_second\": 16384, \"flops_per_second\": "
@@ -150,14 +144,13 @@ TEST(records_are_complete_lines) {
 TEST(resuming_after_a_crash_at_any_byte) {
     const char *folder = scratch_path("crash");
     RunLog log = runlog_open(NULL, folder, 0, 0, 13);
-    char *whole;
-    size_t bytes, cut, tried = 0;
+    size_t bytes, tried = 0;
     run_steps(&log, 1, 13);
     runlog_close(&log);
-    whole = read_whole(log.path, &bytes);
-    for (cut = 0; cut <= bytes; cut += cut + 40 < bytes ? 1 + test_random_below(40) : 1) {
+    char *whole = read_whole(log.path, &bytes);
+    for (size_t cut = 0; cut <= bytes; cut += cut + 40 < bytes ? 1 + test_random_below(40) : 1) {
         // checkpoints are complete before the log goes on, so only steps wholly in the log are resumed from
-        size_t complete = 0, at = 0, step;
+        size_t complete = 0, at = 0;
         while (at < cut) {
             const char *end = (const char *)memchr(whole + at, '\n', bytes - at);
             size_t found = record_step(whole + at, (size_t)(end + 1 - (whole + at)));
@@ -166,14 +159,13 @@ TEST(resuming_after_a_crash_at_any_byte) {
             if (at <= cut) complete = found - 1;
         }
         if (cut == bytes) complete = 13;
-        for (step = 0; step <= complete; step += 1 + test_random_below(4)) {
+        for (size_t step = 0; step <= complete; step += 1 + test_random_below(4)) {
             size_t length;
-            char *again;
             write_file(log.path, whole, cut);
             log = runlog_open(NULL, folder, 1, step, 13);
             run_steps(&log, step + 1, 13);
             runlog_close(&log);
-            again = read_whole(log.path, &length);
+            char *again = read_whole(log.path, &length);
             if (length != bytes || memcmp(again, whole, bytes) != 0)
                 test_fail("cut at byte %zu of %zu, resumed from step %zu: another file", cut, bytes, step);
             tried++;
@@ -193,14 +185,12 @@ TEST(garbage_ends_the_log) {
                                           "{\"step\": -2}\n",
                                           "x"};
     const char *folder = scratch_path("garbage"), *path = scratch_path("garbage/log.jsonl");
-    size_t i;
-    for (i = 0; i < sizeof(garbage) / sizeof(garbage[0]); i++) {
+    for (size_t i = 0; i < sizeof(garbage) / sizeof(garbage[0]); i++) {
         char text[256];
-        RunLog log;
         snprintf(text, sizeof(text), "{\"step\": 1, \"loss\": 1}\n%s{\"step\": 1, \"loss\": 2}\n", garbage[i]);
         mkdir(folder, 0777);
         write_file(path, text, strlen(text));
-        log = runlog_open(NULL, folder, 1, 3, 9);
+        RunLog log = runlog_open(NULL, folder, 1, 3, 9);
         runlog_close(&log);
         assert_string_equal(read_whole(path, NULL), "{\"step\": 1, \"loss\": 1}\n");
     }
@@ -229,10 +219,10 @@ TEST(options_are_in_the_log) {
     char *argv[] = {(char *)"train", (char *)"--init=gpt2", (char *)"--data=d.bin"};
     Options options = options_parse(3, argv);
     RunLog none = runlog_open(NULL, NULL, 0, 0, 9);
-    const char *folder = scratch_path("options"), *text;
+    const char *folder = scratch_path("options");
     runlog_options(&none, 0, &options); // without --out there is no log
     runlog_close(&none);
-    text = run_part(folder, &options, 0, 3);
+    const char *text = run_part(folder, &options, 0, 3);
     assert_memory_equal(text, "{\"step\": 1, \"version\": \"", 24);
     assert_non_null(strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"init\": \"gpt2\""));
     assert_int_equal(count_records(text, "\"options\""), 1);
@@ -279,14 +269,13 @@ static char *line_of(const StepReport *r, size_t steps) {
 TEST(step_lines_are_aligned) {
     StepReport a = report_of(7), b = report_with(1234, 0.0123456, 1234.5678, 0, 1e7, 1, 3.2e15, 4e15, 123, 0.01),
                c = report_with(10000, 12.75, 1e-5, 0.25, 1, 100, 1e9, 4e12, 5e11, 0);
-    char *first, *second, *third;
-    size_t i, bars = 0;
+    size_t bars = 0;
     assert_string_equal(
         line_of(&a, 10000),
         "step     7/10000 | loss  1.42857 | norm      1.5 | lr 3.000e-04 |    16384 tok/s | 2000.0 GFLOP/s"
         "  50 % of peak | 2.79 GiB\n");
-    first = line_of(&a, 10000), second = line_of(&b, 10000), third = line_of(&c, 10000);
-    for (i = 0; first[i]; i++) {
+    char *first = line_of(&a, 10000), *second = line_of(&b, 10000), *third = line_of(&c, 10000);
+    for (size_t i = 0; first[i]; i++) {
         if (first[i] != '|') continue;
         if (second[i] != '|' || third[i] != '|') test_fail("not aligned:\n%s%s%s", first, second, third);
         bars++;
@@ -313,14 +302,14 @@ static void expect_metrics(const Metrics *metrics, const MetricTexts *expected) 
     RunLog log = runlog_open(people, folder, 1, 0, 9);
     StepReport r = report_of(2);
     Evaluation found = evaluation_of(0.5, 100);
-    char text[4096], *records;
+    char text[4096];
     r.metrics = found.metrics = *metrics;
     allocation_guard = 1;
     runlog_step(&log, &r);
     runlog_validation(&log, 2, &found);
     allocation_guard = 0;
     runlog_close(&log);
-    records = read_whole(log.path, NULL);
+    char *records = read_whole(log.path, NULL);
     if (!strstr(records, expected->step)) test_fail("log.jsonl: %s", records);
     if (!strstr(records, expected->validation)) test_fail("log.jsonl: %s", records);
     child_slurp(people, text, sizeof(text));
@@ -335,8 +324,7 @@ TEST(metrics_of_pairs) {
         "\"val_rewards/margins\": 0.75, \"val_rewards/accuracies\": 0.625, \"val_logps/chosen\": -12.5}\n",
         " | 2.79 GiB | accuracy 0.625 | margin 0.75\n",
         "step 2/9 | validation loss  0.50000 | accuracy 0.625 | margin 0.75 over 100 tokens\n"};
-    Metrics metrics;
-    memset(&metrics, 0, sizeof(metrics));
+    Metrics metrics = {0};
     metric_add(&metrics, "rewards/chosen", 2, 8), metric_add(&metrics, "rewards/chosen", 6, 8); // of two micro-batches
     metric_add(&metrics, "rewards/margins", 12, 16);
     metric_add(&metrics, "rewards/accuracies", 10, 16);
@@ -352,8 +340,7 @@ TEST(metrics_of_groups) {
         "\"val_completion_length\": 128, \"val_entropy\": 1.5}\n",
         " GiB | reward 0.25 | clipped 0 | entropy 1.5 | length 128\n",
         "validation loss  0.50000 | reward 0.25 | clipped 0 | entropy 1.5 | length 128 over 100 tokens\n"};
-    Metrics metrics;
-    memset(&metrics, 0, sizeof(metrics));
+    Metrics metrics = {0};
     metric_add(&metrics, "reward", 2, 8);
     metric_add(&metrics, "kl", 0, 0);
     metric_add(&metrics, "clip_fraction", 0, 1024);
@@ -370,22 +357,19 @@ TEST(time_for_people) {
     } cases[] = {{0, "0 s"},          {59.4, "59 s"},       {59.6, "1 min 00 s"},
                  {200, "3 min 20 s"}, {7500, "2 h 05 min"}, {86400 * 3 + 3600 * 4, "3 d 04 h"},
                  {1e300, "?"},        {NAN, "?"},           {-3, "0 s"}};
-    size_t i;
     char text[32];
-    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         assert_string_equal(human_seconds(cases[i].seconds, text), cases[i].text);
 }
 
 TEST(the_bar_fits_any_width) {
     char line[PROGRESS_LINE];
-    size_t width;
-    int percent;
     progress_text(line, 60, "training", 0.5, 200);
     assert_string_equal(line, "training  50 % [=============>             ] 3 min 20 s left");
     progress_text(line, 40, "training", 1, -1);
     assert_string_equal(line, "training 100 % [=======================]");
-    for (width = 1; width < 1000; width++) {
-        for (percent = -10; percent <= 110; percent += 10) {
+    for (size_t width = 1; width < 1000; width++) {
+        for (int percent = -10; percent <= 110; percent += 10) {
             memset(line, 'x', sizeof(line));
             progress_text(line, width, "validating the model", percent / 100.0, 1e5);
             if (!memchr(line, 0, sizeof(line)) || strlen(line) > width) test_fail("width %zu: %.300s", width, line);
@@ -423,19 +407,18 @@ static const char *screen_text(int master) {
 
 TEST(the_bar_on_a_terminal) {
     FILE *screen;
-    int master = make_terminal(&screen, 50), i, draws = 0;
+    int master = make_terminal(&screen, 50), draws = 0;
     Progress progress = progress_begin(screen, "training", 0, 100);
-    const char *seen;
     progress_update(&progress, 1);
     assert_string_equal(screen_text(master), ""); // what is over in a moment needs no bar
     progress.drawn_at = -1e9;
     progress.begun_at = seconds_now() - 10; // 10 seconds for a tenth: 90 are left
     progress_update(&progress, 10);
-    seen = screen_text(master);
+    const char *seen = screen_text(master);
     if (strncmp(seen, "\rtraining  10 % [=>", 19) != 0 || !strstr(seen, "] 1 min 30 s left\033[K"))
         test_fail("%s", seen);
     assert_int_equal(strlen(seen), 1 + 49 + 3); // one column less than the terminal has, so that no line wraps
-    for (i = 0; i < 1000; i++) {                // at most ten times a second
+    for (int i = 0; i < 1000; i++) {            // at most ten times a second
         double before = progress.drawn_at;
         progress_update(&progress, 11);
         draws += progress.drawn_at != before;
@@ -461,12 +444,11 @@ TEST(step_lines_make_the_bar_give_way) {
     FILE *screen;
     int master = make_terminal(&screen, 200);
     RunLog log = runlog_open(screen, NULL, 0, 0, 100);
-    const char *seen;
     StepReport r = report_of(50);
     log.progress = progress_begin(screen, "training", 0, 100);
     log.progress.drawn_at = -1e9;
     runlog_step(&log, &r);
-    seen = screen_text(master);
+    const char *seen = screen_text(master);
     if (strncmp(seen, "step  50/100 | ", 15) != 0 || !strstr(seen, "\n\rtraining  50 % [")) test_fail("%s", seen);
     r.step = 51;
     runlog_step(&log, &r);

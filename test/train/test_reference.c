@@ -52,8 +52,8 @@ static Opened *opened(const Setup *s) {
                            "--seq-len", s->T,       "--batch", s->B,    "--long",   s->long_documents,
                            "--shuffle", s->shuffle, "--seed",  s->seed, "--method", s->method,
                            "--chunk",   s->chunk,   "--quiet", "--out", s->out};
-    int argc = (int)(sizeof(given) / sizeof(given[0])) - (s->out ? 0 : 2), i;
-    for (i = 0; i < argc; i++) snprintf(word[i], sizeof(word[i]), "%s", given[i]), argv[i] = word[i];
+    int argc = (int)(sizeof(given) / sizeof(given[0])) - (s->out ? 0 : 2);
+    for (int i = 0; i < argc; i++) snprintf(word[i], sizeof(word[i]), "%s", given[i]), argv[i] = word[i];
     argv[argc] = NULL;
     memset(&o, 0, sizeof(o));
     o.options = options_parse(argc, argv);
@@ -77,8 +77,7 @@ static void closed(Opened *o) {
 static MadeDocument random_document(size_t tokens, size_t masked) {
     MadeDocument made = made_document(0, tokens, masked);
     uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
-    size_t i;
-    for (i = 0; i < tokens; i++) id[i] = (uint32_t)test_random_below(VOCABULARY);
+    for (size_t i = 0; i < tokens; i++) id[i] = (uint32_t)test_random_below(VOCABULARY);
     made.id = id;
     return made;
 }
@@ -86,9 +85,8 @@ static MadeDocument random_document(size_t tokens, size_t masked) {
 static const char *random_shard(const char *name, const size_t *tokens, size_t documents) {
     MadeDocument *document = (MadeDocument *)case_memory(documents * sizeof(MadeDocument));
     MadeShard made = made_shard(2);
-    size_t d;
     made.vocabulary = VOCABULARY;
-    for (d = 0; d < documents; d++) document[d] = random_document(tokens[d], d % 3 * 3);
+    for (size_t d = 0; d < documents; d++) document[d] = random_document(tokens[d], d % 3 * 3);
     return write_shard(name, &made, document, documents);
 }
 
@@ -109,21 +107,21 @@ static const char *random_data(const char *folder) {
 // ---- keys ---------------------------------------------------------------------------------------------------------
 TEST(key_of_bytes_changes_with_every_bit) {
     unsigned char *bytes = (unsigned char *)case_memory(200);
-    uint64_t seen[2000], key;
-    size_t i, j, n, keys = 0;
-    for (i = 0; i < 200; i++) bytes[i] = (unsigned char)test_random();
-    for (n = 0; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n);
-    for (i = 0; i < 67 * 8; i++) {
+    uint64_t seen[2000];
+    size_t keys = 0;
+    for (size_t i = 0; i < 200; i++) bytes[i] = (unsigned char)test_random();
+    for (size_t n = 0; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n);
+    for (size_t i = 0; i < 67 * 8; i++) {
         bytes[i / 8] ^= (unsigned char)(1u << i % 8);
         seen[keys++] = checksum_piece(7, bytes, 67);
         bytes[i / 8] ^= (unsigned char)(1u << i % 8);
     }
     memset(bytes, 0, 200);
-    for (n = 1; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n); // lengths of zeros, too
-    for (i = 0; i < keys; i++)
-        for (j = 0; j < i; j++)
+    for (size_t n = 1; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n); // lengths of zeros, too
+    for (size_t i = 0; i < keys; i++)
+        for (size_t j = 0; j < i; j++)
             if (seen[i] == seen[j]) test_fail("keys %zu and %zu are the same", j, i);
-    key = checksum_piece(7, bytes + 1, 64);
+    uint64_t key = checksum_piece(7, bytes + 1, 64);
     memmove(bytes, bytes + 1, 64);
     assert_true(checksum_piece(7, bytes, 64) == key); // wherever they lie
     assert_true(checksum_piece(8, bytes, 64) != key);
@@ -134,11 +132,10 @@ static uint64_t key_with_a_flipped_bit(Opened *o, size_t element) {
     const size_t size = dtype_size(o->run.model.dtype);
     char *at = o->run.streambp.memory.weights + element * size;
     unsigned char value[8];
-    uint64_t key;
     ops_device->copy_out(value, at, size);
     value[0] ^= 1;
     ops_device->copy_in(at, value, size);
-    key = model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 0);
+    uint64_t key = model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, 0);
     value[0] ^= 1;
     ops_device->copy_in(at, value, size);
     return key;
@@ -149,9 +146,8 @@ TEST(key_of_the_model) {
     Opened *o = opened(&s);
     const uint64_t key = o->key;
     const size_t elements = o->run.model.elements;
-    size_t i;
     assert_true(key != 0);
-    for (i = 0; i < 40; i++)
+    for (size_t i = 0; i < 40; i++)
         if (key_with_a_flipped_bit(o, i == 0 ? elements - 1 : i == 1 ? 0 : test_random_below(elements)) == key)
             test_fail("a changed weight has the same key");
     omp_set_num_threads(1);
@@ -200,14 +196,13 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
     LogprobHeader header = logprobs_header(&o->run, &o->data, o->key);
     LogprobWriter w;
     LogprobFile f;
-    float *value;
     logprobs_create(&w, scratch_path(name), &header);
     *sum = logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1));
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
     assert_int_equal(f.header.counted, sum->counted);
-    value = (float *)case_memory(*tokens * sizeof(float));
+    float *value = (float *)case_memory(*tokens * sizeof(float));
     logprobs_read(&f, 0, *tokens, value);
     logprobs_close(&f);
     closed(o);
@@ -219,12 +214,12 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     Opened *o = opened(s);
     Documents *d = &o->data.documents;
     float *value = (float *)case_memory(2000 * sizeof(float));
-    size_t place, t, first = 1;
+    size_t first = 1;
     assert_int_equal(dataloader_batches(&o->data), d->documents);
-    for (place = 0; place < d->documents; place++) {
+    for (size_t place = 0; place < d->documents; place++) {
         dataloader_next(&o->data, &o->batch);
         forward_logprobs(&o->run.streambp, &o->batch, 1);
-        for (t = 0; t < o->batch.N; t++, first++)
+        for (size_t t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
                 value[first] = (float)value_at(o->run.streambp.host_sums, dtype_of_sums(o->run.model.dtype), t);
         first++; // the next document's first token is nobody's target
@@ -235,8 +230,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
 }
 
 static void expect_same_values(const float *a, const float *b, size_t count, const char *what) {
-    size_t i;
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (!(fabsf(a[i] - b[i]) < 2e-5f) || (a[i] == 0) != (b[i] == 0))
             test_fail("%s: token %zu is %g, expected %g", what, i, (double)a[i], (double)b[i]);
 }
@@ -244,17 +238,16 @@ static void expect_same_values(const float *a, const float *b, size_t count, con
 TEST(packed_documents_have_their_own_log_probabilities) {
     static const size_t apart[] = {150, 120, 199, 101, 160}; // no two fit into one stream of 200
     Setup s = some_setup(random_data("walk"));
-    size_t tokens, count, set = 0, i;
+    size_t tokens, count, set = 0;
     LogprobSum sum;
-    float *expected, *value;
     double total = 0;
     random_shard("walk/a.bin", apart, 5);
     random_shard("walk/b.bin", apart, 4);
-    expected = one_by_one(&s, &count);
-    value = computed(&s, "alone.logprobs", &tokens, &sum);
+    float *expected = one_by_one(&s, &count);
+    float *value = computed(&s, "alone.logprobs", &tokens, &sum);
     assert_int_equal(tokens, count);
     expect_same_values(value, expected, tokens, "one document in a stream");
-    for (i = 0; i < tokens; i++) total += (double)value[i], set += value[i] != 0;
+    for (size_t i = 0; i < tokens; i++) total += (double)value[i], set += value[i] != 0;
     assert_int_equal(set, sum.counted);
     assert_true(fabs(total - sum.sum) < 1e-4 * fabs(sum.sum));
     s.B = "4";
@@ -265,20 +258,20 @@ TEST(packed_documents_have_their_own_log_probabilities) {
 
 TEST(cut_documents_have_those_of_their_pieces) {
     Setup s = some_setup(random_data("cut"));
-    size_t tokens, i, same = 0, zero = 0;
+    size_t tokens, same = 0, zero = 0;
     LogprobSum sum;
-    float *whole, *split, *truncated;
-    whole = computed(&s, "whole.logprobs", &tokens, &sum);
+    float *whole = computed(&s, "whole.logprobs", &tokens, &sum);
     s.T = "64", s.B = "2", s.shuffle = "on";
-    split = computed(&s, "split.logprobs", &tokens, &sum);
+    float *split = computed(&s, "split.logprobs", &tokens, &sum);
     s.long_documents = "truncate";
-    truncated = computed(&s, "truncated.logprobs", &tokens, &sum);
-    for (i = 0; i < tokens; i++) {
+    float *truncated = computed(&s, "truncated.logprobs", &tokens, &sum);
+    for (size_t i = 0; i < tokens; i++) {
         assert_true((whole[i] == 0) == (split[i] == 0)); // the same targets
         if (truncated[i] == 0) continue;
         assert_true(fabsf(truncated[i] - whole[i]) < 2e-5f && fabsf(truncated[i] - split[i]) < 2e-5f);
     }
-    for (i = 0; i < tokens; i++) same += fabsf(whole[i] - split[i]) < 2e-5f, zero += truncated[i] == 0 && whole[i] != 0;
+    for (size_t i = 0; i < tokens; i++)
+        same += fabsf(whole[i] - split[i]) < 2e-5f, zero += truncated[i] == 0 && whole[i] != 0;
     assert_true(same < tokens && zero > 100); // behind a cut less is seen, or nothing
 }
 
@@ -287,9 +280,8 @@ static const char *shard_of_kind(const char *name, ShardKind kind) {
     static const size_t tokens[] = {40, 65, 51, 70, 45, 12, 30, 90, 65, 33, 64, 66};
     MadeDocument document[12];
     MadeShard made = made_shard(2);
-    size_t d;
     made.vocabulary = VOCABULARY, made.kind = kind;
-    for (d = 0; d < 12; d++) {
+    for (size_t d = 0; d < 12; d++) {
         document[d] = random_document(tokens[d], d % 3 * 3);
         document[d].group = d / 4, document[d].reward = (float)d;
     }
@@ -299,18 +291,16 @@ static const char *shard_of_kind(const char *name, ShardKind kind) {
 TEST(pairs_and_groups_are_documents) {
     static const ShardKind kinds[] = {KIND_PAIRS, KIND_GROUPS};
     static const ObjectiveKind objectives[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO};
-    size_t tokens, k;
-    for (k = 0; k < 2; k++) {
+    size_t tokens;
+    for (size_t k = 0; k < 2; k++) {
         Setup s = some_setup(shard_of_kind("kind.bin", kinds[k]));
-        Objective objective;
         LogprobSum sum, units;
-        float *expected, *value;
         s.use = DATA_READS, s.long_documents = "truncate", s.T = "64", s.B = "3";
-        expected = computed(&s, "kind.logprobs", &tokens, &sum);
-        memset(&objective, 0, sizeof(objective));
+        float *expected = computed(&s, "kind.logprobs", &tokens, &sum);
+        Objective objective = {0};
         objective.kind = objectives[k], objective.beta = 0.1;
         s.use = DATA_TRAINS, s.objective = &objective, s.shuffle = "on", s.B = "2"; // two pairs or groups
-        value = computed(&s, "units.logprobs", &tokens, &units);
+        float *value = computed(&s, "units.logprobs", &tokens, &units);
         expect_same_values(value, expected, tokens, "units");
         assert_true(units.counted == sum.counted && units.counted > 200);
     }
@@ -322,8 +312,7 @@ static void overflow(const void *setup) {
     const size_t head = o->run.model.elements - model_head_offset(&o->run.model);
     float *huge = (float *)case_memory(head * sizeof(float));
     LogprobWriter w;
-    size_t i;
-    for (i = 0; i < head; i++) huge[i] = i % 2 ? 3e38f : -3e38f; // finite, but the logits are not
+    for (size_t i = 0; i < head; i++) huge[i] = i % 2 ? 3e38f : -3e38f; // finite, but the logits are not
     ops_device->copy_in(o->run.streambp.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
                         head * sizeof(float));
     logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
@@ -383,13 +372,12 @@ static ino_t inode_of(const char *path) {
 TEST(a_reference_is_computed_once) {
     Setup s = some_setup(random_data("once"));
     char first[PATH_MAX], command[700];
-    ino_t inode;
     assert_int_equal(run_child(prepare_killed, &s)->code, 1000 + SIGKILL); // what it leaves is not taken
     prepare(&s, 1);
     snprintf(first, sizeof(first), "%s", reference_path);
     assert_non_null(strstr(first, "/once/reference-"));
     assert_string_equal(first + strlen(first) - 9, ".logprobs");
-    inode = inode_of(first);
+    ino_t inode = inode_of(first);
     prepare(&s, 1);
     assert_string_equal(reference_path, first);
     s.shuffle = "on", s.B = "2";
@@ -412,9 +400,8 @@ TEST(a_reference_is_computed_once) {
 TEST(a_damaged_reference_is_refused) {
     Setup s = some_setup(random_data("damaged"));
     size_t size;
-    char *bytes;
     prepare(&s, 1);
-    bytes = read_whole(reference_path, &size);
+    char *bytes = read_whole(reference_path, &size);
     bytes[size - 10] ^= 1;
     write_file(reference_path, bytes, size);
     expect_refused(prepare_body, &s, 1, ".logprobs: its checksum is wrong, the file is damaged; remove it and compute");
@@ -435,7 +422,6 @@ TEST(a_lost_reference_is_named) {
 
 TEST(where_the_data_cannot_be_written_to) {
     Setup s = some_setup(random_data("closed"));
-    const Child *child;
     char command[1200];
     snprintf(command, sizeof(command), "chmod 755 '%s' && chmod 555 '%s' && mkdir -m 777 '%s'", scratch_folder(),
              scratch_path("closed"), scratch_path("out"));
@@ -443,7 +429,7 @@ TEST(where_the_data_cannot_be_written_to) {
     expect_refused(prepare_as_a_guest, &s, 1, "/closed/reference-");
     expect_refused(prepare_as_a_guest, &s, 1, "cannot be kept there: Permission denied; give --out, a folder for them");
     s.out = scratch_path("out");
-    child = run_child(prepare_as_a_guest, &s);
+    const Child *child = run_child(prepare_as_a_guest, &s);
     if (child->code) test_fail("%s", child->err);
     assert_non_null(strstr(child->out, "/out/reference-"));
     prepare(&s, 0); // found there again
@@ -468,9 +454,8 @@ static void open_other(const void *setup) {
 
 TEST(a_named_reference_is_held_to_the_run) {
     Setup s = some_setup(random_data("named"));
-    Opened *o;
     prepare(&s, 1);
-    o = opened(&s);
+    Opened *o = opened(&s);
     check_named(o, o->key);
     closed(o);
     s.seed = "6";
@@ -489,25 +474,21 @@ TEST(a_named_reference_is_held_to_the_run) {
 // With its reference attached, a policy that still is the reference loses ln 2 on every pair.
 TEST(a_batch_gets_its_reference) {
     Setup s = some_setup(shard_of_kind("attached.bin", KIND_PAIRS));
-    Objective objective;
-    Opened *o;
     LogprobFile f;
-    size_t i, t;
-    memset(&objective, 0, sizeof(objective));
+    Objective objective = {0};
     objective.kind = OBJECTIVE_DPO, objective.beta = 2, objective.temperature = 1;
     s.objective = &objective, s.shuffle = "on", s.B = "2";
-    o = opened(&s);
+    Opened *o = opened(&s);
     o->run.streambp.objective = objective;
     reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
     o->data.documents.settings.reference = &f;
     dataloader_seek(&o->data, 0);
     allocation_guard = 1;
-    for (i = 0; i < dataloader_batches(&o->data); i++) {
-        double loss;
+    for (size_t i = 0; i < dataloader_batches(&o->data); i++) {
         dataloader_next(&o->data, &o->batch);
-        loss = forward_only(&o->run.streambp, &o->batch, batch_count(&o->batch).groups, NULL);
+        double loss = forward_only(&o->run.streambp, &o->batch, batch_count(&o->batch).groups, NULL);
         if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
-        for (t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
+        for (size_t t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
     }
     allocation_guard = 0;
     logprobs_close(&f);
@@ -519,9 +500,8 @@ TEST(a_reference_fits_into_the_plan_of_training) {
     static const char *const methods[] = {"stream", "checkpoint", "full"};
     Setup s = some_setup(random_data("methods"));
     char first[PATH_MAX];
-    size_t i;
     s.B = "3";
-    for (i = 0; i < 6; i++) {
+    for (size_t i = 0; i < 6; i++) {
         s.method = methods[i % 3], s.chunk = i < 3 ? "16" : "100000";
         s.init = i % 2 ? LAYERS("1") : TINY;
         prepare(&s, 1);

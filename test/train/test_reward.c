@@ -73,14 +73,12 @@ static const char *answering(const char *how) {
 // ---- what must hold -------------------------------------------------------------------------------------------------
 static void expect_rewards(Reward *r, Asked asked, double factor, double offset) {
     float *reward = (float *)case_memory((asked.n + 1) * sizeof(float));
-    RewardStatus status;
-    size_t i;
     reward[asked.n] = -7;
     allocation_guard = 1;
-    status = reward_ask(r, asked_lines, &asked, asked.n, reward);
+    RewardStatus status = reward_ask(r, asked_lines, &asked, asked.n, reward);
     allocation_guard = 0;
     if (status) test_fail("verdict %d: %s", (int)status, r->message);
-    for (i = 0; i < asked.n; i++)
+    for (size_t i = 0; i < asked.n; i++)
         if (reward[i] != (float)(factor * (double)i + offset)) test_fail("reward %zu is %g", i, (double)reward[i]);
     assert_true(reward[asked.n] == -7);
 }
@@ -104,9 +102,8 @@ static void close_and_expect_gone(Reward *r) {
 static RewardStatus ask(Reward *r, size_t n, size_t length) {
     Asked asked = asking(n, length);
     float *reward = (float *)case_memory((n + 1) * sizeof(float));
-    RewardStatus status;
     allocation_guard = 1;
-    status = reward_ask(r, asked_lines, &asked, n, reward);
+    RewardStatus status = reward_ask(r, asked_lines, &asked, n, reward);
     allocation_guard = 0;
     return status;
 }
@@ -115,18 +112,16 @@ static RewardStatus ask(Reward *r, size_t n, size_t length) {
 static void expect_verdict(const char *command, size_t n, size_t length, RewardStatus expected, const char *words,
                            size_t answered) {
     Reward r;
-    RewardStatus status;
     double begin = seconds_now();
-    pid_t group;
     test_case("%.120s", command);
     reward_open(&r, command, 1.5, 0);
-    status = ask(&r, n, length);
+    RewardStatus status = ask(&r, n, length);
     if (status != expected || !strstr(r.message, words))
         test_fail("verdict %d, %s; expected %d, ... %s", (int)status, r.message, (int)expected, words);
     if (strchr(r.message, '\n')) test_fail("not one line: %s", r.message);
     if (r.answered != answered) test_fail("%zu rewards are good, expected %zu", r.answered, answered);
     if (seconds_now() - begin > 20) test_fail("it took %.1f seconds", seconds_now() - begin);
-    group = r.process;
+    pid_t group = r.process;
     r.command = answering("plainly"), r.timeout = 60;
     reward_restart(&r);
     while (kill(-group, 0) == 0) usleep(1000);
@@ -138,13 +133,12 @@ static void expect_verdict(const char *command, size_t n, size_t length, RewardS
 TEST(answers_in_order) {
     static const char *const ways[] = {"plainly", "objects", "slowly"};
     static const size_t pieces[] = {1, 7, 4096, SIZE_MAX};
-    size_t w, p, round;
-    for (w = 0; w < 3; w++) {
+    for (size_t w = 0; w < 3; w++) {
         Reward r;
         test_case("%s", ways[w]);
         reward_open(&r, answering(ways[w]), 60, 0);
-        for (round = 0; round < 3; round++) {
-            for (p = 0; p < 4; p++) {
+        for (size_t round = 0; round < 3; round++) {
+            for (size_t p = 0; p < 4; p++) {
                 Asked asked = asking(1 + 20 * round, 30);
                 asked.piece = pieces[p];
                 expect_rewards(&r, asked, 0.5, 0);
@@ -186,15 +180,14 @@ TEST(a_command_outside_the_ranks) {
                                        "SLURM_PROCID"};
     static const char *const kept[] = {"OMPI_ALLOW_RUN_AS_ROOT", "SLURM_JOB_ID", "SLURM_NODELIST", "TEST_REWARD"};
     Reward r;
-    size_t i;
-    for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) setenv(ours[i], "2", 1);
-    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) setenv(kept[i], "2", 1);
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) setenv(ours[i], "2", 1);
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) setenv(kept[i], "2", 1);
     reward_open(&r,
                 "read line; env | grep -c -E '^(OMPI_COMM|PMIX_|PMI_|SLURM_STEP|SLURM_PROCID)'; read line; "
                 "env | grep -c -E '^(OMPI_ALLOW_RUN_AS_ROOT|SLURM_JOB_ID|SLURM_NODELIST|TEST_REWARD)='",
                 60, 0);
-    for (i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) unsetenv(ours[i]);
-    for (i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) unsetenv(kept[i]);
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) unsetenv(ours[i]);
+    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) unsetenv(kept[i]);
     expect_rewards(&r, asking(1, 1), 0, 0);
     expect_rewards(&r, asking(1, 1), 0, 4);
     close_and_expect_gone(&r);
@@ -227,24 +220,22 @@ TEST(numbers) {
     static const char *const not_finite[] = {"NaN", "nan", "-inf", "Infinity", "1e999", "{\"reward\": 1e999}", "1e39"};
     char text[64];
     float reward;
-    size_t i;
-    Reward r;
-    memset(&r, 0, sizeof(r));
+    Reward r = {0};
     r.lines = r.sent = 1;
-    for (i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
         test_case("%s", good[i]);
         strcpy(text, good[i]);
         r.answered = 0;
         assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_OK);
         assert_true(reward == (float)values[i]);
     }
-    for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         test_case("%s", bad[i]);
         strcpy(text, bad[i]);
         r.answered = 0;
         assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_GARBAGE);
     }
-    for (i = 0; i < sizeof(not_finite) / sizeof(not_finite[0]); i++) {
+    for (size_t i = 0; i < sizeof(not_finite) / sizeof(not_finite[0]); i++) {
         test_case("%s", not_finite[i]);
         strcpy(text, not_finite[i]);
         r.answered = 0;
@@ -338,13 +329,10 @@ static void start_and_end(const void *context) {
 
 TEST(nothing_survives_the_program) {
     static const char *const ways[] = {"return", "die", "kill", "interrupt", "abort"};
-    size_t i;
-    for (i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
-        const Child *child;
-        long group;
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         test_case("%s", ways[i]);
-        child = run_child(start_and_end, ways[i]);
-        group = strtol(child->err, NULL, 10);
+        const Child *child = run_child(start_and_end, ways[i]);
+        long group = strtol(child->err, NULL, 10);
         assert_true(group > 1);
         expect_gone((pid_t)group);
     }

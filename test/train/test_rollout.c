@@ -13,8 +13,8 @@ static char own_path[PATH_MAX]; // of this program
 
 // ---- the command: its reward of a completion is a number that its ids make ------------------------------------------
 static float reward_of(const int32_t *ids, size_t count) {
-    size_t sum = 0, i;
-    for (i = 0; i < count; i++) sum += (size_t)ids[i] * (i + 1);
+    size_t sum = 0;
+    for (size_t i = 0; i < count; i++) sum += (size_t)ids[i] * (i + 1);
     return (float)(sum % 97) / 8;
 }
 
@@ -69,16 +69,15 @@ static DataLoader open_prompts(void) {
     DataSettings settings = data_settings(1, 5);
     MadeShard made = made_kind(KIND_DOCUMENTS);
     MadeDocument document[PROMPTS];
-    size_t d, i;
     made.vocabulary = 256;
-    for (d = 0; d < PROMPTS; d++) {
+    for (size_t d = 0; d < PROMPTS; d++) {
         size_t prompt = strlen(prompts[d]), tokens = prompt + 1 + d;
         uint32_t *id = (uint32_t *)case_memory(tokens * sizeof(uint32_t));
         unsigned char *counts = (unsigned char *)case_memory(tokens);
         memset(&document[d], 0, sizeof(document[d]));
-        for (i = 0; i < tokens; i++)
+        for (size_t i = 0; i < tokens; i++)
             id[i] = i < prompt ? (unsigned char)prompts[d][i] : (unsigned char)('A' + i - prompt);
-        for (i = 0; i < tokens; i++) counts[i] = i >= prompt;
+        for (size_t i = 0; i < tokens; i++) counts[i] = i >= prompt;
         document[d].tokens = tokens, document[d].id = id, document[d].counts = counts, document[d].prompt = prompt;
     }
     settings.use = DATA_PROMPTS, settings.vocab_size = 256;
@@ -103,8 +102,7 @@ typedef struct {
 
 static RolloutSettings rollout_settings(void) {
     static const uint32_t end_ids[] = {7, 77, 177, 200, 201, 202, 203, 204, 205, 206, 207};
-    RolloutSettings s;
-    memset(&s, 0, sizeof(s));
+    RolloutSettings s = {0};
     s.prompts = s.most_prompts = s.step_prompts = P;
     s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
     s.sampling.temperature = 1, s.sampling.top_p = 1, s.sampling.seed = 12;
@@ -119,19 +117,15 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
         "vocab_size=256";
     Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
     Config parsed = config_from_text(config, "test", EXIT_USAGE);
-    double *weights;
-    SequenceBound bound;
-    Batch shape;
-    size_t d;
     r->model = model_build(&parsed, ops_device->stored);
-    weights = tiny_weights(&r->model, 5);
+    double *weights = tiny_weights(&r->model, 5);
     r->data = open_prompts();
     r->text.bytes = !strcmp(tokens, "bytes");
     snprintf(r->command, sizeof(r->command), "exec '%s' --answer '%s' '%s'", own_path, how, scratch_path("lines"));
     remove(scratch_path("lines"));
     r->settings = settings;
     r->settings.text = &r->text, r->settings.reward_command = r->command;
-    bound = rollout_bound(&r->settings, &r->data.documents);
+    SequenceBound bound = rollout_bound(&r->settings, &r->data.documents);
     r->run.model = &r->model, r->run.chunk = 8, r->run.logits_chunk = 3;
     r->run.backward = r->run.optimizer = 1;
     r->run.gradient_type = r->model.dtype, r->run.moment_type = DTYPE_FP32;
@@ -139,8 +133,8 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     r->run.objective.clip_low = r->run.objective.clip_high = 0.2;
     r->run.rollout_slots = settings.slots;
     r->run.rollout_tokens = rollout_capacity(&r->settings, &r->data.documents);
-    shape = batch_allocate(bound.N, bound.documents);
-    for (d = 0; d <= bound.documents; d++) shape.document_start[d] = min_size(d * bound.longest, bound.N);
+    Batch shape = batch_allocate(bound.N, bound.documents);
+    for (size_t d = 0; d <= bound.documents; d++) shape.document_start[d] = min_size(d * bound.longest, bound.N);
     r->plan = plan_make(&r->run, &shape);
     r->memory = ops_device->allocate(r->plan.total_bytes);
     arena_init(&r->arena, r->memory, r->plan.total_bytes);
@@ -163,9 +157,9 @@ static void rolling_close(Rolling *r) {
 
 // A step, in which nothing allocates, and after which the arena is as before.
 static size_t step(Rolling *r, size_t number) {
-    size_t used = r->arena.used, streams;
+    size_t used = r->arena.used;
     allocation_guard = 1;
-    streams = rollout_step(&r->rollout, &r->s, number);
+    size_t streams = rollout_step(&r->rollout, &r->s, number);
     allocation_guard = 0;
     assert_true(r->arena.used == used);
     return streams;
@@ -175,10 +169,10 @@ static size_t step(Rolling *r, size_t number) {
 // Document d of a stream is the completion, with what belongs to it.
 static void expect_document(const Batch *b, size_t d, const Completion *text, float reward, double advantage,
                             size_t group) {
-    size_t begin = b->document_start[d], n = b->document_start[d + 1] - begin, t;
+    size_t begin = b->document_start[d], n = b->document_start[d + 1] - begin;
     assert_int_equal(n, text->prompt_tokens + text->tokens - 1);
     assert_true(b->reward[d] == reward && b->group[d] == group && b->counted[d] == (double)text->tokens);
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         int32_t whole[LONGEST + NEW + 1];
         memcpy(whole, text->prompt, text->prompt_tokens * sizeof(int32_t));
         memcpy(whole + text->prompt_tokens, text->ids, text->tokens * sizeof(int32_t));
@@ -195,13 +189,13 @@ static void expect_document(const Batch *b, size_t d, const Completion *text, fl
 // Every group whose rewards are known is in one stream, whole, and nothing else is; `known` completions have rewards.
 static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capacity) {
     Rollout *o = &r->rollout;
-    size_t seen = 0, i, d, p, g, tokens = 0, positions = 0;
-    for (i = 0; i < streams; i++) {
+    size_t seen = 0, p, tokens = 0, positions = 0;
+    for (size_t i = 0; i < streams; i++) {
         const Batch *b = rollout_batch(o, i);
         assert_true(b->N > 0 && b->N <= capacity && b->documents % G == 0);
         assert_true(b->document_start[0] == 0 && b->document_start[b->documents] == b->N);
         positions += b->N;
-        for (d = 0; d < b->documents; d += G, seen++) {
+        for (size_t d = 0; d < b->documents; d += G, seen++) {
             double mean = 0, squares = 0, reward[G];
             for (p = 0; p < P; p++) // whose first completion is the first document
                 if (!memcmp(b->targets + b->document_start[d] + o->prompt_tokens[p] - 1, o->completion[p * G].ids,
@@ -210,10 +204,10 @@ static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capa
                             o->prompt_tokens[p] * sizeof(int32_t)))
                     break;
             assert_true(p < P && (p + 1) * G <= known);
-            for (g = 0; g < G; g++) mean += reward[g] = (double)o->reward[p * G + g];
+            for (size_t g = 0; g < G; g++) mean += reward[g] = (double)o->reward[p * G + g];
             mean /= G;
-            for (g = 0; g < G; g++) squares += (reward[g] - mean) * (reward[g] - mean);
-            for (g = 0; g < G; g++) {
+            for (size_t g = 0; g < G; g++) squares += (reward[g] - mean) * (reward[g] - mean);
+            for (size_t g = 0; g < G; g++) {
                 expect_document(b, d + g, &o->completion[p * G + g], o->reward[p * G + g],
                                 (reward[g] - mean) / (sqrt(squares / (G - 1)) + 1e-4), d / G);
                 tokens += o->completion[p * G + g].tokens;
@@ -227,8 +221,7 @@ static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capa
 }
 
 static double metric(const Rollout *r, const char *name) {
-    size_t i;
-    for (i = 0; i < r->metrics.count; i++)
+    for (size_t i = 0; i < r->metrics.count; i++)
         if (!strcmp(r->metrics.metric[i].name, name)) return r->metrics.metric[i].sum / r->metrics.metric[i].count;
     test_fail("no metric %s", name);
     return 0;
@@ -245,17 +238,15 @@ static void expect_text(const cJSON *object, const char *key, const char *text) 
 
 static void expect_ids(const cJSON *object, const char *key, const int32_t *ids, size_t count) {
     const cJSON *array = cJSON_GetObjectItem(object, key);
-    size_t i;
     if (!cJSON_IsArray(array) || (size_t)cJSON_GetArraySize(array) != count) test_fail("%s: not %zu ids", key, count);
-    for (i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (cJSON_GetArrayItem(array, (int)i)->valueint != ids[i]) test_fail("%s: id %zu", key, i);
 }
 
 // Line i of a step is completion i's; the command read them all as JSON.
 static void expect_lines(const Rolling *r, char *lines) {
     const Rollout *o = &r->rollout;
-    size_t i;
-    for (i = 0; i < P * G; i++) {
+    for (size_t i = 0; i < P * G; i++) {
         char *end = strchr(lines, '\n'), text[4 * NEW + 1], reference[PROMPTS + 1] = "ABCDEFG";
         size_t p = i / G, number = o->number[p];
         cJSON *object = end ? cJSON_Parse((*end = 0, lines)) : NULL;
@@ -284,19 +275,17 @@ static void expect_lines(const Rolling *r, char *lines) {
 TEST(lines_and_streams) {
     static const char *const tokens[] = {"bytes", "none"};
     static const size_t capacities[] = {0, 1, 2}; // one group's worst case, and more
-    size_t k, c, number, ended = 0;
-    for (k = 0; k < 2; k++) {
-        for (c = 0; c < 3; c++) {
+    size_t ended = 0;
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t c = 0; c < 3; c++) {
             RolloutSettings settings = rollout_settings();
-            Rolling *r;
             test_case("tokens as %s, capacity %zu", tokens[k], c);
             settings.sequence_tokens = capacities[c] * G * (LONGEST + NEW);
-            r = rolling_open(settings, "numbers", tokens[k]);
-            for (number = 1; number <= 6; number++) {
-                size_t streams, i;
+            Rolling *r = rolling_open(settings, "numbers", tokens[k]);
+            for (size_t number = 1; number <= 6; number++) {
                 remove(scratch_path("lines"));
-                streams = step(r, number);
-                for (i = 0; i < P * G; i++) {
+                size_t streams = step(r, number);
+                for (size_t i = 0; i < P * G; i++) {
                     const Completion *text = &r->rollout.completion[i];
                     if (r->rollout.reward[i] != reward_of(text->ids, text->tokens)) test_fail("reward %zu", i);
                     ended += (size_t)text->ended;
@@ -316,10 +305,9 @@ TEST(lines_and_streams) {
 }
 
 static void expect_same_step(Rolling *a, Rolling *b, size_t streams) {
-    size_t i;
     assert_memory_equal(a->rollout.number, b->rollout.number, P * sizeof(size_t));
     assert_memory_equal(a->rollout.reward, b->rollout.reward, P * G * sizeof(float));
-    for (i = 0; i < streams; i++) {
+    for (size_t i = 0; i < streams; i++) {
         const Batch *x = rollout_batch(&a->rollout, i), *y = rollout_batch(&b->rollout, i);
         expect_same_batch(x, y);
         assert_memory_equal(x->advantage, y->advantage, x->N * sizeof(float));
@@ -330,15 +318,15 @@ static void expect_same_step(Rolling *a, Rolling *b, size_t streams) {
 // A run that begins at step 6, and one with other slots, repeat it; every epoch has every prompt once.
 TEST(a_step_follows_from_its_number) {
     RolloutSettings settings = rollout_settings(), fewer = settings;
-    Rolling *first = rolling_open(settings, "numbers", "bytes"), *again, *other;
+    Rolling *first = rolling_open(settings, "numbers", "bytes");
     int32_t ids[2][NEW] = {{0}};
-    size_t number, streams = 0, i, k, seen[PROMPTS] = {0}, orders = 0, order[PROMPTS];
+    size_t streams = 0, seen[PROMPTS] = {0}, orders = 0, order[PROMPTS];
     fewer.slots = 2;
-    again = rolling_open(settings, "numbers", "bytes"), other = rolling_open(fewer, "numbers", "bytes");
-    for (number = 1; number <= 7; number++) { // three epochs of seven prompts, three a step
+    Rolling *again = rolling_open(settings, "numbers", "bytes"), *other = rolling_open(fewer, "numbers", "bytes");
+    for (size_t number = 1; number <= 7; number++) { // three epochs of seven prompts, three a step
         streams = step(first, number);
-        for (i = 0; i < P; i++) {
-            k = (number - 1) * P + i;
+        for (size_t i = 0; i < P; i++) {
+            size_t k = (number - 1) * P + i;
             seen[first->rollout.number[i]]++;
             if (k < PROMPTS) order[k] = first->rollout.number[i];
             if (k >= PROMPTS) orders += order[k % PROMPTS] != first->rollout.number[i];
@@ -362,10 +350,10 @@ TEST(a_step_follows_from_its_number) {
 
 TEST(groups_without_spread) {
     Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
-    size_t streams = step(r, 1), i, t;
+    size_t streams = step(r, 1);
     assert_true(streams > 0 && metric(&r->rollout, "zero_spread") == 1 && metric(&r->rollout, "reward_std") == 0);
-    for (i = 0; i < streams; i++)
-        for (t = 0; t < rollout_batch(&r->rollout, i)->N; t++)
+    for (size_t i = 0; i < streams; i++)
+        for (size_t t = 0; t < rollout_batch(&r->rollout, i)->N; t++)
             assert_true(rollout_batch(&r->rollout, i)->advantage[t] == 0);
     rolling_close(r);
 }
@@ -373,12 +361,12 @@ TEST(groups_without_spread) {
 // ---- the text of a tokenizer ----------------------------------------------------------------------------------------
 static int32_t *encoded(Tokenizer *t, const char *text, int prompt, size_t *count) {
     TokenIds ids = {NULL, 0, 0};
-    int32_t *copy;
     if (prompt)
         tokenizer_prompt(t, text, strlen(text), &ids);
     else
         tokenizer_encode(t, text, strlen(text), 1, &ids);
-    copy = (int32_t *)memcpy(case_memory((ids.count + 1) * sizeof(int32_t)), ids.id, ids.count * sizeof(int32_t));
+    int32_t *copy =
+        (int32_t *)memcpy(case_memory((ids.count + 1) * sizeof(int32_t)), ids.id, ids.count * sizeof(int32_t));
     free(ids.id);
     *count = ids.count;
     return copy;
@@ -390,11 +378,10 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     static char line[1 << 16], whole[1 << 16], texts[1 << 16];
     char path[128];
     size_t number = 0, bytes = 0, made, counts[2];
-    int32_t *ids[2], *all;
+    int32_t *ids[2];
     Completion completion;
     Prompt text;
     Rollout r;
-    cJSON *object;
     test_case("%s: %s|%s", style, prompt, answer_text);
     snprintf(path, sizeof(path), "test/golden/tokenizers/%s.tok", style);
     memset(&text, 0, sizeof(text)), memset(&r, 0, sizeof(r)), memset(&completion, 0, sizeof(completion));
@@ -411,9 +398,9 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     rollout_lines_begin(&r);
     while ((made = rollout_lines(&r, line + bytes, r.piece)) > 0) bytes += made;
     line[bytes] = 0;
-    object = cJSON_Parse(line);
+    cJSON *object = cJSON_Parse(line);
     if (!object) test_fail("not JSON: %s", line);
-    all = (int32_t *)case_memory((counts[0] + counts[1]) * sizeof(int32_t));
+    int32_t *all = (int32_t *)case_memory((counts[0] + counts[1]) * sizeof(int32_t));
     memcpy(all, ids[0], counts[0] * sizeof(int32_t)), memcpy(all + counts[0], ids[1], counts[1] * sizeof(int32_t));
     whole[prompt_text(&text, all, counts[0] + counts[1], whole)] = 0;
     snprintf(texts, sizeof(texts), "%s%s", cJSON_GetObjectItem(object, "prompt")->valuestring,
@@ -431,19 +418,16 @@ TEST(lines_of_a_tokenizer) {
     static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
     static const char *const texts[][2] = {
         {"Hello", " world"}, {"say \"\\\" \n\tto", "\xf0\x9f\x98\x80 \xd1\x8f \x01"}, {"x = 1;\n", "  y"}};
-    size_t i, k;
-    for (i = 0; i < sizeof(styles) / sizeof(styles[0]); i++)
-        for (k = 0; k < 3; k++) expect_tokenizer_line(styles[i], texts[k][0], texts[k][1]);
+    for (size_t i = 0; i < sizeof(styles) / sizeof(styles[0]); i++)
+        for (size_t k = 0; k < 3; k++) expect_tokenizer_line(styles[i], texts[k][0], texts[k][1]);
 }
 
 // ---- a command that fails -------------------------------------------------------------------------------------------
 static void skip_failures(const void *how) {
     RolloutSettings settings = rollout_settings();
-    Rolling *r;
-    size_t number;
     settings.stop = 0;
-    r = rolling_open(settings, (const char *)how, "bytes");
-    for (number = 1; number <= 12; number++) {
+    Rolling *r = rolling_open(settings, (const char *)how, "bytes");
+    for (size_t number = 1; number <= 12; number++) {
         size_t streams = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
         expect_streams(r, streams, known, r->rollout.settings.sequence_tokens);
         if (metric(&r->rollout, "left_out") != (double)(P - known / G) / P) exit(4);
@@ -486,18 +470,16 @@ TEST(failures) {
 // The reward is the share of bytes below 128: at random a half, soon nearly all.
 TEST(a_policy_learns) {
     RolloutSettings settings = rollout_settings();
-    Rolling *r;
     double reward = 0, before = 0, loss;
-    size_t number, streams, i;
-    AdamW adamw;
+    size_t i;
     settings.end_count = 0;
-    r = rolling_open(settings, "low", "bytes");
-    memset(&adamw, 0, sizeof(adamw));
+    Rolling *r = rolling_open(settings, "low", "bytes");
+    AdamW adamw = {0};
     adamw.learning_rate = 0.03, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.epsilon = 1e-8, adamw.gradient_scale = 1;
     optimizer_init(&r->model, world_alone(), ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
-    for (number = 1; number <= 40; number++) {
+    for (size_t number = 1; number <= 40; number++) {
         double sum = 0;
-        streams = step(r, number);
+        size_t streams = step(r, number);
         for (i = 0; i < P * G; i++) sum += (double)r->rollout.reward[i] / (P * G);
         if (number <= 5) before += sum / 5;
         if (number > 35) reward += sum / 5;

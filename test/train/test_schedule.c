@@ -8,7 +8,7 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 static const double PI = 3.14159265358979323846;
 
 static Schedule make(ScheduleKind kind, size_t warmup, size_t steps) {
-    Schedule schedule = {kind, 3e-4, 0.1, 0.2, warmup, steps};
+    Schedule schedule = {3e-4, kind, 0.1, 0.2, warmup, steps};
     return schedule;
 }
 
@@ -25,11 +25,9 @@ static void expect_exact(const Schedule *s, size_t step, double expected) {
 
 TEST(ends_are_exact) {
     static const size_t warmups[] = {0, 1, 2, 7, 99}, lengths[] = {100, 101, 1000, 123457};
-    size_t w, n;
-    int kind;
-    for (kind = 0; kind < SCHEDULES; kind++) {
-        for (w = 0; w < 5; w++) {
-            for (n = 0; n < 4; n++) {
+    for (int kind = 0; kind < SCHEDULES; kind++) {
+        for (size_t w = 0; w < 5; w++) {
+            for (size_t n = 0; n < 4; n++) {
                 Schedule s = make((ScheduleKind)kind, warmups[w], lengths[n]);
                 test_case("%s, %zu of warm-up, %zu steps", schedule_names[kind], s.warmup, s.steps);
                 expect_exact(&s, max_size(s.warmup, 1), s.peak);
@@ -41,8 +39,8 @@ TEST(ends_are_exact) {
 }
 
 TEST(closed_forms) {
-    size_t step, warmup = 10, steps = 110; // 100 steps of decay
-    for (step = 1; step <= steps; step++) {
+    size_t warmup = 10, steps = 110; // 100 steps of decay
+    for (size_t step = 1; step <= steps; step++) {
         Schedule cosine = make(SCHEDULE_COSINE, warmup, steps), linear = make(SCHEDULE_LINEAR, warmup, steps);
         Schedule constant = make(SCHEDULE_CONSTANT, warmup, steps), wsd = make(SCHEDULE_WSD, warmup, steps);
         double low = 3e-5, high = 3e-4, p = ((double)step - 10) / 100, q = ((double)step - 88) / 22; // 0.2 * 110 = 22
@@ -56,20 +54,17 @@ TEST(closed_forms) {
 
 TEST(without_warmup_the_decay_begins_at_step_1) {
     Schedule s = make(SCHEDULE_LINEAR, 0, 11);
-    size_t step;
-    for (step = 1; step <= 11; step++) expect_rate(&s, step, 3e-4 + (3e-5 - 3e-4) * ((double)step - 1) / 10);
+    for (size_t step = 1; step <= 11; step++) expect_rate(&s, step, 3e-4 + (3e-5 - 3e-4) * ((double)step - 1) / 10);
 }
 
 TEST(rises_then_falls) {
-    size_t warmup, steps, step;
-    int kind;
-    for (kind = 0; kind < SCHEDULES; kind++) {
-        for (warmup = 0; warmup < 12; warmup++) {
-            for (steps = 1; steps < 12; steps++) {
+    for (int kind = 0; kind < SCHEDULES; kind++) {
+        for (size_t warmup = 0; warmup < 12; warmup++) {
+            for (size_t steps = 1; steps < 12; steps++) {
                 Schedule s = make((ScheduleKind)kind, warmup, steps);
                 double before = 0;
                 test_case("%s, %zu of warm-up, %zu steps", schedule_names[kind], warmup, steps);
-                for (step = 1; step <= steps; step++) {
+                for (size_t step = 1; step <= steps; step++) {
                     double rate = schedule_learning_rate(&s, step);
                     if (!(rate > 0 && rate <= s.peak)) test_fail("step %zu: %g is out of range", step, rate);
                     if (step <= warmup && !(rate > before)) test_fail("step %zu of the warm-up does not rise", step);
@@ -100,16 +95,15 @@ TEST(fractions_at_their_limits) {
 }
 
 TEST(names) {
-    int kind;
-    for (kind = 0; kind < SCHEDULES; kind++) assert_int_equal(schedule_find(schedule_names[kind]), kind);
+    for (int kind = 0; kind < SCHEDULES; kind++) assert_int_equal(schedule_find(schedule_names[kind]), kind);
 }
 
 // What --schedule offers is what there is.
 TEST(names_are_those_of_the_option) {
     const char *names = option_rows[option_find("schedule")].value;
-    size_t i, count = 0;
-    for (i = 0; i < SCHEDULES; i++) assert_non_null(strstr(names, schedule_names[i]));
-    for (i = 0; names[i]; i++) count += names[i] == '|';
+    size_t count = 0;
+    for (size_t i = 0; i < SCHEDULES; i++) assert_non_null(strstr(names, schedule_names[i]));
+    for (size_t i = 0; names[i]; i++) count += names[i] == '|';
     assert_int_equal(count + 1, SCHEDULES);
 }
 

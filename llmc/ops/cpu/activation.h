@@ -26,9 +26,8 @@ static inline floatS gate_slope(floatS g, int gelu) {
 }
 
 static inline void gated_forward(Stored *out_, const Stored *gate_up, size_t n, size_t FF, const int gelu) {
-    size_t t;
 #pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF;
         floatX *out = (floatX *)out_ + t * FF;
 #pragma omp simd
@@ -41,9 +40,8 @@ static inline void gated_forward(Stored *out_, const Stored *gate_up, size_t n, 
 
 static inline void gated_backward(Stored *dgate_up, const Stored *dout_, const Stored *gate_up, size_t n, size_t FF,
                                   const int gelu) {
-    size_t t;
 #pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF,
                      *dout = (const floatX *)dout_ + t * FF;
         floatX *dgate = (floatX *)dgate_up + t * 2 * FF, *dup = dgate + FF;
@@ -75,9 +73,9 @@ static void geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *g
 
 static void gelu_forward(Stored *out, const Stored *in, size_t count) {
     const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
-    size_t blocks = block_count(count), b;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS;
         floatX *out_block = (floatX *)out + b * BLOCK_ELEMENTS;
         size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
@@ -91,9 +89,9 @@ static void gelu_forward(Stored *out, const Stored *in, size_t count) {
 
 static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size_t count) {
     const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
-    size_t blocks = block_count(count), b;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS,
                      *dout_block = (const floatX *)dout + b * BLOCK_ELEMENTS;
         floatX *dx_block = (floatX *)dx + b * BLOCK_ELEMENTS;

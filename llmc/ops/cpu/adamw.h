@@ -98,16 +98,16 @@ static void adamw(Stored *w_, float *master, const void *gradient, DType gradien
     void *weights = master ? (void *)master : (void *)w_;    // what the step is applied to
     DType weights_type = master ? DTYPE_FP32 : FLOATX_DTYPE; // NOLINT(bugprone-branch-clone): equal in fp32 builds
     const size_t before = step->first % BLOCK_ELEMENTS; // blocks are the parameter's own, whatever part of it this is
-    size_t blocks = block_count(before + count), b;
+    size_t blocks = block_count(before + count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         size_t begin = b ? b * BLOCK_ELEMENTS - before : 0;
         size_t length = min_size((b + 1) * BLOCK_ELEMENTS - before, count) - begin;
-        floatS buffer[4][BLOCK_ELEMENTS], *w, *bm, *bv;
+        floatS buffer[4][BLOCK_ELEMENTS];
         const floatS *g = block_read(gradient, gradient_type, begin, length, buffer[0]);
-        w = block_open(weights, weights_type, begin, length, buffer[1]);
-        bm = block_open(m, moment_type, begin, length, buffer[2]);
-        bv = block_open(v, moment_type, begin, length, buffer[3]);
+        floatS *w = block_open(weights, weights_type, begin, length, buffer[1]);
+        floatS *bm = block_open(m, moment_type, begin, length, buffer[2]);
+        floatS *bv = block_open(v, moment_type, begin, length, buffer[3]);
         adamw_block(w, g, bm, bv, length, &factors);
         adamw_close(weights, weights_type, begin, length, w, step, ADAMW_W);
         adamw_close(m, moment_type, begin, length, bm, step, ADAMW_M);

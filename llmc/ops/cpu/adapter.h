@@ -41,9 +41,9 @@ static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t 
 
 static void scale(Stored *x_, double factor, size_t count) {
     const floatS by = (floatS)factor;
-    size_t blocks = block_count(count), b;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         floatX *x = (floatX *)x_ + b * BLOCK_ELEMENTS;
         size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
 #pragma omp simd
@@ -56,9 +56,8 @@ static void dropout(Stored *out_, const Stored *in_, size_t n, size_t width, siz
     const uint64_t threshold = dropout_threshold(rate), first = first_row * width;
     const floatS kept = (floatS)(1 / (1 - rate));
     const size_t count = n * width, blocks = block_count(count);
-    size_t b;
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         const size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
         const floatX *in = (const floatX *)in_ + begin;
         floatX *out = (floatX *)out_ + begin;

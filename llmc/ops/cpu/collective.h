@@ -48,15 +48,13 @@ static int receive_piece(int n, const Collective *c, void *data, size_t bytes, s
 static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size_t rank) {
     enum { BLOCK = 1024 };
     const floatS *staging = (const floatS *)(const void *)job.staging;
-    size_t begin;
 #pragma omp parallel for schedule(static)
-    for (begin = 0; begin < count; begin += BLOCK) {
+    for (size_t begin = 0; begin < count; begin += BLOCK) {
         const size_t n = min_size(BLOCK, count - begin);
         floatS sum[BLOCK] = {0};
-        size_t r, i;
-        for (r = 0; r < ranks; r++) {
+        for (size_t r = 0; r < ranks; r++) {
             const floatS *term = r == rank ? x + begin : staging + r * stride + begin;
-            for (i = 0; i < n; i++) sum[i] += term[i];
+            for (size_t i = 0; i < n; i++) sum[i] += term[i];
         }
         memcpy(x + begin, sum, n * sizeof(*sum));
     }
@@ -67,11 +65,10 @@ static void run_reduce_scatter(const Collective *c) {
     const size_t most = STAGING_BYTES / ranks / sizeof(floatS), longest = shard_range_max(c->count, c->unit, ranks);
     const Range own = shard_range(c->count, c->unit, ranks, rank);
     floatS *x = (floatS *)(void *)c->x, *staging = (floatS *)(void *)job.staging;
-    size_t begin, i;
-    for (begin = 0; begin < longest; begin += most) {
+    for (size_t begin = 0; begin < longest; begin += most) {
         const Range mine = piece_of(own, begin, most);
         int n = 0;
-        for (i = 1; i < ranks; i++) {
+        for (size_t i = 1; i < ranks; i++) {
             const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
             const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, to), begin, most);
             n = receive_piece(n, c, staging + from * most, mine.count * sizeof(floatS), from);
@@ -86,11 +83,10 @@ static void run_all_gather(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
     const size_t most = max_size(STAGING_BYTES / size, 1), longest = shard_range_max(c->count, c->unit, ranks);
     const Range own = shard_range(c->count, c->unit, ranks, rank);
-    size_t begin, i;
-    for (begin = 0; begin < longest; begin += most) {
+    for (size_t begin = 0; begin < longest; begin += most) {
         const Range mine = piece_of(own, begin, most);
         int n = 0;
-        for (i = 1; i < ranks; i++) {
+        for (size_t i = 1; i < ranks; i++) {
             const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
             const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, from), begin, most);
             n = receive_piece(n, c, c->x + theirs.begin * size, theirs.count * size, from);
@@ -101,12 +97,12 @@ static void run_all_gather(const Collective *c) {
 }
 
 static void run_exchange(const Collective *c) {
-    size_t begin, i, longest = 0;
-    for (i = 0; i < c->messages; i++)
+    size_t longest = 0;
+    for (size_t i = 0; i < c->messages; i++)
         longest = max_size(longest, max_size(c->message[i].in_bytes, c->message[i].out_bytes));
-    for (begin = 0; begin < longest; begin += STAGING_BYTES) {
+    for (size_t begin = 0; begin < longest; begin += STAGING_BYTES) {
         int n = 0;
-        for (i = 0; i < c->messages; i++) {
+        for (size_t i = 0; i < c->messages; i++) {
             const Message *p = &c->message[i];
             const Range in = {0, p->in_bytes}, out = {0, p->out_bytes};
             n = receive_piece(n, c, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
@@ -126,9 +122,8 @@ static void await(int64_t ticket) { done = ticket; } // nobody is there
 #endif
 
 static Collective *enqueue(CollectiveKind kind, RankGroup group) {
-    Collective *c;
     if (asked - done == COLLECTIVES) await(done + 1);
-    c = &queue[asked++ % COLLECTIVES];
+    Collective *c = &queue[asked++ % COLLECTIVES];
     c->kind = kind, c->group = group;
     return c;
 }

@@ -26,17 +26,16 @@ static floatS *block_open(void *memory, DType type, size_t begin, size_t count, 
     const float *fp32 = (const float *)memory + begin;
     const double *fp64 = (const double *)memory + begin;
     const uint16_t *bf16 = (const uint16_t *)memory + begin;
-    size_t i;
     if (is_floatS(type)) return (floatS *)memory + begin;
     switch (type) {
     case DTYPE_FP32:
-        for (i = 0; i < count; i++) buffer[i] = (floatS)fp32[i];
+        for (size_t i = 0; i < count; i++) buffer[i] = (floatS)fp32[i];
         break;
     case DTYPE_FP64:
-        for (i = 0; i < count; i++) buffer[i] = (floatS)fp64[i];
+        for (size_t i = 0; i < count; i++) buffer[i] = (floatS)fp64[i];
         break;
     case DTYPE_BF16:
-        for (i = 0; i < count; i++) buffer[i] = bf16_to_float(bf16[i]);
+        for (size_t i = 0; i < count; i++) buffer[i] = bf16_to_float(bf16[i]);
         break;
     default: die("op set cpu: no arithmetic on %s tensors; convert them to fp32 or bf16", dtype_name(type));
     }
@@ -52,17 +51,16 @@ static void block_close(void *memory, DType type, size_t begin, size_t count, co
     float *fp32 = (float *)memory + begin;
     double *fp64 = (double *)memory + begin;
     uint16_t *bf16 = (uint16_t *)memory + begin;
-    size_t i;
     if (is_floatS(type)) return; // was changed in place
     switch (type) {
     case DTYPE_FP32:
-        for (i = 0; i < count; i++) fp32[i] = (float)block[i];
+        for (size_t i = 0; i < count; i++) fp32[i] = (float)block[i];
         break;
     case DTYPE_FP64:
-        for (i = 0; i < count; i++) fp64[i] = (double)block[i];
+        for (size_t i = 0; i < count; i++) fp64[i] = (double)block[i];
         break;
     default:
-        for (i = 0; i < count; i++) bf16[i] = float_to_bf16((float)block[i]);
+        for (size_t i = 0; i < count; i++) bf16[i] = float_to_bf16((float)block[i]);
         break;
     }
 }

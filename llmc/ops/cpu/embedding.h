@@ -15,9 +15,8 @@ static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t
     const floatS scale = (floatS)scale_;
     floatX *out = (floatX *)out_;
     const floatX *wte = (const floatX *)wte_, *wpe = (const floatX *)wpe_;
-    size_t t;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         floatX *row = out + t * C;
         const floatX *token_row = wte + (size_t)tokens[t] * C;
         if (wpe) {
@@ -45,32 +44,30 @@ static size_t embedding_backward_scratch(size_t N, size_t rows, size_t C) {
 // order[] becomes the tokens sorted by row, each row's in stream order; row r owns order[end[r - 1] .. end[r]).
 static void sort_by_row(int32_t *end, int32_t *order, const int32_t *index, size_t N, size_t rows) {
     int32_t before = 0;
-    size_t t, r;
     memset(end, 0, rows * sizeof(*end));
-    for (t = 0; t < N; t++) end[index[t]]++;
-    for (r = 0; r < rows; r++) {
+    for (size_t t = 0; t < N; t++) end[index[t]]++;
+    for (size_t r = 0; r < rows; r++) {
         int32_t count = end[r];
         end[r] = before; // for now the beginning; placing the row's tokens moves it to the end
         before += count;
     }
-    for (t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
+    for (size_t t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
 }
 
 // dw[begin .. begin + count) += scale * the sum of dx[t * C .. + count) over the tokens t listed in order[0..tokens)
 static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *dx, const int32_t *order, size_t tokens,
                            size_t count, size_t C, floatS scale) {
-    floatS sum[EMBEDDING_COLUMNS] = {0}, buffer[EMBEDDING_COLUMNS], *block;
-    size_t first, i;
-    for (first = 0; first < tokens; first += TOKEN_GROUP) {
+    floatS sum[EMBEDDING_COLUMNS] = {0}, buffer[EMBEDDING_COLUMNS];
+    for (size_t first = 0; first < tokens; first += TOKEN_GROUP) {
         floatS group[EMBEDDING_COLUMNS] = {0};
-        for (i = first; i < min_size(first + TOKEN_GROUP, tokens); i++) {
+        for (size_t i = first; i < min_size(first + TOKEN_GROUP, tokens); i++) {
             const floatX *row = dx + (size_t)order[i] * C;
 #pragma omp simd
             for (size_t c = 0; c < count; c++) group[c] += load(row[c]);
         }
         for (size_t c = 0; c < count; c++) sum[c] += group[c];
     }
-    block = block_open(dw, dw_type, begin, count, buffer);
+    floatS *block = block_open(dw, dw_type, begin, count, buffer);
 #pragma omp simd
     for (size_t c = 0; c < count; c++) block[c] += scale * sum[c];
     block_close(dw, dw_type, begin, count, block);
@@ -79,11 +76,11 @@ static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *
 static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                                size_t C, double scale, Summed *scratch) {
     int32_t *end = (int32_t *)scratch, *order = end + rows;
-    size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS, r, b;
+    size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS;
     sort_by_row(end, order, index, N, rows);
 #pragma omp parallel for collapse(2) schedule(dynamic, 16) if (N * C >= PARALLEL_MIN)
-    for (r = 0; r < rows; r++) {
-        for (b = 0; b < blocks; b++) {
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t b = 0; b < blocks; b++) {
             size_t first = r ? (size_t)end[r - 1] : 0, tokens = (size_t)end[r] - first, c = b * EMBEDDING_COLUMNS;
             if (tokens)
                 add_token_rows(dw, dw_type, r * C + c, (const floatX *)dx + c, order + first, tokens,
@@ -95,9 +92,8 @@ static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const 
 // ---- rows put elsewhere -----------------------------------------------------------------------------------------------
 
 static void scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
-    size_t i;
 #pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)
-    for (i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++)
         memcpy((floatX *)out + (size_t)row[i] * width, (const floatX *)in + i * width, width * sizeof(floatX));
 }
 

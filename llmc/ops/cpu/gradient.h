@@ -8,9 +8,9 @@ type once per micro-batch, never once per chunk.
 #include "elements.h"
 
 static void round_sums(Stored *out, const Summed *in, size_t count) {
-    size_t blocks = block_count(count), b;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         const floatS *sums = (const floatS *)in + b * BLOCK_ELEMENTS;
         floatX *rounded = (floatX *)out + b * BLOCK_ELEMENTS;
         size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
@@ -20,9 +20,9 @@ static void round_sums(Stored *out, const Summed *in, size_t count) {
 }
 
 static void gradient_add(void *gradient, DType type, const Summed *in_, size_t count) {
-    size_t blocks = block_count(count), b;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (b = 0; b < blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
         size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
         const floatS *in = (const floatS *)in_ + begin;
         floatS buffer[BLOCK_ELEMENTS], *block = block_open(gradient, type, begin, length, buffer);
@@ -36,12 +36,11 @@ static void gradient_add(void *gradient, DType type, const Summed *in_, size_t c
 static double sum_of_squares(const void *x, DType type, size_t count) {
     enum { PARTS = 64 };
     double part[PARTS], sum = 0;
-    size_t blocks = block_count(count), p;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (p = 0; p < PARTS; p++) {
-        size_t b;
+    for (size_t p = 0; p < PARTS; p++) {
         part[p] = 0;
-        for (b = blocks * p / PARTS; b < blocks * (p + 1) / PARTS; b++) {
+        for (size_t b = blocks * p / PARTS; b < blocks * (p + 1) / PARTS; b++) {
             size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
             floatS buffer[BLOCK_ELEMENTS];
             const floatS *block = block_read(x, type, begin, length, buffer);
@@ -51,7 +50,7 @@ static double sum_of_squares(const void *x, DType type, size_t count) {
             part[p] += squares;
         }
     }
-    for (p = 0; p < PARTS; p++) sum += part[p];
+    for (size_t p = 0; p < PARTS; p++) sum += part[p];
     return sum;
 }
 

@@ -18,14 +18,14 @@ terms that are never negative and so do not cancel.
 static floatS maximum(const floatX *x, size_t count, floatS top) {
     enum { LANES = 32 };
     floatS lane[LANES];
-    size_t i, j;
-    for (j = 0; j < LANES; j++) lane[j] = top;
+    size_t i;
+    for (size_t j = 0; j < LANES; j++) lane[j] = top;
     for (i = 0; i + LANES <= count; i += LANES) {
 #pragma omp simd
-        for (j = 0; j < LANES; j++) lane[j] = load(x[i + j]) > lane[j] ? load(x[i + j]) : lane[j];
+        for (size_t j = 0; j < LANES; j++) lane[j] = load(x[i + j]) > lane[j] ? load(x[i + j]) : lane[j];
     }
     for (; i < count; i++) top = load(x[i]) > top ? load(x[i]) : top;
-    for (j = 0; j < LANES; j++) top = lane[j] > top ? lane[j] : top;
+    for (size_t j = 0; j < LANES; j++) top = lane[j] > top ? lane[j] : top;
     return top;
 }
 
@@ -53,8 +53,7 @@ even where a whole block consists of them, while +inf and NaN reach the sum as N
 static inline Exponentials sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temperature,
                                                const int weighted) {
     Exponentials e = {-FLT_MAX, 0, 0};
-    size_t begin;
-    for (begin = 0; begin < V; begin += BLOCK_ELEMENTS) {
+    for (size_t begin = 0; begin < V; begin += BLOCK_ELEMENTS) {
         size_t count = min_size(BLOCK_ELEMENTS, V - begin);
         const floatX *block = x + begin;
         floatS top = maximum(block, count, e.top), block_sum = 0, block_weighted = 0;
@@ -80,25 +79,23 @@ static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS
     const double inverse = 1 / temperature;
     const floatS inverse_temperature = (floatS)inverse;
     const floatX logit = x[target];
-    double value = (double)load(logit), itself, sum, logp, slope;
-    Exponentials others;
-    floatS scale, top;
+    double value = (double)load(logit);
     x[target] = store(-INFINITY);
-    others =
+    Exponentials others =
         entropy ? sum_of_exponentials(x, V, inverse_temperature, 1) : sum_of_exponentials(x, V, inverse_temperature, 0);
     x[target] = logit;
     if (value > (double)others.top) raise_top(&others, load(logit), inverse);
-    top = others.top;
-    itself = exp((value - (double)top) * inverse);
-    sum = itself + others.sum;
-    logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
+    floatS top = others.top;
+    double itself = exp((value - (double)top) * inverse);
+    double sum = itself + others.sum;
+    double logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
     if (entropy) {
         const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty the others are its digits
         *entropy = (floatS)(logsum - (others.weighted + itself * ((value - (double)top) * inverse)) / sum);
     }
     if (!weight) return (floatS)logp;
-    slope = (double)*weight * inverse;
-    scale = (floatS)(-slope / sum);
+    double slope = (double)*weight * inverse;
+    floatS scale = (floatS)(-slope / sum);
 #pragma omp simd
     for (size_t i = 0; i < V; i++) x[i] = store(scale * simd_exp((load(x[i]) - top) * inverse_temperature));
     x[target] = store((floatS)(slope * (others.sum / sum)));
@@ -110,10 +107,10 @@ static void logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int3
     floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
     // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)
-    size_t turn = 1 + 4 * PARALLEL_MIN / V, t;
+    size_t turn = 1 + 4 * PARALLEL_MIN / V;
     (void)turn; // without OpenMP
 #pragma omp parallel for schedule(dynamic, turn) if (n * V >= PARALLEL_MIN)
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         floatX *x = (floatX *)logits_ + t * V;
         int counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0;
         if (counts)

@@ -18,15 +18,13 @@ static size_t allocation_size(size_t bytes) {
 
 // Large allocations start at a multiple of HUGE_PAGE: more is mapped, and what lies before and behind goes back.
 static void *memory_allocate(size_t bytes) {
-    size_t size, slack, before, behind;
-    char *memory;
     if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL; // size + slack would wrap around
-    size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
-    memory = (char *)mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
+    char *memory = (char *)mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
     if (!slack) return memory;
-    before = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
-    behind = slack - before;
+    size_t before = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    size_t behind = slack - before;
     if (before) munmap(memory, before);
     if (behind) munmap(memory + before + size, behind);
 #ifdef MADV_HUGEPAGE
@@ -44,17 +42,18 @@ static void memory_release(void *memory, size_t bytes) {
 #define COPY_PIECE ((size_t)1 << 20)
 
 static void memory_copy(void *out, const void *in, size_t bytes) {
-    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE, i;
+    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE;
 #pragma omp parallel for schedule(static) if (pieces > 1)
-    for (i = 0; i < pieces; i++)
+    for (size_t i = 0; i < pieces; i++)
         memcpy((char *)out + i * COPY_PIECE, (const char *)in + i * COPY_PIECE,
                min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
 static void memory_zero(void *out, size_t bytes) {
-    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE, i;
+    size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE;
 #pragma omp parallel for schedule(static) if (pieces > 1)
-    for (i = 0; i < pieces; i++) memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
+    for (size_t i = 0; i < pieces; i++)
+        memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
 #endif

@@ -22,13 +22,13 @@ typedef struct {
 
 static RowStatistics row_statistics(const floatX *x, size_t C, double eps, int centred) {
     RowStatistics row = {0, 0};
-    floatS sum = 0, squares = 0, mean;
+    floatS sum = 0, squares = 0;
     if (centred) {
 #pragma omp simd reduction(+ : sum)
         for (size_t c = 0; c < C; c++) sum += load(x[c]);
         row.mean = sum / (floatS)C;
     }
-    mean = row.mean;
+    floatS mean = row.mean;
 #pragma omp simd reduction(+ : squares)
     for (size_t c = 0; c < C; c++) squares += (load(x[c]) - mean) * (load(x[c]) - mean);
     row.rstd = (floatS)(1 / sqrt((double)squares / (double)C + eps));
@@ -50,9 +50,8 @@ static void scale_and_shift_row(floatX *out, const floatX *x, const floatX *w, c
 // shift NULL: none. Row t is shifted by shift + t * stride.
 static void norm_forward(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride, size_t n,
                          size_t C, double eps, floatS offset, int centred) {
-    size_t t;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         const floatX *in = x + t * C;
         floatX *row = out + t * C;
         RowStatistics s = row_statistics(in, C, eps, centred);
@@ -112,8 +111,7 @@ static inline void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const f
 }
 
 static void add_parts(floatS *dw, const floatS *scratch, size_t parts, size_t stride, size_t C) {
-    size_t p;
-    for (p = 0; p < parts; p++) {
+    for (size_t p = 0; p < parts; p++) {
 #pragma omp simd
         for (size_t c = 0; c < C; c++) dw[c] += scratch[p * stride + c];
     }
@@ -121,13 +119,12 @@ static void add_parts(floatS *dw, const floatS *scratch, size_t parts, size_t st
 
 static void norm_backward(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x, const floatX *w,
                           size_t n, size_t C, double eps, floatS offset, int centred, int accumulate, floatS *scratch) {
-    size_t parts = norm_parts(n), p;
+    size_t parts = norm_parts(n);
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
-    for (p = 0; p < parts; p++) {
+    for (size_t p = 0; p < parts; p++) {
         floatS *part_dw = dw ? scratch + p * 2 * C : NULL, *part_db = dw ? part_dw + C : NULL;
-        size_t t;
         if (dw) memset(part_dw, 0, 2 * C * sizeof(*part_dw));
-        for (t = n * p / parts; t < n * (p + 1) / parts; t++) {
+        for (size_t t = n * p / parts; t < n * (p + 1) / parts; t++) {
             floatX *row = dx + t * C;
             if (accumulate)
                 norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, eps, offset, centred, 1);

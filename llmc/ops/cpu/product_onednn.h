@@ -111,10 +111,10 @@ static dnnl_primitive_attr_t matmul_attributes(const Product *p, const MemoryDes
 static int onednn_is_fast(const char *implementation) {
     if (strstr(implementation, "ref")) return 0;
 #if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined: for tests and comparisons
-    unsigned eax, ebx, ecx, edx, intel;
+    unsigned eax, ebx, ecx, edx;
     if (strstr(implementation, "amx")) return 1;
     if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return 0;
-    intel = ebx == signature_INTEL_ebx;
+    unsigned intel = ebx == signature_INTEL_ebx;
     if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & 1u << 5)) return 0; // AVX512-BF16
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     return !(intel && edx & 1u << 23); // AVX512-FP16: Sapphire Rapids and later

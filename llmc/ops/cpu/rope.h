@@ -26,15 +26,14 @@ static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const fl
 
 static void rope_turn(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                       size_t HD, floatS direction) {
-    size_t half = HD / 2, t;
+    size_t half = HD / 2;
 #pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
-    for (t = 0; t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         floatS cosine[ROPE_PAIRS], sine[ROPE_PAIRS];
-        size_t first, head;
-        for (first = 0; first < half; first += ROPE_PAIRS) {
+        for (size_t first = 0; first < half; first += ROPE_PAIRS) {
             size_t pairs = min_size(ROPE_PAIRS, half - first);
             rope_angles(cosine, sine, position[t], inverse_frequency + first, pairs, direction);
-            for (head = 0; head < heads; head++) {
+            for (size_t head = 0; head < heads; head++) {
                 floatX *a = x + (t * heads + head) * HD + first, *b = a + half;
 #pragma omp simd
                 for (size_t i = 0; i < pairs; i++) {

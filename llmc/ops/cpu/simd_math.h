@@ -26,15 +26,15 @@ clamp below ends, has the bit pattern of zero, so results below 2^-125.5 become 
 */
 static inline float simd_exp_float(float x) {
     const float magic = 12582912.0f;
-    float shifted, n, r, q, scale;
+    float scale;
     uint32_t bits;
     x = x < -87.5f ? -87.5f : x;
     x = x > 89.0f ? 89.0f : x;
-    shifted = fused_float(x, 1.44269504f, magic);
-    n = shifted - magic;
-    r = fused_float(n, -0.693359375f, x); // ln 2 in two parts: the first has so few bits that n times it is exact
+    float shifted = fused_float(x, 1.44269504f, magic);
+    float n = shifted - magic;
+    float r = fused_float(n, -0.693359375f, x); // ln 2 in two parts: the first has so few bits that n times it is exact
     r = fused_float(n, 2.12194440e-4f, r);
-    q = fused_float(r, 2 * 0.00138145987f, 2 * 0.00836871688f);
+    float q = fused_float(r, 2 * 0.00138145987f, 2 * 0.00836871688f);
     q = fused_float(q, r, 2 * 0.0416683880f);
     q = fused_float(q, r, 2 * 0.166665206f);
     q = fused_float(q, r, 2 * 0.499999934f);
@@ -67,20 +67,20 @@ n * part and the differences are exact for every n that occurs; then come the Ta
 */
 static inline void simd_sincos(float angle, double *sine, double *cosine) {
     const double magic = 6755399441055744.0; // 1.5 * 2^52 rounds to an integer and leaves it in the low bits
-    double x = (double)angle, shifted = fused_double(x, 0.63661977236758138, magic), n = shifted - magic, r, z, s, c;
+    double x = (double)angle, shifted = fused_double(x, 0.63661977236758138, magic), n = shifted - magic;
     uint64_t quadrant;
     memcpy(&quadrant, &shifted, sizeof(quadrant));
-    r = fused_double(n, -0x1.921fb00000000p+0, x);
+    double r = fused_double(n, -0x1.921fb00000000p+0, x);
     r = fused_double(n, -0x1.5110b00000000p-22, r);
     r = fused_double(n, -0x1.18469898cc517p-44, r);
-    z = r * r;
-    s = fused_double(z, 1.0 / 6227020800.0, -1.0 / 39916800.0);
+    double z = r * r;
+    double s = fused_double(z, 1.0 / 6227020800.0, -1.0 / 39916800.0);
     s = fused_double(s, z, 1.0 / 362880.0);
     s = fused_double(s, z, -1.0 / 5040.0);
     s = fused_double(s, z, 1.0 / 120.0);
     s = fused_double(s, z, -1.0 / 6.0);
     s = fused_double(s * z, r, r);
-    c = fused_double(z, -1.0 / 87178291200.0, 1.0 / 479001600.0);
+    double c = fused_double(z, -1.0 / 87178291200.0, 1.0 / 479001600.0);
     c = fused_double(c, z, -1.0 / 3628800.0);
     c = fused_double(c, z, 1.0 / 40320.0);
     c = fused_double(c, z, -1.0 / 720.0);

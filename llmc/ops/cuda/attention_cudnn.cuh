@@ -152,9 +152,8 @@ static bool cudnn_has(const CudnnAttention *shape, int backward, size_t workspac
 // ---- the ops -------------------------------------------------------------------------------------------------------------------------------------
 static size_t attention_scratch_with_cudnn(size_t n, size_t NH, size_t NKV, size_t HD) {
     const size_t own = attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;
-    size_t backward;
     if (!cudnn_takes(HD, true)) return own;
-    backward = own * 4 + cudnn_stage_bytes(n, NH, NKV, HD);
+    size_t backward = own * 4 + cudnn_stage_bytes(n, NH, NKV, HD);
     return ((forward > backward ? forward : backward) + 3) / 4;
 }
 

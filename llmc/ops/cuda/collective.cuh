@@ -64,9 +64,8 @@ static void nccl_load(void) {
 }
 
 static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char *doing) {
-    const char *cause;
     if (result == ncclSuccess || result == ncclInProgress) return;
-    cause = nccl.GetLastError(communicator);
+    const char *cause = nccl.GetLastError(communicator);
     die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
 }
 
@@ -108,8 +107,6 @@ static bool event_happened(cudaEvent_t event) {
 // Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are not, or that does
 // not end; NULL while the device has work of its own.
 static const Collective *collective_stalled(void) {
-    const Collective *first;
-    int64_t ticket;
     for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
         if (!communicator) continue;
@@ -118,8 +115,8 @@ static const Collective *collective_stalled(void) {
     }
     while (collectives.done < collectives.asked && event_happened(collectives.ring[collectives.done % IN_FLIGHT].done))
         collectives.done++;
-    first = &collectives.ring[collectives.done % IN_FLIGHT];
-    ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
+    const Collective *first = &collectives.ring[collectives.done % IN_FLIGHT];
+    int64_t ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
     if (ticket && ticket != collectives.stalled) { // what other ranks are told that ask
         snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
         watch.own.moves++;
@@ -160,9 +157,8 @@ static void wait_watched(bool all) {
 // After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never return.
 static void keep_up(void) {
     constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
-    cudaEvent_t mark;
     if (++collectives.launches % LAUNCHES) return;
-    mark = collectives.mark[collectives.launches / LAUNCHES % 2];
+    cudaEvent_t mark = collectives.mark[collectives.launches / LAUNCHES % 2];
     event_wait(mark);
     CUDA_CHECK(cudaEventRecord(mark), "marking the default stream");
 }
@@ -171,10 +167,9 @@ static void keep_up(void) {
 static ncclComm_t communicator_of(RankGroup group) {
     const World world = job_world();
     ncclComm_t *communicator = &collectives.communicator[group];
-    ncclUniqueId id;
     if (group == RANKS_SEQUENCE && world_replicas(world) == 1) return communicator_of(RANKS_ALL);
     if (*communicator) return *communicator;
-    memset(&id, 0, sizeof(id));
+    ncclUniqueId id = {0};
     if (rank_in(world, group) == 0) nccl_check(nccl.GetUniqueId(&id), NULL, "making an id");
     dist_broadcast(group, &id, sizeof(id), 0);
     nccl_check(nccl.CommInitRank(communicator, (int)ranks_in(world, group), id, (int)rank_in(world, group)), NULL,

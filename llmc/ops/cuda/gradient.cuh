@@ -64,7 +64,6 @@ template <typename T, int W> __global__ void squares_kernel(double *sums, const 
 static double sum_of_squares(const void *x, DType type, size_t count) {
     static double *device_sums;
     double sums[SQUARES_BLOCKS], sum = 0;
-    unsigned i;
     if (!device_sums && !(device_sums = (double *)memory_allocate(sizeof(sums))))
         die("no device memory for the %zu partial sums of a norm", sizeof(sums) / sizeof(sums[0]));
     with_type(type, "sum_of_squares", [&](auto element) {
@@ -74,7 +73,7 @@ static double sum_of_squares(const void *x, DType type, size_t count) {
         });
     });
     copy_out(sums, device_sums, sizeof(sums));
-    for (i = 0; i < SQUARES_BLOCKS; i++) sum += sums[i];
+    for (unsigned i = 0; i < SQUARES_BLOCKS; i++) sum += sums[i];
     return sum;
 }
 

@@ -124,9 +124,8 @@ static void matmul_drop(KeptMatmul *kept) {
 
 static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
     KeptMatmul *kept;
-    size_t i;
     cublas_require();
-    for (i = 0; i < cublas.used; i++)
+    for (size_t i = 0; i < cublas.used; i++)
         if (!memcmp(&cublas.kept[i].shape, p, sizeof(*p))) return &cublas.kept[i];
     if (cublas.used < KEPT_MATMULS) {
         kept = &cublas.kept[cublas.used++];
@@ -143,10 +142,9 @@ static void matmul(Matmul p, void *out, const void *a, const void *b, const void
     const uintptr_t addresses =
         (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | MOST_ALIGNMENT;
     const float one = 1.0f, beta = in ? 1.0f : 0.0f;
-    KeptMatmul *kept;
     p.bias = bias != NULL;
     p.alignment = (unsigned)(addresses & -addresses);
-    kept = matmul_of(&p, bias);
+    KeptMatmul *kept = matmul_of(&p, bias);
     if (!kept->possible && bias) { // not with this bias: it joins after the product is rounded
         matmul(p, out, a, b, NULL, in);
         bias_add((Stored *)out, (const Stored *)bias, p.n, p.m);
@@ -162,8 +160,7 @@ static void matmul(Matmul p, void *out, const void *a, const void *b, const void
 }
 
 static Matmul matmul_shape(size_t m, size_t n, size_t k, int transposed_a, int transposed_b, int summed_out) {
-    Matmul p;
-    memset(&p, 0, sizeof(p)); // compared byte by byte
+    Matmul p = {0}; // compared byte by byte
     p.m = m, p.n = n, p.k = k;
     p.transposed_a = transposed_a, p.transposed_b = transposed_b, p.summed_out = summed_out;
     return p;

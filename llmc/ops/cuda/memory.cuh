@@ -35,9 +35,8 @@ static void architecture_require(void) {
 
 static void device_require(void) {
     int count = 0, driver = 0;
-    cudaError_t error;
     if (device.ready) return;
-    error = cudaGetDeviceCount(&count);
+    cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaErrorInsufficientDriver) {
         cudaDriverGetVersion(&driver);
         if (!driver)
@@ -83,9 +82,8 @@ static void memory_release(void *memory, size_t bytes) {
 
 // Since the context was made: our one allocation and what the libraries took. 0 before there is a device.
 static size_t memory_peak(void) {
-    size_t now;
     if (!device.ready) return 0;
-    now = device_in_use();
+    size_t now = device_in_use();
     if (now > device.peak) device.peak = now;
     return device.peak - device.in_use_before;
 }
