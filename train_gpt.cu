@@ -14,7 +14,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/data/batch.h"              // a packed stream of documents
 #include "llmc/data/objective.h"          // what is minimised, as weights per token
 #include "llmc/data/dataloader.h"         // token shards; packing of documents
-#include "llmc/ranks/deal.h"              // which micro-batches, or parts of them, are a rank's
+#include "llmc/ranks/world.h"              // which micro-batches, or parts of them, are a rank's
 #include "llmc/data/prefetch.h"           // the next micro-batch, read while this one is trained on
 #include "llmc/ops/ops.h"                 // what can be done to tensors
 #include "llmc/ops/arena.h"               // the one allocation
@@ -28,17 +28,14 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/train/reference.h"         // log-probabilities under the model that training began with
 #include "llmc/train/rollout.h"           // completions, rewards and advantages: the batches of online GRPO
 #include "llmc/train/adamw.h"             // the optimizer over the parameter table
-#include "llmc/train/schedule.h"          // learning rate by step
 #include "llmc/train/checkpoint.h"        // complete or absent; resuming to the bit
 #include "llmc/train/log.h"               // step line, log.jsonl, progress bar
 #include "llmc/cli/report.h"              // plans for people and as JSON
 #include "llmc/train/trainer.h"           // a training run, and what must stay the same in it
-#include "llmc/train/trainer_reference.h" // its reference
 #include "llmc/plan/profile.h"            // where the time of a pass goes, by op
 #include "llmc/verbs/verb_bp.h"           // one pass, measured
 #include "llmc/verbs/verb_plan.h"         // memory and FLOPs before anything is allocated
 #include "llmc/verbs/verb_eval.h"         // the loss of a model on data
-#include "llmc/verbs/verb_logprobs.h"     // log-probabilities of data, for objectives with a reference
 #include "llmc/verbs/verb_sample.h"       // text from a model
 #include "llmc/verbs/verb_convert.h"      // convert, info
 

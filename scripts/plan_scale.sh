@@ -4,7 +4,7 @@
 #
 #     scripts/plan_scale.sh        TRAIN=./train OUT=build/paper MOST=4096 (GPUs)
 #
-# Nothing is run: lengths are plans, times are estimates (llmc/plan/estimate.h) from the constants that are printed at the end,
+# Nothing is run: lengths are plans, times are estimates (llmc/plan/machine.h) from the constants that are printed at the end,
 # with where each comes from. Writes $OUT/scale.csv and $OUT/scale.png, prints the tables. README shows
 # scripts/paper/scale.png, a copy of $OUT/scale.png.
 set -eu

@@ -10,7 +10,7 @@ read and written. dev/bench_gpu.sh runs it.
 Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: their arguments are tested, nothing is timed.
 */
 #include "playground.cuh"
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #ifndef CUDA_ON_CPU
 #include "product.cuh"
 #endif

@@ -4,7 +4,7 @@ options), options_json into a log, with them.
 */
 #ifndef LLMC_OPTIONS_OUT_H
 #define LLMC_OPTIONS_OUT_H
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "options.h"
 
 #define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it

@@ -5,7 +5,7 @@ and tensors. Text goes to a stream of the caller's choice, so that stdout can be
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
 #include "llmc/ops/arena.h"
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "llmc/model/model.h"
 #include "llmc/data/objective.h"
 #include "llmc/ranks/world.h"

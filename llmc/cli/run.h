@@ -7,14 +7,14 @@ allocated.
 #define LLMC_RUN_H
 #include "llmc/files/adapter_file.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/ranks/deal.h"
+#include "llmc/ranks/world.h"
 #include "llmc/ranks/dist.h"
 #include "llmc/data/logprobs.h"
 #include "llmc/plan/plan.h"
 #include "llmc/files/model_path.h"
 #include "options_out.h"
 #include "report.h"
-#include "llmc/tokenizer/tokenizer_place.h"
+#include "llmc/tokenizer/tokenizer_file.h"
 #include "llmc/files/weights.h"
 #ifdef _OPENMP
 #include <omp.h>

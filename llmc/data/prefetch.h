@@ -12,7 +12,7 @@ allocates.
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
 #include "dataloader.h"
-#include "llmc/ranks/deal.h"
+#include "llmc/ranks/world.h"
 #include <pthread.h>
 #include <setjmp.h>
 

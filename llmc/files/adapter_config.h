@@ -8,7 +8,6 @@ modules there are is up to the tensors; the list of names here must agree with t
 #define LLMC_ADAPTER_CONFIG_H
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
-#include "llmc/base/json_out.h"
 #include "llmc/model/lora.h"
 
 #define ADAPTER_CONFIG_NAME "adapter_config.json"

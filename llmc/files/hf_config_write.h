@@ -9,7 +9,7 @@ positions and windows are written twice where that contradicts nothing, in the f
 #define LLMC_HF_CONFIG_WRITE_H
 #include "llmc/base/dtype.h"
 #include "hf_config.h"
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 
 #define HF_CONFIG_TEXT 65536 // bytes of a config.json that is written, at most
 

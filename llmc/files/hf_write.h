@@ -10,8 +10,8 @@ so writing is one pass from the first byte to the last and memory is that of the
 #include "hf_weights.h"
 #include "llmc/base/output_folder.h"
 #include "llmc/base/progress.h"
-#include "safetensors_write.h"
-#include "llmc/tokenizer/tokenizer_place.h"
+#include "safetensors.h"
+#include "llmc/tokenizer/tokenizer_file.h"
 #include "weights.h"
 
 typedef struct {

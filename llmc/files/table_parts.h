@@ -6,7 +6,7 @@ group (sharding.h), whether memory holds the whole table or that portion alone.
 #ifndef LLMC_TABLE_PARTS_H
 #define LLMC_TABLE_PARTS_H
 #include "llmc/ranks/checksum.h"
-#include "llmc/model/sharding.h"
+#include "llmc/model/model.h"
 #include "weights.h"
 
 static int holds_whole(Sharding s) { return s.ranks == 1; }

@@ -13,8 +13,8 @@ absent.
 #include "llmc_gpt2.h"
 #include "llmc/ops/ops.h"
 #include "llmc/base/progress.h"
-#include "safetensors_write.h"
-#include "llmc/model/sharding.h"
+#include "safetensors.h"
+#include "llmc/model/model.h"
 #include "weight_source.h"
 #include <fnmatch.h>
 

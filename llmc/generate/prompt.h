@@ -8,7 +8,7 @@ Prompts from the command line, and text generated from them. Text becomes ids, a
 #include "llmc/cli/run.h"
 #include "sampler.h"
 #include "llmc/base/text_out.h"
-#include "llmc/tokenizer/tokenizer_place.h"
+#include "llmc/tokenizer/tokenizer_file.h"
 
 #define PROMPT_MAX ((size_t)1 << 30) // bytes: as many as there can be positions
 

@@ -6,7 +6,7 @@ fused by hand where a compiler might choose), which makes a seed mean the same m
 */
 #ifndef LLMC_INITIAL_WEIGHTS_H
 #define LLMC_INITIAL_WEIGHTS_H
-#include "llmc/base/convert.h"
+#include "llmc/base/dtype.h"
 #include "model.h"
 #include "llmc/base/random.h"
 

@@ -23,7 +23,7 @@ beside the computation of another's.
 #include "llmc/ops/arena.h"
 #include "llmc/model/lora.h"
 #include "llmc/ops/ops.h"
-#include "llmc/model/sharding.h"
+#include "llmc/model/model.h"
 
 // A layer's weights come together here, or its gradient is added up over the ranks.
 typedef struct {

@@ -11,6 +11,7 @@ which parts of one, happen to lie, or to be stepped, side by side. That is why n
 #include "llmc/base/random.h"
 #include "llmc/stream/residency.h"
 #include "llmc/files/weight_source.h"
+#include "llmc/base/utils.h"
 
 #define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
 
@@ -87,6 +88,61 @@ static void optimizer_step(const Model *model, World world, const Ops *ops, void
                    (const char *)gradients + slope * gradient, gradient_type, (char *)state->m + own.place * moment,
                    (char *)state->v + own.place * moment, moment_type, own.count, &s);
     }
+}
+
+/*
+The learning rate of each step. Steps are counted from 1 to `steps`. Warm-up is linear and reaches the peak exactly at step
+`warmup`; a decay starts there and reaches peak * final_fraction exactly at step `steps`:
+
+    cosine    half a cosine                       (1 + cos(pi p)) / 2
+    linear    a straight line                     1 - p
+    wsd       warm-up, stable, decay: the peak is held until the last decay_fraction of the steps, then 1 - sqrt(p)
+              (Haegele et al. 2024, arXiv:2405.18392, found this shape better than a line)
+    constant  no decay
+
+where p runs from 0 to 1 over the decay. Without warm-up step 1 is at the peak; a run no longer than its warm-up never decays.
+*/
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
+
+static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
+
+typedef struct {
+    double peak; // --lr
+    ScheduleKind kind;
+    double final_fraction; // --final-lr-fraction: the last step's learning rate over the peak
+    double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
+    size_t warmup, steps;
+} Schedule;
+
+static ScheduleKind schedule_find(const char *name) {
+    for (int i = 0; i < SCHEDULES; i++)
+        if (!strcmp(schedule_names[i], name)) return (ScheduleKind)i;
+    die_usage("unknown schedule '%s'; known are cosine, linear, constant and wsd", name);
+}
+
+// The last step at the peak.
+static size_t schedule_decay_begin(const Schedule *schedule) {
+    size_t begin = max_size(schedule->warmup, 1);
+    if (schedule->kind == SCHEDULE_CONSTANT) return max_size(begin, schedule->steps);
+    if (schedule->kind != SCHEDULE_WSD) return begin;
+    size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
+    return max_size(begin, schedule->steps - min_size(decay, schedule->steps));
+}
+
+static double schedule_learning_rate(const Schedule *schedule, size_t step) {
+    size_t begin = schedule_decay_begin(schedule);
+    double shape; // shape falls from 1 to 0
+    if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);
+    if (step <= begin || begin >= schedule->steps) return schedule->peak;
+    if (step >= schedule->steps) return schedule->peak * schedule->final_fraction;
+    double p = (double)(step - begin) / (double)(schedule->steps - begin);
+    if (schedule->kind == SCHEDULE_COSINE)
+        shape = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
+    else if (schedule->kind == SCHEDULE_LINEAR)
+        shape = 1.0 - p;
+    else
+        shape = 1.0 - sqrt(p);
+    return schedule->peak * (shape + schedule->final_fraction * (1.0 - shape));
 }
 
 #endif

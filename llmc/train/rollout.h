@@ -28,11 +28,11 @@ have no text there are prompt_ids, completion_ids and reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
-#include "llmc/data/prompts.h"
+#include "llmc/data/documents_read.h"
 #include "reward.h"
-#include "llmc/generate/sampler_batch.h"
+#include "llmc/generate/sampler.h"
 #include "world_sums.h"
 
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")

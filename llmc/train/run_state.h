@@ -12,8 +12,7 @@ of them may go on.
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
 #include "llmc/base/json.h"
-#include "llmc/base/json_out.h"
-#include "schedule.h"
+#include "adamw.h"
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
 #define RUN_STATE_VERSION 1

@@ -6,7 +6,7 @@ computed for anybody to hold against another program.
 #define LLMC_VERB_BP_H
 #include "llmc/train/adamw.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "llmc/plan/profile.h"
 #include "llmc/train/reference.h"
 #include "llmc/train/world_sums.h"

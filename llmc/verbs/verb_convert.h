@@ -4,7 +4,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #ifndef LLMC_VERB_CONVERT_H
 #define LLMC_VERB_CONVERT_H
 #include "llmc/files/hf_write.h"
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "llmc/files/llmc_gpt2_write.h"
 #include "llmc/files/merge.h"
 #include "llmc/cli/run.h"

@@ -4,8 +4,8 @@ several processes, what a rank sends and how long a step is estimated to take on
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
-#include "llmc/plan/estimate.h"
-#include "llmc/base/json_out.h"
+#include "llmc/plan/machine.h"
+#include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
 #include "llmc/train/rollout.h"
 #include "llmc/cli/run.h"

@@ -4,7 +4,7 @@ input and whose cache goes on from turn to turn.
 */
 #ifndef LLMC_VERB_SAMPLE_H
 #define LLMC_VERB_SAMPLE_H
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
 
 #define CHAT_TOKENS ((size_t)8192) // of a chat from standard input, at most, unless --max-context says more

@@ -6,7 +6,7 @@ standard output; what llm.c prints goes to standard error.
 #define PROGRAM_NAME "llmc_bp"
 #include "llmc/data/dataloader.h"
 #include "llmc/ranks/dist_mpi.h" // without HAVE_MPI: this process is alone
-#include "llmc/base/json_out.h"
+#include "llmc/base/json.h"
 #include "llmc/files/weights.h"
 #include "llmc_bp.h"
 

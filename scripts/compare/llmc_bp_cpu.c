@@ -4,7 +4,7 @@ tests.
 */
 #define TESTING
 #include "train_gpt2.c"
-#include "llmc/ops/host_memory.h"
+#include "llmc/ops/arena.h"
 #include "llmc_bp.h"
 
 const char *const peer_attention = "plain loops, T x T scores kept", *const peer_peak_of = "process",

@@ -1,7 +1,7 @@
 // What else is read of shards: prompts for rollouts, from each kind that has them; documents of any kind one by one, and where in the
 // data each begins; log-probabilities of their targets, from a file.
 #include "answer_files.h"
-#include "llmc/data/prompts.h"
+#include "llmc/data/documents_read.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 

@@ -5,7 +5,7 @@ allocates nothing, leaves the arena as it was and training untouched; refusals.
 */
 #include "sampler_run.h"
 #include "test/base/child.h"
-#include "llmc/generate/sampler_batch.h"
+#include "llmc/generate/sampler.h"
 #include "llmc/files/weights.h"
 
 enum { TEXTS = 9, ROOM = 11, LONGEST_PROMPT = 5, TOKENS = LONGEST_PROMPT + ROOM - 1 }; // 15 of GPT-2's 16 positions

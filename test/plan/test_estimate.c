@@ -4,7 +4,7 @@ machine whose constants make that possible; memory of a rank against the formula
 what must shrink; and a plan of thousands of ranks that is there at once.
 */
 #include "test/base/testing.h"
-#include "llmc/plan/estimate.h"
+#include "llmc/plan/machine.h"
 #include "llmc/files/hf_config.h"
 #include <time.h>
 

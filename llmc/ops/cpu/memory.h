@@ -6,7 +6,7 @@ less often, and first touches cost far less time.
 #ifndef LLMC_CPU_MEMORY_H
 #define LLMC_CPU_MEMORY_H
 #include <sys/mman.h>
-#include "llmc/ops/host_memory.h"
+#include "llmc/ops/arena.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 

@@ -5,7 +5,7 @@ host never waits. One stream for both ways: forward only stores, backward only l
 */
 #ifndef LLMC_CUDA_TRANSFER_CUH
 #define LLMC_CUDA_TRANSFER_CUH
-#include "llmc/ops/host_memory.h"
+#include "llmc/ops/arena.h"
 #include "memory.cuh"
 
 constexpr int64_t TRANSFER_EVENTS = 16;
