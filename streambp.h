@@ -28,7 +28,7 @@ old policy.
 
 With LoRA (llmc/model/lora.h) the steps stay as they are: linear layers have their adapters with them (llmc/stream/linear_layer.h),
 dW is that of the adapters, and a forward pass without them is one of the model below, which is their reference.
-Generation is one more order of the forward steps (llmc/plan/cache.h).
+Generation is one more order of the forward steps (llmc/orders/key_value_cache.h).
 
 Several ranks can share a stream (sequence parallelism): each goes through the layers with its own tokens, and per
 layer and pass K, V come together first, and dK, dV go to the tokens' owners last (llmc/stream/key_value_exchange.h). The

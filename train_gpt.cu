@@ -19,7 +19,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/ops/ops.h"                 // what can be done to tensors
 #include "llmc/ops/arena.h"               // the one allocation
 #include "streambp.h"                     // steps and methods: the algorithm
-#include "llmc/plan/cache.h"              // keys and values of texts that are being written
+#include "llmc/orders/key_value_cache.h"   // keys and values of texts that are being written
 #include "llmc/plan/plan.h"               // what a run needs, before it is allocated
 #include "llmc/cli/run.h"                 // model, settings, plan, memory: what every verb begins with
 #include "llmc/generate/sampler.h"        // generation with a key/value cache

@@ -286,11 +286,11 @@ trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
 # The op sets' objects first: the programs of one configuration share one.
 awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
 # The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build. Long ones first.
-scripts=$(for script in prepare ranks example train compare cxx cli dist scripts train_documents train_rollout logprobs convert \
+scripts=$(for script in prepare ranks example train compare cxx rooms cli dist scripts train_documents train_rollout logprobs convert \
     compare_llmc gpu_evidence adapter_cli \
     transformers peft objectives_torch; do selected $script && echo $script; done)
 builds=
-if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx)?$')" ]; then
+if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx|rooms)?$')" ]; then
     TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
     NCCL_OPS=$(folder_of fp32 nccl)/ops.o
     export TRAIN TRAIN_PLAIN NCCL_OPS

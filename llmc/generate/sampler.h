@@ -1,5 +1,5 @@
 /*
-Text generation: the host side of the key/value cache of cache.h, and the draw of a token from its logits.
+Text generation: the host side of the key/value cache of orders/key_value_cache.h, and the draw of a token from its logits.
 
     sampler_allocate   once, before training: host memory, and every refusal that is known beforehand
     sampler_begin      pushes the cache on the run's arena; RunSettings.cache_tokens has put it into the plan
@@ -218,7 +218,7 @@ static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) 
 }
 
 /*
-Many texts at once: each has a slot of the key/value cache of cache.h, and every step draws a token for each of them.
+Many texts at once: each has a slot of the key/value cache of orders/key_value_cache.h, and every step draws a token for each of them.
 
     sampler_batch_allocate   once, before training: host memory. RunSettings.rollout_slots and rollout_tokens have put
                              the cache into the plan

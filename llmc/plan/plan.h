@@ -5,7 +5,7 @@ the length that fits.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
-#include "cache.h"
+#include "llmc/orders/key_value_cache.h"
 
 typedef struct {
     const Model *model;

@@ -7,7 +7,7 @@ the counting itself, and waiting for other ranks.
 #ifndef LLMC_PROFILE_H
 #define LLMC_PROFILE_H
 #include "ops_timed.h"
-#include "llmc/cli/report.h"
+#include "llmc/base/json.h"
 #include "llmc/stream/stream.h"
 
 static int timed_compare(const void *a, const void *b) {

@@ -15,8 +15,8 @@ it; several hold all of theirs.
     cache_logits     of what was fed last
     cache_end        pops it: the arena is as it was
 */
-#ifndef LLMC_CACHE_H
-#define LLMC_CACHE_H
+#ifndef LLMC_KEY_VALUE_CACHE_H
+#define LLMC_KEY_VALUE_CACHE_H
 #include "streambp.h"
 
 typedef struct {
