@@ -21,6 +21,7 @@ end needs. Nothing is allocated after opening.
 #include "objective.h"
 #include "packing.h"
 #include "shard.h"
+#include "llmc/tokenizer/tokenizer_file.h"
 
 #define OPEN_SHARDS            32 // files kept open at a time
 #define DOCUMENTS_BUFFER_BYTES ((size_t)1 << 18)

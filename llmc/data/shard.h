@@ -338,33 +338,4 @@ static void shard_check_table(TokenShard *s, const InputFile *file, unsigned cha
             (unsigned long long)s->tokens, (unsigned long long)s->counted, (unsigned long long)s->longest);
 }
 
-// ---- the tokenizer -------------------------------------------------------------------------------------------------------------
-static int path_is_tokenizer_file(const char *path) {
-    size_t length = strlen(path);
-    return length >= 4 && !strcmp(path + length - 4, ".tok");
-}
-
-// As a shard records the tokenizer.json it was made with. A tokenizer file (tokenizer_file.h) records it, too.
-static uint64_t tokenizer_fingerprint(const char *path) {
-    unsigned char buffer[16384];
-    InputFile file = input_open(path);
-    uint64_t fingerprint;
-    uint32_t crc = 0;
-    size_t bytes;
-    crc32_prepare();
-    if (path_is_tokenizer_file(path) && file.bytes >= 32) {
-        input_read(&file, 24, &fingerprint, sizeof(fingerprint));
-        input_close(&file);
-        return fingerprint;
-    }
-    for (uint64_t offset = 0; offset < file.bytes; offset += bytes) {
-        bytes = (size_t)(file.bytes - offset < sizeof(buffer) ? file.bytes - offset : sizeof(buffer));
-        input_read(&file, offset, buffer, bytes);
-        crc = crc32_of(crc, buffer, bytes);
-    }
-    fingerprint = file.bytes << 32 | crc;
-    input_close(&file);
-    return fingerprint;
-}
-
 #endif

@@ -8,7 +8,6 @@ that fails ends the program with one line. Little-endian, as every file here.
 #define LLMC_TOKENIZER_FILE_H
 #include "llmc/base/crc32.h"
 #include "llmc/base/file.h"
-#include "llmc/data/shard.h"
 
 #define TOKENIZER_MAGIC   "SBPTOKEN"
 #define TOKENIZER_VERSION 1u
@@ -398,10 +397,9 @@ static void tokenizer_close(Tokenizer *t) {
     free(t);
 }
 
-/*
-Where a model's tokenizer file (tokenizer_file.h) lies: beside the model, beside the checkpoints of a run, or beside the shards that
-data/prepare.py made for this model. Training and `convert` copy it, so that `sample` finds it beside what they write.
-*/
+// ---- where it lies -------------------------------------------------------------------------------------------------------------------
+// A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards that data/prepare.py made for
+// this model. Training and `convert` copy it, so that `sample` finds it beside what they write.
 #define TOKENIZER_NAME "tokenizer.tok"
 
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
@@ -430,7 +428,32 @@ static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
     return path_exists(path);
 }
 
-// Whether the file `path` was made of this tokenizer.json, by the fingerprint in its header.
+// ---- which tokenizer it is -------------------------------------------------------------------------------------------------------------
+// The identity of a tokenizer, as shards and tokenizer files record it: (bytes of tokenizer.json) << 32 | their CRC-32.
+static uint64_t tokenizer_fingerprint(const char *path) {
+    const size_t length = strlen(path);
+    unsigned char buffer[16384];
+    InputFile file = input_open(path);
+    uint64_t fingerprint;
+    uint32_t crc = 0;
+    size_t bytes;
+    crc32_prepare();
+    if (length >= 4 && !strcmp(path + length - 4, ".tok") && file.bytes >= 32) {
+        input_read(&file, 24, &fingerprint, sizeof(fingerprint));
+        input_close(&file);
+        return fingerprint;
+    }
+    for (uint64_t offset = 0; offset < file.bytes; offset += bytes) {
+        bytes = (size_t)(file.bytes - offset < sizeof(buffer) ? file.bytes - offset : sizeof(buffer));
+        input_read(&file, offset, buffer, bytes);
+        crc = crc32_of(crc, buffer, bytes);
+    }
+    fingerprint = file.bytes << 32 | crc;
+    input_close(&file);
+    return fingerprint;
+}
+
+// True where the tokenizer file `path` was made from this tokenizer.json.
 static int tokenizer_is_of(const char *path, const char *tokenizer_json) {
     return tokenizer_fingerprint(path) == tokenizer_fingerprint(tokenizer_json);
 }
