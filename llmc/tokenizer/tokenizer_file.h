@@ -143,13 +143,13 @@ static void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     return scratch->at;
 }
 
-static uint64_t hash_bytes(const unsigned char *data, size_t bytes) {
+static uint64_t hash_spelling(const unsigned char *data, size_t bytes) {
     uint64_t hash = 0xcbf29ce484222325u;
     while (bytes--) hash = (hash ^ *data++) * 0x100000001b3u;
     return hash ^ (hash >> 29);
 }
 
-static uint64_t hash_pair(uint32_t left, uint32_t right) {
+static uint64_t hash_merge(uint32_t left, uint32_t right) {
     uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
     return hash ^ (hash >> 32);
 }
@@ -161,7 +161,7 @@ static const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, 
 
 // The id that the model's vocabulary has for a word, or NO_TOKEN.
 static uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
-    size_t slot = (size_t)hash_bytes(word, bytes) & t->spelling_mask, length;
+    size_t slot = (size_t)hash_spelling(word, bytes) & t->spelling_mask, length;
     for (; t->spelling_slots[slot]; slot = (slot + 1) & t->spelling_mask) {
         uint32_t id = t->spelling_slots[slot] - 1;
         const unsigned char *spelling = tokenizer_spelling(t, id, &length);
@@ -172,7 +172,7 @@ static uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, si
 
 // The rank of a merge, or NO_TOKEN.
 static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
-    size_t slot = (size_t)hash_pair(left, right) & t->merge_mask;
+    size_t slot = (size_t)hash_merge(left, right) & t->merge_mask;
     for (; t->merge_slots[slot]; slot = (slot + 1) & t->merge_mask) {
         const MergeRule *merge = &t->merges[t->merge_slots[slot] - 1];
         if (merge->left == left && merge->right == right) return t->merge_slots[slot] - 1;
@@ -310,7 +310,7 @@ static void tokenizer_index_merges(Tokenizer *t) {
             tokenizer_damaged(t, "a merge of ids it does not have");
         if (tokenizer_rank(t, merge->left, merge->right) != NO_TOKEN)
             tokenizer_damaged(t, "a merge stands there twice");
-        size_t slot = (size_t)hash_pair(merge->left, merge->right) & t->merge_mask;
+        size_t slot = (size_t)hash_merge(merge->left, merge->right) & t->merge_mask;
         while (t->merge_slots[slot]) slot = (slot + 1) & t->merge_mask;
         t->merge_slots[slot] = (uint32_t)i + 1;
     }
@@ -324,7 +324,7 @@ static void tokenizer_index_spellings(Tokenizer *t) {
         const unsigned char *spelling = tokenizer_spelling(t, id, &bytes);
         if (!(t->id_flags[id] & ID_IN_VOCABULARY)) continue;
         if (tokenizer_find(t, spelling, bytes) != NO_TOKEN) tokenizer_damaged(t, "two ids are spelled the same");
-        size_t slot = (size_t)hash_bytes(spelling, bytes) & t->spelling_mask;
+        size_t slot = (size_t)hash_spelling(spelling, bytes) & t->spelling_mask;
         while (t->spelling_slots[slot]) slot = (slot + 1) & t->spelling_mask;
         t->spelling_slots[slot] = id + 1;
     }
