@@ -9,7 +9,7 @@ shard is made of VAL_PIECES stretches, the ends of as many equal parts of the te
 and together they resemble the whole. Shards are complete or absent.
 */
 #define PROGRAM_NAME "pack_bytes"
-#include "llmc/base/file.h"
+#include "llmc/base/output.h"
 #include "llmc/base/random.h"
 
 #define VAL_PIECES   8

@@ -13,7 +13,7 @@ both sides. Reading allocates nothing.
 #define LLMC_LOGPROBS_H
 #include "llmc/base/crc32.h"
 #include "llmc/base/dtype.h"
-#include "llmc/base/file.h"
+#include "llmc/base/output.h"
 #include <assert.h>
 #include <stddef.h>
 

@@ -7,11 +7,8 @@ changes what is in it; the others write into files that it has made.
 */
 #ifndef LLMC_CHECKPOINT_FOLDER_H
 #define LLMC_CHECKPOINT_FOLDER_H
+#include "llmc/base/output.h"
 #include "llmc/ranks/dist.h"
-#include "llmc/base/file.h"
-#include <dirent.h>
-#include <sys/file.h>
-#include <sys/statvfs.h>
 
 #define CHECKPOINT_NONE SIZE_MAX    // instead of a step
 #define RECORDS_NAME    "log.jsonl" // what log.h writes there
@@ -149,44 +146,20 @@ static size_t checkpoint_find_last(const char *folder) {
     return CHECKPOINT_NONE;
 }
 
-// Bytes that can be written there; 0 is returned where the file system does not say.
-static int space_available(const char *folder, uint64_t *bytes) {
-    struct statvfs status;
-    if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
-    *bytes = (uint64_t)status.f_bavail * status.f_frsize;
-    return 1;
-}
-
 // ---- removing ---------------------------------------------------------------------------------------------------------------
-// Only what checkpoints consist of: where anything else was put into the folder, it stays, and so does the folder. Nothing
-// but system calls: a signal handler may come here.
-static int checkpoint_delete(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
-            const char *name = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
-            if (name) unlinkat(fd, name, 0);
-        }
-        unlinkat(fd, MANIFEST_NAME, 0);
-        close(fd);
+// A file that checkpoints consist of: where a folder holds anything else, that stays, and so does the folder.
+static int checkpoint_is_written_name(const char *name) {
+    int ours = !strcmp(name, MANIFEST_NAME);
+    for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
+        const char *file = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
+        ours |= file && !strcmp(name, file);
     }
-    return rmdir(path) == 0;
+    return ours;
 }
 
-// The unfinished files of a process that was killed while it wrote this checkpoint.
-static void checkpoint_delete_temporaries(const char *path) {
-    const struct dirent *entry;
-    DIR *directory = opendir(path);
-    if (!directory) return;
-    while ((entry = readdir(directory))) {
-        int ours = is_temporary_of(entry->d_name, MANIFEST_NAME);
-        for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
-            const char *name = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
-            ours |= name && is_temporary_of(entry->d_name, name);
-        }
-        if (ours) unlinkat(dirfd(directory), entry->d_name, 0);
-    }
-    closedir(directory);
+// 0: it holds other files and stays.
+static int checkpoint_delete(const char *path) {
+    return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), checkpoint_is_written_name);
 }
 
 // A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
@@ -237,63 +210,27 @@ static void checkpoint_clear(const char *folder) {
         *suffix = 0;
         if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
         path_join(path, folder, entry->d_name);
-        checkpoint_delete_temporaries(path);
         if (!checkpoint_delete(path)) note("%s was left by a run that was cut off; it can be removed", path);
     }
     closedir(directory);
 }
 
 // ---- one at a time ----------------------------------------------------------------------------------------------------------
-// The folder that is being written, to be removed if the program ends now.
-static const char *volatile checkpoint_pending;
-
-static void checkpoint_discard(void) {
-    if (checkpoint_pending) checkpoint_delete(checkpoint_pending);
+// For rank 0: makes the folder to write a checkpoint into. *checkpoint has both of its paths.
+static void checkpoint_begin(OutputFolder *checkpoint) {
+    if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
+        die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, strerror(errno));
 }
 
-// partial = the folder to write the checkpoint of this step into.
-static void checkpoint_begin(const CheckpointFolder *folder, size_t step, char partial[PATH_MAX]) {
-    static char pending[PATH_MAX];
-    checkpoint_path(partial, folder->path, step, ".partial");
-    if (mkdir(partial, 0777) != 0)
-        die("%s: cannot be created: %s; make room or choose another --out", partial, strerror(errno));
-    snprintf(pending, sizeof(pending), "%s", partial);
-    checkpoint_pending = pending;
-    discard_more = checkpoint_discard;
-}
-
-// Everything in it is written and synced: the rename makes it count.
-static void checkpoint_finish(CheckpointFolder *folder, size_t step, const char *partial) {
-    char path[PATH_MAX];
-    checkpoint_path(path, folder->path, step, "");
-    if (path_exists(path))
+static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolder *checkpoint) {
+    if (path_exists(checkpoint->path))
         checkpoint_remove(folder->path, step); // an incomplete one: complete ones are not written again
-    if (rename(partial, path) != 0) die("%s: cannot be renamed to its final name: %s", partial, strerror(errno));
-    checkpoint_pending = NULL;
-    sync_folder(folder->path);
+    folder_commit(checkpoint);
     folder->last = step;
     checkpoint_prune(folder);
 }
 
 // ---- opening ----------------------------------------------------------------------------------------------------------------
-// The folder and those above it. A new one is synced into the one above, so that it outlives a power failure as what will be
-// in it does.
-static void make_folder(const char *path) {
-    char part[PATH_MAX];
-    for (size_t i = 1; path[i - 1]; i++) {
-        if (path[i] && path[i] != '/') continue;
-        if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
-            die("%.200s...: this path is too long", path);
-        if (mkdir(part, 0777) == 0) {
-            sync_folder_of(part);
-            continue;
-        }
-        int error = errno; // stat has one of its own
-        if (!path_is_directory(part))
-            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
-    }
-}
-
 #define LOCK_TEXT  64 // bytes of the lock's file at most
 #define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
 

@@ -8,7 +8,7 @@ so writing is one pass from the first byte to the last and memory is that of the
 #define LLMC_HF_WRITE_H
 #include "hf_config_write.h"
 #include "hf_weights.h"
-#include "llmc/base/output_folder.h"
+#include "llmc/base/output.h"
 #include "llmc/base/progress.h"
 #include "safetensors.h"
 #include "llmc/tokenizer/tokenizer_file.h"
@@ -107,8 +107,7 @@ static void hf_copy_file(OutputFolder *folder, const char *path, const char *nam
     OutputFile output;
     uint64_t n;
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
-        folder_open_file(folder, &output, name, 0); // input_open takes an empty file for a fault
-        output_commit(&output);
+        folder_write_file(folder, name, "", 0); // input_open takes an empty file for a fault
         return;
     }
     InputFile input = input_open(path);
@@ -258,7 +257,6 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     const Model *model = &write->source->model;
     size_t room = 256 + model->parameter_count * 200; // a line has two names of at most 96 and 64 bytes
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
-    OutputFile file;
     size_t used =
         (size_t)snprintf(text, room,
                          "{\n  \"metadata\": {\n    \"total_parameters\": %zu,\n    \"total_size\": %llu\n  },\n"
@@ -271,9 +269,7 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
                                  model->parameters[write->order[i]].name,
                                  hf_shard_name(write, write->shard[write->order[i]], name));
     used += (size_t)snprintf(text + used, room - used, "\n  }\n}\n");
-    folder_open_file(folder, &file, HF_INDEX_FILE, used);
-    output_write(&file, 0, text, used);
-    output_commit(&file);
+    folder_write_file(folder, HF_INDEX_FILE, text, used);
     free(text);
 }
 
@@ -281,7 +277,6 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
 static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     char path[PATH_MAX], *out;
     size_t length = 0;
-    OutputFile file;
     if (write->kept) {
         path_join(path, write->kept, "config.json");
         char *text = input_read_text(path, HF_CONFIG_MAX, &length);
@@ -293,9 +288,7 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
         out = (char *)checked_malloc(HF_CONFIG_TEXT, "config.json");
         length = hf_config_write(&write->source->config, write->type, out);
     }
-    folder_open_file(folder, &file, "config.json", length);
-    output_write(&file, 0, out, length);
-    output_commit(&file);
+    folder_write_file(folder, "config.json", out, length);
     free(out);
 }
 

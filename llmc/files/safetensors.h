@@ -7,7 +7,7 @@ need not be aligned, since published files are not.
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 #include "llmc/base/dtype.h"
-#include "llmc/base/file.h"
+#include "llmc/base/output.h"
 #include "llmc/base/json.h"
 #include "llmc/model/model.h"
 

@@ -7,7 +7,7 @@ doing so; weights.h chooses among them. Memory is bounded by the static staging 
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
 #include "llmc/base/dtype.h"
-#include "llmc/base/file.h"
+#include "llmc/base/output.h"
 #include "llmc/model/initial_weights.h"
 #include "llmc/model/model.h"
 

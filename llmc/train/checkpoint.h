@@ -26,23 +26,24 @@ adding up their checksums waits for, rank 0 gives the file its name, and in the 
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 // A large file: rank 0 makes it at its full size, with its header, and all ranks write their parts.
-static void save_large(const char *path, const Trained *t, size_t file, size_t step, Manifest *manifest,
+static void save_large(OutputFolder *checkpoint, const Trained *t, size_t file, size_t step, Manifest *manifest,
                        CheckpointProgress *progress) {
     const size_t header = file_header(t, file, step, staged_reformed.bytes);
     Section sections[SECTIONS];
     const size_t count = file_sections(t, file, sections);
-    char temporary[PATH_MAX] = "";
+    char path[PATH_MAX], temporary[PATH_MAX] = "";
     Checksum sum = {{0, 0}};
     uint64_t at = header;
     OutputFile output = {0};
     manifest->bytes[file] = header + sections_bytes(t, file);
     if (dist_rank() == 0) {
-        output_open(&output, path, manifest->bytes[file]);
+        folder_open_file(checkpoint, &output, manifest_file(manifest, file), manifest->bytes[file]);
         output_write(&output, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
         memcpy(temporary, output.temporary, sizeof(temporary));
     }
     dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    path_join(path, checkpoint->temporary, manifest_file(manifest, file));
     if (dist_rank() != 0) output_join(&output, path, temporary);
     for (size_t i = 0; i < count; i++) {
         section_write(&output, at, t, sections[i], &sum, progress);
@@ -54,40 +55,22 @@ static void save_large(const char *path, const Trained *t, size_t file, size_t s
     if (dist_rank() == 0) output_commit(&output);
 }
 
-static void save_text(const char *path, const char *text, size_t length) {
-    OutputFile file;
-    output_open(&file, path, length);
-    output_write(&file, 0, text, length);
-    output_commit(&file);
-}
-
-static void save_config(const char *path, const Trained *t, uint64_t *bytes, uint64_t *checksum) {
-    static char text[ADAPTER_CONFIG_TEXT];
-    *bytes = adapter_config_text(t->lora, t->base_path, text, path);
-    *checksum = checksum_piece(0, text, (size_t)*bytes);
-    save_text(path, text, (size_t)*bytes);
-}
-
-static void save_state(const char *path, const RunState *run, uint64_t *bytes, uint64_t *checksum) {
-    static char text[RUN_STATE_LIMIT];
-    *bytes = run_state_text(run, text, path);
-    *checksum = checksum_piece(0, text, (size_t)*bytes);
-    save_text(path, text, (size_t)*bytes);
+// A small file of a checkpoint, and its line in the manifest.
+static void save_small(OutputFolder *checkpoint, size_t file, const char *text, size_t length, Manifest *manifest) {
+    manifest->bytes[file] = length, manifest->checksum[file] = checksum_piece(0, text, length);
+    folder_write_file(checkpoint, manifest_file(manifest, file), text, length);
 }
 
 // Rank 0: the small files; then it counts.
-static void save_finish(CheckpointFolder *folder, const char *partial, const Trained *t, const RunState *run,
+static void save_finish(CheckpointFolder *folder, OutputFolder *checkpoint, const Trained *t, const RunState *run,
                         Manifest *manifest) {
-    char path[PATH_MAX], done[MANIFEST_TEXT];
-    path_join(path, partial, manifest_file(manifest, MANIFEST_STATE));
-    save_state(path, run, &manifest->bytes[MANIFEST_STATE], &manifest->checksum[MANIFEST_STATE]);
-    if (t->lora) {
-        path_join(path, partial, manifest_file(manifest, MANIFEST_CONFIG));
-        save_config(path, t, &manifest->bytes[MANIFEST_CONFIG], &manifest->checksum[MANIFEST_CONFIG]);
-    }
-    path_join(path, partial, MANIFEST_NAME);
-    save_text(path, done, manifest_text(manifest, done));
-    checkpoint_finish(folder, run->step, partial);
+    static char text[RUN_STATE_LIMIT > ADAPTER_CONFIG_TEXT ? RUN_STATE_LIMIT : ADAPTER_CONFIG_TEXT];
+    save_small(checkpoint, MANIFEST_STATE, text, run_state_text(run, text, checkpoint->path), manifest);
+    if (t->lora)
+        save_small(checkpoint, MANIFEST_CONFIG, text,
+                   adapter_config_text(t->lora, t->base_path, text, checkpoint->path), manifest);
+    folder_write_file(checkpoint, MANIFEST_NAME, text, manifest_text(manifest, text));
+    checkpoint_finish(folder, run->step, checkpoint);
 }
 
 // Refuses a disk that is too small before anything is written to it. `where` begins the line. For rank 0 to find out.
@@ -102,20 +85,18 @@ static void checkpoint_check_space(const CheckpointFolder *folder, const Trained
 }
 
 static void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
-    char partial[PATH_MAX], path[PATH_MAX];
+    static OutputFolder checkpoint;
     if (folder->last == run->step) return; // it is there
     CheckpointProgress progress = checkpoint_progress_begin("saving", t, dist_ranks());
     Manifest manifest = {0};
     manifest.adapters = t->lora != NULL;
-    checkpoint_path(path, folder->path, run->step, "");
-    checkpoint_check_space(folder, t, path);
-    checkpoint_path(partial, folder->path, run->step, ".partial");
-    if (dist_rank() == 0) checkpoint_begin(folder, run->step, partial);
-    path_join(path, partial, manifest_file(&manifest, MANIFEST_MODEL));
-    save_large(path, t, MANIFEST_MODEL, run->step, &manifest, &progress);
-    path_join(path, partial, manifest_file(&manifest, MANIFEST_OPTIMIZER));
-    save_large(path, t, MANIFEST_OPTIMIZER, run->step, &manifest, &progress);
-    if (dist_rank() == 0) save_finish(folder, partial, t, run, &manifest);
+    checkpoint_path(checkpoint.path, folder->path, run->step, "");
+    checkpoint_check_space(folder, t, checkpoint.path);
+    checkpoint_path(checkpoint.temporary, folder->path, run->step, ".partial");
+    if (dist_rank() == 0) checkpoint_begin(&checkpoint);
+    save_large(&checkpoint, t, MANIFEST_MODEL, run->step, &manifest, &progress);
+    save_large(&checkpoint, t, MANIFEST_OPTIMIZER, run->step, &manifest, &progress);
+    if (dist_rank() == 0) save_finish(folder, &checkpoint, t, run, &manifest);
     folder->last = run->step;
     progress_end(&progress.bar);
 }

@@ -181,13 +181,13 @@ static void end_while_writing(const void *path) {
 static void end_while_saving(const void *path) {
     CheckpointFolder folder;
     OutputFile file;
-    char partial[PATH_MAX], name[PATH_MAX];
+    static OutputFolder checkpoint;
     checkpoint_open(&folder, (const char *)path, 2, 0);
-    checkpoint_begin(&folder, 7, partial);
-    path_join(name, partial, "model.bin");
-    write_output(name, "whole");
-    path_join(name, partial, "optimizer.bin");
-    output_open(&file, name, 1000);
+    checkpoint_path(checkpoint.path, folder.path, 7, "");
+    checkpoint_path(checkpoint.temporary, folder.path, 7, ".partial");
+    checkpoint_begin(&checkpoint);
+    folder_write_file(&checkpoint, "model.bin", "whole", 5);
+    folder_open_file(&checkpoint, &file, "optimizer.bin", 1000);
     raise(signal_to_send);
 }
 

@@ -27,16 +27,16 @@ TEST(places) {
     expect_refused(convert_body, &c, 1, "place: is a file, a folder was to be written there");
     run_command("rm '%s' && mkdir '%s'", c.to, c.to);
     convert_body(&c); // an empty folder is as good as none
-    expect_refused(convert_body, &c, 1, "place: is a folder that holds something; nothing is mixed into it");
+    expect_refused(convert_body, &c, 1, "place: the folder is not empty");
     c.from = c.to;
-    expect_refused(convert_body, &c, 1, "is a folder that holds something");
+    expect_refused(convert_body, &c, 1, "the folder is not empty");
     const char *copy = copy_golden("llama");
     c.from = c.to = copy;
-    expect_refused(convert_body, &c, 1, "model: is a folder that holds something");
+    expect_refused(convert_body, &c, 1, "model: the folder is not empty");
     expect_same_file(copy, GOLDEN "llama", HF_SINGLE_FILE);
     c.from = GOLDEN "llama", c.to = fresh_place("place");
     run_command("mkdir '%s' && touch '%s/.hidden'", c.to, c.to);
-    expect_refused(convert_body, &c, 1, "is a folder that holds something");
+    expect_refused(convert_body, &c, 1, "the folder is not empty");
     c.to = fresh_place("place");
     run_command("ln -s nowhere '%s'", c.to, "");
     expect_refused(convert_body, &c, 1, "place: is a symbolic link that leads nowhere");
@@ -193,15 +193,14 @@ TEST(others_at_work_are_left_alone) {
     folder_open_file(&folder, &file, "config.json", 2);
     output_write(&file, 0, "{}", 2);
     output_commit(&file);
-    folder_pending = NULL, discard_more = NULL; // or the child takes it for its own
+    folder_pending = NULL; // or the child takes it for its own
     assert_string_equal(run_child(convert_body, &c)->err, "");
     assert_int_equal(count_temporaries(c.to), 1);
     assert_int_equal(count_names(folder.temporary), 1);
     folder_pending = &folder;
     expect_same_file(GOLDEN "llama", c.to, HF_SINGLE_FILE);
-    folder_discard();
+    output_discard();
     close(folder.fd);
-    free(folder.names);
     assert_int_equal(count_temporaries(c.to), 0);
 }
 

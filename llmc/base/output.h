@@ -1,0 +1,357 @@
+/*
+Output that is complete or absent: files, and folders of files. Both are written beside their place under a name of this
+process's own, synced, and renamed by output_commit or folder_commit. Whatever ends the program before that removes them,
+short of a kill -9. What a killed process left of a folder is removed by the next one that writes there. Only regular files
+are replaced; where a symbolic link stands, the file it leads to is. Every failure ends the program with one line that
+names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most FOLDER_FEW files.
+*/
+#ifndef LLMC_OUTPUT_H
+#define LLMC_OUTPUT_H
+#include "file.h"
+#include <dirent.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+
+typedef struct {
+    int fd;
+    char path[PATH_MAX], temporary[PATH_MAX];
+} OutputFile;
+
+enum { FOLDER_FEW = 8 };
+
+typedef struct {
+    char path[PATH_MAX], temporary[PATH_MAX];
+    int fd;             // of the temporary folder; holds its lock
+    char (*names)[256]; // [capacity] files in it
+    size_t capacity;
+    volatile size_t count;
+    char few[FOLDER_FEW][256]; // the names, where they fit
+} OutputFolder;
+
+// ---- removal when the program ends early ------------------------------------------------------------------------------
+static OutputFile *volatile output_pending; // being written
+static OutputFolder *volatile folder_pending;
+
+// Only system calls: a signal handler comes here.
+static void output_discard(void) {
+    OutputFolder *folder = folder_pending;
+    if (output_pending) unlink(output_pending->temporary);
+    output_pending = NULL;
+    folder_pending = NULL;
+    if (!folder) return;
+    for (size_t i = 0; i < folder->count; i++) unlinkat(folder->fd, folder->names[i], 0);
+    rmdir(folder->temporary);
+}
+
+// Ctrl-C, a closed terminal, a batch system: unfinished output is removed, then the signal acts as by default.
+static void end_by_signal(int number) {
+    output_discard();
+    kill(getpid(), number); // its action is the default one again (SA_RESETHAND)
+}
+
+// main calls this before anything is written.
+static void signals_prepare(void) {
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    static int prepared;
+    struct sigaction before;
+    if (prepared) return;
+    prepared = 1;
+    atexit(output_discard);
+    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
+    struct sigaction action = {0};
+    action.sa_handler = end_by_signal;
+    action.sa_flags = (int)SA_RESETHAND | SA_NODEFER;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        sigaction(ends[i], NULL, &before);
+        if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // nohup stays in force
+    }
+}
+
+// ---- names of temporaries: NAME.PID-ATTEMPT.tmp -----------------------------------------------------------------------
+// `name` is one that temporary_name gives to what will be `base`.
+static int is_temporary_of(const char *name, const char *base) {
+    size_t length = strlen(base);
+    if (strncmp(name, base, length) != 0 || name[length] != '.') return 0;
+    name += length + 1;
+    size_t digits = strspn(name, "0123456789");
+    if (!digits || name[digits] != '-') return 0;
+    name += digits + 1;
+    digits = strspn(name, "0123456789");
+    return digits && !strcmp(name + digits, ".tmp");
+}
+
+// Cuts off what temporary_name adds to a name.
+static void name_without_temporary(char name[256]) {
+    char base[256];
+    for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
+        snprintf(base, sizeof(base), "%.*s", (int)(dot - name), name);
+        if (!is_temporary_of(name, base)) continue;
+        *dot = 0;
+        return;
+    }
+}
+
+// With the process's number: two that write to one place do not mix, and what a user calls X.tmp stays.
+static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
+    if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
+        die("%.200s...: this path is too long to write to", path);
+}
+
+// ---- files ------------------------------------------------------------------------------------------------------------
+__attribute__((noreturn)) static void output_fail(const OutputFile *file, const char *action, int error) {
+    die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path,
+        action, strerror(error));
+}
+
+// file->path = where a file that is to be written to `path` has to go.
+static void output_find_place(OutputFile *file, const char *path) {
+    struct stat link, status;
+    if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
+        die("%.200s...: this path is too long to write to", path);
+    if (lstat(path, &link) != 0) return; // a new file; where it cannot be, open says why
+    if (stat(path, &status) != 0)
+        die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
+    if (S_ISDIR(status.st_mode)) die("%s: is a directory, a file was to be written there; give a file name", path);
+    if (!S_ISREG(status.st_mode))
+        die("%s: is no regular file but a device, a pipe or a socket, which is not replaced; give a file name", path);
+    if (S_ISLNK(link.st_mode) && !realpath(path, file->path))
+        die("%s: this symbolic link cannot be followed: %s; choose another place", path, strerror(errno));
+}
+
+// `bytes` is the size the file will have: a disk that is too small says so now and not at the end.
+static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
+    if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
+    signals_prepare();
+    output_find_place(file, path);
+    file->fd = -1;
+    for (int attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
+        temporary_name(file->temporary, file->path, attempt);
+        file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (file->fd < 0 && errno != EEXIST) break;
+    }
+    if (file->fd < 0) die("%s: cannot be created: %s; choose another place", file->path, strerror(errno));
+    output_pending = file;
+#ifdef __linux__
+    // Not every file system can reserve space; those that cannot say so otherwise than by being full.
+    if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+        char action[64];
+        int error = errno;
+        snprintf(action, sizeof(action), "reserving %s", human_bytes((double)bytes));
+        output_fail(file, action, error);
+    }
+#else
+    (void)bytes;
+#endif
+}
+
+static void output_write(const OutputFile *file, uint64_t offset, const void *data, size_t bytes) {
+    const char *cursor = (const char *)data;
+    while (bytes) {
+        ssize_t put = pwrite(file->fd, cursor, min_size(bytes, (size_t)1 << 30), (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) {
+            char action[80];
+            int error = put < 0 ? errno : ENOSPC;
+            snprintf(action, sizeof(action), "writing %zu bytes at byte %llu", bytes, (unsigned long long)offset);
+            output_fail(file, action, error);
+        }
+        cursor += put, offset += (uint64_t)put, bytes -= (size_t)put;
+    }
+}
+
+// Another process's unfinished file, of which this one writes a part; output_leave, and it is committed there.
+static void output_join(OutputFile *file, const char *path, const char *temporary) {
+    snprintf(file->path, sizeof(file->path), "%s", path);
+    snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
+    file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
+    if (file->fd < 0)
+        die("%s: cannot be opened, where rank 0 has begun to write: %s; choose a place that all hosts see", temporary,
+            strerror(errno));
+}
+
+static void output_leave(const OutputFile *file) {
+    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
+    if (close(file->fd) != 0) output_fail(file, "closing", errno);
+}
+
+// After this the file is there under its name, whatever happens to the machine.
+static void output_commit(OutputFile *file) {
+    output_leave(file);
+    if (rename(file->temporary, file->path) != 0) output_fail(file, "renaming the finished file", errno);
+    output_pending = NULL;
+    sync_folder_of(file->path);
+}
+
+// ---- folders ----------------------------------------------------------------------------------------------------------
+// Makes folder->temporary, to hold so many files and to become folder->path. 0: it cannot be made, errno says why.
+static int folder_begin(OutputFolder *folder, size_t files) {
+    if (mkdir(folder->temporary, 0777) != 0) return 0;
+    folder->fd = open(folder->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder->fd < 0) return 0;
+    folder->names = folder->few, folder->capacity = FOLDER_FEW;
+    folder->count = 0;
+    if (files > FOLDER_FEW) {
+        folder->names = (char(*)[256])checked_calloc(files, sizeof(*folder->names), "the names of files to be written");
+        folder->capacity = files;
+    }
+    signals_prepare();
+    folder_pending = folder;
+    return 1;
+}
+
+// A file in it, which is closed with output_commit.
+static void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
+    char path[PATH_MAX];
+    if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
+    snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
+    folder->count = folder->count + 1;
+    path_join(path, folder->temporary, name);
+    output_open(file, path, bytes);
+}
+
+// A small file in it, whole.
+static void folder_write_file(OutputFolder *folder, const char *name, const void *bytes, size_t count) {
+    OutputFile file;
+    folder_open_file(folder, &file, name, count);
+    output_write(&file, 0, bytes, count);
+    output_commit(&file);
+}
+
+// Everything in it is written and synced: the rename makes it count.
+static void folder_commit(OutputFolder *folder) {
+    fsync(folder->fd);
+    if (rename(folder->temporary, folder->path) != 0)
+        die("%s: the finished folder cannot be given its name: %s; choose another --out", folder->path,
+            strerror(errno));
+    folder_pending = NULL;
+    sync_folder_of(folder->path);
+    close(folder->fd);
+    if (folder->names != folder->few) free(folder->names);
+}
+
+// Removes the folder open as fd, which is closed, and of its files those whose names `ours` knows, unfinished ones too.
+// 0: it holds other files and stays.
+static int folder_remove(const char *path, int fd, int (*ours)(const char *name)) {
+    DIR *directory = fdopendir(fd);
+    const struct dirent *entry;
+    while (directory && (entry = readdir(directory))) {
+        char name[256];
+        snprintf(name, sizeof(name), "%s", entry->d_name);
+        name_without_temporary(name);
+        if (ours(name)) unlinkat(fd, entry->d_name, 0);
+    }
+    if (directory)
+        closedir(directory);
+    else if (fd >= 0)
+        close(fd);
+    return rmdir(path) == 0;
+}
+
+// ---- a folder at a place that a user chose: free, or an empty folder ----------------------------------------------------
+static int folder_is_empty(const char *path) {
+    const struct dirent *entry;
+    DIR *directory = opendir(path);
+    int empty = 1;
+    if (!directory) die("%s: cannot be looked through: %s; choose another --out", path, strerror(errno));
+    while (empty && (entry = readdir(directory))) empty = !strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..");
+    closedir(directory);
+    return empty;
+}
+
+// folder->path = where a folder that is to be written to `path` has to go.
+static void folder_find_place(OutputFolder *folder, const char *path) {
+    struct stat status, here;
+    if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
+        die("%.200s...: this path is too long to write to", path);
+    for (size_t length = strlen(path); length > 1 && folder->path[length - 1] == '/';) folder->path[--length] = 0;
+    if (lstat(folder->path, &status) != 0) return; // a new one; where it cannot be, mkdir says why
+    if (stat(folder->path, &status) != 0)
+        die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        die("%s: is a file, a folder was to be written there; choose another --out (one that ends in .bin is a flat "
+            "file)",
+            path);
+    if (!folder_is_empty(folder->path)) die("%s: the folder is not empty; choose a new --out", path);
+    if (stat(".", &here) == 0 && here.st_dev == status.st_dev && here.st_ino == status.st_ino)
+        die("%s: is the folder this program runs in, which cannot be replaced; give a new name", path);
+    if (!realpath(path, folder->path) || strlen(folder->path) >= PATH_MAX - 300)
+        die("%s: cannot be followed to its end; choose another --out", path);
+}
+
+// Removes what a process that was killed left of the folder; one that is locked is being written.
+static void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        return;
+    }
+    if (fd < 0) return;
+    if (folder_remove(path, fd, ours))
+        note("%s, which a conversion that was cut off had left, is removed", path);
+    else
+        note("%s was left by a conversion that was cut off; look through it and remove it", path);
+}
+
+// Bytes that can be written there; 0 is returned where the file system does not say.
+static int space_available(const char *folder, uint64_t *bytes) {
+    struct statvfs status;
+    if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
+    *bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    return 1;
+}
+
+// bytes, files: what will be in it. ours: a file of this name, found in a folder that was left over, may be removed.
+static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
+                        int (*ours)(const char *name)) {
+    char above[PATH_MAX], stale[PATH_MAX];
+    const struct dirent *entry;
+    uint64_t available;
+    memset(folder, 0, sizeof(*folder));
+    signals_prepare();
+    folder_find_place(folder, path);
+    folder_above(above, folder->path);
+    const char *base = strrchr(folder->path, '/') ? strrchr(folder->path, '/') + 1 : folder->path;
+    DIR *directory = opendir(above); // need not be readable to be written to
+    while (directory && (entry = readdir(directory))) {
+        if (!is_temporary_of(entry->d_name, base)) continue;
+        path_join(stale, above, entry->d_name);
+        folder_clear_stale(stale, ours);
+    }
+    if (directory) closedir(directory);
+    if (space_available(above, &available) && available < bytes)
+        die("%s: %s (%llu bytes) are to be written, but only %s are free there; make room or choose another --out",
+            path, human_bytes((double)bytes), (unsigned long long)bytes, human_bytes((double)available));
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        temporary_name(folder->temporary, folder->path, attempt);
+        if (!folder_begin(folder, files)) {
+            if (errno == EEXIST) continue;
+            break;
+        }
+        flock(folder->fd, LOCK_EX | LOCK_NB); // where it is refused, nobody else gets it either
+        if (path_is_file(folder->temporary, folder->fd)) return;
+        folder_pending = NULL; // somebody took it for an old one
+        close(folder->fd);
+    }
+    die("%s: the folder cannot be created: %s; choose another --out", folder->path, strerror(errno));
+}
+
+// Makes a folder and those above it. A new one is synced into the one above, so that it outlives a power failure as its
+// files do.
+static void make_folder(const char *path) {
+    char part[PATH_MAX];
+    for (size_t i = 1; path[i - 1]; i++) {
+        if (path[i] && path[i] != '/') continue;
+        if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
+            die("%.200s...: this path is too long", path);
+        if (mkdir(part, 0777) == 0) {
+            sync_folder_of(part);
+            continue;
+        }
+        int error = errno; // stat has one of its own
+        if (!path_is_directory(part))
+            die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
+    }
+}
+
+#endif
