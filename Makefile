@@ -1,6 +1,7 @@
 # make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
+# make test-quick whether every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
@@ -67,7 +68,7 @@ DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENM
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program ------------------------------------------------------------------------------------------------------------
-.PHONY: all demo test test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
+.PHONY: all demo test test-quick test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
 all: train
 
 # Again in any case: ./train may be the newer one of another configuration.
@@ -152,12 +153,17 @@ test:
 	@scripts/install_deps.sh test
 	@test/run.sh
 
-# On a machine with a GPU; PARTS='ops methods' runs some (test/gpu.sh lists them). test-gpu-build only compiles and links it, for
+# Whether every gradient still holds, within a minute after a build
+test-quick:
+	@scripts/install_deps.sh test
+	@test/run.sh --quick
+
+# On a machine with a GPU; PARTS='ops methods' runs some (rows of test/rows.txt). test-gpu-build only compiles and links it, for
 # which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
 test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
 	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
-		MAKE='$(MAKE)' test/gpu.sh $(if $(filter test-gpu-build,$@),--build) $(PARTS)
+		MAKE='$(MAKE)' test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
 bench: train
 	@BUILD=$(BUILD) dev/bench.sh
@@ -245,4 +251,4 @@ clean:
 	rm -rf build train
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,7s/^# //p' Makefile

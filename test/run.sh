@@ -1,353 +1,337 @@
 #!/bin/sh
-# Builds and runs every test: test/run.sh [NAME ...]. A row of the table below is one program in one configuration, in one
-# process or in several.
-# Each program closes with `N passed, N failed, N skipped`; these are added up in the last line. Skips are listed again.
+# Builds and runs the rows of test/rows.txt and prints each as it ends: test/run.sh [--quick] [NAME ...]; all of them without a NAME.
+#
+#   --quick          rows marked `quick`, a few cases of each: whether every gradient still holds (make test-quick)
+#   --gpu            rows of a GPU, one at a time, recorded in dev/results/ (make test-gpu); --train, --sanitizer: the rows of ./train
+#                    and of compute-sanitizer
+#   --build          builds the rows and runs nothing; with --gpu nvcc is enough
+#
+# A row closes with `N passed, N failed, N skipped`; one without this line has failed. Sums stand in the last line. Environment: CC,
+# JOBS (rows at a time), ALL_CASES=1 (full products of cases); with --gpu LIMIT (seconds of a program), RESULTS, COMMIT.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-CC=${CC:-cc}
-case $CC in *clang*) CXX=${CXX:-$(echo "$CC" | sed 's/clang/clang++/')} ;; *) CXX=${CXX:-c++} ;; esac
-JOBS=${JOBS:-2}
-export JOBS
 # Our own leaks are failures; oneDNN and OpenMP keep their pools until the end. 99: what a sanitizer found, in a child too.
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1}
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1:quarantine_size_mb=32:allocator_release_to_os_interval_ms=-1}
 export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=test/leaks.supp:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-halt_on_error=1:print_stacktrace=1}
 export OMP_WAIT_POLICY=passive
 limit='timeout -k 10 900' # what hangs fails
-mpi_libraries=$(scripts/mpi_flags.sh link)
+[ -z "${LIMIT:-}" ] || limit="timeout -k 10 $LIMIT"
+. test/build.sh
+run=build/test-run # the rows of this run, and what the driver and its jobs tell each other
 
-# A folder for every configuration, as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
-compiler=${CC%% *}
-compiler=${compiler##*/}
-case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
-folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
-
-#   program       precision   op set   ranks     op set: onednn, plain: "cpu" with and without oneDNN; cuda: the GPU's kernels,
-#                                      run on the CPU; cudnn: these with cuDNN's attention, plain loops here; of plain and
-#                                      cudnn only the tests of what is different there; nccl: memory and collectives of
-#                                      "cuda" between processes, over pretended calls of CUDA and NCCL, whose headers it needs
-#                                      ranks: so many processes, under mpirun, of which rank 0 closes; none: one, without it
-rows="
-    cuda_on_cpu   bf16        cuda
-    cuda_on_cpu   fp32        cuda
-    ops           bf16        cuda
-    ops           fp32        cuda
-    ops           bf16        cudnn
-    methods       bf16        cuda
-    methods       fp32        cuda
-    lora          fp32        cuda
-    golden        bf16        cuda
-    golden        fp32        cuda
-    ops           fp32        onednn
-    ops           fp32        plain
-    ops           bf16        onednn
-    ops           bf16        plain
-    ops           double      onednn
-    methods       double      onednn
-    methods       fp32        onednn
-    methods       bf16        onednn
-    objective_methods double  onednn
-    objective_methods fp32    onednn
-    objective_methods bf16    onednn
-    lora          double      onednn
-    lora          fp32        onednn
-    lora          bf16        onednn
-    golden        fp32        onednn
-    golden        bf16        onednn
-    golden        double      onednn
-    plan          fp32        onednn
-    plan          bf16        onednn
-    estimate      fp32        onednn
-    profile       fp32        onednn
-    fence         fp32        onednn
-    options       fp32        onednn
-    objective     fp32        onednn
-    objective     double      onednn
-    schedule      fp32        onednn
-    dataloader    fp32        onednn
-    documents     fp32        onednn
-    answers       fp32        onednn
-    prompts       fp32        onednn
-    packing       fp32        onednn
-    deal          fp32        onednn
-    prefetch      fp32        onednn
-    log           fp32        onednn
-    logprobs      fp32        onednn
-    reference     fp32        onednn
-    file          fp32        onednn
-    weights       fp32        onednn
-    weights       bf16        onednn
-    weights_bad   fp32        onednn
-    hf_weights    fp32        onednn
-    convert       fp32        onednn
-    convert_folder fp32       onednn
-    initial_weights fp32      onednn
-    initial_weights bf16      onednn
-    adamw         fp32        onednn
-    adamw         bf16        onednn
-    adamw         double      onednn
-    checkpoint    fp32        onednn
-    checkpoint    bf16        onednn
-    checkpoint_folder fp32    onednn
-    checkpoint_folder bf16    onednn
-    checkpoint_kill fp32      onednn
-    checkpoint_ranks fp32     onednn
-    adapter       fp32        onednn
-    adapter       bf16        onednn
-    sampler       fp32        onednn
-    sampler       bf16        onednn
-    sampler_batch fp32        onednn
-    sampler_batch double      onednn
-    sampler_batch bf16        onednn
-    tokenizer     fp32        onednn
-    reward        fp32        onednn
-    rollout       fp32        onednn
-    rollout       double      onednn
-    dist          fp32        onednn   2
-    dist          fp32        onednn   3
-    dist          fp32        onednn   4
-    dist          double      onednn   3
-    dist          fp32        nccl     2
-    dist          fp32        nccl     3
-    sp            double      onednn   3
-    sp            double      onednn   4
-    sp            fp32        onednn   2
-    sp            bf16        onednn   2
-    golden        fp32        onednn   3
-    golden        bf16        onednn   2
-    zero          double      onednn   2
-    zero          fp32        onednn   4
-    zero          bf16        onednn   3
-    sampler_ranks fp32        onednn   2
-"
-
-total_passed=0 total_failed=0 total_skipped=0
-skips=$(mktemp) output=$(mktemp)
-trap 'rm -f "$skips" "$output"' EXIT
-
-# count NAME STATUS: reads the closing line of $output; a program without one has failed. $used: processor time, for people
-used=
-count() {
-    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$output" | tail -n 1)
-    if [ -z "$line" ]; then
-        echo "FAILED: $1 ended with status $2 and no closing line"
-        total_failed=$((total_failed + 1))
-        return
-    fi
-    set -- "$1" "$2" $(echo "$line" | tr -dc '0-9 ')
-    [ "$2" != 0 ] && [ "$4" = 0 ] && { echo "FAILED: $1 ended with status $2"; set -- "$1" "$2" "$3" 1 "$5"; }
-    total_passed=$((total_passed + $3)) total_failed=$((total_failed + $4)) total_skipped=$((total_skipped + $5))
-    grep 'SKIPPED.*NOT TESTED' "$output" | sed "s|^|$1: |" >>"$skips"
-    printf '%-28s %s   %s\n' "$1" "$line" "$used"
-}
-
-# Flags for MPI and the headers of CUDA and NCCL (2.13 or later), which may lie beside nvcc and in $NCCL; nothing where one is missing.
-nccl_flags() {
-    toolkit=$(command -v "${NVCC:-nvcc}") && toolkit="-isystem $(dirname "$(dirname "$(readlink -f "$toolkit")")")/include"
-    set -- -DHAVE_NCCL ${NCCL:+-isystem "$NCCL/include"} $toolkit
-    [ -n "$mpi_libraries" ] &&
-        printf '#include <cuda_runtime.h>\n#include <nccl.h>\n#if NCCL_VERSION_CODE < 21300\n#error\n#endif\n' |
-        $CXX "$@" -fsyntax-only -x c++ - >/dev/null 2>&1 && echo "$@"
-}
-
-# Compiles a row's program, sanitized. Objects of the op set are shared by programs of one configuration.
-flags_of() { # precision, op set
-    printf '%s' "-D_GNU_SOURCE -DPRECISION_$(echo "$1" | tr a-z A-Z) -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native \
--fno-omit-frame-pointer -fopenmp -I."
-    case $1-$2 in # the GPU's kernels are the same lines: both sanitizers in bf16 alone, where they take minutes; what is
-        *-cudnn) ;; # run in double is run in fp32 or bf16, too
-        fp32-cuda | double-*) printf ' -fsanitize=address' ;;
-        *) printf ' -fsanitize=address,undefined' ;;
-    esac
-    case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
-    [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
-    [ "$2" != plain ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && printf ' -DHAVE_ONEDNN'
-    [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
-}
-# Op set "cuda" takes what libraries do for it from op set "cpu", which goes by another name then.
-build_ops() { # precision, op set; again when a source or the command changed (a library was installed)
-    folder=$(folder_of "$1" "$2")
-    compile="$CC -std=gnu11 $(flags_of "$1" "$2") -c llmc/ops/cpu/ops_cpu.c -o $folder/ops_cpu.o"
-    case $2 in
-    cuda | cudnn) compile="$compile -Dops_device=ops_cpu_device" ;;
-    nccl)
-        nccl=$(nccl_flags) || { rm -f "$folder/ops.o"; return 0; }
-        compile="$CXX -std=c++20 -Wno-missing-field-initializers $(flags_of "$1" "$2") $nccl -c test/emulate/ops_nccl.cc -o $folder/ops.o"
+# ---- one row ----------------------------------------------------------------------------------------------------------------------
+# Sets what a line of the table says: program, precision, library (its op set), ranks, threads, tests, name, quick, words; and where
+# its log goes, its label.
+read_row() {
+    program=$1 precision=$2 library=$3 name=$1 ranks= threads=1 tests= quick= words=
+    shift 3
+    for word; do
+        case $word in
+        ranks=*) ranks=${word#*=} ;;
+        threads=*) threads=${word#*=} ;;
+        tests=*) tests=$(echo "${word#*=}" | tr , ' ') ;;
+        as=*) name=${word#*=} ;;
+        quick) quick=yes ;;
+        bare) ;;
+        *) words="$words $word" ;;
+        esac
+    done
+    case $library in
+    script) log=build/test-scripts/$program label=$name ;;
+    gpu) log=build/test-gpu-$precision/$name label="$name ($precision)" ;;
+    gpu-script) log=build/test-gpu-$precision/script-$name label="$name ($precision)" ;;
+    sanitizer)
+        name="compute-sanitizer $program $(echo $words | cut -d ' ' -f 1)"
+        log=build/test-gpu-$precision/sanitizer-$program-$(echo "$words" | cksum | cut -d ' ' -f 1) label="$name ($precision)"
+        ;;
+    *)
+        log=$(folder_of "$precision" "$library")/test_$program${ranks:+-$ranks}
+        label="$name ($precision$([ "$library" = onednn ] || echo ", $library")${ranks:+, $ranks ranks})"
         ;;
     esac
-    mkdir -p "$folder"
-    [ -f "$folder/ops.o" ] && [ "$(cat "$folder/ops.command" 2>/dev/null)" = "$compile" ] &&
-        [ -z "$(find llmc test -newer "$folder/ops.o" \( -path 'llmc/*' -o -name 'cuda_*.h' -o -name '*nccl*' \) -type f | head -n 1)" ] && return 0
-    rm -f "$folder/ops.o" # if it does not compile, nothing shall be tested with the old one
-    if [ "$2" = cuda ] || [ "$2" = cudnn ]; then # -O2: a kernel's threads take turns on one core
-        $compile -O2 && $CXX -std=c++20 -Wno-missing-field-initializers -x c++ $(flags_of "$1" "$2") -O2 -Wno-unknown-pragmas -Wno-pass-failed -c llmc/ops/cuda/ops_cuda.cu -o "$folder/ops_cuda.o" &&
-            ld -r "$folder/ops_cpu.o" "$folder/ops_cuda.o" -o "$folder/ops.o"
-    elif [ "$2" = nccl ]; then
-        $compile
-    else
-        $compile && mv "$folder/ops_cpu.o" "$folder/ops.o"
-    fi && echo "$compile" >"$folder/ops.command"
 }
-build() { # name, precision, op set
-    flags=$(flags_of "$2" "$3")
-    libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
-    case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
-    case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
-    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-    # Most programs spend their time in the op set, and would take longer to optimise than they run.
-    case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
-    folder=$(folder_of "$2" "$3")
-    source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
-    if [ "${source%.cc}" != "$source" ]; then
-        $CXX -std=c++20 -Wno-missing-field-initializers $flags -Wno-unknown-pragmas -Wno-pass-failed "$source" $libraries -o "$folder/test_$1"
-    else
-        $CC -std=gnu11 $flags "$source" "$folder/ops.o" $libraries -o "$folder/test_$1"
-    fi
-}
-if [ "${1:-}" = --ops ]; then
-    trap - EXIT
-    rm -f "$skips" "$output"
-    build_ops "$2" "$3"
-    exit
-fi
-
-selected() { # name: no names given, or among them
-    [ -z "$names" ] && return 0
-    for name in $names; do [ "$name" = "$1" ] && return 0; done
-    return 1
-}
-names="$*"
-
-# Processor seconds of all that this shell has waited for, as the builtin tells them, in a file for `seconds_in`.
-seconds_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f s", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
-
 skipped() { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' "$1"; } # a row, for want of
-# Every program is compiled, then run; JOBS rows at a time, each into files of its own.
-row() { # build|run, name, precision, op set, ranks
-    program=$(folder_of "$3" "$4")/test_$2
-    log=$program${5:+-$5}
-    mkdir -p "${program%/*}"
-    if [ "$1" = build ]; then
-        rm -f "$program" "$program.status"
-        if [ "$4" = nccl ] && ! nccl_flags >/dev/null; then
-            skipped 'MPI with the headers of CUDA and of NCCL, 2.13 or later' >"$program.log"
-            echo 0 >"$program.status"
-        else
-            build "$2" "$3" "$4" >"$program.log" 2>&1 || echo 'does not compile' >"$program.status"
-        fi
-        times >"$program.build_times"
-    elif [ -x "$program" ]; then
-        only=
-        case $4 in cudnn) only=attention ;; plain) only=linear ;; esac # what is different there
-        if [ -z "${5:-}" ]; then
-            $limit "$program" $only >"$log.log" 2>&1 </dev/null
-        elif [ -n "$mpi_libraries" ] && command -v mpirun >/dev/null; then
-            $limit test/ranks/mpirun.sh "$5" "$program" >"$log.log" 2>&1 </dev/null
-        else
-            skipped 'MPI with mpirun' >"$log.log"
-        fi
-        echo $? >"$log.status"
-        times >"$log.times"
-    fi
-}
-script() { # name
-    log=build/test-scripts/$1
-    $limit sh test/*/test_"$1".sh >"$log.log" 2>&1 </dev/null
-    echo $? >"$log.status"
-    times >"$log.times"
-}
-# What scripts need: the plain program, the sanitized one, a Python. The file *.built tells that it is there.
-program() { # plain|sanitized|python
-    case $1 in
-    plain) ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN" ;;
-    sanitized)
-        flags=$(flags_of fp32 onednn)
-        libraries="-lcjson -lm -pthread $mpi_libraries"
-        case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
-        build_ops fp32 onednn && $CC -std=c11 $flags -x c train_gpt.cu -x none "${TRAIN%/*}/ops.o" $libraries -o "$TRAIN"
+other_compiler() { case $compiler in *clang*) echo gcc ;; *) echo clang ;; esac; }
+
+# Compiles the program of the row that was read; its log goes to build.log. Status 77: it cannot be built here.
+build_row() {
+    case $library in
+    gpu) build_gpu_program "$program" "$precision" >"$log.build.log" 2>&1 ;;
+    script | gpu-script | sanitizer) ;;
+    other)
+        command -v "$(other_compiler)" >/dev/null || return 77
+        mkdir -p "${log%/*}"
+        CC=$(other_compiler) CXX= test/run.sh --compile "$program" "$precision" onednn >"$log.build.log" 2>&1
         ;;
-    python) . test/find_python.sh && { find_or_make_python 2>&3 || true; } ;; # without one its tests are skipped
-    esac 3>&2 >"build/test-scripts/$1.log" 2>&1 && : >"build/test-scripts/$1.built"
+    nccl)
+        nccl_flags >/dev/null || return 77
+        build_program "$program" "$precision" nccl >"$log.build.log" 2>&1
+        ;;
+    *) build_program "$program" "$precision" "$library" >"$log.build.log" 2>&1 ;;
+    esac
 }
-case ${1:-} in --row | --script | --program)
-    what=${1#--}
+run_program() { # the program of the row that was read
+    file=$(folder_of "$precision" "$library")/test_$program
+    case $library in
+    gpu) file=build/test-gpu-$precision/test_$program ;;
+    other) file=$(CC=$(other_compiler) CXX= test/run.sh --folder "$precision" onednn)/test_$program ;;
+    esac
+    for part in ${tests:-all}; do
+        [ "$part" = all ] && part=
+        if [ -z "$ranks" ]; then
+            $limit "$file" ${part:+"$part"} </dev/null
+        elif [ -n "$mpi_libraries" ] && command -v mpirun >/dev/null; then
+            $limit test/ranks/mpirun.sh "$ranks" "$file" </dev/null
+        else
+            skipped 'MPI with mpirun'
+        fi || status=$?
+    done
+}
+run_sanitizer() { # one test, passed where nothing is reported
+    case $words in *train\ *) folder=build/cuda-$precision ;; *) folder=build/test-gpu-$precision ;; esac
+    TINY=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96
+    command -v compute-sanitizer >/dev/null || { skipped 'compute-sanitizer (Debian, Ubuntu: cuda-sanitizer-13-0 from NVIDIA)'; return; }
+    timeout -k 10 65 compute-sanitizer --tool "$program" --error-exitcode 9 "$folder/"$(eval echo "$words") >"$log.report" 2>&1
+    status=$?
+    grep -E '^=========|FAILED|train: ' "$log.report" | grep -vE 'COMPUTE-SANITIZER|ERROR SUMMARY: 0' | head -n 20
+    case $status in
+    0) echo '1 passed, 0 failed, 0 skipped' ;;
+    124 | 137) # what it found until then counts
+        status=0
+        if grep -E '^=========' "$log.report" | grep -qvE 'COMPUTE-SANITIZER|ERROR SUMMARY: 0'; then echo '0 passed, 1 failed, 0 skipped'
+        else skipped 'time: it was not through after 65 s'; fi
+        ;;
+    *) echo '0 passed, 1 failed, 0 skipped' ;;
+    esac
+}
+run_row() { # the row that was read: its log, and its status and processor time beside it
+    mkdir -p "${log%/*}"
+    rm -f "$log.status"
+    (
+        build_row
+        case $? in
+        0) status=0 ;;
+        77)
+            status=77
+            skipped "$([ "$library" = other ] && other_compiler || echo 'MPI with the headers of CUDA and of NCCL, 2.13 or later')"
+            ;;
+        *) status='does not compile' ;;
+        esac
+        times >"$log.build_times"
+        if [ "$status" = 0 ]; then
+            case $library in gpu | gpu-script | sanitizer) ;; *) export OMP_NUM_THREADS="$threads" ;; esac
+            case $library in
+            script) $limit sh test/*/test_"$program".sh </dev/null || status=$? ;;
+            gpu-script)
+                TRAIN=build/cuda-$precision/train
+                export TRAIN TRAIN_PLAIN="$TRAIN" TEST_DEVICE=gpu TEST_PRECISION="$precision"
+                $limit sh test/*/test_"$program".sh </dev/null || status=$?
+                ;;
+            sanitizer) run_sanitizer ;;
+            *) run_program ;;
+            esac
+        fi
+        [ "$status" = 77 ] && status=0
+        echo "$status" >"$log.status"
+        times >"$log.times"
+    ) >"$log.log" 2>&1
+}
+
+# ---- what a row, or a job of several, is called with: by the driver below, or one at a time from outside -------------------------
+# A row of the table by program, precision, op set and ranks
+find_row() {
+    sed 's/#.*//' test/rows.txt | awk -v program="$1" -v precision="$2" -v library="$3" -v ranks="${4:+ranks=$4}" \
+        '$1 == program && $2 == precision && $3 == library { r = ""; for (i = 4; i <= NF; i++) if ($i ~ /^ranks=/) r = $i; if (r == ranks) { print; exit } }'
+}
+case ${1:-} in
+--ops) build_ops "$2" "$3"; exit ;;
+--folder) folder_of "$2" "$3"; exit ;;
+--compile) build_ops "$3" "$4" && build_program "$2" "$3" "$4"; exit ;;
+--row) # build|run, program, precision, op set, ranks; built in any case
+    what=$2
+    shift 2
+    line=$(find_row "$@")
+    read_row ${line:-$1 $2 $3 ${4:+ranks=$4}}
+    [ "$what" = run ] || rm -f "$log"
+    if [ "$what" = run ]; then build_row() { :; }; run_row
+    else build_row || { rm -f "$log"; cp "$log.build.log" "$log.log"; }; fi
+    exit
+    ;;
+--script)
+    read_row "$2" - script
+    run_row
+    exit
+    ;;
+--program) # plain|sanitized|python|gpu_ops and arguments: what many rows stand on
+    what=$2
+    shift 2
+    mkdir -p build/test-scripts
+    log=build/test-scripts/$what${1:+-$1}${2:+-$2}
+    mkdir -p build/test-scripts
+    rm -f "$log.built"
+    (build_"$what" "$@" >"$log.log" 2>&1 && : >"$log.built"; times >"$log.times")
+    echo "program $log $what $*"
+    exit 0
+    ;;
+--job) # numbers of rows that share a program
     shift
-    trap - EXIT
-    rm -f "$skips" "$output"
-    $what "$@"
+    for number; do
+        read_row $(sed -n "${number}p" "$run/rows")
+        run_row
+        echo "row $number"
+    done
+    exit
+    ;;
+--build-job)
+    read_row $(sed -n "${2}p" "$run/rows")
+    mkdir -p "${log%/*}"
+    build_row || [ $? = 77 ] || echo "unbuilt $2"
     exit 0
     ;;
 esac
 
-echo "$rows" | while read -r name precision library ranks; do
-    [ -n "$name" ] && selected "$name" && echo "$name $precision $library${ranks:+ $ranks}"
-done >"$output.rows"
-trap 'rm -f "$skips" "$output" "$output.rows"' EXIT
-# The op sets' objects first: the programs of one configuration share one.
-awk '{ print $2, $3 }' "$output.rows" | sort -u | xargs -r -L 1 -P "$JOBS" test/run.sh --ops
-# The program itself: as C++20, and as a user runs it, sanitized; measured memory is that of a plain build. Long ones first.
-scripts=$(for script in prepare ranks example train compare cxx rooms cli dist scripts train_documents train_rollout logprobs convert \
-    compare_llmc gpu_evidence adapter_cli \
-    transformers peft objectives_torch; do selected $script && echo $script; done)
-builds=
-if [ -n "$(echo "$scripts" | grep -vE '^(prepare|cxx|rooms)?$')" ]; then
-    TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train
-    NCCL_OPS=$(folder_of fp32 nccl)/ops.o
+# ---- what was asked for -------------------------------------------------------------------------------------------------------------
+gpu= build_only= quick_only= names=
+for word; do
+    case $word in
+    --gpu) gpu=yes ;;
+    --quick) quick_only=yes ;;
+    --build) build_only=yes ;;
+    --train) names="$names bp train train_documents cli multi" ;;
+    --sanitizer) names="$names sanitizer" ;;
+    -*) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) names="$names $word" ;;
+    esac
+done
+[ -n "${JOBS:-}" ] || JOBS=$([ -n "$gpu" ] && nproc || echo 2)
+export JOBS
+rm -rf "$run"
+mkdir -p "$run" build/test-scripts
+[ -z "$quick_only" ] || export QUICK=1
+sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
+    [ -n "$program" ] || continue
+    for precision in $(echo "$precisions" | tr , ' '); do
+        line="$program $precision $rest"
+        read_row $line
+        case $library in gpu | gpu-script | sanitizer) on_gpu=yes ;; *) on_gpu= ;; esac
+        [ "$on_gpu" = "$gpu" ] || continue
+        [ -n "$quick_only" ] && [ -z "$quick" ] && continue
+        case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $program/$precision/$library "*) echo "$line" ;; esac
+    done
+done >"$run/rows"
+for word in $names; do
+    [ -z "$gpu" ] || cut -d ' ' -f 1,3- "$run/rows" | grep -qwe "$word" || { echo "test-gpu: $word is no part of it; see test/rows.txt" >&2; exit 2; }
+done
+rows=$(wc -l <"$run/rows")
+[ "$rows" -gt 0 ] || { echo "run.sh: no row of test/rows.txt is called$names" >&2; exit 2; }
+needs_train() { grep ' script' "$run/rows" | grep -qvw bare; }
+
+if [ -n "$gpu" ]; then . test/gpu.sh; else
+    TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train NCCL_OPS=$(folder_of fp32 nccl)/ops.o
     export TRAIN TRAIN_PLAIN NCCL_OPS
-    selected dist && build_ops fp32 nccl
-    builds='plain sanitized'
 fi
-# The Python that some need is made once.
-case $scripts in *prepare* | *example*) builds="python $builds" ;; esac
-rm -rf build/test-scripts
-mkdir -p build/test-scripts
-{
-    for build in $builds; do echo "--program $build"; done
-    awk '{ print "--row build", $1, $2, $3 }' "$output.rows" | sort -u
-} | xargs -r -L 1 -P "$JOBS" test/run.sh
-for build in $builds; do
-    [ -e build/test-scripts/$build.built ] && continue
-    cat build/test-scripts/$build.log
-    echo "FAILED: the program does not compile ($build)"
-    total_failed=$((total_failed + 1))
-done
-# One queue of both, the longest script first, so that no core waits for it at the end.
-{
-    for script in $scripts; do [ $script = prepare ] && echo "--script $script"; done
-    sed 's/^/--row run /' "$output.rows"
-    for script in $scripts; do [ $script = prepare ] || echo "--script $script"; done
-} | xargs -r -L 1 -P "$JOBS" test/run.sh
-while read -r name precision library ranks; do
-    label="$name ($precision$([ "$library" = onednn ] || echo ", $library")${ranks:+, $ranks ranks})"
-    program=$(folder_of "$precision" "$library")/test_$name
-    log=$program${ranks:+-$ranks}
-    [ -x "$program" ] || log=$program
-    status=$(cat "$log.status" 2>/dev/null)
-    cp "$log.log" "$output"
-    used="$(seconds_in "$log.times"), built in $(seconds_in "$program.build_times")"
-    if [ "$status" = 'does not compile' ]; then
-        cat "$output"
-        echo "FAILED: $label does not compile"
-        total_failed=$((total_failed + 1))
-        continue
+# What many rows stand on, the slowest first: op sets' objects, and what scripts run.
+foundations() {
+    if [ -n "$gpu" ]; then
+        cut -d ' ' -f 2 "$run/rows" | sort -u | sed 's/^/--program gpu_ops /'
+        return
     fi
-    grep -E 'FAILED|ERROR|runtime error|error:|Error:' "$output" | grep -vE 'largest error' | head -n 40
-    [ "$status" = 0 ] || [ "$status" = 1 ] || tail -n 30 "$output"
-    count "$label" "$status"
-done <"$output.rows"
+    cut -d ' ' -f 1,3 "$run/rows" | grep -qxE '(prepare|example) script' && echo '--program python'
+    { awk '$3 != "script" && $3 != "other" { print $2, $3 }' "$run/rows"; grep -q '^dist - script' "$run/rows" && echo 'fp32 nccl'; } |
+        sort -u | awk '{ print ($2 ~ /^cu/ ? 0 : 1), $0 }' | sort -s -n -k 1,1 | sed 's/^[01]/--program ops/'
+    needs_train && echo '--program plain'
+}
+# Rows that share a program are one job.
+jobs() { awk '{ key = $1 " " $2 " " $3; if ($3 !~ /^(script|gpu-script|sanitizer)$/ && key in of) { line[of[key]] = line[of[key]] " " NR } else { of[key] = ++n; line[n] = NR } }
+    END { for (i = 1; i <= n; i++) print "'"$1"'", line[i] }' "$run/rows"; }
 
-for script in $scripts; do
-    cp build/test-scripts/$script.log "$output"
-    used=$(seconds_in build/test-scripts/$script.times)
-    grep -E 'FAILED|NOT TESTED|error' "$output" | head -n 40
-    count "$script" "$(cat build/test-scripts/$script.status 2>/dev/null || echo 1)"
-done
+# ---- telling ------------------------------------------------------------------------------------------------------------------------
+begin=$(date +%s)
+minutes() { printf '%dm%02ds' $(($1 / 60)) $(($1 % 60)); }
+stamp() { printf '[%3d/%d %6s] ' "$ended" "$rows" "$(minutes $(($(date +%s) - begin)))"; }
+# Processor seconds of all that a shell has waited for, as the builtin `times` tells them
+cpu_in() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%.1f", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$1" 2>/dev/null; }
+passed=0 failed=0 skipped=0 ended=0
+tell_program() { # log, what
+    if [ -e "$1.built" ]; then
+        [ "$(cpu_in "$1.times" | cut -d . -f 1)" -lt 1 ] || { stamp; echo "built $2   $(cpu_in "$1.times") s"; }
+    else
+        cat "$1.log"
+        echo "FAILED: $2 does not compile"
+        failed=$((failed + 1))
+    fi
+}
+tell_row() { # of the row that was read: its line, and below it what failed
+    status=$(cat "$log.status" 2>/dev/null || echo 'no status')
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log.log" |
+        awk '{ p += $1; f += $3; s += $5 } END { if (NR) print p + 0, f + 0, s + 0 }')
+    closings=$(grep -cE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log.log")
+    fault=
+    set -- ${line:-0 1 0}
+    if [ "$status" = 'does not compile' ]; then fault="$label does not compile"
+    elif [ -z "$line" ] || [ "$closings" -lt "$(echo "${tests:-all}" | wc -w)" ]; then
+        fault="$label ended with status $status and no closing line"
+        [ "$2" != 0 ] || set -- "$1" 1 "$3"
+    elif [ "$status" != 0 ] && [ "$2" = 0 ]; then
+        fault="$label ended with status $status"
+        set -- "$1" 1 "$3"
+    fi
+    row_passed=$1 row_failed=$2 row_skipped=$3 ended=$((ended + 1))
+    passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+    stamp
+    printf '%-30s %s passed, %s failed, %s skipped   %s s' "$label" "$1" "$2" "$3" "$(cpu_in "$log.times")"
+    built=$(cpu_in "$log.build_times")
+    case $built in '' | 0.*) echo ;; *) echo " ($built s to build)" ;; esac
+    if [ "$2" != 0 ]; then
+        [ "$status" != 'does not compile' ] || cat "$log.build.log"
+        grep -E 'FAILED|ERROR|runtime error|error:|Error:' "$log.log" | grep -v 'largest error' | head -n 40
+        case $status in 0 | 1 | 'does not compile') ;; *) tail -n 30 "$log.log" ;; esac
+        [ -z "$fault" ] || echo "FAILED: $fault"
+    fi
+    grep 'SKIPPED.*NOT TESTED' "$log.log" | sed "s|^|$label: |" >>"$run/skips"
+    [ -z "$gpu" ] || record_row
+}
+tell() {
+    while read -r what rest; do
+        case $what in
+        program) set -- $rest; log=$1; shift; tell_program "$log" "$*" ;;
+        row) read_row $(sed -n "${rest}p" "$run/rows"); tell_row ;;
+        unbuilt)
+            [ -n "$build_only" ] || continue # is told with its row
+            read_row $(sed -n "${rest}p" "$run/rows")
+            cat "$log.build.log"
+            echo "FAILED: $label does not compile"
+            failed=$((failed + 1))
+            ;;
+        esac
+    done
+    echo "$passed $failed $skipped" >"$run/sums"
+}
+: >"$run/skips"
+parallel() { xargs -r -L 1 -P "$1" test/run.sh; }
+{
+    foundations | parallel "$JOBS"
+    ! needs_train || echo '--program sanitized' | parallel 1
+    [ -z "$gpu$build_only" ] || jobs --build-job | parallel "$JOBS"
+    [ -n "$build_only" ] || jobs --job | parallel "$([ -n "$gpu" ] && echo 1 || echo "$JOBS")"
+} | tell
+times >"$run/times"
 
-if [ -s "$skips" ]; then
+# ---- the last lines -----------------------------------------------------------------------------------------------------------------
+read -r passed failed skipped <"$run/sums"
+if [ -n "$build_only" ]; then
+    [ "$failed" = 0 ] && echo "all of it compiles and links; nothing was run"
+    exit
+fi
+if [ -s "$run/skips" ]; then
     echo
     echo "Skipped, so NOT TESTED here:"
-    cat "$skips"
+    cat "$run/skips"
 fi
+[ -z "$gpu" ] || record_end
 echo
-echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
-[ "$total_failed" = 0 ] && [ "$total_passed" -gt 0 ]
+awk -v clock="$(minutes $(($(date +%s) - begin)))" 'NR == 2 { split($0, t, /[ms ]+/); user = 60 * t[1] + t[2]; system_ = 60 * t[3] + t[4]
+    printf "%dm%02ds of CPU time (user %dm%02ds, system %dm%02ds), %s by the clock\n", (user + system_) / 60, (user + system_) % 60, user / 60, user % 60, system_ / 60, system_ % 60, clock }' "$run/times"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,118 @@
+# Sourced by test/run.sh: how the programs of its table are compiled. A program is compiled again when a file it includes, the op
+# set or the command changed. Folders are named as in the Makefile: build/test-fp32-onednn for gcc, build/test-fp32-onednn-clang.
+CC=${CC:-cc}
+case $CC in *clang*) CXX=${CXX:-$(echo "$CC" | sed 's/clang/clang++/')} ;; *) CXX=${CXX:-c++} ;; esac
+compiler=${CC%% *}
+compiler=${compiler##*/}
+case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
+mpi_libraries=$(scripts/mpi_flags.sh link)
+
+folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
+has_onednn() { printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
+define_precision() { printf -- '-D_GNU_SOURCE -DPRECISION_%s' "$(echo "$1" | tr a-z A-Z)"; }
+
+# fresh TARGET COMMAND: it was made by that command, and every file in its dependency files is older.
+fresh() {
+    [ -f "$1" ] && [ "$(cat "$1.command" 2>/dev/null)" = "$2" ] || return 1
+    for source in $(cat "$1".d "$1".?*.d 2>/dev/null | sed 's/^[^ ]*://; s/\\$//'); do [ "$source" -ot "$1" ] || return 1; done
+}
+# make_with TARGET COMMAND: runs the command unless the target is fresh. A target that does not compile is gone.
+make_with() {
+    fresh "$@" && return
+    rm -f "$1" "$1".d "$1".?*.d "$1.command"
+    mkdir -p "${1%/*}"
+    eval "$2" && printf '%s\n' "$2" >"$1.command"
+}
+
+# Flags for MPI and the headers of CUDA and NCCL (2.13 or later), which may lie beside nvcc and in $NCCL; nothing where one is missing.
+nccl_flags() {
+    toolkit=$(command -v "${NVCC:-nvcc}") && toolkit="-isystem $(dirname "$(dirname "$(readlink -f "$toolkit")")")/include"
+    set -- -DHAVE_NCCL ${NCCL:+-isystem "$NCCL/include"} $toolkit
+    [ -n "$mpi_libraries" ] &&
+        printf '#include <cuda_runtime.h>\n#include <nccl.h>\n#if NCCL_VERSION_CODE < 21300\n#error\n#endif\n' |
+        $CXX "$@" -fsyntax-only -x c++ - >/dev/null 2>&1 && echo "$@"
+}
+
+# The GPU's kernels have the same lines in every build, and what is run in double is run in fp32, too: UBSan, which takes minutes,
+# is for bf16 there and for fp32 here.
+flags_of() { # precision, op set
+    printf '%s -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native -fno-omit-frame-pointer -fopenmp -I.' "$(define_precision "$1")"
+    case $1-$2 in
+    *-cudnn) ;;
+    fp32-cuda | double-*) printf ' -fsanitize=address' ;;
+    *) printf ' -fsanitize=address,undefined' ;;
+    esac
+    case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
+    [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
+    [ "$2" != plain ] && has_onednn && printf ' -DHAVE_ONEDNN'
+    [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
+}
+as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-unknown-pragmas -Wno-pass-failed'
+
+# The op set's object, which all programs of a configuration share. Op set "cuda" takes what libraries do for it from op set "cpu",
+# which goes by another name then. -O2: a kernel's threads take turns on one core.
+build_ops() { # precision, op set
+    folder=$(folder_of "$1" "$2")
+    flags=$(flags_of "$1" "$2") o=$folder/ops.o
+    cpu="$CC -std=gnu11 $flags -MMD -MF $o.cpu.d -c llmc/ops/cpu/ops_cpu.c"
+    case $2 in
+    cuda | cudnn)
+        cpu="$cpu -o $folder/ops_cpu.o -Dops_device=ops_cpu_device -O2"
+        cuda="$CXX -x c++ $as_cxx $flags -O2 -MMD -MF $o.cuda.d -c llmc/ops/cuda/ops_cuda.cu -o $folder/ops_cuda.o"
+        make_with "$o" "$cpu && $cuda && ld -r $folder/ops_cpu.o $folder/ops_cuda.o -o $o"
+        ;;
+    nccl)
+        nccl=$(nccl_flags) || { rm -f "$o"; return 0; }
+        make_with "$o" "$CXX $as_cxx $flags $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $o"
+        ;;
+    *) make_with "$o" "$cpu -o $o" ;;
+    esac
+}
+
+# Most programs spend their time in the op set, and would take longer to optimise than they run.
+build_program() { # name, precision, op set
+    folder=$(folder_of "$2" "$3")
+    target=$folder/test_$1 flags=$(flags_of "$2" "$3") libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
+    case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
+    case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
+    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
+    case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
+    source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
+    case $source in
+    *.cc) make_with "$target" "$CXX $as_cxx $flags -MMD -MF $target.d $source $libraries -o $target" ;;
+    *)
+        [ "$folder/ops.o" -nt "$target" ] && rm -f "$target"
+        make_with "$target" "$CC -std=gnu11 $flags -MMD -MF $target.d $source $folder/ops.o $libraries -o $target"
+        ;;
+    esac
+}
+
+# On a GPU: C by $CC, op set "cuda" as make built it for ./train, linked by nvcc. gpu_large has op set "cpu", too, under another name.
+build_gpu_ops() { # precision
+    $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "build/cuda-$1/train"
+}
+build_gpu_program() { # name, precision
+    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-}"
+    compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -I."
+    objects="$target.o build/cuda-$2/ops_cuda.o" before=
+    if [ "$1" = gpu_large ]; then
+        compile="$compile -fopenmp" libraries="$libraries -Xcompiler -fopenmp" cpu=$folder/ops_cpu.o
+        has_onednn && compile="$compile -DHAVE_ONEDNN" libraries="$libraries -ldnnl"
+        before="$compile -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -Dops_device=ops_cpu_device \
+            -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu && objcopy --keep-global-symbol=ops_cpu_device $cpu &&"
+        objects="$objects $cpu"
+    fi
+    [ "build/cuda-$2/ops_cuda.o" -nt "$target" ] && rm -f "$target"
+    make_with "$target" "$before $compile -MMD -MF $target.d -c $(ls test/*/test_"$1".c) -o $target.o && $NVCC_LINK $objects $libraries -o $target"
+}
+
+# What scripts run: ./train as a user builds it, the same sanitized, a Python.
+build_plain() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN"; }
+build_sanitized() {
+    build_ops fp32 onednn || return 1
+    flags=$(flags_of fp32 onednn) libraries="-lcjson -lm -pthread $mpi_libraries"
+    case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
+    [ "${TRAIN%/*}/ops.o" -nt "$TRAIN" ] && rm -f "$TRAIN"
+    make_with "$TRAIN" "$CC -std=c11 $flags -MMD -MF $TRAIN.d -x c train_gpt.cu -x none ${TRAIN%/*}/ops.o $libraries -o $TRAIN"
+}
+build_python() { . test/find_python.sh && { find_or_make_python || true; }; } # without one its tests are skipped
