@@ -21,7 +21,11 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "streambp.h"                     // steps and methods: the algorithm
 #include "llmc/orders/key_value_cache.h"   // keys and values of texts that are being written
 #include "llmc/plan/plan.h"               // what a run needs, before it is allocated
-#include "llmc/cli/run.h"                 // model, settings, plan, memory: what every verb begins with
+#include "llmc/plan/flops.h"              // what a pass executes
+#include "llmc/cli/settings.h"            // what the options mean for a run
+#include "llmc/cli/run.h"                 // what every verb begins with: model, settings, data, weights
+#include "llmc/cli/memory.h"              // plan, choices that fit, the allocation
+#include "llmc/cli/device.h"              // threads, measured peak
 #include "llmc/generate/sampler.h"        // generation with a key/value cache
 #include "llmc/generate/prompt.h"         // prompts from the command line, text from the sampler
 #include "llmc/train/world_sums.h"        // what all ranks found together
@@ -33,11 +37,11 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/cli/report.h"              // plans for people and as JSON
 #include "llmc/train/trainer.h"           // a training run, and what must stay the same in it
 #include "llmc/plan/profile.h"            // where the time of a pass goes, by op
-#include "llmc/verbs/verb_bp.h"           // one pass, measured
-#include "llmc/verbs/verb_plan.h"         // memory and FLOPs before anything is allocated
-#include "llmc/verbs/verb_eval.h"         // the loss of a model on data
-#include "llmc/verbs/verb_sample.h"       // text from a model
-#include "llmc/verbs/verb_convert.h"      // convert, info
+#include "llmc/verbs/bp.h"                // one pass, measured
+#include "llmc/verbs/plan.h"              // memory and FLOPs before anything is allocated
+#include "llmc/verbs/eval.h"              // the loss of a model on data
+#include "llmc/verbs/sample.h"            // text from a model
+#include "llmc/verbs/convert.h"           // convert, info
 
 // ---- train ----------------------------------------------------------------------------------------------------------
 static Trained trainer_trained(Trainer *t) {
@@ -128,7 +132,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
 // Data, plan and memory; returns the largest stream that is planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
     const Options *o = t->run.options;
-    t->data = run_open_data(&t->run, &o->data, run_shuffle(o));
+    t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
     SequenceBound bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
@@ -183,13 +187,10 @@ static void trainer_begin(Trainer *t, const Options *o) {
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
-    run_open_model(&t->run, o, o->model ? NULL : model);
-    check_positions(&t->run, o->seq_len, "--seq-len");
-    run_resolve(&t->run);
+    run_open(&t->run, o, o->model ? NULL : model);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);
-    report_header(&t->run);
-    report_data(&t->run, &t->data, bound);
+    report_run(&t->run, &t->data, bound);
     if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
@@ -237,7 +238,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
             trainer_reference(t, batch, report);
             if (!batch->old) continue;
             forward_policy(&t->run.streambp, batch, 0, batch->old);
-            report->flops += flops_of(&t->run.flop_count, batch, 0);
+            report->flops += flops_forward(&t->run.settings, batch, 1);
         }
     }
     for (size_t i = 0; i < rollout->metrics.count; i++)
@@ -290,7 +291,7 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
         stream->memory.reduce = i + 1 == streams;
         report->loss += forward_backward(stream, batch, Z, &report->metrics);
         report->tokens += batch_tokens(batch);
-        report->flops += flops_of(&t->run.flop_count, batch, 1);
+        report->flops += flops_forward_backward(&t->run.settings, batch);
     }
     trainer_sum_up(t, report);
     if (!isfinite(report->loss)) {

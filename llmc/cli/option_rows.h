@@ -8,6 +8,8 @@ what the help says.
 */
 #ifndef LLMC_OPTION_ROWS_H
 #define LLMC_OPTION_ROWS_H
+#include "llmc/data/documents.h"
+#include "llmc/plan/machine.h"
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,31 +54,49 @@ typedef struct {
     size_t count;
 } IdList;
 
-// Unset text is NULL; choices are the word itself.
+// ---- what choices are stored as, in the order of their words; others are declared where they belong -----------------------
+#define DTYPE_AUTO (-1) // the build's dtype, or the one that the run's other settings ask for
+
+typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
+typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
+typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
+typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
+typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_LLMC } ConvertTo;
+
+// Unset text is NULL.
 typedef struct {
-    Verb verb;
     unsigned char given[160]; // [i]: row i stood on the command line
+    Verb verb;
     // model
-    const char *model, *init, *dtype;
+    const char *model, *init;
+    int dtype; // a DType, or DTYPE_AUTO
     // data
     PathList data, val_data;
     size_t seq_len, batch, grad_accum;
-    const char *shuffle, *long_documents;
+    Shuffle shuffle;
+    LongDocuments long_documents;
     int any_tokenizer;
     // backward pass and its memory
-    const char *method;
+    Method method;
     size_t chunk, logits_chunk;
-    const char *keep, *keep_on;
-    const char *grad_dtype, *moments, *master;
+    int keep;       // attention's outputs
+    Keep keep_on;   // KEEP_NOTHING: auto
+    int grad_dtype; // a DType, or DTYPE_AUTO
+    DType moments;
+    MasterWeights master;
     size_t memory_limit;
-    const char *plan_for;
+    Verb plan_for; // train or bp
     // many processes
     size_t zero, sp, ranks;
     double timeout;
-    const char *machine;
-    const char *kv;
+    MachineName machine;
+    KeysOfRanks kv;
     // objective
-    const char *objective, *dpo_loss, *normalisation, *scale_rewards;
+    ObjectiveKind objective;
+    DpoLoss dpo_loss;
+    Normalisation normalisation;
+    ScaleRewards scale_rewards;
     double beta, label_smoothing, gamma, clip_low, clip_high; // NAN: auto
     size_t group_size;
     const char *reference_logprobs, *old_logprobs;
@@ -85,7 +105,8 @@ typedef struct {
     int rollout;
     size_t updates, slots;
     IdList stop_ids;
-    const char *reward_command, *reward_failure;
+    const char *reward_command;
+    RewardFailure reward_failure;
     double reward_timeout;
     // LoRA
     const char *adapter;
@@ -97,12 +118,13 @@ typedef struct {
     size_t steps;
     double lr, final_lr_fraction;
     size_t warmup;
-    const char *schedule;
+    ScheduleKind schedule;
     double decay_fraction, weight_decay, beta1, beta2, epsilon, grad_clip;
     // a run
     size_t seed, threads;
     const char *out;
-    const char *to, *like; // of convert
+    ConvertTo to;
+    const char *like;
     size_t max_shard_size;
     int resume;
     size_t save_every, keep_checkpoints, val_every, val_steps, sample_every, repeat;
@@ -142,7 +164,7 @@ typedef struct {
     OptionKind kind;
     size_t offset;        // in Options
     const char *fallback; // the default as it would be typed; NULL: unset
-    double least, most;   // of numbers, inclusive
+    double least, most;   // of numbers, inclusive; of choices, the enum values of the first and the last word
     unsigned verbs;       // bit mask
     const char *value;    // what stands for the value in the help; of a choice, the words allowed
     const char *help;
@@ -169,7 +191,7 @@ static const OptionRow option_rows[] = {
     {"init", OPTION_STRING, AT(init), NULL, NO_RANGE, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
      "mistral, qwen2, qwen3, gemma3), its config.json keys overridden"},
-    {"dtype", OPTION_CHOICE, AT(dtype), "build", NO_RANGE, EVERYWHERE, "build|fp32|bf16|double",
+    {"dtype", OPTION_CHOICE, AT(dtype), "build", DTYPE_AUTO, DTYPE_FP64, EVERYWHERE, "build|fp32|bf16|double",
      "element type of weights and activations; other than the build's own only for plan and convert"},
     SECTION("Data"),
     {"data", OPTION_PATHS, AT(data), NULL, NO_RANGE, READS, "PATH...",
@@ -180,34 +202,35 @@ static const OptionRow option_rows[] = {
     {"batch", OPTION_SIZE, AT(batch), "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; of shards of documents, a stream of B x T tokens is packed from whole ones"},
     {"grad-accum", OPTION_SIZE, AT(grad_accum), "1", 1, 1048576, PASSES, "N", "micro-batches of a step"},
-    {"shuffle", OPTION_CHOICE, AT(shuffle), "auto", NO_RANGE, ON(TRAIN) | ON(PLAN), "auto|on|off",
+    {"shuffle", OPTION_CHOICE, AT(shuffle), "auto", SHUFFLE_AUTO, SHUFFLE_OFF, ON(TRAIN) | ON(PLAN), "auto|on|off",
      "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's micro-batches; "
      "auto: of documents only"},
-    {"long", OPTION_CHOICE, AT(long_documents), "split", NO_RANGE, READS, "split|truncate|refuse",
+    {"long", OPTION_CHOICE, AT(long_documents), "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
      "what becomes of documents of more than T tokens: pieces of T that do not see each other, the first T, or an "
      "error"},
     {"any-tokenizer", OPTION_FLAG, AT(any_tokenizer), NULL, NO_RANGE, READS, NULL,
      "take shards that were made with another tokenizer than the model's tokenizer.json"},
     SECTION("Backward pass and memory"),
-    {"method", OPTION_CHOICE, AT(method), "stream", NO_RANGE, PASSES, "stream|checkpoint|full",
+    {"method", OPTION_CHOICE, AT(method), "stream", METHOD_STREAM, METHOD_FULL, PASSES, "stream|checkpoint|full",
      "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
      "activation"},
     {"chunk", OPTION_SIZE, AT(chunk), "auto", 1, OPTION_UNBOUNDED, READS, "N", "tokens of a chunk"},
     {"logits-chunk", OPTION_SIZE, AT(logits_chunk), "auto", 1, OPTION_UNBOUNDED, READS, "N",
      "tokens whose logits exist at one time"},
-    {"keep", OPTION_CHOICE, AT(keep), "none", NO_RANGE, PASSES, "none|attention",
+    {"keep", OPTION_CHOICE, AT(keep), "none", 0, 1, PASSES, "none|attention",
      "stream, checkpoint: what stays from forward to backward beside layer inputs; attention: each layer's attention "
      "output and log-sum-exp, so that backward does not run attention forward again"},
-    {"keep-on", OPTION_CHOICE, AT(keep_on), "auto", NO_RANGE, PASSES, "auto|device|host",
+    {"keep-on", OPTION_CHOICE, AT(keep_on), "auto", KEEP_NOTHING, KEEP_IN_HOST_MEMORY, PASSES, "auto|device|host",
      "where that stays; auto: on the device if it fits there, else in host memory"},
-    {"grad-dtype", OPTION_CHOICE, AT(grad_dtype), "auto", NO_RANGE, PASSES, "auto|fp32|bf16",
+    {"grad-dtype", OPTION_CHOICE, AT(grad_dtype), "auto", DTYPE_AUTO, DTYPE_BF16, PASSES, "auto|fp32|bf16",
      "of stored gradients; auto: the model's own, fp32 when accumulating micro-batches"},
-    {"moments", OPTION_CHOICE, AT(moments), "fp32", NO_RANGE, ON(TRAIN) | ON(PLAN), "fp32|bf16", "of AdamW's moments"},
-    {"master", OPTION_CHOICE, AT(master), "auto", NO_RANGE, ON(TRAIN) | ON(PLAN), "auto|fp32|none",
+    {"moments", OPTION_CHOICE, AT(moments), "fp32", DTYPE_FP32, DTYPE_BF16, ON(TRAIN) | ON(PLAN), "fp32|bf16",
+     "of AdamW's moments"},
+    {"master", OPTION_CHOICE, AT(master), "auto", MASTER_AUTO, MASTER_NONE, ON(TRAIN) | ON(PLAN), "auto|fp32|none",
      "a second, fp32 copy of the weights for the optimizer; auto: where the weights are bf16"},
     {"memory-limit", OPTION_BYTES, AT(memory_limit), "none", 1, 9e18, PASSES, "BYTES",
      "such as 80GiB; a plan finds the longest T within it, a run that needs more is refused before it starts"},
-    {"for", OPTION_CHOICE, AT(plan_for), "train", NO_RANGE, ON(PLAN), "train|bp",
+    {"for", OPTION_CHOICE, AT(plan_for), "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp",
      "what to plan: a training run, or a pass without optimizer"},
     SECTION("Many processes"),
     {"zero", OPTION_SIZE, AT(zero), "0", 0, 3, PASSES | ON(EVAL), "0|1|2|3",
@@ -215,7 +238,7 @@ static const OptionRow option_rows[] = {
      "too"},
     {"sp", OPTION_SIZE, AT(sp), "1", 1, 65536, PASSES | ON(EVAL), "S",
      "ranks that share a stream, each with 1/S of its tokens; the others take other micro-batches of the step"},
-    {"kv", OPTION_CHOICE, AT(kv), "auto", NO_RANGE, PASSES | ON(EVAL), "auto|gather|ring",
+    {"kv", OPTION_CHOICE, AT(kv), "auto", KEYS_AUTO, KEYS_RING, PASSES | ON(EVAL), "auto|gather|ring",
      "how ranks that share a stream come to a layer's keys and values: each gathers all of them, or blocks of them "
      "pass "
      "around; auto: around where the memory does not hold all"},
@@ -223,14 +246,15 @@ static const OptionRow option_rows[] = {
      "without a sign of a rank that another one waits for, after which the job is ended; a rank gives none while it "
      "waits for a file or a reward command"},
     {"ranks", OPTION_SIZE, AT(ranks), "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned"},
-    {"machine", OPTION_CHOICE, AT(machine), "h100", NO_RANGE, ON(PLAN) | ON(BP), "a100|h100|h200",
+    {"machine", OPTION_CHOICE, AT(machine), "h100", MACHINE_A100, MACHINE_H200, ON(PLAN) | ON(BP), "a100|h100|h200",
      "plan, of several ranks: the nodes whose time for a step is estimated; bp --profile: whose rates an op is held "
      "against"},
     SECTION("Objective"),
-    {"objective", OPTION_CHOICE, AT(objective), "sft", NO_RANGE, PASSES | ON(EVAL), "sft|dpo|simpo|orpo|grpo|gspo|ppo",
+    {"objective", OPTION_CHOICE, AT(objective), "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, PASSES | ON(EVAL),
+     "sft|dpo|simpo|orpo|grpo|gspo|ppo",
      "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
      "completions with rewards; ppo: of tokens with advantages. Of pairs and groups --batch counts as many"},
-    {"dpo-loss", OPTION_CHOICE, AT(dpo_loss), "sigmoid", NO_RANGE, PASSES | ON(EVAL), "sigmoid|ipo|hinge",
+    {"dpo-loss", OPTION_CHOICE, AT(dpo_loss), "sigmoid", DPO_SIGMOID, DPO_HINGE, PASSES | ON(EVAL), "sigmoid|ipo|hinge",
      "what dpo makes of a pair's margin"},
     {"label-smoothing", OPTION_DOUBLE, AT(label_smoothing), "0", 0, 0.499999, PASSES | ON(EVAL), "P",
      "dpo with sigmoid: the probability that a pair is labelled the wrong way round"},
@@ -238,7 +262,8 @@ static const OptionRow option_rows[] = {
      "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
      "grpo, gspo, ppo: weight of the KL divergence from the reference (0: no reference is needed)"},
     {"gamma", OPTION_DOUBLE, AT(gamma), "auto", 0, 1e6, PASSES | ON(EVAL), "X", "simpo: the margin aimed at (1)"},
-    {"normalisation", OPTION_CHOICE, AT(normalisation), "grpo", NO_RANGE, PASSES | ON(EVAL), "grpo|bnpo|dr_grpo|dapo",
+    {"normalisation", OPTION_CHOICE, AT(normalisation), "grpo", NORMALISE_GRPO, NORMALISE_DAPO, PASSES | ON(EVAL),
+     "grpo|bnpo|dr_grpo|dapo",
      "of grpo, gspo and ppo: the mean over a completion's tokens, then over completions (grpo), over all tokens of a "
      "step (bnpo, and dapo, whose upper clip is wider), or the sum over the number of completions x --max-new-tokens "
      "(dr_grpo)"},
@@ -248,7 +273,8 @@ static const OptionRow option_rows[] = {
      "and up to 1 + X (as --clip-low; dapo: 0.28, gspo: 0.0004)"},
     {"group-size", OPTION_SIZE, AT(group_size), "8", 2, 65536, PASSES, "G",
      "completions of a prompt: that --rollout writes, and that a plan or a pass over random tokens is of"},
-    {"scale-rewards", OPTION_CHOICE, AT(scale_rewards), "auto", NO_RANGE, PASSES | ON(EVAL), "auto|group|none",
+    {"scale-rewards", OPTION_CHOICE, AT(scale_rewards), "auto", SCALE_AUTO, SCALE_NONE, PASSES | ON(EVAL),
+     "auto|group|none",
      "advantages are rewards less their group's mean, over its standard deviation (group) or not (none); auto: none "
      "with dr_grpo, else group"},
     {"reference-logprobs", OPTION_STRING, AT(reference_logprobs), NULL, NO_RANGE, PASSES | ON(EVAL), "FILE",
@@ -268,8 +294,8 @@ static const OptionRow option_rows[] = {
      "each completion, answers with a number on a line"},
     {"reward-timeout", OPTION_DOUBLE, AT(reward_timeout), "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
      "that the command may take for the completions of a step"},
-    {"reward-failure", OPTION_CHOICE, AT(reward_failure), "stop", NO_RANGE, ON(TRAIN), "stop|skip",
-     "where it fails: end the run, or start it again and leave out the groups without rewards"},
+    {"reward-failure", OPTION_CHOICE, AT(reward_failure), "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
+     "stop|skip", "where it fails: end the run, or start it again and leave out the groups without rewards"},
     {"slots", OPTION_SIZE, AT(slots), "auto", 1, 65536, ON(TRAIN) | ON(PLAN), "N",
      "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most"},
     {"stop-ids", OPTION_IDS, AT(stop_ids), NULL, 0, 2147483647, ON(TRAIN) | ON(PLAN), "ID,ID,...",
@@ -295,7 +321,8 @@ static const OptionRow option_rows[] = {
     {"steps", OPTION_SIZE, AT(steps), "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "optimizer steps; epoch: once through the data"},
     {"lr", OPTION_DOUBLE, AT(lr), "3e-4", 0, 100, ON(TRAIN), "RATE", "peak learning rate of AdamW"},
-    {"schedule", OPTION_CHOICE, AT(schedule), "cosine", NO_RANGE, ON(TRAIN), "cosine|linear|constant|wsd",
+    {"schedule", OPTION_CHOICE, AT(schedule), "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
+     "cosine|linear|constant|wsd",
      "how it falls after warm-up; wsd: stays at the peak, then decays over the last steps"},
     {"warmup", OPTION_SIZE, AT(warmup), "0", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps of linear warm-up"},
     {"final-lr-fraction", OPTION_DOUBLE, AT(final_lr_fraction), "0.1", 0, 1, ON(TRAIN), "F",
@@ -312,7 +339,7 @@ static const OptionRow option_rows[] = {
     {"out", OPTION_STRING, AT(out), NULL, NO_RANGE, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
      "Hugging Face folder to write"},
-    {"to", OPTION_CHOICE, AT(to), "auto", NO_RANGE, ON(CONVERT), "auto|flat|hf|llmc",
+    {"to", OPTION_CHOICE, AT(to), "auto", CONVERT_AUTO, CONVERT_LLMC, ON(CONVERT), "auto|flat|hf|llmc",
      "what to write: a flat .bin, a Hugging Face folder or llm.c's GPT-2 .bin; auto: flat where --out ends in .bin"},
     {"like", OPTION_STRING, AT(like), NULL, NO_RANGE, ON(CONVERT), "DIR",
      "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken"},
@@ -408,22 +435,27 @@ static const struct {
 };
 #define OPTIONS_NOT_IN_THIS_VERSION (sizeof(options_not_in_this_version) / sizeof(options_not_in_this_version[0]))
 
-// Options that belong to some objectives, and are refused with the others; each word between two spaces.
+// Options that belong to some objectives, as a bit for each, and are refused with the others.
+#define OF(kind)       (1u << (kind))
+#define OF_GROUPS      (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO))
+#define OF_POLICY      (OF_GROUPS | OF(OBJECTIVE_PPO))
+#define OF_PREFERENCES (OF(OBJECTIVE_DPO) | OF(OBJECTIVE_SIMPO) | OF(OBJECTIVE_ORPO))
 static const struct {
-    const char *option, *objectives;
+    const char *option;
+    unsigned objectives;
 } of_objectives[] = {
-    {"dpo-loss", " dpo "},
-    {"label-smoothing", " dpo "},
-    {"beta", " dpo simpo orpo grpo gspo ppo "},
-    {"gamma", " simpo "},
-    {"normalisation", " grpo gspo ppo "},
-    {"clip-low", " grpo gspo ppo "},
-    {"clip-high", " grpo gspo ppo "},
-    {"scale-rewards", " grpo gspo "},
-    {"group-size", " grpo gspo "},
-    {"reference-logprobs", " dpo grpo gspo ppo "},
-    {"old-logprobs", " grpo gspo ppo "},
-    {"rollout", " grpo gspo "},
+    {"dpo-loss", OF(OBJECTIVE_DPO)},
+    {"label-smoothing", OF(OBJECTIVE_DPO)},
+    {"beta", OF_PREFERENCES | OF_POLICY},
+    {"gamma", OF(OBJECTIVE_SIMPO)},
+    {"normalisation", OF_POLICY},
+    {"clip-low", OF_POLICY},
+    {"clip-high", OF_POLICY},
+    {"scale-rewards", OF_GROUPS},
+    {"group-size", OF_GROUPS},
+    {"reference-logprobs", OF(OBJECTIVE_DPO) | OF_POLICY},
+    {"old-logprobs", OF_POLICY},
+    {"rollout", OF_GROUPS},
 };
 #define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
 
@@ -434,16 +466,18 @@ static const struct {
     {"reward-command", "rollout"}, {"reward-timeout", "rollout"}, {"reward-failure", "rollout"},
     {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
-    {"stop-ids", "rollout"},       {"grads-of", "grads-out"},
+    {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 
-// Words that have no meaning where the model is of this dtype, refused so that nobody believes them to be in force.
+// Values that have no meaning where the model is of this dtype, refused so that nobody believes them to be in force.
 static const struct {
-    const char *dtype, *option, *word;
+    DType dtype;
+    const char *option;
+    int value;
 } without_meaning[] = {
-    {"double", "grad-dtype", "fp32"}, {"double", "grad-dtype", "bf16"}, {"double", "moments", "fp32"},
-    {"double", "moments", "bf16"},    {"double", "master", "fp32"},     {"fp32", "master", "fp32"},
+    {DTYPE_FP64, "grad-dtype", DTYPE_FP32}, {DTYPE_FP64, "grad-dtype", DTYPE_BF16}, {DTYPE_FP64, "moments", DTYPE_FP32},
+    {DTYPE_FP64, "moments", DTYPE_BF16},    {DTYPE_FP64, "master", MASTER_FP32},    {DTYPE_FP32, "master", MASTER_FP32},
 };
 #define WITHOUT_MEANING (sizeof(without_meaning) / sizeof(without_meaning[0]))
 

@@ -3,55 +3,16 @@ The command line: what is generated from the table in option_rows.h.
 
     train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
 
-options_parse reads it, options_help explains it; options_out.h writes it back. A malformed command line ends with one line
+options_parse reads and checks it; options_out.h explains it and writes it back. A malformed command line ends with one line
 on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
-#include "option_rows.h"
-#include "llmc/base/utils.h"
+#include "options_out.h"
 
 #ifndef STREAMBP_VERSION
 #define STREAMBP_VERSION "0.1"
 #endif
-#define HELP_WIDTH  100
-#define HELP_COLUMN 30
-
-// ---- looking things up ---------------------------------------------------------------------------------------------------
-// -1: no row has this name
-static int option_find(const char *name) {
-    for (size_t i = 0; i < OPTION_ROWS; i++)
-        if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
-    return -1;
-}
-
-static int option_given(const Options *options, const char *name) {
-    int index = option_find(name);
-    if (index < 0) die("internal: no option is called '%s'", name);
-    return options->given[index];
-}
-
-static int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
-
-// A plan takes any option of the run it plans, so that a run's own command line can be planned.
-static int option_accepted(const OptionRow *row, Verb verb) {
-    return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
-}
-
-// The word that stands for 0 as the value of a number, or NULL.
-static const char *option_word(const OptionRow *row) {
-    int number = row->kind == OPTION_SIZE || row->kind == OPTION_DOUBLE || row->kind == OPTION_BYTES;
-    return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
-}
-
-// The verbs of a row: "bp, plan".
-static const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
-    *text = 0;
-    for (int verb = 0; verb < VERBS; verb++)
-        if (option_of(row, (Verb)verb))
-            snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? ", " : "", verb_rows[verb].name);
-    return text;
-}
 
 // ---- spelling ------------------------------------------------------------------------------------------------------------
 #define SPELLING_MOST 32
@@ -91,81 +52,6 @@ static const char *option_nearest(const char *typed, Verb verb) {
         }
     }
     return nearest;
-}
-
-// ---- help ----------------------------------------------------------------------------------------------------------------
-// Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
-static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
-    while (*text) {
-        size_t length = strcspn(text, " ");
-        if (column > indent && column + 1 + length > HELP_WIDTH) {
-            fprintf(out, "\n%*s", (int)indent, "");
-            column = indent;
-        } else if (column > indent) {
-            fputc(' ', out);
-            column++;
-        }
-        fwrite(text, 1, length, out);
-        column += length;
-        text += length;
-        while (*text == ' ') text++;
-    }
-    return column;
-}
-
-// verbs: also say which verbs have it.
-static void help_option(FILE *out, const OptionRow *row, int verbs) {
-    char extra[128], names[96];
-    size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
-    if (column + 2 > HELP_COLUMN)
-        fprintf(out, "\n%*s", HELP_COLUMN, "");
-    else
-        fprintf(out, "%*s", (int)(HELP_COLUMN - column), "");
-    column = help_wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
-    if (row->fallback) {
-        snprintf(extra, sizeof(extra), "[%s]", row->fallback);
-        column = help_wrap(out, extra, column, HELP_COLUMN);
-    }
-    if (verbs && row->verbs != (1u << VERBS) - 1) {
-        snprintf(extra, sizeof(extra), "(%s)", option_verbs_text(row, names, sizeof(names)));
-        help_wrap(out, extra, column, HELP_COLUMN);
-    }
-    fputc('\n', out);
-}
-
-// The options of one verb, or of all (VERBS), under their headings.
-static void help_options(FILE *out, Verb verb) {
-    const OptionRow *heading = NULL;
-    for (size_t i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        if (!row->verbs)
-            heading = row;
-        else if (verb == VERBS || option_of(row, verb)) {
-            if (heading) fprintf(out, "\n%s\n", heading->name);
-            heading = NULL;
-            help_option(out, row, verb == VERBS);
-        }
-    }
-}
-
-// VERBS: the help of the program.
-static void options_help(FILE *out, Verb verb) {
-    if (verb == VERBS) {
-        fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
-              "Verbs\n",
-              out);
-        for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
-        fputs("\nExamples\n", out);
-        for (int i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
-        fputs("\nOptions (train VERB --help shows those of one verb; defaults stand in brackets)\n", out);
-    } else {
-        fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
-        fprintf(out, "usage: train %s --option value ...\n", verb_rows[verb].name);
-        fprintf(out, "example: train %s %s\n", verb_rows[verb].name, verb_rows[verb].example);
-        if (verb == VERB_PLAN)
-            fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
-    }
-    help_options(out, verb);
 }
 
 // ---- refusals --------------------------------------------------------------------------------------------------------------
@@ -215,14 +101,16 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
 }
 
 // ---- values --------------------------------------------------------------------------------------------------------------
-// Points *word at the text if it is one of the row's choices.
-static int choice_parse(const OptionRow *row, const char *text, const char **word) {
-    const char *choices = row->value;
-    size_t length = strlen(text);
-    while (*choices) {
-        size_t next = strcspn(choices, "|");
-        if (next == length && !strncmp(choices, text, length)) return *word = text, 1;
-        choices += next + (choices[next] != 0);
+// The enum value of one of the row's words; its words are in the order of the enum.
+static int choice_parse(const OptionRow *row, const char *text, void *field) {
+    const char *words = row->value;
+    for (int value = (int)row->least; *words; value++) {
+        const size_t length = strcspn(words, "|");
+        if (length == strlen(text) && !strncmp(words, text, length)) {
+            memcpy(field, &value, sizeof(value));
+            return 1;
+        }
+        words += length + (words[length] != 0);
     }
     return 0;
 }
@@ -253,7 +141,7 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
     switch (row->kind) {
     case OPTION_FLAG: *(int *)field = 1; return 1;
     case OPTION_STRING: *(const char **)field = text; return *text != 0;
-    case OPTION_CHOICE: return choice_parse(row, text, (const char **)field);
+    case OPTION_CHOICE: return choice_parse(row, text, field);
     case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
     case OPTION_DOUBLE: {
         double value = 0;
@@ -281,8 +169,6 @@ static void options_set_defaults(Options *options) {
 }
 
 // ---- parsing -------------------------------------------------------------------------------------------------------------
-static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
-
 // The verb, and in *first the index of the first option.
 static Verb options_verb(int argc, char **argv, int *first) {
     char all[128] = "", text[128];
@@ -374,6 +260,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     return i + 1;
 }
 
+// ---- options that need or exclude each other --------------------------------------------------------------------------
 // Options that need or exclude each other.
 static void options_check(const Options *o) {
     int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
@@ -392,10 +279,9 @@ static void options_check(const Options *o) {
         options_refuse(o->verb, "--save-every needs --out, the folder to save in");
     if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
         options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
-    if (option_given(o, "keep-on") && strcmp(o->keep, "none") == 0)
-        options_refuse(o->verb, "--keep-on has no meaning without --keep attention; give both or none");
-    if (strcmp(o->kv, "auto") != 0 && o->sp == 1)
-        options_refuse(o->verb, "--kv %s has no meaning without --sp above 1: no ranks share a stream", o->kv);
+    if (o->kv != KEYS_AUTO && o->sp == 1)
+        options_refuse(o->verb, "--kv %s has no meaning without --sp above 1: no ranks share a sequence",
+                       option_chosen(o, "kv"));
     if (o->verb == VERB_BP && option_given(o, "machine") && !o->profile)
         options_refuse(o->verb, "--machine has no meaning for bp without --profile; give both or none");
     if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
@@ -438,24 +324,26 @@ static void options_check_rollout(const Options *o) {
                        o->updates);
 }
 
-// Whether a flag, a text or a number that can be off is neither absent nor off.
+// A flag, a text, a choice or a number that can be off: given, and neither off nor the first word.
 static int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
     if (row->kind == OPTION_STRING) return *(const char *const *)field != NULL;
-    return row->kind == OPTION_FLAG ? *(const int *)field : *(const size_t *)field != 0;
+    return row->kind == OPTION_SIZE ? *(const size_t *)field != 0 : *(const int *)field != 0;
 }
 
 // Options of objectives that have no meaning for the one at hand, or need each other.
 static void options_check_objective(const Options *o) {
-    char word[16];
-    if (!o->objective) return;
-    snprintf(word, sizeof(word), " %s ", o->objective);
-    for (size_t i = 0; i < OF_OBJECTIVES; i++)
-        if (option_given(o, of_objectives[i].option) && !strstr(of_objectives[i].objectives, word))
-            options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%.*s",
-                           of_objectives[i].option, o->objective, (int)strlen(of_objectives[i].objectives) - 1,
-                           of_objectives[i].objectives);
+    const unsigned kind = OF(o->objective);
+    for (size_t i = 0; i < OF_OBJECTIVES; i++) {
+        char names[64] = "";
+        if (!option_given(o, of_objectives[i].option) || of_objectives[i].objectives & kind) continue;
+        for (int k = 0; k < OBJECTIVES; k++)
+            if (of_objectives[i].objectives >> k & 1u)
+                snprintf(names + strlen(names), sizeof(names) - strlen(names), " %s", objective_names[k]);
+        options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%s", of_objectives[i].option,
+                       objective_names[o->objective], names);
+    }
     for (size_t i = 0; i < OF_OPTIONS; i++)
         if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
@@ -470,14 +358,17 @@ static void options_check_objective(const Options *o) {
     if (o->any_reference && o->reference_logprobs && o->val_data.count)
         options_refuse(o->verb, "--any-reference leaves nobody to compute the reference of --val-data, which is not "
                                 "the model at hand; eval the checkpoints on it");
-    if (o->label_smoothing > 0 && strcmp(o->dpo_loss, "sigmoid") != 0)
-        options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", o->dpo_loss);
-    if (o->beta == 0 && strstr(" dpo simpo orpo ", word))
-        options_refuse(o->verb, "--beta 0 leaves nothing of --objective %s; give a number above 0", o->objective);
-    if (o->temperature == 0 && strstr(" grpo gspo ppo ", word))
-        options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0", o->objective);
+    if (o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID)
+        options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", dpo_loss_names[o->dpo_loss]);
+    if (o->beta == 0 && kind & OF_PREFERENCES)
+        options_refuse(o->verb, "--beta 0 leaves nothing of --objective %s; give a number above 0",
+                       objective_names[o->objective]);
+    if (o->temperature == 0 && kind & OF_POLICY)
+        options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0",
+                       objective_names[o->objective]);
 }
 
+// ---- the whole line ---------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
@@ -507,22 +398,21 @@ static Options options_parse(int argc, char **argv) {
     return options;
 }
 
-// `build` is the name of the build's own dtype: fp32, bf16 or double. Another can be planned and converted to.
-static void options_check_dtype(const Options *options, const char *build) {
-    if (options->verb == VERB_PLAN || options->verb == VERB_CONVERT) return;
-    if (!strcmp(options->dtype, "build") || !strcmp(options->dtype, build)) return;
-    options_refuse(options->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
-                   options->dtype, build, options->dtype);
+// `build`: the dtype of the op set. Another can be planned and converted to.
+static void options_check_dtype(const Options *o, DType build) {
+    if (o->verb == VERB_PLAN || o->verb == VERB_CONVERT || o->dtype == DTYPE_AUTO || o->dtype == (int)build) return;
+    options_refuse(o->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
+                   dtype_name((DType)o->dtype), dtype_name(build), dtype_name((DType)o->dtype));
 }
 
 // Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
-static void options_check_storage(const Options *options, const char *dtype) {
+static void options_check_storage(const Options *o, DType dtype) {
     for (size_t i = 0; i < WITHOUT_MEANING; i++) {
         const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];
-        const char *word = *(const char *const *)(const void *)((const char *)options + row->offset);
-        if (strcmp(without_meaning[i].dtype, dtype) != 0 || strcmp(without_meaning[i].word, word) != 0) continue;
-        if (!option_given(options, row->name) || !option_accepted(row, options->verb)) continue;
-        options_refuse(options->verb, "--%s %s has no meaning for a model in %s; leave it out", row->name, word, dtype);
+        if (without_meaning[i].dtype != dtype || without_meaning[i].value != option_value(row, o)) continue;
+        if (!option_given(o, row->name) || !option_accepted(row, o->verb)) continue;
+        options_refuse(o->verb, "--%s %s has no meaning for a model in %s; leave it out", row->name,
+                       option_chosen(o, row->name), dtype_name(dtype));
     }
 }
 

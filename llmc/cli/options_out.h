@@ -1,32 +1,170 @@
 /*
-Options written out: options_echo as the command line that repeats a run, without the defaults (it parses to the same
-options), options_json into a log, with them.
+Options written out, from the table in option_rows.h: options_help explains them, options_echo is the command line that repeats a
+run, without the defaults (it parses to the same options), options_json puts them into a log, with the defaults.
 */
 #ifndef LLMC_OPTIONS_OUT_H
 #define LLMC_OPTIONS_OUT_H
 #include "llmc/base/json.h"
-#include "options.h"
+#include "llmc/base/utils.h"
+#include "option_rows.h"
 
+#define HELP_WIDTH  100
+#define HELP_COLUMN 30
 #define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
+
+// ---- looking things up ---------------------------------------------------------------------------------------------------
+// -1: no row has this name
+static int option_find(const char *name) {
+    for (size_t i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
+    return -1;
+}
+
+static int option_given(const Options *options, const char *name) {
+    int index = option_find(name);
+    if (index < 0) die("internal: no option is called '%s'", name);
+    return options->given[index];
+}
+
+static int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
+
+// A plan takes any option of the run it plans, so that a run's own command line can be planned.
+static int option_accepted(const OptionRow *row, Verb verb) {
+    return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
+}
+
+// The word that stands for 0 as the value of a number, or NULL.
+static const char *option_word(const OptionRow *row) {
+    int number = row->kind == OPTION_SIZE || row->kind == OPTION_DOUBLE || row->kind == OPTION_BYTES;
+    return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
+}
+
+// The value of a choice: of whichever enum its words are.
+static int option_value(const OptionRow *row, const Options *options) {
+    int value;
+    memcpy(&value, (const char *)options + row->offset, sizeof(value));
+    return value;
+}
+
+// The word of a choice, as it would be typed.
+static const char *option_chosen(const Options *options, const char *name) {
+    static char buffers[8][16];
+    static int next;
+    const OptionRow *row = &option_rows[option_find(name)];
+    const char *words = row->value;
+    char *word = buffers[next++ % 8];
+    for (int i = (int)row->least; i < option_value(row, options); i++) words += strcspn(words, "|") + 1;
+    snprintf(word, sizeof(buffers[0]), "%.*s", (int)strcspn(words, "|"), words);
+    return word;
+}
+
+// The verbs of a row: "bp, plan".
+static const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
+    *text = 0;
+    for (int verb = 0; verb < VERBS; verb++)
+        if (option_of(row, (Verb)verb))
+            snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? ", " : "", verb_rows[verb].name);
+    return text;
+}
+
+// ---- help ----------------------------------------------------------------------------------------------------------------
+// Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
+static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        if (column > indent && column + 1 + length > HELP_WIDTH) {
+            fprintf(out, "\n%*s", (int)indent, "");
+            column = indent;
+        } else if (column > indent) {
+            fputc(' ', out);
+            column++;
+        }
+        fwrite(text, 1, length, out);
+        column += length;
+        text += length;
+        while (*text == ' ') text++;
+    }
+    return column;
+}
+
+// verbs: also say which verbs have it.
+static void help_option(FILE *out, const OptionRow *row, int verbs) {
+    char extra[128], names[96];
+    size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+    if (column + 2 > HELP_COLUMN)
+        fprintf(out, "\n%*s", HELP_COLUMN, "");
+    else
+        fprintf(out, "%*s", (int)(HELP_COLUMN - column), "");
+    column = help_wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
+    if (row->fallback) {
+        snprintf(extra, sizeof(extra), "[%s]", row->fallback);
+        column = help_wrap(out, extra, column, HELP_COLUMN);
+    }
+    if (verbs && row->verbs != (1u << VERBS) - 1) {
+        snprintf(extra, sizeof(extra), "(%s)", option_verbs_text(row, names, sizeof(names)));
+        help_wrap(out, extra, column, HELP_COLUMN);
+    }
+    fputc('\n', out);
+}
+
+// The options of one verb, or of all (VERBS), under their headings.
+static void help_options(FILE *out, Verb verb) {
+    const OptionRow *heading = NULL;
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (!row->verbs)
+            heading = row;
+        else if (verb == VERBS || option_of(row, verb)) {
+            if (heading) fprintf(out, "\n%s\n", heading->name);
+            heading = NULL;
+            help_option(out, row, verb == VERBS);
+        }
+    }
+}
+
+// VERBS: the help of the program.
+static void options_help(FILE *out, Verb verb) {
+    if (verb == VERBS) {
+        fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
+              "Verbs\n",
+              out);
+        for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
+        fputs("\nExamples\n", out);
+        for (int i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
+        fputs("\nOptions (train VERB --help shows those of one verb; defaults stand in brackets)\n", out);
+    } else {
+        fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
+        fprintf(out, "usage: train %s --option value ...\n", verb_rows[verb].name);
+        fprintf(out, "example: train %s %s\n", verb_rows[verb].name, verb_rows[verb].example);
+        if (verb == VERB_PLAN)
+            fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
+    }
+    help_options(out, verb);
+}
+
+// ---- command line and JSON ------------------------------------------------------------------------------------------
+// The word of a number that is open, such as "auto"; NULL where it has a value.
+static const char *number_word(const OptionRow *row, const Options *options) {
+    const void *field = (const char *)options + row->offset;
+    const int open = row->kind == OPTION_DOUBLE ? isnan(*(const double *)field) : *(const size_t *)field == 0;
+    return open ? option_word(row) : NULL;
+}
 
 // A scalar's value as it would be typed; NULL: unset.
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
-    const char *word = option_word(row);
     char number[32];
+    if (number_word(row, options)) return number_word(row, options);
     switch (row->kind) {
     case OPTION_SIZE:
-    case OPTION_BYTES:
-        if (word && *(const size_t *)field == 0) return word;
-        snprintf(buffer, size, "%zu", *(const size_t *)field);
-        return buffer;
-    case OPTION_DOUBLE:
-        if (word && isnan(*(const double *)field)) return word;
-        snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
-        return buffer;
+    case OPTION_BYTES: snprintf(buffer, size, "%zu", *(const size_t *)field); return buffer;
+    case OPTION_DOUBLE: snprintf(buffer, size, "%s", number_text(*(const double *)field, number)); return buffer;
+    case OPTION_CHOICE: return option_chosen(options, row->name);
     default: return *(const char *const *)field;
     }
 }
+
+static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
 
 // Whether the row says anything about a run of this verb.
 static int option_echoed(const OptionRow *row, Verb verb) {
@@ -96,45 +234,38 @@ static void options_echo(FILE *out, const Options *options) {
 
 // An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
 static void options_json(JsonOut *json, const char *key, const Options *options) {
-    size_t j;
     json_object(json, key);
     json_text(json, "verb", verb_rows[options->verb].name);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)options + row->offset;
-        const char *word = option_word(row);
-        char name[64];
+        char name[64], number[32];
         if (!option_echoed(row, options->verb)) continue;
-        for (j = 0; row->name[j]; j++) name[j] = row->name[j] == '-' ? '_' : row->name[j];
-        name[j] = 0;
+        snprintf(name, sizeof(name), "%s", row->name);
+        for (char *c = name; *c; c++)
+            if (*c == '-') *c = '_';
+        if (number_word(row, options)) {
+            json_text(json, name, number_word(row, options));
+            continue;
+        }
         switch (row->kind) {
         case OPTION_FLAG: json_bool(json, name, *(const int *)field); break;
-        case OPTION_DOUBLE:
-            if (word && isnan(*(const double *)field))
-                json_text(json, name, word);
-            else
-                json_number(json, name, *(const double *)field);
-            break;
+        case OPTION_DOUBLE: json_number(json, name, *(const double *)field); break;
         case OPTION_SIZE:
-        case OPTION_BYTES:
-            if (word && *(const size_t *)field == 0)
-                json_text(json, name, word);
-            else
-                json_size(json, name, *(const size_t *)field);
-            break;
+        case OPTION_BYTES: json_size(json, name, *(const size_t *)field); break;
         case OPTION_PATHS:
             json_array(json, name);
-            for (j = 0; j < ((const PathList *)field)->count; j++)
+            for (size_t j = 0; j < ((const PathList *)field)->count; j++)
                 json_text(json, NULL, ((const PathList *)field)->path[j]);
             json_array_end(json);
             break;
         case OPTION_IDS:
             json_array(json, name);
-            for (j = 0; j < ((const IdList *)field)->count; j++)
+            for (size_t j = 0; j < ((const IdList *)field)->count; j++)
                 json_size(json, NULL, (size_t)((const IdList *)field)->id[j]);
             json_array_end(json);
             break;
-        default: json_text(json, name, *(const char *const *)field);
+        default: json_text(json, name, option_text(row, options, number, sizeof(number)));
         }
     }
     json_object_end(json);

@@ -4,11 +4,8 @@ and tensors. Text goes to a stream of the caller's choice, so that stdout can be
 */
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
-#include "llmc/ops/arena.h"
 #include "llmc/base/json.h"
-#include "llmc/model/model.h"
-#include "llmc/data/objective.h"
-#include "llmc/ranks/world.h"
+#include "memory.h"
 
 // What people watch of an objective while it trains; everything else is in the log.
 static const struct {
@@ -153,6 +150,46 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     }
     json_array_end(json);
     json_object_end(json);
+}
+
+// ---- a run ----------------------------------------------------------------------------------------------------------
+// data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for.
+static void report_run(const Run *run, const DataLoader *data, SequenceBound bound) {
+    if (run->options->quiet) return;
+    fputs("command  ", run->text);
+    options_echo(run->text, run->options);
+    report_model(run->text, &run->model);
+    report_world(run->text, run->settings.world, run->settings.ring);
+    if (run->lora.rank)
+        fprintf(run->text, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank,
+                run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,
+                human_count((double)run->lora.table.elements), run->options->adapter ? " of " : "",
+                run->options->adapter ? run->options->adapter : "");
+    fprintf(run->text, "plan     %s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+            human_bytes((double)run->plan.total_bytes), option_chosen(run->options, "method"), run->plan.chunk,
+            run->plan.logits_chunk, human_flops(run->plan.flops));
+    report_regions(run->text, &run->plan.arena);
+    if (run->plan.host_bytes)
+        fprintf(run->text, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
+    if (data && data->of_documents && data->documents.settings.use == DATA_PROMPTS)
+        fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->documents.prompts,
+                data->documents.longest_prompt, data->documents.shard[0].header.tokenizer_name);
+    else if (data && data->of_documents)
+        documents_report(run->text, &data->documents);
+    if (data && data->of_documents)
+        fprintf(run->text, "longest  the plan is for a sequence of %zu positions, of at most %zu documents\n", bound.N,
+                bound.documents);
+    fflush(run->text);
+}
+
+// What one step computes, and how, into an open object.
+static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
+    json_text(json, "method", option_chosen(run->options, "method"));
+    json_size(json, "chunk", run->plan.chunk);
+    json_size(json, "logits_chunk", run->plan.logits_chunk);
+    json_number(json, "flops", flops);
+    json_number(json, "model_flops", model_flops);
+    json_text(json, "dtype", dtype_name(run->model.dtype));
 }
 
 #endif

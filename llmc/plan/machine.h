@@ -74,7 +74,9 @@ typedef struct {
 #define MACHINE_ASSUMPTIONS                                                                                            \
     {0.85, BASIS_ASSUMED}, {0.8, BASIS_ASSUMED}, {2e-6, BASIS_ASSUMED}, { 5e-6, BASIS_ASSUMED }
 
-static const Machine machines[] = {
+typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES } MachineName;
+
+static const Machine machines[MACHINES] = {
     {"a100",
      "A100 SXM 80 GB",
      {{8, BASIS_DATA_SHEET},
@@ -115,13 +117,6 @@ static const Machine machines[] = {
       {64e9, BASIS_DATA_SHEET},
       MACHINE_ASSUMPTIONS}},
 };
-#define MACHINES (sizeof(machines) / sizeof(machines[0]))
-
-static const Machine *machine_find(const char *name) {
-    for (size_t i = 0; i < MACHINES; i++)
-        if (!strcmp(machines[i].name, name)) return &machines[i];
-    die("internal: no machine is called '%s'", name);
-}
 
 static double machine_value(const Machine *m, MachineConstant constant) { return m->constant[constant].value; }
 

@@ -195,42 +195,6 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     return s.memory.sent;
 }
 
-// FLOPs of any stream of a run, by the walk that makes its plan. Nothing is allocated after the beginning.
-typedef struct {
-    Ops ops;
-    Arena arena;
-    StreamBP streambp;
-    OptimizerState optimizer;
-} FlopCount;
-
-// The count keeps pointers into itself: it must stay where it is.
-static void flop_count_begin(FlopCount *count, const RunSettings *settings, const Batch *largest) {
-    memset(count, 0, sizeof(*count));
-    arena_plan(&count->arena);
-    count->ops = ops_dry(settings->model->dtype, &count->arena);
-    run_begin(&count->streambp, &count->optimizer, settings, &count->ops, &count->arena, largest);
-}
-
-// Executed by one pass over this stream, forward and backward (as Plan.flops) or forward alone.
-static double flops_of(FlopCount *count, const Batch *batch, int backward) {
-    count->ops = ops_dry(count->streambp.model->dtype, &count->arena);
-    if (backward)
-        forward_backward(&count->streambp, batch, 1, NULL);
-    else
-        forward_only(&count->streambp, batch, 1, NULL);
-    return dry.flops;
-}
-
-// The same of a forward pass without adapters.
-static double flops_of_reference(FlopCount *count, const Batch *batch) {
-    count->streambp.memory.without = 1;
-    double flops = flops_of(count, batch, 0);
-    count->streambp.memory.without = 0;
-    return flops;
-}
-
-static void flop_count_end(FlopCount *count) { run_end(&count->streambp); }
-
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
 

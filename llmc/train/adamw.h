@@ -9,6 +9,7 @@ which parts of one, happen to lie, or to be stepped, side by side. That is why n
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
 #include "llmc/base/random.h"
+#include "llmc/cli/option_rows.h"
 #include "llmc/stream/residency.h"
 #include "llmc/files/weight_source.h"
 #include "llmc/base/utils.h"
@@ -102,8 +103,6 @@ The learning rate of each step. Steps are counted from 1 to `steps`. Warm-up is 
 
 where p runs from 0 to 1 over the decay. Without warm-up step 1 is at the peak; a run no longer than its warm-up never decays.
 */
-typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
-
 static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
 
 typedef struct {
@@ -113,12 +112,6 @@ typedef struct {
     double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
     size_t warmup, steps;
 } Schedule;
-
-static ScheduleKind schedule_find(const char *name) {
-    for (int i = 0; i < SCHEDULES; i++)
-        if (!strcmp(schedule_names[i], name)) return (ScheduleKind)i;
-    die_usage("unknown schedule '%s'; known are cosine, linear, constant and wsd", name);
-}
 
 // The last step at the peak.
 static size_t schedule_decay_begin(const Schedule *schedule) {

@@ -12,6 +12,7 @@ among the settings of state.json), and by that key the file is found.
 #include "llmc/data/logprobs.h"
 #include "llmc/base/progress.h"
 #include "llmc/cli/run.h"
+#include "llmc/plan/flops.h"
 #include "run_state.h"
 #include "llmc/files/table_parts.h"
 #include "world_sums.h"
@@ -282,7 +283,7 @@ static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batch
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     if (!t->run.settings.reference) return;
     run_reference(&t->run, batch);
-    report->flops += flops_of_reference(&t->run.flop_count, batch);
+    report->flops += flops_forward(&t->run.settings, batch, 0);
 }
 
 #endif

@@ -487,8 +487,8 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, 
     s.sequence_tokens = s.group_size * o->seq_len;
     s.sampling.temperature = o->temperature, s.sampling.top_k = o->top_k, s.sampling.top_p = o->top_p;
     s.sampling.seed = o->seed;
-    s.scale_rewards = run_scales_rewards(o);
-    s.stop = !o->reward_failure || !strcmp(o->reward_failure, "stop");
+    s.scale_rewards = scales_rewards(o);
+    s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
     s.reward_command = o->reward_command, s.reward_timeout = o->reward_timeout;
     s.text = text, s.end_ids = end_ids, s.end_count = rollout_ends(o, text, NULL);

@@ -8,7 +8,8 @@ train_gpt.cu.
 #include "log.h"
 #include "llmc/data/prefetch.h"
 #include "rollout.h"
-#include "llmc/cli/run.h"
+#include "llmc/cli/device.h"
+#include "llmc/cli/memory.h"
 
 #define TRAINER_SETTINGS 40
 
@@ -56,9 +57,9 @@ static void trainer_objective_settings(Trainer *t) {
         add_setting(t, "--objective", 0,
                     "%s,dpo-loss=%s,normalisation=%s,beta=%.17g,gamma=%.17g,label-smoothing=%.17g,clip-low=%.17g,"
                     "clip-high=%.17g,temperature=%.17g,scale-rewards=%s",
-                    o->objective, o->dpo_loss, o->normalisation, objective->beta, objective->gamma,
-                    objective->label_smoothing, objective->clip_low, objective->clip_high, objective->temperature,
-                    o->scale_rewards);
+                    objective_names[o->objective], dpo_loss_names[o->dpo_loss], normalisation_names[o->normalisation],
+                    objective->beta, objective->gamma, objective->label_smoothing, objective->clip_low,
+                    objective->clip_high, objective->temperature, option_chosen(o, "scale-rewards"));
     if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", 0, "%zu", o->max_new_tokens);
     if (o->rollout) {
         const RolloutSettings *rollout = &t->rollout.settings;
@@ -66,7 +67,7 @@ static void trainer_objective_settings(Trainer *t) {
                     "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
                     o->top_k, o->top_p, o->updates,
                     (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
-                    o->reward_failure);
+                    option_chosen(o, "reward-failure"));
     }
     if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
     if (o->old_logprobs)
@@ -87,7 +88,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--batch", 0, "%zu", o->batch);
     if (t->data.of_documents || dataloader_shuffled(&t->data)) { // else what llm.c's shards say is the whole of it
         add_setting(t, "--shuffle", 0, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
-        add_setting(t, "--long", 0, "%s", o->long_documents);
+        add_setting(t, "--long", 0, "%s", option_chosen(o, "long"));
     }
     add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
     trainer_objective_settings(t);
@@ -95,7 +96,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--seed", 0, "%zu", o->seed);
     add_setting(t, "AdamW", 0, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g", o->beta1,
                 o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
-    add_setting(t, "--method", 1, "%s", o->method);
+    add_setting(t, "--method", 1, "%s", option_chosen(o, "method"));
     add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
     add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
@@ -110,7 +111,7 @@ static void trainer_settings(Trainer *t) {
 static void trainer_schedule(Trainer *t) {
     const Options *o = t->run.options;
     Schedule *schedule = &t->state.schedule;
-    schedule->kind = schedule_find(o->schedule);
+    schedule->kind = o->schedule;
     schedule->peak = o->lr;
     schedule->final_fraction = o->final_lr_fraction;
     schedule->decay_fraction = o->decay_fraction;

@@ -5,7 +5,7 @@ is parsed, echoed and parsed again must be the same. Part of test_options.c.
 #ifndef TEST_OPTION_LINES_H
 #define TEST_OPTION_LINES_H
 #include "test/base/child.h"
-#include "llmc/cli/options_out.h"
+#include "llmc/cli/options.h"
 
 enum { ARGUMENTS = 160 };
 
@@ -76,7 +76,8 @@ static int text_differs(const char *a, const char *b) { return a && b ? strcmp(a
 static int row_differs(const OptionRow *row, const Options *a, const Options *b) {
     const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
     switch (row->kind) {
-    case OPTION_FLAG: return *(const int *)x != *(const int *)y;
+    case OPTION_FLAG:
+    case OPTION_CHOICE: return memcmp(x, y, sizeof(int)) != 0;
     case OPTION_SIZE:
     case OPTION_BYTES: return *(const size_t *)x != *(const size_t *)y;
     case OPTION_DOUBLE: { // NAN stands for a word, and is the same as itself
@@ -108,20 +109,23 @@ static int is_of_rollout(const char *tested) {
 static void add_company(CommandLine *line, const char *tested) {
     char text[64];
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
-        const char *words = of_objectives[i].objectives + 1;
+        int kind = 0;
         if (strcmp(of_objectives[i].option, tested) != 0) continue;
-        snprintf(text, sizeof(text), "--objective=%.*s", (int)strcspn(words, " "), words);
+        while (!(of_objectives[i].objectives >> kind & 1u)) kind++;
+        snprintf(text, sizeof(text), "--objective=%s", objective_names[kind]);
         add(line, text);
     }
     for (size_t i = 0; i < OF_OPTIONS; i++) {
         if (strcmp(of_options[i].option, tested) != 0) continue;
         add_company(line, of_options[i].needs);
+        const OptionKind kind = option_rows[option_find(of_options[i].needs)].kind;
         snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
-                 option_rows[option_find(of_options[i].needs)].kind == OPTION_FLAG ? "" : "=4");
+                 kind == OPTION_FLAG     ? ""
+                 : kind == OPTION_CHOICE ? "=attention"
+                                         : "=4");
         add(line, text);
     }
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
-    if (!strcmp(tested, "keep-on")) add(line, "--keep=attention");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 

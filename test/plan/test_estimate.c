@@ -271,30 +271,29 @@ TEST(memory_of_the_stages) {
     }
 }
 
-static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zero, size_t sp, const char *machine,
+static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zero, size_t sp, MachineName machine,
                             size_t *bytes) {
     StepShape step = {1, (double)(N * (ranks / sp)), 0};
     Planned c;
     planned(&c, init, N, ranks, zero, sp);
     c.settings.logits_chunk = 2048;
     step.model_flops = (double)(ranks / sp) * model_flops(&c.model, NULL, &c.batch, 1);
-    Estimate e = estimate_step(machine_find(machine), &c.settings, &c.batch, step);
+    Estimate e = estimate_step(&machines[machine], &c.settings, &c.batch, step);
     if (bytes) *bytes = plan_make(&c.settings, &c.batch).total_bytes;
     planned_end(&c);
     return e;
 }
 
 TEST(what_grows_and_what_shrinks) {
-    static const char *const faster[] = {"a100", "h100", "h200"};
     size_t most = SIZE_MAX, bytes, i;
     double slowest = INFINITY, length = 0, sent = 0;
-    for (i = 0; i < 3; i++) {
-        const double seconds = estimate_of("llama3.1-8b", 100000, 16, 3, 8, faster[i], NULL).seconds;
-        if (!(seconds < slowest)) test_fail("%s: %g s, not below %g", faster[i], seconds, slowest);
+    for (i = 0; i < MACHINES; i++) {
+        const double seconds = estimate_of("llama3.1-8b", 100000, 16, 3, 8, (MachineName)i, NULL).seconds;
+        if (!(seconds < slowest)) test_fail("%s: %g s, not below %g", machines[i].name, seconds, slowest);
         slowest = seconds;
     }
     for (size_t P = 1; P <= 4096; P *= 2) { // a stream over all: less of it for each
-        const Estimate e = estimate_of("qwen3-8b", 1 << 20, P, 3, P, "h100", &bytes);
+        const Estimate e = estimate_of("qwen3-8b", 1 << 20, P, 3, P, MACHINE_H100, &bytes);
         const double computing = e.seconds - e.communication, gradients = e.sent.bytes[TRAFFIC_GRADIENTS];
         test_case("%zu ranks", P);
         if (!(bytes < most)) test_fail("%zu bytes, not below %zu", bytes, most);
@@ -304,7 +303,7 @@ TEST(what_grows_and_what_shrinks) {
         most = bytes, length = computing, sent = gradients;
     }
     for (i = 1000, length = 0; i <= 1000000; i *= 10) {
-        const double seconds = estimate_of("qwen3-8b", i, 8, 2, 1, "h100", NULL).seconds;
+        const double seconds = estimate_of("qwen3-8b", i, 8, 2, 1, MACHINE_H100, NULL).seconds;
         if (!(seconds > length)) test_fail("%zu tokens: %g s, not above %g", i, seconds, length);
         length = seconds;
     }
@@ -316,7 +315,7 @@ TEST(as_the_roofline) {
     static const double percent[] = {52, 46, 43};
     (void)cmocka_state;
     for (size_t i = 0; i < 3; i++) {
-        const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, "h200", NULL).mfu;
+        const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, MACHINE_H200, NULL).mfu;
         printf("             %zu tokens: %.1f %% MFU\n", tokens[i], mfu);
         if (!(fabs(mfu - percent[i]) < 1)) test_fail("%zu tokens: %.1f %% MFU, not %g", tokens[i], mfu, percent[i]);
     }
@@ -337,7 +336,7 @@ TEST(thousands_of_ranks_at_once) {
         c.settings.ring = cases[i].ring;
         size_t longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
         c.batch.N = c.start[1] = longest;
-        estimate_step(machine_find("h100"), &c.settings, &c.batch, step);
+        estimate_step(&machines[MACHINE_H100], &c.settings, &c.batch, step);
         planned_end(&c);
         double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         printf("             4096 ranks, sp %zu%s: %zu tokens, planned in %.2f s\n", cases[i].sp,

@@ -2,6 +2,7 @@
 The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region of the
 arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
 */
+#include "llmc/plan/flops.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 
@@ -266,32 +267,37 @@ TEST(shorter_streams_need_no_more) {
     printf("             %zu plans\n", plans);
 }
 
-TEST(flops_are_those_of_the_stream) {
+// The formula of flops.h counts what the dry walk counts, to the bit.
+TEST(formula_counts_what_the_walk_counts) {
     static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
+    static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_GRPO, OBJECTIVE_DPO};
+    static const size_t chunks[] = {0, 64, 7};
+    size_t walks = 0;
     for (size_t m = 0; m < MODELS; m++) {
         Model model = planned_model(models[m], DTYPE_FP32);
-        for (size_t method = 0; method < 3; method++) {
-            for (size_t k = 0; k < 2; k++) {
-                RunSettings settings = stream_settings(&model, method, 64, (int)k);
-                Batch largest = shape_of(lengths[0], 5);
-                FlopCount count;
-                flop_count_begin(&count, &settings, &largest);
-                allocation_guard = 1;
-                for (size_t i = 0; i < 4; i++) {
-                    allocation_guard = 0;
-                    Batch batch = shape_of(lengths[i], 5);
-                    allocation_guard = 1;
-                    double found = flops_of(&count, &batch, settings.backward);
-                    allocation_guard = 0;
-                    if (found != plan_make(&settings, &batch).flops) test_fail("stream %zu: %.17g", i, found);
-                    free(batch.document_start);
-                }
-                flop_count_end(&count);
-                free(largest.document_start);
-            }
+        Lora lora = {0};
+        lora.rank = 3, lora.alpha = 6, lora.modules = lora_modules(model.config.family, "all", "test", EXIT_USAGE);
+        lora_build(&lora, &model);
+        for (size_t i = 0; i < 3 * 3 * 3 * 4 * 2 * 3; i++) { // method, keep, chunk, lengths, adapters, ranks
+            RunSettings settings = stream_settings(&model, i % 3, chunks[i / 9 % 3], 1);
+            Batch batch = shape_of(lengths[i / 27 % 4], 5);
+            settings.keep = (Keep)(i / 3 % 3), settings.lora = i / 108 % 2 ? &lora : NULL;
+            settings.objective.kind = kinds[i % 7 % 3], settings.reference = i % 5 == 0;
+            settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;
+            test_case("model %zu, case %zu", m, i);
+            const double walked = plan_make(&settings, &batch).flops;
+            const double found = flops_forward_backward(&settings, &batch) +
+                                 (settings.reference ? flops_forward(&settings, &batch, 0) : 0);
+            if (found != walked) test_fail("%.17g FLOP by the formula, the walk counts %.17g", found, walked);
+            settings.backward = 0, settings.reference = 0;
+            if (flops_forward(&settings, &batch, 1) != plan_make(&settings, &batch).flops)
+                test_fail("%.17g FLOP forward by the formula", flops_forward(&settings, &batch, 1));
+            walks++;
+            free(batch.document_start);
         }
-        model_free(&model);
+        lora_free(&lora), model_free(&model);
     }
+    printf("             %zu walks\n", walks);
 }
 
 // What a further token takes between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
@@ -411,7 +417,7 @@ int main(int argc, char **argv) {
         LISTED(longest_is_the_boundary),
         LISTED(answers_at_once),
         LISTED(shorter_streams_need_no_more),
-        LISTED(flops_are_those_of_the_stream),
+        LISTED(formula_counts_what_the_walk_counts),
         LISTED(windows_bound_memory_and_flops),
         LISTED(ranks_divide_what_is_held),
         LISTED(stages_are_nothing_alone),

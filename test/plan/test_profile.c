@@ -218,7 +218,7 @@ TEST(rows_as_json) {
         "llama,hidden_size=32,intermediate_size=16,num_hidden_layers=1,num_attention_heads=4,vocab_size=48", "test",
         EXIT_USAGE);
     Model model = model_build(&config, DTYPE_FP32);
-    const Machine *h200 = machine_find("h200");
+    const Machine *h200 = &machines[MACHINE_H200];
     const double bytes = 4 * (16 * 32 + 16 * 48 + 48 * 32), bandwidth = 4.8e12 * 0.85;
     const Ops timed = ops_timed(ops_device);
     const double pass = three_ops(&timed);

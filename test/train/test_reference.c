@@ -37,7 +37,7 @@ static Setup some_setup(const char *shards) {
 
 static DataLoader data_of(const Setup *s, const Options *o) {
     DataSettings settings = data_settings(o->batch, o->seq_len);
-    settings.vocab_size = VOCABULARY, settings.shuffle = run_shuffle(o);
+    settings.vocab_size = VOCABULARY, settings.shuffle = shuffle_from_options(o);
     if (!strcmp(s->long_documents, "truncate")) settings.long_documents = LONG_TRUNCATE;
     settings.use = s->use, settings.objective = s->objective;
     return dataloader_open(o->data.path, o->data.count, &settings);
@@ -58,8 +58,7 @@ static Opened *opened(const Setup *s) {
     memset(&o, 0, sizeof(o));
     o.options = options_parse(argc, argv);
     progress_off = 1;
-    run_open_model(&o.run, &o.options, NULL);
-    run_resolve(&o.run);
+    run_open(&o.run, &o.options, NULL);
     o.data = data_of(s, &o.options);
     run_allocate(&o.run, dataloader_bound(&o.data));
     o.batch = batch_for(&o.data);

@@ -94,10 +94,6 @@ TEST(fractions_at_their_limits) {
     expect_rate(&s, 7, s.peak * (0.1 + 0.9 * (1 - sqrt(0.25))));
 }
 
-TEST(names) {
-    for (int kind = 0; kind < SCHEDULES; kind++) assert_int_equal(schedule_find(schedule_names[kind]), kind);
-}
-
 // What --schedule offers is what there is.
 TEST(names_are_those_of_the_option) {
     const char *names = option_rows[option_find("schedule")].value;
@@ -113,7 +109,7 @@ int main(int argc, char **argv) {
                                        LISTED(without_warmup_the_decay_begins_at_step_1),
                                        LISTED(rises_then_falls),
                                        LISTED(fractions_at_their_limits),
-                                       LISTED(names),
+
                                        LISTED(names_are_those_of_the_option)};
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }

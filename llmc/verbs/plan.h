@@ -4,11 +4,10 @@ several processes, what a rank sends and how long a step is estimated to take on
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
-#include "llmc/plan/machine.h"
-#include "llmc/base/json.h"
+#include "llmc/cli/report.h"
 #include "llmc/generate/prompt.h"
+#include "llmc/plan/machine.h"
 #include "llmc/train/rollout.h"
-#include "llmc/cli/run.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     Prompt text = {0};
@@ -78,10 +77,10 @@ typedef struct {
 static PlanBound plan_bound(Run *run, DataLoader *data) {
     const Options *o = run->options;
     PlanBound bound;
-    if (o->data.count) *data = run_open_data(run, &o->data, run_shuffle(o));
-    bound.whole = o->data.count ? dataloader_bound(data) : regular_bound(o->batch * unit_documents(o), o->seq_len);
+    if (o->data.count) *data = run_open_data(run, &o->data, shuffle_from_options(o));
+    bound.whole = o->data.count ? dataloader_bound(data) : regular_bound(o->batch * sample_documents(o), o->seq_len);
     bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, o->data.count ? data : NULL);
-    if (o->val_data.count && strcmp(o->plan_for, "bp") != 0) {
+    if (o->val_data.count && o->plan_for == VERB_TRAIN) {
         DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
         if (o->data.count) dataloader_check_pair(data, &validation);
         bound.part = larger_bound(bound.part, run_bound(run, &validation));
@@ -120,15 +119,13 @@ static void plan_json(const Run *run, StepShape step, size_t longest, const Mach
 static int verb_plan(const Options *options) {
     const size_t limit = options->memory_limit;
     const Machine *machine =
-        options->ranks > 1 || option_given(options, "machine") ? machine_find(options->machine) : NULL;
+        options->ranks > 1 || option_given(options, "machine") ? &machines[options->machine] : NULL;
     Run run;
     Estimate estimate;
     DataLoader data;
     size_t longest = 0;
     memset(&data, 0, sizeof(data)), memset(&estimate, 0, sizeof(estimate));
-    run_open_model(&run, options, NULL);
-    check_positions(&run, options->seq_len, "--seq-len");
-    run_resolve(&run);
+    run_open(&run, options, NULL);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
@@ -137,12 +134,10 @@ static int verb_plan(const Options *options) {
     PlanBound bound = plan_bound(&run, &data);
     StepShape step = plan_step(&run, bound.whole);
     Batch shape = batch_shape(bound.part);
-    run.plan = plan_make(&run.settings, &shape);
-    run_choose(&run, &shape, limit);
+    run_plan(&run, &shape, limit);
     if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);
     if (machine) estimate = estimate_step(machine, &run.settings, &shape, step);
-    report_header(&run);
-    report_data(&run, &data, bound.part);
+    report_run(&run, &data, bound.part);
     if (limit && !options->quiet)
         fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest, human_bytes((double)limit),
                 run.plan.total_bytes > limit ? "; the planned one does not" : "");

@@ -2,12 +2,12 @@
 The verb `bp`: one forward and backward pass, measured. With --data its first micro-batches, else random ids; --grads-out writes what it
 computed for anybody to hold against another program.
 */
-#ifndef LLMC_VERB_BP_H
-#define LLMC_VERB_BP_H
-#include "llmc/train/adamw.h"
-#include "llmc/data/dataloader.h"
-#include "llmc/base/json.h"
+#ifndef LLMC_BP_H
+#define LLMC_BP_H
+#include "llmc/cli/report.h"
+#include "llmc/plan/flops.h"
 #include "llmc/plan/profile.h"
+#include "llmc/train/adamw.h"
 #include "llmc/train/reference.h"
 #include "llmc/train/world_sums.h"
 
@@ -24,9 +24,7 @@ typedef struct {
 } PassResult;
 
 // Whose rates a profile is held against; NULL: none.
-static const Machine *bp_machine(const Options *o) {
-    return option_given(o, "machine") ? machine_find(o->machine) : NULL;
-}
+static const Machine *bp_machine(const Options *o) { return option_given(o, "machine") ? &machines[o->machine] : NULL; }
 
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -36,7 +34,7 @@ static int compare_doubles(const void *a, const void *b) {
 // Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
 static void bp_answers(const Run *run, Batch *batch) {
     for (size_t d = 0; d < batch->documents; d++) {
-        batch->group[d] = d / unit_documents(run->options);
+        batch->group[d] = d / sample_documents(run->options);
         batch->reward[d] = d % 2 ? 0 : 1;
         for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             batch->advantage[t] = d % 2 ? -1 : 1;
@@ -46,7 +44,7 @@ static void bp_answers(const Run *run, Batch *batch) {
 // This rank's i-th micro-batch of the pass, or its part: from --data, or random ids. In the memory of `whole`.
 static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
-    const size_t documents = o->batch * unit_documents(o), number = assigned_number(run->assignment, i);
+    const size_t documents = o->batch * sample_documents(o), number = assigned_number(run->assignment, i);
     if (o->data.count)
         dataloader_seek(loader, number), dataloader_next(loader, whole);
     else
@@ -63,8 +61,8 @@ static double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *r
     for (size_t i = 0; i < assigned_batches(run->assignment); i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
-        result->flops += flops_of(&run->flop_count, &batch, 1);
-        if (run->settings.reference) result->flops += flops_of_reference(&run->flop_count, &batch);
+        result->flops += flops_forward_backward(&run->settings, &batch);
+        if (run->settings.reference) result->flops += flops_forward(&run->settings, &batch, 0);
         once[0] += batch_tokens(&batch);
         if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
     }
@@ -183,11 +181,9 @@ static void bp_json(const Run *run, const PassResult *result) {
 }
 
 static int verb_bp(const Options *options) {
-    const size_t documents = options->batch * unit_documents(options);
+    const size_t documents = options->batch * sample_documents(options);
     Run run;
-    run_open_model(&run, options, NULL);
-    check_positions(&run, options->seq_len, "--seq-len");
-    run_resolve(&run);
+    run_open(&run, options, NULL);
     DataLoader loader = {0};
     if (options->data.count) loader = bp_open_data(&run);
     SequenceBound bound = run_bound(&run, options->data.count ? &loader : NULL);
@@ -203,8 +199,7 @@ static int verb_bp(const Options *options) {
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
-    report_header(&run);
-    report_data(&run, &loader, bound);
+    report_run(&run, &loader, bound);
     PassResult result = bp_measure(&run, &loader, &batch);
     if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
     if (options->grads_out)

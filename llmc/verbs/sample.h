@@ -2,8 +2,8 @@
 The verb `sample`: text from a model, with a key/value cache (sampler.h); one answer, or a chat whose turns are lines of standard
 input and whose cache goes on from turn to turn.
 */
-#ifndef LLMC_VERB_SAMPLE_H
-#define LLMC_VERB_SAMPLE_H
+#ifndef LLMC_SAMPLE_H
+#define LLMC_SAMPLE_H
 #include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
 
@@ -81,9 +81,8 @@ static int verb_sample(const Options *options) {
     Sampler sampler;
     SamplingSettings sampling = sampling_from_options(options);
     int chat = prompt_is_interactive(options);
-    run_open_model(&run, options, NULL);
+    run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
-    run.settings = settings_from_options(&run);
     run.settings.cache_tokens = chat ? chat_capacity(&run) : prompt_cache_tokens(&prompt, options);
     check_positions(&run, run.settings.cache_tokens,
                     chat ? "--max-context" : "the prompt and --max-new-tokens together,");

@@ -1,25 +1,25 @@
 /*
 The verbs `convert`, from one format of weights to another, and `info`, what a model is.
 */
-#ifndef LLMC_VERB_CONVERT_H
-#define LLMC_VERB_CONVERT_H
+#ifndef LLMC_CONVERT_VERB_H
+#define LLMC_CONVERT_VERB_H
 #include "llmc/files/hf_write.h"
 #include "llmc/base/json.h"
 #include "llmc/files/llmc_gpt2_write.h"
 #include "llmc/files/merge.h"
-#include "llmc/cli/run.h"
+#include "llmc/cli/report.h"
 #include "llmc/files/weights.h"
 
 // Whether to write a Hugging Face folder, and not one file. What has no meaning then is refused.
 static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
-    int folder = strcmp(options->to, "auto") != 0 ? !strcmp(options->to, "hf") : !text_ends_with(options->out, ".bin");
+    int folder = options->to == CONVERT_AUTO ? !text_ends_with(options->out, ".bin") : options->to == CONVERT_HF;
     for (size_t i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
             die_usage(
                 "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
                 only[i], options->out);
-    if (folder && !strcmp(options->to, "auto") && text_ends_with(options->out, ".safetensors"))
+    if (folder && options->to == CONVERT_AUTO && text_ends_with(options->out, ".safetensors"))
         die_usage("--out %s: a .safetensors file alone is no model; give a name for its folder", options->out);
     return folder;
 }
@@ -27,7 +27,7 @@ static int convert_to_folder(const Options *options) {
 // dtype: NULL: keep what the source has. Returns the number of files of weights.
 static size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
     const Options *options = run->options;
-    if (!strcmp(options->to, "llmc")) {
+    if (options->to == CONVERT_LLMC) {
         llmc_gpt2_write(source, options->out, dtype ? *dtype : source->dtype);
         return 1;
     }
@@ -81,7 +81,7 @@ static int verb_convert(const Options *options) {
         JsonOut json = json_open(stdout);
         json_object(&json, NULL);
         json_text(&json, "out", options->out);
-        json_text(&json, "format", folder ? "hf" : !strcmp(options->to, "llmc") ? "llmc" : "flat");
+        json_text(&json, "format", folder ? "hf" : options->to == CONVERT_LLMC ? "llmc" : "flat");
         json_size(&json, "parameters", run.model.elements);
         json_text(&json, "dtype", dtype_name(dtype));
         json_size(&json, "files", files);

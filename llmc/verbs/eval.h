@@ -1,8 +1,9 @@
 /*
-The verb `eval`, and the evaluation that training runs between its steps: the loss of a model on data.
+Forward passes over data: the verb `eval`, the evaluation that training runs between its steps, and the verb `logprobs`, which writes
+log-probabilities into a file for objectives that have a reference or old log-probabilities (logprobs.h).
 */
-#ifndef LLMC_VERB_EVAL_H
-#define LLMC_VERB_EVAL_H
+#ifndef LLMC_EVAL_H
+#define LLMC_EVAL_H
 #include "llmc/train/log.h"
 #include "llmc/base/json.h"
 #include "llmc/data/prefetch.h"
@@ -39,12 +40,7 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
     return found;
 }
 
-// The parts that micro-batches of B documents, pairs or groups are dealt in, where nothing else decides.
-static Assignment eval_assignment(const Run *run) {
-    const World world = run->settings.world;
-    return assign_evaluation(world, greatest_common_divisor(run->options->batch, world_replicas(world)));
-}
-
+// ---- eval ----------------------------------------------------------------------------------------------------------
 static void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {
     fprintf(run->text, "loss %.6f", found->loss);
     if (run->settings.objective.kind == OBJECTIVE_SFT) fprintf(run->text, "   perplexity %.4f", exp(found->loss));
@@ -72,10 +68,7 @@ static int verb_eval(const Options *options) {
     Run run;
     Prefetch data;
     int with_curve = options->curve || options->curve_tokens;
-    run_open_model(&run, options, NULL);
-    check_positions(&run, options->seq_len, "--seq-len");
-    run.settings = settings_from_options(&run);
-    run.assignment = eval_assignment(&run);
+    run_open(&run, options, NULL);
     DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     SequenceBound bound = run_bound(&run, &loader);
     size_t steps = dataloader_batches(&loader);
@@ -83,14 +76,13 @@ static int verb_eval(const Options *options) {
     if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
         options_refuse(options->verb,
                        "--objective %s needs --reference-logprobs, those of the model that training began with",
-                       options->objective);
+                       objective_names[options->objective]);
     reference_check(&run, &loader, 0, 0);
     run_allocate(&run, bound);
     prefetch_allocate(&data, &loader, run.assignment);
     Curve curve = curve_allocate(options->curve_tokens, bound.longest);
     run_load_weights(&run);
-    report_header(&run);
-    report_data(&run, &loader, bound);
+    report_run(&run, &loader, bound);
     double begin = seconds_now();
     Evaluation found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
     if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
@@ -105,10 +97,7 @@ static int verb_eval(const Options *options) {
     return 0;
 }
 
-/*
-The verb `logprobs`: the log-probabilities of data under a model, into a file for objectives that have a reference or
-old log-probabilities (logprobs.h). Shards of any kind: to the walk they are documents.
-*/
+// ---- logprobs -------------------------------------------------------------------------------------------------------
 static void logprobs_report_json(const char *path, const LogprobHeader *h, LogprobSum sum, double seconds) {
     JsonOut json = json_open(stdout);
     char key[2][24];
@@ -132,10 +121,7 @@ static int verb_logprobs(const Options *options) {
     LogprobWriter writer;
     if (options->temperature == 0)
         options_refuse(options->verb, "--temperature 0 leaves the likeliest token alone; give a number above 0");
-    run_open_model(&run, options, NULL);
-    check_positions(&run, options->seq_len, "--seq-len");
-    run.settings = settings_from_options(&run);
-    run.settings.objective.temperature = options->temperature;
+    run_open(&run, options, NULL);
     DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     SequenceBound bound = dataloader_bound(&loader);
     run_allocate(&run, bound);
@@ -143,8 +129,7 @@ static int verb_logprobs(const Options *options) {
     LogprobHeader header = logprobs_header(&run, &loader, 0);
     logprobs_create(&writer, options->out, &header); // what it has to refuse it refuses before the work
     run_load_weights(&run);
-    report_header(&run);
-    report_data(&run, &loader, bound);
+    report_run(&run, &loader, bound);
     double begin = seconds_now();
     writer.header.model_key = run_model_key(&run);
     LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1));

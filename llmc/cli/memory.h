@@ -1,0 +1,148 @@
+/*
+The memory of a run: the largest sequence that data holds, the plan for it, and the choices that the options leave open, taken
+so that the plan fits. run_allocate makes the one allocation, or says before it what would fit.
+*/
+#ifndef LLMC_MEMORY_H
+#define LLMC_MEMORY_H
+#include "run.h"
+
+// ---- the largest sequence -------------------------------------------------------------------------------------------
+// B documents of T tokens. B = 0: only generation
+static SequenceBound regular_bound(size_t B, size_t T) {
+    if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
+    SequenceBound bound = {B * T, B, T};
+    return bound;
+}
+
+static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
+    SequenceBound bound = {max_size(a.N, b.N), max_size(a.documents, b.documents), max_size(a.longest, b.longest)};
+    return bound;
+}
+
+// The largest sequence of this rank, of data or (NULL) of random documents.
+static SequenceBound run_bound(const Run *run, const DataLoader *data) {
+    const Options *o = run->options;
+    const size_t parts = run->assignment.parts;
+    if (data && data->of_documents) return dataloader_part_bound(data, parts);
+    assign_check_regular(run->assignment, run->settings.world, o->batch);
+    return data ? dataloader_part_bound(data, parts)
+                : regular_bound(o->batch / parts * sample_documents(o), o->seq_len);
+}
+
+// Documents of T tokens that fill the largest sequence.
+static size_t bound_documents(SequenceBound bound, size_t T) { return (bound.N + T - 1) / T; }
+
+// A batch of that size but without its tokens: all that a plan needs. Documents are as long as any, the last ones
+// empty.
+static Batch batch_shape(SequenceBound bound) {
+    Batch batch = {0};
+    batch.N = bound.N, batch.documents = bound.documents;
+    if (bound.N) batch.documents = max_size(bound.documents, (bound.N + bound.longest - 1) / bound.longest);
+    batch.document_start = (size_t *)checked_calloc(batch.documents + 1, sizeof(size_t), "the documents of a plan");
+    for (size_t d = 0; d <= batch.documents; d++) batch.document_start[d] = min_size(d * bound.longest, bound.N);
+    return batch;
+}
+
+// ---- choosing what fits ---------------------------------------------------------------------------------------------
+// What --kv auto and --keep-on auto leave open: a ring of keys and values, attention's outputs in host memory. Either
+// spares memory of the device; the second costs less time.
+enum { CHOOSE_HOST = 1, CHOOSE_RING = 2, CHOICES = 4 };
+
+// Sets what a choice stands for; 0 where it is not open.
+static int settings_choose(RunSettings *settings, const Options *o, int choice) {
+    if (choice & CHOOSE_HOST) {
+        if (o->keep_on != KEEP_NOTHING || settings->keep == KEEP_NOTHING) return 0;
+        settings->keep = KEEP_IN_HOST_MEMORY;
+    }
+    if (choice & CHOOSE_RING) {
+        if (o->kv != KEYS_AUTO || world_sp(settings->world) == 1) return 0;
+        settings->ring = 1;
+    }
+    return 1;
+}
+
+// Of a run: a plan may be made for another machine.
+static HostAvailable run_host(const Run *run) {
+    return run->options->verb == VERB_PLAN ? NULL : ops_device->host_available;
+}
+
+// Plans with the first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
+static void run_plan(Run *run, const Batch *shape, size_t limit) {
+    const RunSettings open = run->settings;
+    for (int choice = 0; choice < CHOICES; choice++) {
+        RunSettings settings = open;
+        if (!settings_choose(&settings, run->options, choice)) continue;
+        const Plan plan = plan_make(&settings, shape);
+        double beyond = (limit && plan.total_bytes > limit) || host_is_short(&plan, run_host(run));
+        dist_sum(RANKS_ALL, &beyond, 1);
+        if (choice == 0 || beyond == 0 || plan.total_bytes < run->plan.total_bytes)
+            run->settings = settings, run->plan = plan;
+        if (beyond == 0) return;
+    }
+}
+
+// The longest documents, B to a sequence, that fit, whatever is chosen.
+static size_t run_longest(const Run *run, size_t B, size_t limit) {
+    size_t longest = 0;
+    for (int choice = 0; choice < CHOICES; choice++) {
+        RunSettings settings = run->settings;
+        if (!settings_choose(&settings, run->options, choice)) continue;
+        longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
+    }
+    return longest;
+}
+
+// Refuses a run that does not fit, before anything is allocated, and says what would. B: documents of a sequence; 0
+// where there is only generation
+static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
+    const size_t bytes = run->plan.total_bytes;
+    if (limit && bytes > limit) {
+        if (!B)
+            die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
+                run->settings.cache_tokens, human_bytes((double)bytes), whose, human_bytes((double)limit));
+        const size_t longest = run_longest(run, B, limit);
+        if (longest)
+            die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", human_bytes((double)bytes),
+                whose, human_bytes((double)limit), longest);
+        die("the plan needs %s, %s is %s, and no length fits: the model with its gradients and optimizer alone is "
+            "larger",
+            human_bytes((double)bytes), whose, human_bytes((double)limit));
+    }
+    if (host_is_short(&run->plan, run_host(run)))
+        die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "
+            "--keep none",
+            human_bytes((double)run->plan.host_bytes), human_bytes((double)ops_device->host_available(bytes)),
+            run->options->keep_on == KEEP_NOTHING ? "" : ", --keep-on device"); // else it has been tried
+}
+
+// ---- the one allocation ---------------------------------------------------------------------------------------------
+// Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
+static void run_allocate(Run *run, SequenceBound bound) {
+    // What a rank may use: --memory-limit, or what is available where that is less; 0: not known.
+    const size_t wanted = run->options->memory_limit, available = ops_device->memory_available();
+    const int less = available && (!wanted || available < wanted);
+    const size_t limit = less ? available : wanted;
+    Batch shape = batch_shape(bound);
+    if (shape.N > INT32_MAX)
+        die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum",
+                  shape.N, INT32_MAX);
+    run_plan(run, &shape, limit);
+    check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
+                 less ? "the memory available" : "--memory-limit");
+    dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
+    run->memory = ops_device->allocate(run->plan.total_bytes);
+    if (!run->memory)
+        die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
+            human_bytes((double)run->plan.total_bytes));
+    if (run->plan.host_bytes) run->host_memory = ops_device->host_allocate(run->plan.host_bytes);
+    if (run->plan.host_bytes && !run->host_memory)
+        die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "
+            "device or --keep none",
+            human_bytes((double)run->plan.host_bytes));
+    arena_init(&run->arena, run->memory, run->plan.total_bytes);
+    run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
+    arena_init(&run->streambp.host, run->host_memory, run->plan.host_bytes);
+    free(shape.document_start);
+}
+
+#endif

@@ -1,0 +1,112 @@
+/*
+What the options mean for a run: dtype, objective, world, the settings that plan.h plans for, and those that data is opened with.
+Everything that follows from the options and the model alone is decided here; what is left open (auto) memory.h chooses.
+*/
+#ifndef LLMC_SETTINGS_H
+#define LLMC_SETTINGS_H
+#include "llmc/data/dataloader.h"
+#include "llmc/plan/plan.h"
+#include "llmc/ranks/dist.h"
+#include "options.h"
+
+static DType dtype_or(int chosen, DType otherwise) { return chosen == DTYPE_AUTO ? otherwise : (DType)chosen; }
+
+// A training run, or the plan of one.
+static int options_train(const Options *o) {
+    return o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && o->plan_for == VERB_TRAIN);
+}
+
+static Objective objective_from_options(const Options *o) {
+    Objective objective = {0};
+    objective.kind = o->objective, objective.dpo_loss = o->dpo_loss, objective.normalisation = o->normalisation;
+    objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
+    objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
+    objective.completion_tokens = (double)o->max_new_tokens;
+    objective.temperature = objective_is_of_policy(&objective) || o->verb == VERB_LOGPROBS ? o->temperature : 1;
+    objective_resolve(&objective);
+    return objective;
+}
+
+// Documents of a sample, which --batch counts: the two of a pair, the completions of a group.
+static size_t sample_documents(const Options *o) {
+    switch (o->objective) {
+    case OBJECTIVE_DPO:
+    case OBJECTIVE_SIMPO:
+    case OBJECTIVE_ORPO: return 2;
+    case OBJECTIVE_GRPO:
+    case OBJECTIVE_GSPO: return o->group_size;
+    default: return 1;
+    }
+}
+
+// The processes of this run, or of the one that is planned: as its last rank, whose shares are the largest.
+static World world_from_options(const Options *o) {
+    World world;
+    world.ranks = o->verb == VERB_PLAN ? o->ranks : dist_ranks();
+    world.rank = o->verb == VERB_PLAN ? o->ranks - 1 : dist_rank();
+    world.zero = o->zero, world.sp = o->sp;
+    if (world.ranks % world.sp)
+        die_usage("--sp %zu: does not divide the %zu ranks of the run; ranks share sequences in groups of equal size",
+                  world.sp, world.ranks);
+    return world;
+}
+
+// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single
+// pass the model itself: computed as they are needed. A run that trains a model has computed them before its first step
+// (reference.h).
+static int computes_reference(const Options *o, const Objective *objective, const Lora *lora) {
+    const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
+    return objective_needs_reference(objective) && !o->reference_logprobs && (lora || single);
+}
+
+// lora: NULL: none
+static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
+    const DType stored = model->dtype;
+    const int trains = options_train(o), sums = o->grad_accum > 1 || (o->rollout && o->batch > 1);
+    RunSettings settings = {0};
+    options_check_storage(o, stored);
+    settings.model = model, settings.lora = lora;
+    settings.world = world_from_options(o);
+    settings.objective = objective_from_options(o);
+    settings.reference = computes_reference(o, &settings.objective, lora);
+    settings.method = o->method;
+    settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
+    settings.ring = o->kv == KEYS_RING;
+    if (o->keep) settings.keep = o->keep_on == KEEP_NOTHING ? KEEP_ON_DEVICE : o->keep_on;
+    if (o->method != METHOD_STREAM && (o->chunk || o->logits_chunk))
+        note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
+             option_chosen(o, "method"));
+    if (o->method == METHOD_FULL && o->keep) {
+        note("--method full keeps every activation: --keep attention is ignored");
+        settings.keep = KEEP_NOTHING;
+    }
+    settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
+    settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);
+    settings.optimizer = trains;
+    settings.moment_type = o->moments;
+    settings.master = trains && stored == DTYPE_BF16 && o->master != MASTER_NONE;
+    if (stored == DTYPE_FP64) settings.gradient_type = settings.moment_type = DTYPE_FP64;
+    return settings;
+}
+
+// As --shuffle says; a pass and an evaluation read in the order of the files.
+static Shuffle shuffle_from_options(const Options *o) { return options_train(o) ? o->shuffle : SHUFFLE_OFF; }
+
+// Advantages are divided by the standard deviation of their group's rewards.
+static int scales_rewards(const Options *o) {
+    return o->scale_rewards == SCALE_AUTO ? o->normalisation != NORMALISE_DR_GRPO : o->scale_rewards == SCALE_GROUP;
+}
+
+// What data is opened with; log-probabilities and the tokenizer's path are the run's.
+static DataSettings data_settings_from_options(const Options *o, const RunSettings *run, Shuffle shuffle) {
+    DataSettings settings = {0};
+    settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model->config.vocab_size;
+    settings.shuffle = shuffle, settings.seed = o->seed;
+    settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;
+    settings.objective = &run->objective;
+    settings.scale_rewards = scales_rewards(o);
+    settings.long_documents = o->long_documents;
+    return settings;
+}
+
+#endif

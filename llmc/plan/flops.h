@@ -1,0 +1,83 @@
+/*
+FLOPs that a pass executes, by formula: products (2 n in out) and attention (4 forward, 10 backward for each query-key pair and
+element of the queries), recomputation counted. A training step adds this up for each of its batches. It is what the
+dry walk of plan.h counts (test_plan.c holds them together): for ranks that share a sequence, that of the rank with the most tokens.
+*/
+#ifndef LLMC_FLOPS_H
+#define LLMC_FLOPS_H
+#include "plan.h"
+
+// Per token of one linear layer: forward, and backward without recomputation.
+typedef struct {
+    double forward, backward;
+} ProductFlops;
+
+// The products of the parts first .. last of a layer, with the adapters that they have. lora: NULL: none
+static ProductFlops product_flops(const Model *model, const Lora *lora, LayerTensor first, LayerTensor last) {
+    ProductFlops sum = {0, 0};
+    for (int t = first; t <= (int)last; t++) {
+        const TensorShape shape = layer_tensor_shape(&model->config, (LayerTensor)t);
+        const double product = 2 * (double)shape.rows * (double)shape.cols;
+        sum.forward += product;
+        sum.backward += lora ? product : 2 * product; // dx; and dW, where the weights are trained
+        if (!lora || lora->part[t].a == ABSENT) continue;
+        const double a = 2 * (double)lora->rank * (double)shape.cols, b = 2 * (double)lora->rank * (double)shape.rows;
+        sum.forward += a + b;
+        sum.backward += 3 * a + 2 * b; // h again, dA, dx; dh, dB
+    }
+    return sum;
+}
+
+// What one rank has of a batch: tokens, and query-key pairs of all layers together.
+typedef struct {
+    double tokens, pairs;
+} PassSize;
+
+static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
+    const Config *config = &settings->model->config;
+    const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
+    const double L = (double)config->num_hidden_layers, windows = (double)layers_with_window(config);
+    PassSize size = {0, 0};
+    for (size_t half = 0; half < 2; half++) {
+        const Range own = sequence_part(batch->N, S, rank, half);
+        size.tokens += (double)own.count;
+        size.pairs += (L - windows) * range_pairs(batch, own, 0);
+        if (windows > 0) size.pairs += windows * range_pairs(batch, own, window_of_model(config));
+    }
+    return size;
+}
+
+// One forward pass for log-probabilities; without adapters that of the model below them.
+static double flops_forward(const RunSettings *settings, const Batch *batch, int adapters) {
+    const Shapes d = shapes_of(settings->model);
+    const Lora *lora = adapters ? settings->lora : NULL;
+    const PassSize size = pass_size(settings, batch);
+    const double layer = product_flops(settings->model, lora, Q_WEIGHT, DOWN_WEIGHT).forward;
+    return size.tokens * ((double)d.L * layer + 2 * (double)(d.C * d.V)) + 4 * (double)d.Q * size.pairs;
+}
+
+// Forward and backward. What each method computes again is what its steps in streambp.h do.
+static double flops_forward_backward(const RunSettings *settings, const Batch *batch) {
+    const Model *model = settings->model;
+    const Lora *lora = settings->lora;
+    const Shapes d = shapes_of(model);
+    const PassSize size = pass_size(settings, batch);
+    const ProductFlops q = product_flops(model, lora, Q_WEIGHT, Q_WEIGHT),
+                       k = product_flops(model, lora, K_WEIGHT, K_WEIGHT);
+    const ProductFlops all = product_flops(model, lora, Q_WEIGHT, DOWN_WEIGHT);
+    const ProductFlops down = product_flops(model, lora, DOWN_WEIGHT, DOWN_WEIGHT);
+    const int ring = settings->ring && world_sp(settings->world) > 1;
+    const double L = (double)d.L, rings = ring ? L - (double)layers_with_window(&model->config) : 0;
+    const double head = 2 * (double)(d.C * d.V), attention = (double)d.Q * size.pairs;
+    double layers = L * all.backward, flops = 10 * attention;
+    if (settings->method != METHOD_FULL) {
+        layers += L * (all.forward - (d.post_norms ? 0 : down.forward)); // its output is the next layer's input
+        if (d.qk_norm) layers += L * k.forward + rings * q.forward;      // before QK-norm
+        if (settings->keep == KEEP_NOTHING) flops += 4 * attention;
+    }
+    layers += (lora ? head : 2 * head);
+    if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_STREAM) layers += head;
+    return flops_forward(settings, batch, 1) + size.tokens * layers + flops;
+}
+
+#endif
