@@ -87,28 +87,12 @@ static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     queries_project(s, l, c, w, a);
+    const AttentionShape shape = attention_shape(s, l, layer_spans(s, l, c));
     if (!attention_saved(s))
         s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
-                                  layer_spans(s, l, c), d.NH, d.NKV, d.HD, attention_scale(s->model, l), scratch);
+                                  &shape, scratch);
     attention_output(s, l, c, w, a);
     arena_pop(s->arena, mark);
-}
-
-static void activation_forward(StreamBP *s, Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    switch (s->model->config.family->activation) {
-    case ACTIVATION_SWIGLU: s->ops->swiglu_forward(out, gate_up, n, FF); break;
-    case ACTIVATION_GEGLU: s->ops->geglu_forward(out, gate_up, n, FF); break;
-    default: s->ops->gelu_forward(out, gate_up, n * FF);
-    }
-}
-
-static void activation_backward(StreamBP *s, Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
-                                size_t FF) {
-    switch (s->model->config.family->activation) {
-    case ACTIVATION_SWIGLU: s->ops->swiglu_backward(dgate_up, dout, gate_up, n, FF); break;
-    case ACTIVATION_GEGLU: s->ops->geglu_backward(dgate_up, dout, gate_up, n, FF); break;
-    default: s->ops->gelu_backward(dgate_up, dout, gate_up, n * FF);
-    }
 }
 
 // The MLP up to what its backward needs: its activation, or the end where a norm follows.
@@ -116,7 +100,7 @@ static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const A
     Shapes d = shapes_of(s->model);
     norm_forward(s, a->norm2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), c.n);
     linear_forward(s, l, c, w, GATE_WEIGHT, a->gate_up, a->norm2, NULL);
-    activation_forward(s, a->active, a->gate_up, c.n, d.FF);
+    s->ops->activation_forward(a->active, a->gate_up, d.activation, c.n, d.FF);
     if (d.post_norms) linear_forward(s, l, c, w, DOWN_WEIGHT, a->mlp_branch, a->active, NULL);
 }
 
@@ -145,7 +129,7 @@ static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSu
     Stored *dactive = a->active, *dgate_up = a->gate_up, *dnorm_out = a->norm2; // each over its own values, once used
     const Stored *dbranch = branch_backward(s, c, w, sums, POST_NORM2, a->mlp_branch, dx);
     linear_backward(s, l, c, w, sums, DOWN_WEIGHT, dactive, dbranch, a->active, 0);
-    activation_backward(s, dgate_up, dactive, a->gate_up, c.n, d.FF);
+    s->ops->activation_backward(dgate_up, dactive, a->gate_up, d.activation, c.n, d.FF);
     linear_backward(s, l, c, w, sums, GATE_WEIGHT, dnorm_out, dgate_up, a->norm2, 0);
     norm_backward(s, dx, sum_of(s, sums, NORM2_WEIGHT), sum_of(s, sums, NORM2_BIAS), dnorm_out, a->y,
                   weight_of(s, w, NORM2_WEIGHT), c.n, 1);
@@ -175,9 +159,9 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     output_backward(s, l, c, w, sums, a, dx, dattention_out);
+    const AttentionShape shape = attention_shape(s, l, layer_spans(s, l, c));
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
-                               layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l), a->lse, layer_spans(s, l, c), d.NH,
-                               d.NKV, d.HD, attention_scale(s->model, l), scratch);
+                               layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l), a->lse, &shape, scratch);
     queries_backward(s, l, c, w, sums, a, dq, dnorm1);
     arena_pop(s->arena, mark);
 }

@@ -91,9 +91,12 @@ struct Backward {
     }
 };
 
-static void forward_real(Forward &c) { swiglu_forward(c.out.stored(), c.gate_up.stored(), c.shape.n, c.shape.FF); }
+static void forward_real(Forward &c) {
+    activation_forward(c.out.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n, c.shape.FF);
+}
 static void backward_real(Backward &c) {
-    swiglu_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), c.shape.n, c.shape.FF);
+    activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n,
+                        c.shape.FF);
 }
 
 static dim3 flat_grid(Shape2 s) {

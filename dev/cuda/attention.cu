@@ -32,7 +32,9 @@ struct Attention {
         spans[span_count++] = Span{s.cut, std::max(s.begin, s.cut), s.end, s.cut ? s.cut - s.begin : 0};
     }
     size_t document(size_t t) const { return t < shape.cut ? 0 : shape.cut; }
-    Spans all() const { return Spans{spans, span_count, 0, 0}; }
+    AttentionShape call() const {
+        return AttentionShape{{spans, span_count, 0, 0}, shape.NH, shape.NKV, HEAD, scale, all_keys, 0, 0};
+    }
     double work() const {
         double pairs = 0;
         for (size_t t = shape.begin; t < shape.end; t++) pairs += (double)(t + 1 - document(t));
@@ -62,17 +64,18 @@ struct Attention {
 };
 
 static void real(Attention &c) {
-    attention_forward(c.out.stored(), c.lse.summed(), c.q.stored(), c.k.stored(), c.v.stored(), c.all(), c.shape.NH,
-                      c.shape.NKV, HEAD, c.scale, NULL);
+    const AttentionShape call = c.call();
+    attention_forward(c.out.data, c.lse.summed(), c.q.stored(), c.k.stored(), c.v.stored(), &call, NULL);
 }
 
 template <Tiles T> static void tiled(Attention &c) {
     SpanBlocks blocks;
-    span_blocks(&blocks, c.all(), all_keys, 0, T.held, false);
+    const AttentionShape call = c.call();
+    span_blocks(&blocks, call.spans, all_keys, 0, T.held, false);
     LAUNCH((attention_forward_kernel<HEAD, T>), dim3(blocks.first[blocks.count], (unsigned)c.shape.NH),
            block_threads<T>, (tiles_bytes<HEAD>(T, 1)))
-    (c.out.data, c.lse.data, c.q.data, c.k.data, c.v.data, blocks,
-     attention_shape(c.shape.NH, c.shape.NKV, HEAD, c.scale, c.q.data, c.k.data, c.v.data), false);
+    (c.out.data, c.lse.data, c.q.data, c.k.data, c.v.data, blocks, head_shape(&call, c.q.data, c.k.data, c.v.data),
+     false);
 }
 
 template <Tiles T> static bool fits(const Attention &) {

@@ -117,6 +117,8 @@ void Bench::measure(const char *op, const char *of, size_t rows, size_t in, size
 }
 
 // ---- the ops -----------------------------------------------------------------------------------------------------------------------------
+constexpr Norm RMS = {1e-6, 0.0, NORM_RMS}, LAYER_NORM = {1e-5, 0.0, NORM_LAYER};
+
 static void bench_elements(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
@@ -128,37 +130,38 @@ static void bench_elements(const Bench &b) {
         ops->embedding_forward(t.x.stored(), t.tokens.data, t.position.data, t.weight.stored(), NULL, n, C, 1.0);
     });
     b.bytes("rmsnorm_forward", "hidden", n, C, 2.0 * n * C * STORED,
-            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, n, C, 1e-6, 0.0); });
+            [&] { ops->norm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, NULL, n, C, RMS); });
     b.bytes("rmsnorm_forward", "query heads", heads, HD, 2.0 * heads * HD * STORED,
-            [&] { ops->rmsnorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, heads, HD, 1e-6, 0.0); });
+            [&] { ops->norm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, NULL, heads, HD, RMS); });
     for (int accumulate = 0; accumulate < 2; accumulate++)
         b.bytes("rmsnorm_backward", accumulate ? "hidden, accumulating" : "hidden", n, C,
                 (3.0 + accumulate) * n * C * STORED, [&] {
-                    ops->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(),
-                                          n, C, 1e-6, 0.0, accumulate, t.scratch.summed());
+                    ops->norm_backward(t.x.stored(), t.sums.summed(), NULL, t.y.stored(), t.z.stored(),
+                                       t.weight.stored(), n, C, RMS, accumulate, t.scratch.summed());
                 });
     b.bytes("rmsnorm_backward", "query heads", heads, HD, 3.0 * heads * HD * STORED, [&] {
-        ops->rmsnorm_backward(t.x.stored(), t.sums.summed(), t.y.stored(), t.z.stored(), t.weight.stored(), heads, HD,
-                              1e-6, 0.0, 0, t.scratch.summed());
+        ops->norm_backward(t.x.stored(), t.sums.summed(), NULL, t.y.stored(), t.z.stored(), t.weight.stored(), heads,
+                           HD, RMS, 0, t.scratch.summed());
     });
-    b.bytes("layernorm_forward", "hidden", n, C, 2.0 * n * C * STORED,
-            [&] { ops->layernorm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), t.z.stored(), n, C, 1e-5); });
+    b.bytes("layernorm_forward", "hidden", n, C, 2.0 * n * C * STORED, [&] {
+        ops->norm_forward(t.x.stored(), t.y.stored(), t.weight.stored(), t.z.stored(), NULL, n, C, LAYER_NORM);
+    });
     b.bytes("layernorm_backward", "hidden", n, C, 3.0 * n * C * STORED, [&] {
-        ops->layernorm_backward(t.x.stored(), t.sums.summed(), (Summed *)(t.sums.data + C), t.y.stored(), t.z.stored(),
-                                t.weight.stored(), n, C, 1e-5, 0, t.scratch.summed());
+        ops->norm_backward(t.x.stored(), t.sums.summed(), (Summed *)(t.sums.data + C), t.y.stored(), t.z.stored(),
+                           t.weight.stored(), n, C, LAYER_NORM, 0, t.scratch.summed());
     });
     b.bytes("rope_forward", "queries", n, NH * HD, 2.0 * heads * HD * STORED,
             [&] { ops->rope_forward(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD); });
     b.bytes("rope_backward", "queries", n, NH * HD, 2.0 * heads * HD * STORED,
             [&] { ops->rope_backward(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD); });
     b.bytes("swiglu_forward", "", n, FF, 3.0 * n * FF * STORED,
-            [&] { ops->swiglu_forward(t.y.stored(), t.x.stored(), n, FF); });
+            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), ACTIVATION_SWIGLU, n, FF); });
     b.bytes("swiglu_backward", "", n, FF, 5.0 * n * FF * STORED,
-            [&] { ops->swiglu_backward(t.z.stored(), t.y.stored(), t.x.stored(), n, FF); });
+            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), ACTIVATION_SWIGLU, n, FF); });
     b.bytes("gelu_forward", "", n, FF, 2.0 * n * FF * STORED,
-            [&] { ops->gelu_forward(t.y.stored(), t.x.stored(), n * FF); });
+            [&] { ops->activation_forward(t.y.stored(), t.x.stored(), ACTIVATION_GELU, n, FF); });
     b.bytes("gelu_backward", "", n, FF, 3.0 * n * FF * STORED,
-            [&] { ops->gelu_backward(t.z.stored(), t.y.stored(), t.x.stored(), n * FF); });
+            [&] { ops->activation_backward(t.z.stored(), t.y.stored(), t.x.stored(), ACTIVATION_GELU, n, FF); });
     for (int gradient = 1; gradient >= 0; gradient--)
         b.measure(
             "logprob", gradient ? "with its gradient" : "alone", m, V, 0, BYTES, (1.0 + gradient) * m * V * STORED,
@@ -172,22 +175,21 @@ static void bench_elements(const Bench &b) {
 static void bench_attention(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
-    const double scale = 1 / sqrt((double)HD);
+    const AttentionShape shape = {t.spans(), NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
     b.flops("attention_forward", "the last chunk", n, NH * HD, 4.0 * NH * HD * PAIRS, [&] {
-        ops->attention_forward(t.out.stored(), t.lse.summed(), t.q.stored(), t.k.stored(), t.v.stored(), t.spans(), NH,
-                               NKV, HD, scale, t.scratch.summed());
+        ops->attention_forward(t.out.stored(), t.lse.summed(), t.q.stored(), t.k.stored(), t.v.stored(), &shape,
+                               t.scratch.summed());
     });
     b.flops("attention_backward", "the last chunk", n, NH * HD, 10.0 * NH * HD * PAIRS, [&] {
         ops->attention_backward(t.dq.stored(), t.dk.summed(), t.dv.summed(), t.dout.stored(), t.out.stored(),
-                                t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), t.spans(), NH, NKV, HD, scale,
-                                t.scratch.summed());
+                                t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), &shape, t.scratch.summed());
     });
 #if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
     // What a chunk's rate is held against: cuDNN over the whole stream at once. Backward, which is deterministic in memory for every
     // pair, over the heads of one key/value head.
     const double pairs = 0.5 * (double)T * (double)(T + 1);
-    const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, (float)scale, 1},
-                         some = {T, T, NH / NKV, 1, NH, NKV, HD, (float)scale, 1};
+    const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, (float)shape.scale, 1},
+                         some = {T, T, NH / NKV, 1, NH, NKV, HD, (float)shape.scale, 1};
     const size_t bytes = cudnn_attention_workspace(T, T, NH / NKV, HD);
     void *const workspace = ops->allocate(bytes);
     if (workspace && cudnn_attention_has(&all, 0, bytes))

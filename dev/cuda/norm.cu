@@ -7,6 +7,7 @@ mean(g * xhat) = rstd * mean(g * x) needs no rstd beforehand.
 #include "llmc/ops/cuda/norm.cuh"
 
 constexpr double EPSILON = 1e-6;
+constexpr Norm RMS = {EPSILON, 0.0, NORM_RMS};
 
 // ---- candidates ---------------------------------------------------------------------------------------------------------------
 // blockDim.x threads have a row, P packs each; blockDim.y rows a block.
@@ -86,13 +87,14 @@ __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 // ---- cases --------------------------------------------------------------------------------------------------------------------
-struct Norm {
+struct NormForward {
     struct Shape {
         size_t n, C;
     } shape;
     double tolerance = 2 * ROUNDING;
     Tensor<floatX> out, x, w;
-    Norm(Shape s) : shape(s), out(s.n * s.C, constant(0)), x(s.n * s.C, random_values(1)), w(s.C, random_values(2)) {}
+    NormForward(Shape s)
+        : shape(s), out(s.n * s.C, constant(0)), x(s.n * s.C, random_values(1)), w(s.C, random_values(2)) {}
     double work() const { return 2.0 * (double)x.count * sizeof(floatX); }
     void reset() { zero(out.data, out.count * sizeof(floatX)); }
     double rstd(size_t t) const {
@@ -107,30 +109,30 @@ struct Norm {
     }
 };
 
-static void forward_real(Norm &c) {
-    rmsnorm_forward(c.out.stored(), c.x.stored(), c.w.stored(), NULL, c.shape.n, c.shape.C, EPSILON, 0.0);
+static void forward_real(NormForward &c) {
+    norm_forward(c.out.stored(), c.x.stored(), c.w.stored(), NULL, NULL, c.shape.n, c.shape.C, RMS);
 }
 
-template <int P> static void forward_kept(Norm &c, unsigned threads_of_row) {
+template <int P> static void forward_kept(NormForward &c, unsigned threads_of_row) {
     const dim3 threads(threads_of_row, NORM_THREADS / threads_of_row);
     LAUNCH((forward_kept_kernel<full_pack<floatX>, P>), dim3((unsigned)blocks_for(c.shape.n, threads.y)), threads, 0)
     (c.out.data, c.x.data, c.w.data, c.shape.n, c.shape.C, (float)EPSILON);
 }
 constexpr int WARP_PACKS = 4096 / full_pack<floatX> / LANES, BLOCK_PACKS = 4096 / full_pack<floatX> / NORM_THREADS;
-static void forward_warp(Norm &c) { forward_kept<WARP_PACKS>(c, LANES); }
-static void forward_block(Norm &c) { forward_kept<BLOCK_PACKS>(c, NORM_THREADS); }
-static bool kept_fits(const Norm &c) { return c.shape.C <= 4096 && c.shape.C % full_pack<floatX> == 0; }
+static void forward_warp(NormForward &c) { forward_kept<WARP_PACKS>(c, LANES); }
+static void forward_block(NormForward &c) { forward_kept<BLOCK_PACKS>(c, NORM_THREADS); }
+static bool kept_fits(const NormForward &c) { return c.shape.C <= 4096 && c.shape.C % full_pack<floatX> == 0; }
 
-struct NormBackward : Norm {
+struct NormBackward : NormForward {
     Tensor<floatX> dout;
     Tensor<float> dw, lines;
     NormBackward(Shape s)
-        : Norm(s), dout(s.n * s.C, random_values(3)), dw(s.C, constant(0)),
+        : NormForward(s), dout(s.n * s.C, random_values(3)), dw(s.C, constant(0)),
           lines(norm_backward_scratch(s.n, s.C), constant(0)) {
         tolerance = 4 * ROUNDING;
     }
     double work() const { return 3.0 * (double)x.count * sizeof(floatX); }
-    void reset() { Norm::reset(), zero(dw.data, dw.count * sizeof(float)); }
+    void reset() { NormForward::reset(), zero(dw.data, dw.count * sizeof(float)); }
     double error() const {
         std::vector<double> sums(shape.C), expected(x.count);
         for (size_t t = 0; t < shape.n; t++) {
@@ -149,8 +151,8 @@ struct NormBackward : Norm {
 };
 
 static void backward_real(NormBackward &c) {
-    rmsnorm_backward(c.out.stored(), c.dw.summed(), c.dout.stored(), c.x.stored(), c.w.stored(), c.shape.n, c.shape.C,
-                     EPSILON, 0.0, 0, c.lines.summed());
+    norm_backward(c.out.stored(), c.dw.summed(), NULL, c.dout.stored(), c.x.stored(), c.w.stored(), c.shape.n,
+                  c.shape.C, RMS, 0, c.lines.summed());
 }
 
 static void backward_kept(NormBackward &c) {
@@ -163,11 +165,11 @@ static bool backward_kept_fits(const NormBackward &c) { return kept_fits(c); }
 
 int main(int argc, char **argv) {
     playground_begin(argc, argv);
-    compare<Norm>("rmsnorm_forward, n = 4096, C = 4096", BYTES, {77, 1096}, {4096, 4096},
-                  {{"llmc/cuda/norm.cuh", forward_real},
-                   {"a block for a row, kept in registers", forward_block, kept_fits},
-                   {"a warp for a row, kept in registers", forward_warp, kept_fits}});
-    compare<Norm>(
+    compare<NormForward>("rmsnorm_forward, n = 4096, C = 4096", BYTES, {77, 1096}, {4096, 4096},
+                         {{"llmc/cuda/norm.cuh", forward_real},
+                          {"a block for a row, kept in registers", forward_block, kept_fits},
+                          {"a warp for a row, kept in registers", forward_warp, kept_fits}});
+    compare<NormForward>(
         "rmsnorm_forward of 32 heads, n = 4096 x 32, C = 128", BYTES, {77, 128}, {4096 * 32, 128},
         {{"llmc/cuda/norm.cuh", forward_real}, {"a warp for a row, kept in registers", forward_warp, kept_fits}});
     compare<NormBackward>("rmsnorm_backward, n = 4096, C = 4096", BYTES, {77, 1096}, {4096, 4096},

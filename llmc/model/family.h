@@ -6,13 +6,7 @@ the tests.
 */
 #ifndef LLMC_FAMILY_H
 #define LLMC_FAMILY_H
-
-typedef enum { NORM_RMS, NORM_LAYER } NormKind;
-typedef enum {
-    ACTIVATION_SWIGLU,
-    ACTIVATION_GELU,
-    ACTIVATION_GEGLU
-} ActivationKind; // gated silu; GELU, gated GELU (tanh form)
+#include "llmc/ops/ops.h"
 
 // clang-format off
 // The tensors of one layer, in the order in which they lie in memory and in a flat .bin. Query, key and value weights

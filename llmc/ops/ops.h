@@ -73,6 +73,26 @@ static double span_pairs(Span span, KeyRange keys, size_t window) {
     return span_pairs_from(span, keys.begin, window) - span_pairs_from(span, keys.end, window);
 }
 
+// One call of attention: queries of the spans over their documents' keys.
+typedef struct {
+    Spans spans;
+    size_t NH, NKV, HD; // query head h reads key/value head h / (NH/NKV)
+    double scale;       // of the scores
+    KeyRange keys;      // that are read
+    int partial;    // they are one range of several: out and dq are Summed, rounded by round_sums after the last range
+    int accumulate; // partial: this range adds to the ranges that out, lse and dq hold already
+} AttentionShape;
+
+typedef enum { NORM_RMS, NORM_LAYER } NormKind;
+
+typedef struct {
+    double eps, offset; // offset: added to the weight (RMSNorm)
+    NormKind kind;
+} Norm;
+
+// SwiGLU: silu(gate) * up; GELU in its tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) * up
+typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU } ActivationKind;
+
 typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     double gradient_scale; // the gradient is multiplied by this first (clipping)
@@ -133,20 +153,14 @@ typedef struct Ops {
     void (*scatter_rows)(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width);
 
     // ---- norms --------------------------------------------------------------------------------------------------
-    // out[n,C] = x / sqrt(mean(x^2) + eps) * (w + offset) (+ residual[n,C]);  residual may be NULL; out may be x or
-    // residual
-    void (*rmsnorm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C,
-                            double eps, double offset);
-    // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=;  dx may be dout or x when not accumulating. With dw
-    // NULL (db then, too) dx alone is computed, and scratch may be NULL.
-    void (*rmsnorm_backward)(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
-                             size_t C, double eps, double offset, int accumulate, Summed *scratch);
-    // out[n,C] = (x - mean) / sqrt(var + eps) * w + b;  out may be x
-    void (*layernorm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
-                              double eps);
-    // as rmsnorm_backward, and db[C] +=
-    void (*layernorm_backward)(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
-                               size_t n, size_t C, double eps, int accumulate, Summed *scratch);
+    // out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: nothing). RMSNorm: xhat = x / sqrt(mean(x^2)
+    // + eps); LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
+    void (*norm_forward)(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                         size_t n, size_t C, Norm norm);
+    // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=, LayerNorm: db[C] +=;  dx may be dout or x when not
+    // accumulating. With dw NULL (db then, too) dx alone is computed, and scratch may be NULL.
+    void (*norm_backward)(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
+                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch);
     size_t (*norm_backward_scratch)(size_t n, size_t C);
 
     // ---- linear: weight[OC,C], as in out = x weight^T + bias ------------------------------------------------------
@@ -183,42 +197,27 @@ typedef struct Ops {
 
     // ---- attention of one chunk's queries over their documents' keys ----------------------------------------------
     // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the stream. out =
-    // softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; query head h reads
-    // key/value head h / (NH/NKV); lse = log sum exp of the scaled scores. Keys that no query sees are not read.
-    void (*attention_forward)(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
-                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
-    // dq[n,NH,HD] =; dk, dv[.,NKV,HD] += for the keys that a query of the spans sees
-    void (*attention_backward)(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                               const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch);
-    // The same where keys come a range at a time, in any order (ring attention, arXiv 2310.01889): what the keys of one
-    // range give. Rows of k, v outside of it are not read and those of dk, dv not touched: they need not be memory. A
-    // query may see no key of the range; spans.pairs are those of the range. Sums are not rounded between ranges:
-    // round_sums does it once, at the end.
-    // out, lse = what this range gives; with accumulate, what it gives together with the ranges that out and lse are of.
-    // As long as a row has met no key its out is 0 and its lse -infinity.
-    void (*attention_forward_part)(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                   Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                   int accumulate, Summed *scratch);
-    // dq[n,NH,HD] = (or += with accumulate); dk, dv +=. out and lse are those of all ranges together.
-    void (*attention_backward_part)(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                                    KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
-                                    Summed *scratch);
+    // softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; lse = log sum exp of
+    // the scaled scores. Keys that no query sees are not read.
+    // With shape->partial keys come a range at a time, in any order (ring attention, arXiv 2310.01889): out and lse are
+    // those of this range, with accumulate those of this range and the ones they hold. Rows of k, v outside of the range
+    // are not read: they need not be memory. A query may see no key of the range; spans.pairs are those of the range.
+    // As long as a row has met no key its out is 0 and its lse -infinity. out: Stored, partial: Summed
+    void (*attention_forward)(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                              const AttentionShape *shape, Summed *scratch);
+    // dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
+    // are those of all ranges together. dq: Stored, partial: Summed
+    void (*attention_backward)(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
+                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
+                               Summed *scratch);
     // enough for any of these; never less for more queries: plans rely on it
     size_t (*attention_scratch)(size_t n, size_t NH, size_t NKV, size_t HD);
 
     // ---- activations ----------------------------------------------------------------------------------------------
-    // out[n,FF] = silu(gate) * up with gate_up[n,2FF] = [gate, up] in each row
-    void (*swiglu_forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
-    void (*swiglu_backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n,
-                            size_t FF); // dgate_up may be gate_up
-    // out[n,FF] = gelu(gate) * up, gelu in its tanh form
-    void (*geglu_forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
-    void (*geglu_backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF);
-    // GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-    void (*gelu_forward)(Stored *out, const Stored *x, size_t count);
-    void (*gelu_backward)(Stored *dx, const Stored *dout, const Stored *x, size_t count); // dx may be x
+    // out[n,FF] of in[n,2FF] = [gate, up] in each row; GELU: of in[n,FF]
+    void (*activation_forward)(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF);
+    void (*activation_backward)(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                size_t FF); // din may be in
 
     // ---- loss head --------------------------------------------------------------------------------------------------
     // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the

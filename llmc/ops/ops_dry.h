@@ -100,35 +100,27 @@ static void dry_scatter_rows(Stored *out, const Stored *in, const int32_t *row, 
 }
 
 // ---- norms --------------------------------------------------------------------------------------------------------------
-static void dry_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
-                                size_t C, double eps, double offset) {
-    (void)eps, (void)offset;
+static void dry_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                             size_t n, size_t C, Norm norm) {
+    (void)norm;
     DRY_STORED(norm_forward, out, n * C);
     DRY_STORED(norm_forward, x, n * C);
     DRY_STORED(norm_forward, residual, n * C);
     DRY_STORED(norm_forward, w, C);
+    DRY_STORED(norm_forward, b, C);
     dry_move((residual ? 3 : 2) * n * C, dry.stored);
 }
-static void dry_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
-                                 size_t C, double eps, double offset, int accumulate, Summed *scratch) {
-    (void)eps, (void)offset;
+static void dry_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
+                              size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
+    (void)norm;
     DRY_STORED(norm_backward, dx, n * C);
     DRY_SUMMED(norm_backward, dw, C);
+    DRY_SUMMED(norm_backward, db, C);
     DRY_STORED(norm_backward, dout, n * C);
     DRY_STORED(norm_backward, x, n * C);
     DRY_STORED(norm_backward, w, C);
     DRY_SUMMED(norm_backward, scratch, ops_device->norm_backward_scratch(n, C));
     dry_move((accumulate ? 4 : 3) * n * C, dry.stored);
-}
-static void dry_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
-                                  double eps) {
-    DRY_STORED(norm_forward, b, C);
-    dry_rmsnorm_forward(out, x, w, NULL, n, C, eps, 0);
-}
-static void dry_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                                   const Stored *w, size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
-    DRY_SUMMED(norm_backward, db, C);
-    dry_rmsnorm_backward(dx, dw, dout, x, w, n, C, eps, 0, accumulate, scratch);
 }
 
 // ---- linear -----------------------------------------------------------------------------------------------------------
@@ -206,99 +198,62 @@ static void dry_rope(Stored *x, const int32_t *position, const float *inverse_fr
     dry_move(2 * n * heads * HD, dry.stored);
 }
 // Keys and values of each span: tokens [the first query's first key, last query] of the range.
-static void dry_keys(const char *name, const void *base, Spans spans, KeyRange keys, size_t row, size_t size) {
-    for (size_t i = 0; i < spans.count; i++) {
-        const Span *span = &spans.span[i];
-        const size_t begin = max_size(first_key(span->document, span->begin, spans.window), keys.begin);
-        const size_t end = min_size(span->end, keys.end);
+static void dry_keys(const char *name, const void *base, const AttentionShape *shape, size_t size) {
+    const size_t row = shape->NKV * shape->HD;
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span *span = &shape->spans.span[i];
+        const size_t begin = max_size(first_key(span->document, span->begin, shape->spans.window), shape->keys.begin);
+        const size_t end = min_size(span->end, shape->keys.end);
         if (begin < end)
             dry_range("attention", name, (const char *)base + begin * row * size, (end - begin) * row, size);
     }
 }
-// Of attention to a range of keys; out is of elements of `size` bytes.
-static void dry_attend(const void *out, size_t size, const Summed *lse, const Stored *q, const Stored *k,
-                       const Stored *v, Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD,
-                       const Summed *scratch) {
-    const size_t n = spans_rows(spans);
-    dry_range("attention_forward", "out", out, n * NH * HD, size);
-    DRY_STORED(attention_forward, q, n * NH * HD);
-    DRY_SUMMED(attention_forward, lse, n * NH);
-    DRY_SUMMED(attention_forward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
-    dry_keys("k", k, spans, keys, NKV * HD, dry.stored);
-    dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
-    double flops = dry.factor * 4.0 * spans.pairs * (double)NH * (double)HD; // q k^T, p v
-    dry.flops += flops, dry.attention_forward += flops;
+// Both directions: q k^T and p v are 4 FLOPs a pair and element, and backward with q k^T again, dp, dq, dk and dv 10.
+static double dry_attention(const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                            const AttentionShape *shape, const Summed *scratch, double flops) {
+    const size_t n = spans_rows(shape->spans), NH = shape->NH, HD = shape->HD;
+    DRY_STORED(attention, q, n * NH * HD);
+    DRY_SUMMED(attention, lse, n * NH);
+    DRY_SUMMED(attention, scratch, ops_device->attention_scratch(n, NH, shape->NKV, HD));
+    dry_keys("k", k, shape, dry.stored);
+    dry_keys("v", v, shape, dry.stored);
+    flops *= dry.factor * shape->spans.pairs * (double)NH * (double)HD;
+    dry.flops += flops;
+    return flops;
 }
-static void dry_attend_backward(const void *dq, size_t size, const Summed *dk, const Summed *dv, const Stored *dout,
-                                const Stored *out, const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, const Summed *scratch) {
-    const size_t n = spans_rows(spans);
-    dry_range("attention_backward", "dq", dq, n * NH * HD, size);
-    DRY_STORED(attention_backward, dout, n * NH * HD);
-    DRY_STORED(attention_backward, out, n * NH * HD);
-    DRY_STORED(attention_backward, q, n * NH * HD);
-    DRY_SUMMED(attention_backward, lse, n * NH);
-    DRY_SUMMED(attention_backward, scratch, ops_device->attention_scratch(n, NH, NKV, HD));
-    dry_keys("k", k, spans, keys, NKV * HD, dry.stored);
-    dry_keys("v", v, spans, keys, NKV * HD, dry.stored);
-    dry_keys("dk", dk, spans, keys, NKV * HD, dry.summed);
-    dry_keys("dv", dv, spans, keys, NKV * HD, dry.summed);
-    double flops = dry.factor * 10.0 * spans.pairs * (double)NH * (double)HD; // q k^T again, dp, dq, dk, dv
-    dry.flops += flops, dry.attention_backward += flops;
+static void dry_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                  const AttentionShape *shape, Summed *scratch) {
+    const size_t count = spans_rows(shape->spans) * shape->NH * shape->HD;
+    dry_range("attention_forward", "out", out, count, shape->partial ? dry.summed : dry.stored);
+    dry.attention_forward += dry_attention(q, k, v, lse, shape, scratch, 4.0);
 }
-static void dry_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                  Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    (void)scale;
-    dry_attend(out, dry.stored, lse, q, k, v, spans, all_keys, NH, NKV, HD, scratch);
-}
-static void dry_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                   const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                                   size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    (void)scale;
-    dry_attend_backward(dq, dry.stored, dk, dv, dout, out, q, k, v, lse, spans, all_keys, NH, NKV, HD, scratch);
-}
-static void dry_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                       Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                       int accumulate, Summed *scratch) {
-    (void)scale, (void)accumulate;
-    dry_attend(out, dry.summed, lse, q, k, v, spans, keys, NH, NKV, HD, scratch);
-}
-static void dry_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                        const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                        Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                        int accumulate, Summed *scratch) {
-    (void)scale, (void)accumulate;
-    dry_attend_backward(dq, dry.summed, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scratch);
+static void dry_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                   const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                   const AttentionShape *shape, Summed *scratch) {
+    const size_t count = spans_rows(shape->spans) * shape->NH * shape->HD;
+    dry_range("attention_backward", "dq", dq, count, shape->partial ? dry.summed : dry.stored);
+    DRY_STORED(attention_backward, dout, count);
+    DRY_STORED(attention_backward, out, count);
+    dry_keys("dk", dk, shape, dry.summed);
+    dry_keys("dv", dv, shape, dry.summed);
+    dry.attention_backward += dry_attention(q, k, v, lse, shape, scratch, 10.0);
 }
 
 // ---- activations, the loss head, gradients, the optimizer -------------------------------------------------------------
-static void dry_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    DRY_STORED(gated_forward, out, n * FF);
-    DRY_STORED(gated_forward, gate_up, 2 * n * FF);
-    dry_move(3 * n * FF, dry.stored);
+static size_t activation_width(ActivationKind kind, size_t FF) { return kind == ACTIVATION_GELU ? FF : 2 * FF; }
+static void dry_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
+    const size_t width = activation_width(kind, FF);
+    DRY_STORED(activation_forward, out, n * FF);
+    DRY_STORED(activation_forward, in, n * width);
+    dry_move(n * (FF + width), dry.stored);
 }
-static void dry_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    DRY_STORED(gated_backward, dgate_up, 2 * n * FF);
-    DRY_STORED(gated_backward, dout, n * FF);
-    DRY_STORED(gated_backward, gate_up, 2 * n * FF);
-    dry_move(5 * n * FF, dry.stored);
-}
-static void dry_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    dry_swiglu_forward(out, gate_up, n, FF);
-}
-static void dry_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    dry_swiglu_backward(dgate_up, dout, gate_up, n, FF);
-}
-static void dry_gelu_forward(Stored *out, const Stored *x, size_t count) {
-    DRY_STORED(gelu_forward, out, count);
-    DRY_STORED(gelu_forward, x, count);
-    dry_move(2 * count, dry.stored);
-}
-static void dry_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
-    DRY_STORED(gelu_backward, dx, count);
-    DRY_STORED(gelu_backward, dout, count);
-    DRY_STORED(gelu_backward, x, count);
-    dry_move(3 * count, dry.stored);
+static void dry_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                    size_t FF) {
+    const size_t width = activation_width(kind, FF);
+    DRY_STORED(activation_backward, din, n * width);
+    DRY_STORED(activation_backward, dout, n * FF);
+    DRY_STORED(activation_backward, in, n * width);
+    dry_move(n * (FF + 2 * width), dry.stored);
 }
 static void dry_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
                         size_t n, size_t V, double temperature) {
@@ -371,19 +326,14 @@ static Ops ops_dry(DType stored, const Arena *arena) {
     ops.repeat = dry_repeat;
     ops.embedding_forward = dry_embedding_forward, ops.embedding_backward = dry_embedding_backward;
     ops.scatter_rows = dry_scatter_rows;
-    ops.rmsnorm_forward = dry_rmsnorm_forward, ops.rmsnorm_backward = dry_rmsnorm_backward;
-    ops.layernorm_forward = dry_layernorm_forward, ops.layernorm_backward = dry_layernorm_backward;
+    ops.norm_forward = dry_norm_forward, ops.norm_backward = dry_norm_backward;
     ops.linear_forward = dry_linear_forward, ops.linear_backward_input = dry_linear_backward_input;
     ops.linear_backward_weight = dry_linear_backward_weight;
     ops.adapter_forward = dry_adapter_forward, ops.adapter_backward = dry_adapter_backward;
     ops.scale = dry_scale, ops.dropout = dry_dropout;
     ops.rope_forward = dry_rope, ops.rope_backward = dry_rope;
     ops.attention_forward = dry_attention_forward, ops.attention_backward = dry_attention_backward;
-    ops.attention_forward_part = dry_attention_forward_part;
-    ops.attention_backward_part = dry_attention_backward_part;
-    ops.swiglu_forward = dry_swiglu_forward, ops.swiglu_backward = dry_swiglu_backward;
-    ops.geglu_forward = dry_geglu_forward, ops.geglu_backward = dry_geglu_backward;
-    ops.gelu_forward = dry_gelu_forward, ops.gelu_backward = dry_gelu_backward;
+    ops.activation_forward = dry_activation_forward, ops.activation_backward = dry_activation_backward;
     ops.logprob = dry_logprob;
     ops.round_sums = dry_round_sums, ops.gradient_add = dry_gradient_add;
     ops.sum_of_squares = dry_sum_of_squares, ops.adamw = dry_adamw;

@@ -53,14 +53,14 @@ static void timed_end(const char *op, size_t rows, size_t cols, double begin) {
 }
 
 // The body of the op of that name: counts it, runs it, and has it in the row of its weight's rows and columns.
-#define TIMED(op, rows, cols, ...)                                                                                     \
+#define TIMED(op, rows, cols, ...) TIMED_AS(#op, op, rows, cols, __VA_ARGS__)
+#define TIMED_AS(name, op, rows, cols, ...)                                                                            \
     do {                                                                                                               \
-        double begin;                                                                                                  \
         dry = timing.blank;                                                                                            \
         dry_##op(__VA_ARGS__);                                                                                         \
-        begin = seconds_now();                                                                                         \
+        const double begin = seconds_now();                                                                            \
         timing.inner->op(__VA_ARGS__);                                                                                 \
-        timed_end(#op, rows, cols, begin);                                                                             \
+        timed_end(name, rows, cols, begin);                                                                            \
     } while (0)
 
 // The same of one that returns a ticket; none of these is counted.
@@ -93,21 +93,15 @@ static void timed_scatter_rows(Stored *out, const Stored *in, const int32_t *row
     TIMED(scatter_rows, 0, 0, out, in, row, n, width);
 }
 
-static void timed_rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n,
-                                  size_t C, double eps, double offset) {
-    TIMED(rmsnorm_forward, 0, C, out, x, w, residual, n, C, eps, offset);
+static void timed_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                               size_t n, size_t C, Norm norm) {
+    TIMED_AS(norm.kind == NORM_RMS ? "rmsnorm_forward" : "layernorm_forward", norm_forward, 0, C, out, x, w, b,
+             residual, n, C, norm);
 }
-static void timed_rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w,
-                                   size_t n, size_t C, double eps, double offset, int accumulate, Summed *scratch) {
-    TIMED(rmsnorm_backward, 0, C, dx, dw, dout, x, w, n, C, eps, offset, accumulate, scratch);
-}
-static void timed_layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
-                                    double eps) {
-    TIMED(layernorm_forward, 0, C, out, x, w, b, n, C, eps);
-}
-static void timed_layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                                     const Stored *w, size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
-    TIMED(layernorm_backward, 0, C, dx, dw, db, dout, x, w, n, C, eps, accumulate, scratch);
+static void timed_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+                                const Stored *w, size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
+    TIMED_AS(norm.kind == NORM_RMS ? "rmsnorm_backward" : "layernorm_backward", norm_backward, 0, C, dx, dw, db, dout,
+             x, w, n, C, norm, accumulate, scratch);
 }
 
 static void timed_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
@@ -149,43 +143,26 @@ static void timed_rope_backward(Stored *dx, const int32_t *position, const float
 }
 #undef dry_rope_forward
 #undef dry_rope_backward
-static void timed_attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                    Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    TIMED(attention_forward, 0, 0, out, lse, q, k, v, spans, NH, NKV, HD, scale, scratch);
+static void timed_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                    const AttentionShape *shape, Summed *scratch) {
+    TIMED_AS(shape->partial ? "attention_forward_part" : "attention_forward", attention_forward, 0, 0, out, lse, q, k,
+             v, shape, scratch);
 }
-static void timed_attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                     const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                                     size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    TIMED(attention_backward, 0, 0, dq, dk, dv, dout, out, q, k, v, lse, spans, NH, NKV, HD, scale, scratch);
-}
-static void timed_attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                         Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                         int accumulate, Summed *scratch) {
-    TIMED(attention_forward_part, 0, 0, out, lse, q, k, v, spans, keys, NH, NKV, HD, scale, accumulate, scratch);
-}
-static void timed_attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                          Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                          int accumulate, Summed *scratch) {
-    TIMED(attention_backward_part, 0, 0, dq, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scale,
-          accumulate, scratch);
+static void timed_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                     const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                     const AttentionShape *shape, Summed *scratch) {
+    TIMED_AS(shape->partial ? "attention_backward_part" : "attention_backward", attention_backward, 0, 0, dq, dk, dv,
+             dout, out, q, k, v, lse, shape, scratch);
 }
 
-static void timed_swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    TIMED(swiglu_forward, 0, 0, out, gate_up, n, FF);
+static void timed_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
+    static const char *const names[] = {"swiglu_forward", "gelu_forward", "geglu_forward"};
+    TIMED_AS(names[kind], activation_forward, 0, 0, out, in, kind, n, FF);
 }
-static void timed_swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    TIMED(swiglu_backward, 0, 0, dgate_up, dout, gate_up, n, FF);
-}
-static void timed_geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    TIMED(geglu_forward, 0, 0, out, gate_up, n, FF);
-}
-static void timed_geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    TIMED(geglu_backward, 0, 0, dgate_up, dout, gate_up, n, FF);
-}
-static void timed_gelu_forward(Stored *out, const Stored *x, size_t count) { TIMED(gelu_forward, 0, 0, out, x, count); }
-static void timed_gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_t count) {
-    TIMED(gelu_backward, 0, 0, dx, dout, x, count);
+static void timed_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                      size_t FF) {
+    static const char *const names[] = {"swiglu_backward", "gelu_backward", "geglu_backward"};
+    TIMED_AS(names[kind], activation_backward, 0, 0, din, dout, in, kind, n, FF);
 }
 
 static void timed_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
@@ -208,6 +185,7 @@ static int64_t timed_exchange(RankGroup group, const Message *messages, size_t n
 }
 static void timed_await(int64_t ticket) { TIMED(await, 0, 0, ticket); }
 #undef TIMED
+#undef TIMED_AS
 #undef TIMED_TICKET
 
 // `inner` with its ops timed, nothing timed so far.
@@ -221,19 +199,14 @@ static Ops ops_timed(const Ops *inner) {
     ops.store = timed_store, ops.load = timed_load, ops.await_transfer = timed_await_transfer;
     ops.embedding_forward = timed_embedding_forward, ops.embedding_backward = timed_embedding_backward;
     ops.scatter_rows = timed_scatter_rows;
-    ops.rmsnorm_forward = timed_rmsnorm_forward, ops.rmsnorm_backward = timed_rmsnorm_backward;
-    ops.layernorm_forward = timed_layernorm_forward, ops.layernorm_backward = timed_layernorm_backward;
+    ops.norm_forward = timed_norm_forward, ops.norm_backward = timed_norm_backward;
     ops.linear_forward = timed_linear_forward, ops.linear_backward_input = timed_linear_backward_input;
     ops.linear_backward_weight = timed_linear_backward_weight;
     ops.adapter_forward = timed_adapter_forward, ops.adapter_backward = timed_adapter_backward;
     ops.scale = timed_scale, ops.dropout = timed_dropout;
     ops.rope_forward = timed_rope_forward, ops.rope_backward = timed_rope_backward;
     ops.attention_forward = timed_attention_forward, ops.attention_backward = timed_attention_backward;
-    ops.attention_forward_part = timed_attention_forward_part;
-    ops.attention_backward_part = timed_attention_backward_part;
-    ops.swiglu_forward = timed_swiglu_forward, ops.swiglu_backward = timed_swiglu_backward;
-    ops.geglu_forward = timed_geglu_forward, ops.geglu_backward = timed_geglu_backward;
-    ops.gelu_forward = timed_gelu_forward, ops.gelu_backward = timed_gelu_backward;
+    ops.activation_forward = timed_activation_forward, ops.activation_backward = timed_activation_backward;
     ops.logprob = timed_logprob, ops.round_sums = timed_round_sums, ops.gradient_add = timed_gradient_add;
     ops.reduce_scatter = timed_reduce_scatter, ops.all_gather = timed_all_gather;
     ops.exchange = timed_exchange, ops.await = timed_await;

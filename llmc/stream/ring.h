@@ -130,17 +130,22 @@ static Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t half) {
 // A plan of thousands of ranks looks at two blocks of others: all lie in the same two places.
 static int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
 
+static AttentionShape block_shape(const StreamBP *s, size_t l, BlockRange b, Spans spans) {
+    AttentionShape shape = attention_shape(s, l, spans);
+    shape.keys = b.keys, shape.partial = 1, shape.accumulate = !b.first;
+    return shape;
+}
+
 // Attention of an own chunk to the keys of a block's range; sums: of the chunk's output so far.
 static void chunk_forward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, BlockRange b, Spans spans, Summed *sums,
                                Summed *scratch) {
     Shapes d = shapes_of(s->model);
     const size_t row = d.KV * d.stored;
     const RingLayer *r = &s->ring_layer;
-    s->ops->attention_forward_part(
-        (Summed *)at(sums, c.begin * d.Q, d.summed), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
-        (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
-        (Stored *)token_0(block.v, b.skipped, row), spans, b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l),
-        !b.first, scratch);
+    const AttentionShape shape = block_shape(s, l, b, spans);
+    s->ops->attention_forward(at(sums, c.begin * d.Q, d.summed), (Summed *)at(r->lse, c.begin * d.NH, d.summed),
+                              (Stored *)at(r->q, c.begin * d.Q, d.stored), (Stored *)token_0(block.k, b.skipped, row),
+                              (Stored *)token_0(block.v, b.skipped, row), &shape, scratch);
 }
 
 // gradients: of the block, added to
@@ -149,13 +154,13 @@ static void chunk_backward_part(StreamBP *s, size_t l, Chunk c, KeyBlock block, 
     Shapes d = shapes_of(s->model);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
     const RingLayer *r = &s->ring_layer;
-    s->ops->attention_backward_part(
-        (Summed *)at(r->dq, c.begin * d.Q, d.summed), (Summed *)token_0(gradients->dk, b.skipped, sums_row),
+    const AttentionShape shape = block_shape(s, l, b, spans);
+    s->ops->attention_backward(
+        at(r->dq, c.begin * d.Q, d.summed), (Summed *)token_0(gradients->dk, b.skipped, sums_row),
         (Summed *)token_0(gradients->dv, b.skipped, sums_row), (Stored *)at(r->dattention_out, c.begin * d.Q, d.stored),
         (Stored *)at(r->attention_out, c.begin * d.Q, d.stored), (Stored *)at(r->q, c.begin * d.Q, d.stored),
         (Stored *)token_0(block.k, b.skipped, row), (Stored *)token_0(block.v, b.skipped, row),
-        (Summed *)at(r->lse, c.begin * d.NH, d.summed), spans, b.keys, d.NH, d.NKV, d.HD, attention_scale(s->model, l),
-        !b.first, scratch);
+        (Summed *)at(r->lse, c.begin * d.NH, d.summed), &shape, scratch);
 }
 
 // Of each own chunk that sees keys of the block: forward into sums, or backward where there are gradients.

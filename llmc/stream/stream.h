@@ -125,6 +125,7 @@ typedef struct {
 typedef struct {
     size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
     size_t stored, summed;                     // element sizes
+    ActivationKind activation;
     int gated, qk_norm, rotary, post_norms;
     double norm_offset, embedding_scale;
 } Shapes;
@@ -135,7 +136,7 @@ static Shapes shapes_of(const Model *model) {
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD;
-    s.gated = c->family->activation != ACTIVATION_GELU;
+    s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
     s.qk_norm = c->family->qk_norm, s.rotary = !c->family->learned_positions;
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
@@ -150,6 +151,12 @@ static double attention_scale(const Model *model, size_t l) {
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
     double factor = rope_attention_factor(c, layer_window(c, l) != 0);
     return factor * factor / sqrt(width);
+}
+
+static AttentionShape attention_shape(const StreamBP *s, size_t l, Spans spans) {
+    const Shapes d = shapes_of(s->model);
+    const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model, l), all_keys, 0, 0};
+    return shape;
 }
 
 static Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {
@@ -316,32 +323,28 @@ static Chunk chunk_visit(StreamBP *s, size_t index, size_t size) {
 }
 
 // ---- norms, of either kind ------------------------------------------------------------------------------------------
-static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n) {
+static Norm norm_of(const StreamBP *s) {
     const Config *config = &s->model->config;
-    if (config->family->norm == NORM_RMS)
-        s->ops->rmsnorm_forward(out, x, w, NULL, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
-    else
-        s->ops->layernorm_forward(out, x, w, b, n, config->hidden_size, config->norm_eps);
+    const Norm norm = {config->norm_eps, (double)config->family->norm_offset, config->family->norm};
+    return norm;
+}
+
+static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n) {
+    s->ops->norm_forward(out, x, w, b, NULL, n, s->model->config.hidden_size, norm_of(s));
 }
 
 static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
                           const Stored *w, size_t n, int accumulate) {
-    const Config *config = &s->model->config;
-    size_t C = config->hidden_size, mark = arena_mark(s->arena);
+    size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, C));
-    if (config->family->norm == NORM_RMS)
-        s->ops->rmsnorm_backward(dx, dw, dout, x, w, n, C, config->norm_eps, config->family->norm_offset, accumulate,
-                                 scratch);
-    else
-        s->ops->layernorm_backward(dx, dw, db, dout, x, w, n, C, config->norm_eps, accumulate, scratch);
+    s->ops->norm_backward(dx, dw, db, dout, x, w, n, C, norm_of(s), accumulate, scratch);
     arena_pop(s->arena, mark);
 }
 
 // What a part of a layer adds to the residual stream: out[n,C] = residual + norm(x).
 static void post_norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *residual,
                               size_t n) {
-    const Config *config = &s->model->config;
-    s->ops->rmsnorm_forward(out, x, w, residual, n, config->hidden_size, config->norm_eps, config->family->norm_offset);
+    s->ops->norm_forward(out, x, w, NULL, residual, n, s->model->config.hidden_size, norm_of(s));
 }
 
 // QK-norm and RoPE of queries or keys [n,heads,HD]: out = both of them; linear is out without QK-norm.
@@ -349,8 +352,7 @@ static void norm_rotated(StreamBP *s, size_t l, Stored *out, const Stored *linea
                          const int32_t *position, size_t n, size_t heads) {
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
-    if (d.qk_norm)
-        s->ops->rmsnorm_forward(out, linear, norm, NULL, n * heads, d.HD, s->model->config.norm_eps, d.norm_offset);
+    if (d.qk_norm) s->ops->norm_forward(out, linear, norm, NULL, NULL, n * heads, d.HD, norm_of(s));
     if (d.rotary) s->ops->rope_forward(out, position, s->inverse_frequency[local], n, heads, d.HD);
 }
 
@@ -363,8 +365,7 @@ static void norm_rotated_backward(StreamBP *s, size_t l, Stored *dx, Summed *dno
     if (d.rotary) s->ops->rope_backward(dx, s->position + c.begin, s->inverse_frequency[local], c.n, heads, d.HD);
     if (d.qk_norm) {
         Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, d.HD));
-        s->ops->rmsnorm_backward(dx, dnorm, dx, linear, norm, rows, d.HD, s->model->config.norm_eps, d.norm_offset, 0,
-                                 scratch);
+        s->ops->norm_backward(dx, dnorm, NULL, dx, linear, norm, rows, d.HD, norm_of(s), 0, scratch);
     }
     arena_pop(s->arena, mark);
 }

@@ -104,18 +104,12 @@ static void fence_host(const char *op, const char *name, const void *memory) {
     HOST(size_t, embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C)) \
     OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width), \
         (out, in, row, n, width), (out, in, row)) \
-    OP(void, rmsnorm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C, \
-        double eps, double offset), \
-        (out, x, w, residual, n, C, eps, offset), (out, x, w, residual)) \
-    OP(void, rmsnorm_backward, (Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n, \
-        size_t C, double eps, double offset, int accumulate, Summed *scratch), \
-        (dx, dw, dout, x, w, n, C, eps, offset, accumulate, scratch), (dx, dw, dout, x, w, scratch)) \
-    OP(void, layernorm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C, \
-        double eps), \
-        (out, x, w, b, n, C, eps), (out, x, w, b)) \
-    OP(void, layernorm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, \
-        const Stored *w, size_t n, size_t C, double eps, int accumulate, Summed *scratch), \
-        (dx, dw, db, dout, x, w, n, C, eps, accumulate, scratch), (dx, dw, db, dout, x, w, scratch)) \
+    OP(void, norm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual, \
+        size_t n, size_t C, Norm norm), \
+        (out, x, w, b, residual, n, C, norm), (out, x, w, b, residual)) \
+    OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, \
+        const Stored *w, size_t n, size_t C, Norm norm, int accumulate, Summed *scratch), \
+        (dx, dw, db, dout, x, w, n, C, norm, accumulate, scratch), (dx, dw, db, dout, x, w, scratch)) \
     HOST(size_t, norm_backward_scratch, (size_t n, size_t C), (n, C)) \
     OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, const Stored *bias, \
         const Stored *residual, size_t n, size_t C, size_t OC), \
@@ -142,35 +136,21 @@ static void fence_host(const char *op, const char *name, const void *memory) {
     OP(void, rope_backward, (Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, \
         size_t heads, size_t HD), \
         (dx, position, inverse_frequency, n, heads, HD), (dx, position, inverse_frequency)) \
-    OP(void, attention_forward, (Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, \
-        Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch), \
-        (out, lse, q, k, v, spans, NH, NKV, HD, scale, scratch), (out, lse, q, k, v, scratch)) \
-    OP(void, attention_backward, (Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, \
-        const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans, size_t NH, size_t NKV, \
-        size_t HD, double scale, Summed *scratch), \
-        (dq, dk, dv, dout, out, q, k, v, lse, spans, NH, NKV, HD, scale, scratch), \
-        (dq, dk, dv, dout, out, q, k, v, lse, scratch)) \
-    OP(void, attention_forward_part, (Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, \
-        Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate, \
+    OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, \
+        const AttentionShape *shape, Summed *scratch), \
+        (out, lse, q, k, v, shape, scratch), \
+        (out, lse, q, scratch, shape->partial ? NULL : k, shape->partial ? NULL : v)) \
+    OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, \
+        const Stored *q, const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape, \
         Summed *scratch), \
-        (out, lse, q, k, v, spans, keys, NH, NKV, HD, scale, accumulate, scratch), (out, lse, q, scratch)) \
-    OP(void, attention_backward_part, (Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, \
-        const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans, KeyRange keys, size_t NH, \
-        size_t NKV, size_t HD, double scale, int accumulate, Summed *scratch), \
-        (dq, dk, dv, dout, out, q, k, v, lse, spans, keys, NH, NKV, HD, scale, accumulate, scratch), \
-        (dq, dout, out, q, lse, scratch)) \
+        (dq, dk, dv, dout, out, q, k, v, lse, shape, scratch), \
+        (dq, dout, out, q, lse, scratch, shape->partial ? NULL : dk, shape->partial ? NULL : dv, \
+         shape->partial ? NULL : k, shape->partial ? NULL : v)) \
     HOST(size_t, attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD)) \
-    OP(void, swiglu_forward, (Stored *out, const Stored *gate_up, size_t n, size_t FF), \
-        (out, gate_up, n, FF), (out, gate_up)) \
-    OP(void, swiglu_backward, (Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF), \
-        (dgate_up, dout, gate_up, n, FF), (dgate_up, dout, gate_up)) \
-    OP(void, geglu_forward, (Stored *out, const Stored *gate_up, size_t n, size_t FF), \
-        (out, gate_up, n, FF), (out, gate_up)) \
-    OP(void, geglu_backward, (Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF), \
-        (dgate_up, dout, gate_up, n, FF), (dgate_up, dout, gate_up)) \
-    OP(void, gelu_forward, (Stored *out, const Stored *x, size_t count), (out, x, count), (out, x)) \
-    OP(void, gelu_backward, (Stored *dx, const Stored *dout, const Stored *x, size_t count), \
-        (dx, dout, x, count), (dx, dout, x)) \
+    OP(void, activation_forward, (Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF), \
+        (out, in, kind, n, FF), (out, in)) \
+    OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n, \
+        size_t FF), (din, dout, in, kind, n, FF), (din, dout, in)) \
     OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight, \
         size_t n, size_t V, double temperature), \
         (logp, entropy, logits, targets, weight, n, V, temperature), (logp, entropy, logits, targets, weight)) \

@@ -105,19 +105,12 @@ static void norm_case(int layernorm, size_t n, size_t C, int accumulate) {
     void *x2 = twin(x), *w2 = twin(w), *b2 = b ? twin(b) : NULL, *out2 = twin(out), *dout2 = twin(dout),
          *dx2 = twin(dx);
     void *dw2 = twin(dw), *db2 = db ? twin(db) : NULL;
-    if (layernorm) {
-        CALL((gpu->layernorm_forward(out->data, x->data, w->data, b->data, n, C, eps),
-              gpu->layernorm_backward(dx->data, dw->data, db->data, dout->data, x->data, w->data, n, C, eps, accumulate,
-                                      scratch->data)));
-        cpu->layernorm_forward(out2, x2, w2, b2, n, C, eps);
-        cpu->layernorm_backward(dx2, dw2, db2, dout2, x2, w2, n, C, eps, accumulate, scratch2);
-    } else {
-        CALL((gpu->rmsnorm_forward(out->data, x->data, w->data, dout->data, n, C, eps, offset),
-              gpu->rmsnorm_backward(dx->data, dw->data, dout->data, x->data, w->data, n, C, eps, offset, accumulate,
-                                    scratch->data)));
-        cpu->rmsnorm_forward(out2, x2, w2, dout2, n, C, eps, offset);
-        cpu->rmsnorm_backward(dx2, dw2, dout2, x2, w2, n, C, eps, offset, accumulate, scratch2);
-    }
+    const Norm norm = {eps, layernorm ? 0.0 : offset, layernorm ? NORM_LAYER : NORM_RMS};
+    CALL((gpu->norm_forward(out->data, x->data, w->data, b ? b->data : NULL, b ? NULL : dout->data, n, C, norm),
+          gpu->norm_backward(dx->data, dw->data, db ? db->data : NULL, dout->data, x->data, w->data, n, C, norm,
+                             accumulate, scratch->data)));
+    cpu->norm_forward(out2, x2, w2, b2, b ? NULL : dout2, n, C, norm);
+    cpu->norm_backward(dx2, dw2, db2, dout2, x2, w2, n, C, norm, accumulate, scratch2);
     expect_twin(out, out2, 0.0);
     expect_twin(dx, dx2, 1.0);
     expect_twin(dw, dw2, sqrt((double)n));
@@ -181,36 +174,26 @@ TEST(embedding) {
 }
 
 // ---- elementwise -----------------------------------------------------------------------------------------------------------------
+static void activation_case(const char *name, ActivationKind kind, size_t n, size_t FF) {
+    const size_t width = kind == ACTIVATION_GELU ? FF : 2 * FF;
+    test_case("%s n=%zu FF=%zu", name, n, FF);
+    Guarded *in = input("in", n * width), *dout = input("dout", n * FF), *out = output("out", n * FF),
+            *din = output("din", n * width);
+    void *in2 = twin(in), *dout2 = twin(dout), *out2 = twin(out), *din2 = twin(din);
+    CALL((gpu->activation_forward(out->data, in->data, kind, n, FF),
+          gpu->activation_backward(din->data, dout->data, in->data, kind, n, FF)));
+    cpu->activation_forward(out2, in2, kind, n, FF);
+    cpu->activation_backward(din2, dout2, in2, kind, n, FF);
+    expect_twin(out, out2, 0.0);
+    expect_twin(din, din2, 0.0);
+}
+
 TEST(activations) {
     static const size_t shapes[][2] = {{4096, 12288}, {2047, 11009}};
     for (size_t s = 0; s < 2; s++) {
-        size_t n = shapes[s][0], FF = shapes[s][1];
-        test_case("n=%zu FF=%zu", n, FF);
-        Guarded *gate_up = input("gate_up", n * 2 * FF), *dout = input("dout", n * FF),
-                *swiglu = output("swiglu", n * FF);
-        Guarded *dgate_up = output("dgate_up", n * 2 * FF), *gelu = output("gelu", n * FF), *dx = output("dx", n * FF);
-        void *gate_up2 = twin(gate_up), *dout2 = twin(dout), *swiglu2 = twin(swiglu), *dgate_up2 = twin(dgate_up);
-        void *gelu2 = twin(gelu), *dx2 = twin(dx);
-        Guarded *geglu = output("geglu", n * FF), *dgeglu = output("dgeglu", n * 2 * FF);
-        void *geglu2 = twin(geglu), *dgeglu2 = twin(dgeglu);
-        CALL((gpu->swiglu_forward(swiglu->data, gate_up->data, n, FF),
-              gpu->swiglu_backward(dgate_up->data, dout->data, gate_up->data, n, FF),
-              gpu->geglu_forward(geglu->data, gate_up->data, n, FF),
-              gpu->geglu_backward(dgeglu->data, dout->data, gate_up->data, n, FF),
-              gpu->gelu_forward(gelu->data, gate_up->data, n * FF),
-              gpu->gelu_backward(dx->data, dout->data, gate_up->data, n * FF)));
-        cpu->swiglu_forward(swiglu2, gate_up2, n, FF);
-        cpu->swiglu_backward(dgate_up2, dout2, gate_up2, n, FF);
-        cpu->geglu_forward(geglu2, gate_up2, n, FF);
-        cpu->geglu_backward(dgeglu2, dout2, gate_up2, n, FF);
-        cpu->gelu_forward(gelu2, gate_up2, n * FF);
-        cpu->gelu_backward(dx2, dout2, gate_up2, n * FF);
-        expect_twin(swiglu, swiglu2, 0.0);
-        expect_twin(dgate_up, dgate_up2, 0.0);
-        expect_twin(geglu, geglu2, 0.0);
-        expect_twin(dgeglu, dgeglu2, 0.0);
-        expect_twin(gelu, gelu2, 0.0);
-        expect_twin(dx, dx2, 0.0);
+        activation_case("swiglu", ACTIVATION_SWIGLU, shapes[s][0], shapes[s][1]);
+        activation_case("geglu", ACTIVATION_GEGLU, shapes[s][0], shapes[s][1]);
+        activation_case("gelu", ACTIVATION_GELU, shapes[s][0], shapes[s][1]);
     }
 }
 
@@ -292,9 +275,9 @@ static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV
     Guarded *scratch = scratch_of(gpu->attention_scratch(n, NH, NKV, HD));
     void *scratch2 = case_memory((cpu->attention_scratch(n, NH, NKV, HD) + 1) * dtype_size(cpu->summed));
     void *q2 = twin(q), *k2 = twin(k), *v2 = twin(v), *dout2 = twin(dout), *out2 = twin(out), *lse2 = twin(lse);
-    CALL(gpu->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, NH, NKV, HD, scale,
-                                scratch->data));
-    cpu->attention_forward(out2, lse2, q2, k2, v2, spans, NH, NKV, HD, scale, scratch2);
+    const AttentionShape shape = {spans, NH, NKV, HD, scale, all_keys, 0, 0};
+    CALL(gpu->attention_forward(out->data, lse->data, q->data, k->data, v->data, &shape, scratch->data));
+    cpu->attention_forward(out2, lse2, q2, k2, v2, &shape, scratch2);
     expect_twin(out, out2, 0.0);
     expect_twin(lse, lse2, 1.0);
     // both backwards from the same out and lse
@@ -303,8 +286,8 @@ static void attention_case(const Span *span, size_t count, size_t NH, size_t NKV
     Guarded *dq = output("dq", most), *dk = sums("dk", N * NKV * HD), *dv = sums("dv", N * NKV * HD);
     void *dq2 = twin(dq), *dk2 = twin(dk), *dv2 = twin(dv);
     CALL(gpu->attention_backward(dq->data, dk->data, dv->data, dout->data, given_out->data, q->data, k->data, v->data,
-                                 given_lse->data, spans, NH, NKV, HD, scale, scratch->data));
-    cpu->attention_backward(dq2, dk2, dv2, dout2, out2, q2, k2, v2, lse2, spans, NH, NKV, HD, scale, scratch2);
+                                 given_lse->data, &shape, scratch->data));
+    cpu->attention_backward(dq2, dk2, dv2, dout2, out2, q2, k2, v2, lse2, &shape, scratch2);
     expect_twin(dq, dq2, 0.3);
     expect_twin(dk, dk2, 0.3);
     expect_twin(dv, dv2, 0.3);
@@ -408,13 +391,14 @@ TEST(beyond_2_to_the_31) {
         test_skip("the device has not enough memory");
         return;
     }
-    gpu->gelu_forward((Stored *)out, (const Stored *)x, count);
-    cpu->gelu_forward((Stored *)expected, (const Stored *)row, TAIL);
+    gpu->activation_forward((Stored *)out, (const Stored *)x, ACTIVATION_GELU, 1, count);
+    cpu->activation_forward((Stored *)expected, (const Stored *)row, ACTIVATION_GELU, 1, TAIL);
     expect_tail("gelu", out, count, expected);
 
     void *w = repeated(pattern, PATTERN, size);
-    gpu->rmsnorm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, rows, TAIL, 1e-6, 0.0);
-    cpu->rmsnorm_forward((Stored *)expected, (const Stored *)row, (const Stored *)pattern, NULL, 1, TAIL, 1e-6, 0.0);
+    const Norm norm = {1e-6, 0.0, NORM_RMS};
+    gpu->norm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, rows, TAIL, norm);
+    cpu->norm_forward((Stored *)expected, (const Stored *)row, (const Stored *)pattern, NULL, NULL, 1, TAIL, norm);
     expect_tail("rmsnorm", out, count, expected);
     gpu->release(w, PATTERN * size);
     gpu->release(out, count * size);

@@ -105,10 +105,9 @@ static void norm_forward_case(int layernorm, size_t n, size_t C, double mean, do
                         : variant == OUT_IS_RESIDUAL ? in_place("residual", n * C)
                                                      : NULL;
     Guarded *out = variant == OUT_IS_X ? x : variant == OUT_IS_RESIDUAL ? residual : output("out", n * C);
-    if (layernorm)
-        CALL(ops->layernorm_forward(out->data, x->data, w->data, b->data, n, C, eps));
-    else
-        CALL(ops->rmsnorm_forward(out->data, x->data, w->data, residual ? residual->data : NULL, n, C, eps, offset));
+    const Norm norm = {eps, offset, layernorm ? NORM_LAYER : NORM_RMS};
+    CALL(ops->norm_forward(out->data, x->data, w->data, b ? b->data : NULL, residual ? residual->data : NULL, n, C,
+                           norm));
     double *expected = case_doubles(n * C);
     reference_norm_forward(expected, x->values, w->values, b ? b->values : NULL, residual ? residual->values : NULL, n,
                            C, eps, offset);
@@ -147,12 +146,9 @@ static void norm_backward_case(int layernorm, size_t n, size_t C, double mean, d
                   : accumulate          ? in_place("dx", n * C)
                                         : output("dx", n * C);
     Guarded *scratch = scratch_of(ops->norm_backward_scratch(n, C));
-    if (layernorm)
-        CALL(ops->layernorm_backward(dx->data, alone ? NULL : dw->data, alone ? NULL : db->data, dout->data, x->data,
-                                     w->data, n, C, eps, accumulate, alone ? NULL : scratch->data));
-    else
-        CALL(ops->rmsnorm_backward(dx->data, alone ? NULL : dw->data, dout->data, x->data, w->data, n, C, eps, offset,
-                                   accumulate, alone ? NULL : scratch->data));
+    const Norm norm = {eps, offset, layernorm ? NORM_LAYER : NORM_RMS};
+    CALL(ops->norm_backward(dx->data, alone ? NULL : dw->data, alone || !db ? NULL : db->data, dout->data, x->data,
+                            w->data, n, C, norm, accumulate, alone ? NULL : scratch->data));
     double *e_dx = accumulate ? case_copy(dx->values, n * C) : case_doubles(n * C);
     double *e_dw = case_copy(dw->values, C), *e_db = layernorm ? case_copy(db->values, C) : NULL;
     reference_norm_backward(e_dx, e_dw, e_db, dout->values, x->values, w->values, n, C, eps, offset);
@@ -189,6 +185,7 @@ TEST(layernorm) { norm_cases(1); }
 
 TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
     static const double constants[] = {0.0, 1.0, -512.0};
+    const Norm rms = {1e-6, 0.0, NORM_RMS}, layer = {1e-6, 0.0, NORM_LAYER};
     size_t C = 37;
     for (size_t c = 0; c < 3; c++) {
         test_case("all elements %g", constants[c]);
@@ -196,10 +193,10 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
         for (size_t i = 0; i < C; i++) values[i] = constants[c];
         Guarded *x = guarded_values(INPUT, "x", ops->stored, values, C), *w = input("w", C), *b = input("b", C),
                 *out = output("out", C);
-        CALL(ops->rmsnorm_forward(out->data, x->data, w->data, NULL, 1, C, 1e-6, 0.0));
+        CALL(ops->norm_forward(out->data, x->data, w->data, NULL, NULL, 1, C, rms));
         reference_norm_forward(expected, x->values, w->values, NULL, NULL, 1, C, 1e-6, 0.0);
         expect_near(out, expected);
-        CALL(ops->layernorm_forward(out->data, x->data, w->data, b->data, 1, C, 1e-6));
+        CALL(ops->norm_forward(out->data, x->data, w->data, b->data, NULL, 1, C, layer));
         expect_near(out, b->values);
     }
 }
@@ -297,17 +294,14 @@ static const double extremes[] = {0.0, -0.0, 1e-30, -1e-30, 5.0, -5.0, 20.0, -20
 // A gate and what it lets through, by either function.
 typedef struct {
     const char *name;
-    void (*forward)(Stored *out, const Stored *gate_up, size_t n, size_t FF);
-    void (*backward)(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF);
+    ActivationKind kind;
     void (*reference_forward)(double *out, const double *gate_up, size_t n, size_t FF);
     void (*reference_backward)(double *dgate_up, const double *dout, const double *gate_up, size_t n, size_t FF);
 } Gated;
 
 static Gated gated_of(int geglu) {
-    const Gated swiglu = {"swiglu", ops->swiglu_forward, ops->swiglu_backward, reference_swiglu_forward,
-                          reference_swiglu_backward};
-    const Gated gelu = {"geglu", ops->geglu_forward, ops->geglu_backward, reference_geglu_forward,
-                        reference_geglu_backward};
+    const Gated swiglu = {"swiglu", ACTIVATION_SWIGLU, reference_swiglu_forward, reference_swiglu_backward};
+    const Gated gelu = {"geglu", ACTIVATION_GEGLU, reference_geglu_forward, reference_geglu_backward};
     return geglu ? gelu : swiglu;
 }
 
@@ -315,13 +309,13 @@ static void gated_case(Gated g, const double *values, size_t n, size_t FF, int s
     test_case("%s n=%zu FF=%zu of %g, ...%s", g.name, n, FF, values[0], same ? ", dgate_up is gate_up" : "");
     double *expected = case_doubles(n * 2 * FF);
     Guarded *gate_up = guarded_values(INPUT, "gate_up", ops->stored, values, n * 2 * FF), *out = output("out", n * FF);
-    CALL(g.forward(out->data, gate_up->data, n, FF));
+    CALL(ops->activation_forward(out->data, gate_up->data, g.kind, n, FF));
     g.reference_forward(expected, gate_up->values, n, FF);
     expect_near(out, expected);
     Guarded *dout = input("dout", n * FF);
     Guarded *dgate_up =
         same ? guarded_values(CHANGED, "gate_up", ops->stored, values, n * 2 * FF) : output("dgate_up", n * 2 * FF);
-    CALL(g.backward(dgate_up->data, dout->data, same ? dgate_up->data : gate_up->data, n, FF));
+    CALL(ops->activation_backward(dgate_up->data, dout->data, same ? dgate_up->data : gate_up->data, g.kind, n, FF));
     memset(expected, 0, n * 2 * FF * sizeof(double));
     g.reference_backward(expected, dout->values, gate_up->values, n, FF);
     expect_near(dgate_up, expected);
@@ -347,12 +341,12 @@ static void gelu_case(const double *values, size_t count, int same) {
     Guarded *x = values ? guarded_values(INPUT, "x", ops->stored, values, count)
                         : guarded_normal(INPUT, "x", ops->stored, count, 0.0, 2.0);
     Guarded *out = output("out", count);
-    CALL(ops->gelu_forward(out->data, x->data, count));
+    CALL(ops->activation_forward(out->data, x->data, ACTIVATION_GELU, 1, count));
     reference_gelu_forward(expected, x->values, count);
     expect_near(out, expected);
     Guarded *dout = input("dout", count);
     Guarded *dx = same ? guarded_values(CHANGED, "x", ops->stored, x->values, count) : output("dx", count);
-    CALL(ops->gelu_backward(dx->data, dout->data, same ? dx->data : x->data, count));
+    CALL(ops->activation_backward(dx->data, dout->data, same ? dx->data : x->data, ACTIVATION_GELU, 1, count));
     memset(expected, 0, count * sizeof(double));
     reference_gelu_backward(expected, dout->values, x->values, count);
     expect_near(dx, expected);

@@ -91,8 +91,8 @@ static void attention_spans_case(Spans spans, size_t N, Heads heads, double ampl
     Guarded *lse = guarded_poison(CHANGED, "lse", ops->summed, n * NH);
     size_t scratch_count = ops->attention_scratch(n, NH, NKV, HD);
     Guarded *scratch = guarded_poison(SCRATCH, "scratch", ops->summed, scratch_count);
-    CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, NH, NKV, HD, scale,
-                                scratch->data));
+    const AttentionShape shape = {spans, NH, NKV, HD, scale, all_keys, 0, 0};
+    CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, &shape, scratch->data));
     double *expected_out = case_doubles(queries), *expected_lse = case_doubles(n * NH);
     reference_attention_forward(expected_out, expected_lse, q->values, k->values, v->values, spans, NH, NKV, HD, scale,
                                 p);
@@ -106,7 +106,7 @@ static void attention_spans_case(Spans spans, size_t N, Heads heads, double ampl
     Guarded *g_dk = guarded_normal(CHANGED, "dk", ops->summed, keys, 0.0, 1.0);
     Guarded *g_dv = guarded_normal(CHANGED, "dv", ops->summed, keys, 0.0, 1.0);
     CALL(ops->attention_backward(g_dq->data, g_dk->data, g_dv->data, dout->data, given_out->data, q->data, k->data,
-                                 v->data, given_lse->data, spans, NH, NKV, HD, scale, scratch->data));
+                                 v->data, given_lse->data, &shape, scratch->data));
     double *dq = case_doubles(queries), *dk = case_copy(g_dk->values, keys), *dv = case_copy(g_dv->values, keys);
     reference_attention_backward(dq, dk, dv, dout->values, given_out->values, q->values, k->values, v->values, spans,
                                  NH, NKV, HD, scale, p);
@@ -233,7 +233,8 @@ TEST(attention_long_sums) {
     Guarded *out = guarded_poison(CHANGED, "out", ops->stored, n * HD);
     Guarded *lse = guarded_poison(CHANGED, "lse", ops->summed, n);
     Guarded *scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
-    CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, 1, 1, HD, 1.0, scratch->data));
+    const AttentionShape shape = {spans, 1, 1, HD, 1.0, all_keys, 0, 0};
+    CALL(ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, &shape, scratch->data));
     double *expected_out = case_doubles(n * HD), *expected_lse = case_doubles(n);
     reference_attention_forward(expected_out, expected_lse, q->values, k->values, v->values, spans, 1, 1, HD, 1.0,
                                 case_doubles(T));
@@ -270,7 +271,8 @@ TEST(attention_nan_shows) {
         Guarded *scratch = guarded_poison(SCRATCH, "scratch", ops->summed, ops->attention_scratch(n, 1, 1, HD));
         set_nan(key ? k : q, bad * HD + 3, payloads[p / 2]);
         tensors_load();
-        ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, spans, 1, 1, HD, 0.2, scratch->data);
+        const AttentionShape shape = {spans, 1, 1, HD, 0.2, all_keys, 0, 0};
+        ops->attention_forward(out->data, lse->data, q->data, k->data, v->data, &shape, scratch->data);
         tensors_check(0);
         for (size_t i = bad; i < (key ? n : bad + 1); i++) {
             for (size_t d = 0; d < HD; d++)
@@ -353,14 +355,19 @@ typedef struct {
 
 static void *at(const Guarded *t, size_t element) { return (char *)t->data + element * dtype_size(t->type); }
 
+static AttentionShape stream_shape(const Stream *s, size_t t0, size_t t1) {
+    const Spans spans = spans_of(s->lengths, s->documents, t0, t1, s->span);
+    const AttentionShape shape = {spans, s->heads.NH, s->heads.NKV, s->heads.HD, s->scale, all_keys, 0, 0};
+    return shape;
+}
+
 static void stream_forward(const Stream *s) {
     size_t row = s->heads.NH * s->heads.HD;
     for (size_t t0 = 0; t0 < s->N; t0 += s->chunk) {
         size_t t1 = t0 + s->chunk < s->N ? t0 + s->chunk : s->N;
-        Spans spans = spans_of(s->lengths, s->documents, t0, t1, s->span);
+        const AttentionShape shape = stream_shape(s, t0, t1);
         ops_device->attention_forward(at(s->out, t0 * row), at(s->lse, t0 * s->heads.NH), at(s->q, t0 * row),
-                                      s->k->data, s->v->data, spans, s->heads.NH, s->heads.NKV, s->heads.HD, s->scale,
-                                      s->scratch->data);
+                                      s->k->data, s->v->data, &shape, s->scratch->data);
     }
 }
 
@@ -368,11 +375,10 @@ static void stream_backward(const Stream *s) { // last chunk first
     size_t chunks = (s->N + s->chunk - 1) / s->chunk, row = s->heads.NH * s->heads.HD;
     while (chunks-- > 0) {
         size_t t0 = chunks * s->chunk, t1 = t0 + s->chunk < s->N ? t0 + s->chunk : s->N;
-        Spans spans = spans_of(s->lengths, s->documents, t0, t1, s->span);
+        const AttentionShape shape = stream_shape(s, t0, t1);
         ops_device->attention_backward(at(s->dq, t0 * row), s->dk->data, s->dv->data, at(s->dout, t0 * row),
                                        at(s->out, t0 * row), at(s->q, t0 * row), s->k->data, s->v->data,
-                                       at(s->lse, t0 * s->heads.NH), spans, s->heads.NH, s->heads.NKV, s->heads.HD,
-                                       s->scale, s->scratch->data);
+                                       at(s->lse, t0 * s->heads.NH), &shape, s->scratch->data);
     }
 }
 

@@ -31,11 +31,16 @@ static void *from_token_zero(const Guarded *t, size_t first, size_t row) {
     return (void *)((uintptr_t)t->data - first * row * dtype_size(t->type));
 }
 
+static AttentionShape part_shape(const PartCase *c, const Part *p, int accumulate) {
+    const AttentionShape shape = {c->spans, c->heads.NH, c->heads.NKV, c->heads.HD, c->scale, p->keys, 1, accumulate};
+    return shape;
+}
+
 static void part_forward(const PartCase *c, const Part *p, int accumulate) {
-    const size_t NKV = c->heads.NKV, HD = c->heads.HD, row = NKV * HD, first = p->keys.begin;
-    ops_device->attention_forward_part(c->out_sum->data, c->lse->data, c->q->data, from_token_zero(p->k, first, row),
-                                       from_token_zero(p->v, first, row), c->spans, p->keys, c->heads.NH, NKV, HD,
-                                       c->scale, accumulate, c->scratch->data);
+    const size_t row = c->heads.NKV * c->heads.HD, first = p->keys.begin;
+    const AttentionShape shape = part_shape(c, p, accumulate);
+    ops_device->attention_forward(c->out_sum->data, c->lse->data, c->q->data, from_token_zero(p->k, first, row),
+                                  from_token_zero(p->v, first, row), &shape, c->scratch->data);
 }
 
 static void parts_forward(const PartCase *c) {
@@ -44,14 +49,15 @@ static void parts_forward(const PartCase *c) {
 }
 
 static void parts_backward(const PartCase *c) {
-    const size_t NKV = c->heads.NKV, HD = c->heads.HD, row = NKV * HD;
+    const size_t row = c->heads.NKV * c->heads.HD;
     for (size_t i = 0; i < c->parts; i++) {
         const Part *p = &c->part[i];
         const size_t first = p->keys.begin;
-        ops_device->attention_backward_part(
-            c->dq_sum->data, from_token_zero(p->dk, first, row), from_token_zero(p->dv, first, row), c->dout->data,
-            c->given_out->data, c->q->data, from_token_zero(p->k, first, row), from_token_zero(p->v, first, row),
-            c->given_lse->data, c->spans, p->keys, c->heads.NH, NKV, HD, c->scale, i > 0, c->scratch->data);
+        const AttentionShape shape = part_shape(c, p, i > 0);
+        ops_device->attention_backward(c->dq_sum->data, from_token_zero(p->dk, first, row),
+                                       from_token_zero(p->dv, first, row), c->dout->data, c->given_out->data,
+                                       c->q->data, from_token_zero(p->k, first, row), from_token_zero(p->v, first, row),
+                                       c->given_lse->data, &shape, c->scratch->data);
     }
     ops_device->round_sums(c->dq->data, c->dq_sum->data, c->dq->count);
 }

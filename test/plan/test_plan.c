@@ -196,17 +196,18 @@ TEST(answers_at_once) {
 
 // The dry op set's range check: a walk whose arena is too small for one op's tensor must die.
 static void too_far(const char *name) {
+    const Norm norm = {1e-6, 0, NORM_RMS};
     Arena arena;
     arena_plan(&arena);
     char *x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
     char *w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
     Ops ops = ops_dry(DTYPE_FP32, &arena);
-    ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0); // fits
+    ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 100, 64, norm); // fits
     if (!strcmp(name, "one row too many"))
-        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 101, 64, 1e-6, 0);
+        ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 101, 64, norm);
     if (!strcmp(name, "popped")) {
         arena_pop(&arena, 1);
-        ops.rmsnorm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, 100, 64, 1e-6, 0);
+        ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 100, 64, norm);
     }
 }
 

@@ -55,22 +55,6 @@ static inline void gated_backward(Stored *dgate_up, const Stored *dout_, const S
     }
 }
 
-static void swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    gated_forward(out, gate_up, n, FF, 0);
-}
-
-static void swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    gated_backward(dgate_up, dout, gate_up, n, FF, 0);
-}
-
-static void geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    gated_forward(out, gate_up, n, FF, 1);
-}
-
-static void geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    gated_backward(dgate_up, dout, gate_up, n, FF, 1);
-}
-
 static void gelu_forward(Stored *out, const Stored *in, size_t count) {
     const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
     size_t blocks = block_count(count);
@@ -101,6 +85,23 @@ static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size
             floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
             dx_block[i] = store(load(dout_block[i]) * (s + x * s * one_minus_s * (scale + 3 * cubic * x * x)));
         }
+    }
+}
+
+static void activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: gated_forward(out, in, n, FF, 0); break;
+    case ACTIVATION_GEGLU: gated_forward(out, in, n, FF, 1); break;
+    case ACTIVATION_GELU: gelu_forward(out, in, n * FF);
+    }
+}
+
+static void activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                size_t FF) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: gated_backward(din, dout, in, n, FF, 0); break;
+    case ACTIVATION_GEGLU: gated_backward(din, dout, in, n, FF, 1); break;
+    case ACTIVATION_GELU: gelu_backward(din, dout, in, n * FF);
     }
 }
 

@@ -362,18 +362,26 @@ static size_t even_blocks(Span span, size_t most) {
     return (span.end - span.begin + size - 1) / size;
 }
 
-static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, Spans spans, KeyRange keys, size_t NH,
-                              size_t NKV, size_t HD, double scale) {
-    Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = scale};
-    a.window = spans.window, a.keys = keys;
-    a.NH = NH, a.NKV = NKV, a.HD = HD, a.group = NH / NKV;
+static RowResult result_rows(void *rows, const AttentionShape *shape) {
+    const RowResult stored = {(floatX *)rows, NULL, 0}, sums = {NULL, (floatS *)rows, shape->accumulate};
+    return shape->partial ? sums : stored;
+}
+
+static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, const AttentionShape *shape) {
+    Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = shape->scale};
+    a.window = shape->spans.window, a.keys = shape->keys;
+    a.NH = shape->NH, a.NKV = shape->NKV, a.HD = shape->HD, a.group = a.NH / a.NKV;
     a.threads = attention_threads();
-    a.tokens = query_block_tokens(spans_rows(spans), a.group, HD, a.threads);
+    a.tokens = query_block_tokens(spans_rows(shape->spans), a.group, a.HD, a.threads);
     a.rows = query_block_rows(a.tokens, a.group);
     return a;
 }
 
-static void attend(RowResult out, floatS *lse, Attention a, Spans spans, Summed *scratch) {
+static void attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                              const AttentionShape *shape, Summed *scratch) {
+    const Attention a = attention_of(q, k, v, shape);
+    const RowResult rows = result_rows(out, shape);
+    const Spans spans = shape->spans;
     const size_t NKV = a.NKV, HD = a.HD;
     if (spans.count == 0) return;
     // Smaller blocks where there would be too few for the threads.
@@ -396,7 +404,7 @@ static void attend(RowResult out, floatS *lse, Attention a, Spans spans, Summed 
             const Span span = spans.span[i];
             const size_t size = even_tokens(span, most), later = block - before;
             const size_t begin = span.begin + (even_blocks(span, most) - 1 - later) * size;
-            forward_block(out, lse, &a, block_of(span, task % NKV, begin, size), &s);
+            forward_block(rows, (floatS *)lse, &a, block_of(span, task % NKV, begin, size), &s);
         }
     }
 }
@@ -447,8 +455,15 @@ static size_t document_segments(const Attention *a, Span span, double all_pairs)
     return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
 }
 
-static void attend_backward(RowResult dq, Attention a, Spans spans, Summed *scratch) {
-    const size_t NKV = a.NKV;
+static void attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
+                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
+                               Summed *scratch) {
+    const RowResult rows = result_rows(dq, shape);
+    const Spans spans = shape->spans;
+    const size_t NKV = shape->NKV;
+    Attention a = attention_of(q, k, v, shape);
+    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
+    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
     floatS *memory = cache_line_aligned(scratch);
     double pairs = 0;
     if (spans.count == 0) return;
@@ -461,49 +476,15 @@ static void attend_backward(RowResult dq, Attention a, Spans spans, Summed *scra
         attention_cut(&s, memory + attention_thread() * share, a.rows, a.HD);
         for (size_t i = spans.count; i-- > 0;) {
             const size_t cuts = document_segments(&a, spans.span[i], pairs);
-            if (cuts > 1) backward_cut_document(dq, &a, spans.span[i], cuts, parts, &s);
+            if (cuts > 1) backward_cut_document(rows, &a, spans.span[i], cuts, parts, &s);
         }
 #pragma omp for schedule(dynamic)
         for (size_t task = 0; task < spans.count * NKV; task++) {
             const Span span = spans.span[spans.count - 1 - task / NKV];
             if (document_segments(&a, span, pairs) > 1) continue;
-            backward_document(dq, &a, span, task % NKV, even_tokens(span, a.tokens), &s);
+            backward_document(rows, &a, span, task % NKV, even_tokens(span, a.tokens), &s);
         }
     }
-}
-
-static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
-                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    const RowResult rows = {(floatX *)out, NULL, 0};
-    attend(rows, (floatS *)lse, attention_of(q, k, v, spans, all_keys, NH, NKV, HD, scale), spans, scratch);
-}
-
-static void attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                   Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                   int accumulate, Summed *scratch) {
-    const RowResult rows = {NULL, (floatS *)out, accumulate};
-    attend(rows, (floatS *)lse, attention_of(q, k, v, spans, keys, NH, NKV, HD, scale), spans, scratch);
-}
-
-static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                               const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    const RowResult rows = {(floatX *)dq, NULL, 0};
-    Attention a = attention_of(q, k, v, spans, all_keys, NH, NKV, HD, scale);
-    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
-    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
-    attend_backward(rows, a, spans, scratch);
-}
-
-static void attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                                    KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
-                                    Summed *scratch) {
-    const RowResult rows = {NULL, (floatS *)dq, accumulate};
-    Attention a = attention_of(q, k, v, spans, keys, NH, NKV, HD, scale);
-    a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
-    a.dk = (floatS *)dk, a.dv = (floatS *)dv;
-    attend_backward(rows, a, spans, scratch);
 }
 
 #endif

@@ -47,30 +47,21 @@ static void scale_and_shift_row(floatX *out, const floatX *x, const floatX *w, c
         out[c] = store((load(x[c]) - s.mean) * s.rstd * (load(w[c]) + offset) + load(shift[c]));
 }
 
-// shift NULL: none. Row t is shifted by shift + t * stride.
-static void norm_forward(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride, size_t n,
-                         size_t C, double eps, floatS offset, int centred) {
+static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                         size_t n, size_t C, Norm norm) {
+    const floatX *shift = (const floatX *)(b ? b : residual); // row t is shifted by shift + t * stride
+    const size_t stride = b ? 0 : C;
+    const floatS offset = (floatS)norm.offset;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
-        const floatX *in = x + t * C;
-        floatX *row = out + t * C;
-        RowStatistics s = row_statistics(in, C, eps, centred);
+        const floatX *in = (const floatX *)x + t * C;
+        floatX *row = (floatX *)out + t * C;
+        RowStatistics s = row_statistics(in, C, norm.eps, norm.kind == NORM_LAYER);
         if (shift)
-            scale_and_shift_row(row, in, w, shift + t * stride, C, offset, s);
+            scale_and_shift_row(row, in, (const floatX *)w, shift + t * stride, C, offset, s);
         else
-            scale_row(row, in, w, C, offset, s);
+            scale_row(row, in, (const floatX *)w, C, offset, s);
     }
-}
-
-static void rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C,
-                            double eps, double offset) {
-    norm_forward((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)residual, C, n, C, eps,
-                 (floatS)offset, 0);
-}
-
-static void layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
-                              double eps) {
-    norm_forward((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)b, 0, n, C, eps, 0, 1);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -117,36 +108,28 @@ static void add_parts(floatS *dw, const floatS *scratch, size_t parts, size_t st
     }
 }
 
-static void norm_backward(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x, const floatX *w,
-                          size_t n, size_t C, double eps, floatS offset, int centred, int accumulate, floatS *scratch) {
+static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout_, const Stored *x_, const Stored *w_,
+                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
+    const floatX *dout = (const floatX *)dout_, *x = (const floatX *)x_, *w = (const floatX *)w_;
+    const int centred = norm.kind == NORM_LAYER;
+    const floatS offset = (floatS)norm.offset;
+    floatS *sums = (floatS *)scratch;
     size_t parts = norm_parts(n);
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
     for (size_t p = 0; p < parts; p++) {
-        floatS *part_dw = dw ? scratch + p * 2 * C : NULL, *part_db = dw ? part_dw + C : NULL;
+        floatS *part_dw = dw ? sums + p * 2 * C : NULL, *part_db = dw ? part_dw + C : NULL;
         if (dw) memset(part_dw, 0, 2 * C * sizeof(*part_dw));
         for (size_t t = n * p / parts; t < n * (p + 1) / parts; t++) {
-            floatX *row = dx + t * C;
+            floatX *row = (floatX *)dx + t * C;
             if (accumulate)
-                norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, eps, offset, centred, 1);
+                norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, norm.eps, offset, centred, 1);
             else
-                norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, eps, offset, centred, 0);
+                norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, norm.eps, offset, centred, 0);
         }
     }
     if (!dw) return;
-    add_parts(dw, scratch, parts, 2 * C, C);
-    if (centred) add_parts(db, scratch + C, parts, 2 * C, C);
-}
-
-static void rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
-                             size_t C, double eps, double offset, int accumulate, Summed *scratch) {
-    norm_backward((floatX *)dx, (floatS *)dw, NULL, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C,
-                  eps, (floatS)offset, 0, accumulate, (floatS *)scratch);
-}
-
-static void layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
-                               size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
-    norm_backward((floatX *)dx, (floatS *)dw, (floatS *)db, (const floatX *)dout, (const floatX *)x, (const floatX *)w,
-                  n, C, eps, 0, 1, accumulate, (floatS *)scratch);
+    add_parts((floatS *)dw, sums, parts, 2 * C, C);
+    if (centred) add_parts((floatS *)db, sums + C, parts, 2 * C, C);
 }
 
 #endif

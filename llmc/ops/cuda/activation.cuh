@@ -116,17 +116,21 @@ static void gated_backward(Stored *dgate_up, const Stored *dout, const Stored *g
     });
 }
 
-static void swiglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    gated_forward<false>(out, gate_up, n, FF);
+static void activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: gated_forward<false>(out, in, n, FF); break;
+    case ACTIVATION_GEGLU: gated_forward<true>(out, in, n, FF); break;
+    case ACTIVATION_GELU: gelu_forward(out, in, n * FF);
+    }
 }
-static void swiglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    gated_backward<false>(dgate_up, dout, gate_up, n, FF);
-}
-static void geglu_forward(Stored *out, const Stored *gate_up, size_t n, size_t FF) {
-    gated_forward<true>(out, gate_up, n, FF);
-}
-static void geglu_backward(Stored *dgate_up, const Stored *dout, const Stored *gate_up, size_t n, size_t FF) {
-    gated_backward<true>(dgate_up, dout, gate_up, n, FF);
+
+static void activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                size_t FF) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: gated_backward<false>(din, dout, in, n, FF); break;
+    case ACTIVATION_GEGLU: gated_backward<true>(din, dout, in, n, FF); break;
+    case ACTIVATION_GELU: gelu_backward(din, dout, in, n * FF);
+    }
 }
 
 #endif

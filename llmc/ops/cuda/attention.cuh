@@ -44,7 +44,7 @@ using WeightSum = std::conditional_t<FOLDS, double, float>;
 template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                             SpanBlocks blocks, AttentionShape shape, bool accumulate) {
+                             SpanBlocks blocks, HeadShape shape, bool accumulate) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // of each: keys, values
@@ -167,8 +167,7 @@ __global__ void attention_delta_kernel(float *delta, const floatX *dout, const f
 template <int HD, Tiles T = BACKWARD_TILES<HD>, bool SUMS = false>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_dq_kernel(Result<SUMS> *dq, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
-                        const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape,
-                        bool accumulate) {
+                        const float *lse, const float *delta, SpanBlocks blocks, HeadShape shape, bool accumulate) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tq = tiles, *const td = tq + T.held * tile_stride<HD>,
@@ -232,7 +231,7 @@ template <int HD> __device__ inline float *beside_row(const floatX *tile, unsign
 template <int HD, Tiles T = BACKWARD_TILES<HD>>
 __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     attention_dkv_kernel(float *dk, float *dv, const floatX *dout, const floatX *q, const floatX *k, const floatX *v,
-                         const float *lse, const float *delta, SpanBlocks blocks, AttentionShape shape) {
+                         const float *lse, const float *delta, SpanBlocks blocks, HeadShape shape) {
     constexpr unsigned QUERIES = T.passing, TILE = QUERIES * tile_stride<HD>, THREADS = block_threads<T> * OWNERS<HD>;
     constexpr bool SHARED_KEYS = OWNERS<HD> == 2;
     DYNAMIC_SHARED(floatX, tiles);
@@ -322,9 +321,10 @@ template <typename F> static void with_head_size(size_t HD, F launch) {
         launch(Width<MOST_HEAD_SIZE>());
 }
 
-template <typename... Pointers>
-static AttentionShape attention_shape(size_t NH, size_t NKV, size_t HD, double scale, Pointers... pointers) {
-    return AttentionShape{NH, NKV, HD, (float)scale, HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
+template <typename... Pointers> static HeadShape head_shape(const AttentionShape *shape, Pointers... pointers) {
+    const size_t HD = shape->HD;
+    return HeadShape{shape->NH, shape->NKV, HD, (float)shape->scale,
+                     HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
 }
 
 // Plans ask for this, so a head size that has no kernel is refused before anything is allocated.
@@ -335,25 +335,29 @@ static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
 }
 
 template <bool SUMS>
-static void attend(Result<SUMS> *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
-                   KeyRange keys, const AttentionShape &shape, bool accumulate) {
+static void attend(Result<SUMS> *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                   const AttentionShape *call) {
+    const HeadShape shape = head_shape(call, q, k, v);
     with_head_size(shape.HD, [&](auto PADDED) {
         constexpr Tiles T = FORWARD_TILES<PADDED>;
         static_assert(T.held);
         SpanBlocks blocks;
-        for (size_t from = 0; from < spans.count;) {
-            from = span_blocks(&blocks, spans, keys, from, T.held, false);
+        for (size_t from = 0; from < call->spans.count;) {
+            from = span_blocks(&blocks, call->spans, call->keys, from, T.held, false);
             LAUNCH((attention_forward_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)shape.NH),
                    block_threads<T>, (tiles_bytes<PADDED>(T, 1)))
-            (out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape, accumulate);
+            (out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape,
+             call->accumulate != 0);
         }
     });
 }
 
 template <bool SUMS>
 static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                            const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                            KeyRange keys, const AttentionShape &shape, bool accumulate, float *delta) {
+                            const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                            const AttentionShape *call, float *delta) {
+    const HeadShape shape = head_shape(call, q, k, v, dout);
+    const Spans spans = call->spans;
     const size_t NH = shape.NH, HD = shape.HD;
     const size_t first = spans.count ? spans.span[0].row * NH : 0, rows = spans_rows(spans) * NH - first;
     if (!rows) return;
@@ -365,12 +369,12 @@ static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stor
         const size_t bytes = tiles_bytes<PADDED>(T, 2);
         SpanBlocks blocks;
         for (size_t from = 0, next; from < spans.count; from = next) {
-            next = span_blocks(&blocks, spans, keys, from, T.held, false);
+            next = span_blocks(&blocks, spans, call->keys, from, T.held, false);
             LAUNCH((attention_dq_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)NH),
                    block_threads<T>, bytes)
             (dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v, (const float *)lse,
-             delta, blocks, shape, accumulate);
-            span_blocks(&blocks, spans, keys, from, T.held, true);
+             delta, blocks, shape, call->accumulate != 0);
+            span_blocks(&blocks, spans, call->keys, from, T.held, true);
             if (!blocks.first[blocks.count]) continue; // no query sees a key of the range
             LAUNCH((attention_dkv_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)shape.NKV),
                    block_threads<T> * OWNERS<PADDED>, bytes)
@@ -380,33 +384,22 @@ static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stor
     });
 }
 
-static void attention_forward(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v, Spans spans,
-                              size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+static void attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                              const AttentionShape *shape, Summed *scratch) {
     (void)scratch;
-    attend<false>((floatX *)out, lse, q, k, v, spans, all_keys, attention_shape(NH, NKV, HD, scale, q, k, v), false);
+    if (shape->partial)
+        attend<true>((float *)out, lse, q, k, v, shape);
+    else
+        attend<false>((floatX *)out, lse, q, k, v, shape);
 }
 
-static void attention_forward_part(Summed *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                   Spans spans, KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale,
-                                   int accumulate, Summed *scratch) {
-    (void)scratch;
-    attend<true>((float *)out, lse, q, k, v, spans, keys, attention_shape(NH, NKV, HD, scale, q, k, v),
-                 accumulate != 0);
-}
-
-static void attention_backward(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                               const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                               size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    attend_backward<false>((floatX *)dq, dk, dv, dout, out, q, k, v, lse, spans, all_keys,
-                           attention_shape(NH, NKV, HD, scale, q, k, v, dout), false, (float *)scratch);
-}
-
-static void attention_backward_part(Summed *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse, Spans spans,
-                                    KeyRange keys, size_t NH, size_t NKV, size_t HD, double scale, int accumulate,
-                                    Summed *scratch) {
-    attend_backward<true>((float *)dq, dk, dv, dout, out, q, k, v, lse, spans, keys,
-                          attention_shape(NH, NKV, HD, scale, q, k, v, dout), accumulate != 0, (float *)scratch);
+static void attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
+                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
+                               Summed *scratch) {
+    if (shape->partial)
+        attend_backward<true>((float *)dq, dk, dv, dout, out, q, k, v, lse, shape, (float *)scratch);
+    else
+        attend_backward<false>((floatX *)dq, dk, dv, dout, out, q, k, v, lse, shape, (float *)scratch);
 }
 
 #endif

@@ -111,31 +111,30 @@ static size_t cudnn_stage_bytes(size_t n, size_t NH, size_t NKV, size_t HD) {
 
 // ---- spans that stay ours: any of the chunk's, in order --------------------------------------------------------------------------------------
 template <typename Run> struct OwnSpans {
-    Run run; // of our kernels, on spans with gaps between their rows
-    size_t window;
+    Run run;              // of our kernels, on spans with gaps between their rows
+    AttentionShape whole; // of all spans
     Span span[MOST_SPANS] = {};
     size_t count = 0;
 
     void flush() {
-        Spans spans;
-        memset(&spans, 0, sizeof(spans));
-        spans.span = span, spans.count = count, spans.window = window;
-        if (count) run(spans);
+        AttentionShape shape = whole;
+        shape.spans.span = span, shape.spans.count = count;
+        if (count) run(&shape);
         count = 0;
     }
     // Queries [begin, end) of a span. Two parts of one document are not of one call: dk and dv of a key have one owner in it.
-    void add(Span whole, size_t begin, size_t end) {
-        const bool same = count && span[count - 1].document == whole.document;
+    void add(Span from, size_t begin, size_t end) {
+        const bool same = count && span[count - 1].document == from.document;
         if (begin >= end) return;
         if (same && span[count - 1].end == begin) {
             span[count - 1].end = end;
             return;
         }
         if (same || count == MOST_SPANS) flush();
-        span[count++] = Span{whole.document, begin, end, whole.row + begin - whole.begin};
+        span[count++] = Span{from.document, begin, end, from.row + begin - from.begin};
     }
 };
-template <typename Run> OwnSpans(Run, size_t) -> OwnSpans<Run>;
+template <typename Run> OwnSpans(Run, AttentionShape) -> OwnSpans<Run>;
 
 static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && HD % 8 == 0 && aligned; }
 
@@ -157,26 +156,26 @@ static size_t attention_scratch_with_cudnn(size_t n, size_t NH, size_t NKV, size
     return ((forward > backward ? forward : backward) + 3) / 4;
 }
 
-static void attention_forward_with_cudnn(Stored *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                         Spans spans, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
-    const bool takes = !spans.window && cudnn_takes(HD, all_aligned(out, q, k, v)); // windows are ours
-    OwnSpans own = {[&](Spans left) { attention_forward(out, lse, q, k, v, left, NH, NKV, HD, scale, scratch); },
-                    spans.window};
-    for (size_t i = 0; i < spans.count; i++) {
-        const Span span = spans.span[i];
-        const CudnnAttention shape = {
-            span.end - span.begin, span.end - span.document, NH, NKV, NH, NKV, HD, (float)scale, 1};
+static void attention_forward_with_cudnn(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                         const AttentionShape *shape, Summed *scratch) {
+    const size_t NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
+    const bool takes = !shape->partial && !shape->spans.window && cudnn_takes(HD, all_aligned(out, q, k, v));
+    OwnSpans own = {[&](const AttentionShape *left) { attention_forward(out, lse, q, k, v, left, scratch); }, *shape};
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span span = shape->spans.span[i];
+        const CudnnAttention call = {
+            span.end - span.begin, span.end - span.document, NH, NKV, NH, NKV, HD, (float)shape->scale, 1};
         const size_t row = span.row * NH, key = span.document * NKV * HD;
-        if (!takes || shape.queries < CUDNN_GRID || !cudnn_has(&shape, 0, CUDNN_FORWARD_WORKSPACE)) {
+        if (!takes || call.queries < CUDNN_GRID || !cudnn_has(&call, 0, CUDNN_FORWARD_WORKSPACE)) {
             own.add(span, span.begin, span.end);
             continue;
         }
         float *const staged = (float *)scratch;
-        char *const workspace = (char *)(staged + shape.queries * NH);
-        cudnn_attention_forward(&shape, (floatX *)out + row * HD, staged, (const floatX *)q + row * HD,
+        char *const workspace = (char *)(staged + call.queries * NH);
+        cudnn_attention_forward(&call, (floatX *)out + row * HD, staged, (const floatX *)q + row * HD,
                                 (const floatX *)k + key, (const floatX *)v + key,
                                 workspace + (256 - (uintptr_t)workspace % 256) % 256);
-        transpose((float *)lse + row, staged, NH, shape.queries);
+        transpose((float *)lse + row, staged, NH, call.queries);
     }
     own.flush();
 }
@@ -187,33 +186,33 @@ template <typename F> static void cudnn_key_blocks(size_t before, size_t queries
     each(before, queries);
 }
 
-static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+static void attention_backward_with_cudnn(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                           const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                          Spans spans, size_t NH, size_t NKV, size_t HD, double scale,
-                                          Summed *scratch) {
-    const size_t n = spans_rows(spans);
-    const size_t block =
-        !spans.window && cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)) ? cudnn_block(n, NH, NKV, HD) : 0;
+                                          const AttentionShape *shape, Summed *scratch) {
+    const size_t n = spans_rows(shape->spans), NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
+    const bool takes = !shape->partial && !shape->spans.window &&
+                       cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)); // windows are ours
+    const size_t block = takes ? cudnn_block(n, NH, NKV, HD) : 0;
     const size_t key_heads = block ? cudnn_key_heads(block, NH, NKV, HD) : 0, heads = key_heads * (NH / NKV);
     const CudnnStage stage =
         cudnn_stage((char *)((float *)scratch + attention_scratch(n, NH, NKV, HD)), block, heads, key_heads, NH, HD);
     OwnSpans own = {
-        [&](Spans left) { attention_backward(dq, dk, dv, dout, out, q, k, v, lse, left, NH, NKV, HD, scale, scratch); },
-        spans.window};
-    for (size_t i = 0; i < spans.count; i++) {
-        const Span span = spans.span[i];
+        [&](const AttentionShape *left) { attention_backward(dq, dk, dv, dout, out, q, k, v, lse, left, scratch); },
+        *shape};
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span span = shape->spans.span[i];
         size_t t = span.document + blocks_for(span.begin - span.document, CUDNN_GRID) * CUDNN_GRID, queries;
         own.add(span, span.begin, t < span.end ? t : span.end);
         for (; block && t + CUDNN_GRID <= span.end; t += queries) {
             const size_t place = (span.row + t - span.begin) * NH, row = place * HD, before = t - span.document;
             bool has = true;
             queries = cudnn_piece(span.end - t, block);
-            const auto shape_of = [&](size_t key, size_t keys) {
-                return CudnnAttention{queries, keys, heads, key_heads, NH, NKV, HD, (float)scale, key == before};
+            const auto call_of = [&](size_t key, size_t keys) {
+                return CudnnAttention{queries, keys, heads, key_heads, NH, NKV, HD, (float)shape->scale, key == before};
             };
             cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
-                const CudnnAttention shape = shape_of(key, keys);
-                has = has && cudnn_has(&shape, 1, cudnn_attention_workspace(queries, keys, heads, HD));
+                const CudnnAttention call = call_of(key, keys);
+                has = has && cudnn_has(&call, 1, cudnn_attention_workspace(queries, keys, heads, HD));
             });
             if (!has) {
                 own.add(span, t, t + queries);
@@ -222,11 +221,11 @@ static void attention_backward_with_cudnn(Stored *dq, Summed *dk, Summed *dv, co
             transpose(stage.lse, (const float *)lse + place, queries, NH);
             zero(stage.dq_sums, queries * NH * HD * sizeof(float));
             cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
-                const CudnnAttention shape = shape_of(key, keys);
+                const CudnnAttention call = call_of(key, keys);
                 for (size_t group = 0; group < NKV / key_heads; group++) {
                     const size_t head = group * heads * HD, at = row + head;
                     const size_t keys_at = ((span.document + key) * NKV + group * key_heads) * HD;
-                    cudnn_attention_backward(&shape, stage.dq, stage.dk, stage.dv, (const floatX *)dout + at,
+                    cudnn_attention_backward(&call, stage.dq, stage.dk, stage.dv, (const floatX *)dout + at,
                                              (const floatX *)out + at, (const floatX *)q + at,
                                              (const floatX *)k + keys_at, (const floatX *)v + keys_at,
                                              stage.lse + group * heads * queries, stage.workspace);

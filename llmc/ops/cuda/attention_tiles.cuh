@@ -252,7 +252,7 @@ __device__ inline float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
-struct AttentionShape {
+struct HeadShape {
     size_t NH, NKV, HD;
     float scale;
     bool packed;

@@ -69,25 +69,26 @@ __global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *
     }
 }
 
-template <bool CENTRED>
-static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *shift, size_t stride, size_t n,
-                         size_t C, double eps, double offset) {
-    with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(out, x, w, shift), [&](auto W) {
-        const dim3 threads = norm_threads(blocks_for(C, W));
-        LAUNCH((norm_forward_kernel<W, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
-        ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)shift, stride, n, C, (float)eps,
-         (float)offset);
+// Calls run(CENTRED) with the kind of norm as a constant.
+template <typename Run> static void with_norm_kind(NormKind kind, Run run) {
+    if (kind == NORM_LAYER)
+        run(std::true_type());
+    else
+        run(std::false_type());
+}
+
+static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                         size_t n, size_t C, Norm norm) {
+    const Stored *const shift = b ? b : residual;
+    const bool packed = C % full_pack<floatX> == 0 && all_aligned(out, x, w, shift);
+    with_norm_kind(norm.kind, [&](auto CENTRED) {
+        with_width<floatX>(packed, [&](auto W) {
+            const dim3 threads = norm_threads(blocks_for(C, W));
+            LAUNCH((norm_forward_kernel<W, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
+            ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)shift, b ? 0 : C, n, C,
+             (float)norm.eps, (float)norm.offset);
+        });
     });
-}
-
-static void rmsnorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *residual, size_t n, size_t C,
-                            double eps, double offset) {
-    norm_forward<false>(out, x, w, residual, C, n, C, eps, offset);
-}
-
-static void layernorm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, size_t n, size_t C,
-                              double eps) {
-    norm_forward<true>(out, x, w, b, 0, n, C, eps, 0);
 }
 
 // ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,  db += dout -----------
@@ -171,42 +172,34 @@ __global__ void add_lines_kernel(float *sums, const float *lines, size_t count, 
     }
 }
 
-template <bool CENTRED>
 static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
-                          size_t n, size_t C, double eps, double offset, int accumulate, Summed *scratch) {
+                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
     const size_t takers = norm_takers(n);
+    const bool packed = C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w);
     float *lines = dw ? (float *)scratch : NULL;
-    with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w), [&](auto W) {
-        constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
-        const auto run = [&](auto P) {
-            dim3 threads(LANES);
-            while (threads.x < NORM_MOST_THREADS && threads.x * P * W < C) threads.x *= 2;
-            if (threads.x * P * W < C)
-                die("norm backward: rows of %zu elements, op set cuda takes at most %u", C,
-                    threads.x * (unsigned)(P * W));
-            threads.y = threads.x < NORM_THREADS ? NORM_THREADS / threads.x : 1;
-            LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(takers, threads.y)), threads, 0)
-            ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)eps,
-             (float)offset, accumulate, takers);
-        };
-        if (NORM_MOST_THREADS * FEW * W >= C)
-            run(Width<FEW>());
-        else
-            run(Width<4 * FEW>());
+    const auto launch = [&](auto CENTRED, auto W, auto P) {
+        dim3 threads(LANES);
+        while (threads.x < NORM_MOST_THREADS && threads.x * P * W < C) threads.x *= 2;
+        if (threads.x * P * W < C)
+            die("norm backward: rows of %zu elements, op set cuda takes at most %u", C, threads.x * (unsigned)(P * W));
+        threads.y = threads.x < NORM_THREADS ? NORM_THREADS / threads.x : 1;
+        LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(takers, threads.y)), threads, 0)
+        ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)norm.eps,
+         (float)norm.offset, accumulate, takers);
+    };
+    with_norm_kind(norm.kind, [&](auto CENTRED) {
+        with_width<floatX>(packed, [&](auto W) {
+            constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
+            if (NORM_MOST_THREADS * FEW * W >= C)
+                launch(CENTRED, W, Width<FEW>());
+            else
+                launch(CENTRED, W, Width<4 * FEW>());
+        });
     });
     if (!dw) return;
     LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)dw, lines, takers, C);
-    if (CENTRED) LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)db, lines + takers * C, takers, C);
-}
-
-static void rmsnorm_backward(Stored *dx, Summed *dw, const Stored *dout, const Stored *x, const Stored *w, size_t n,
-                             size_t C, double eps, double offset, int accumulate, Summed *scratch) {
-    norm_backward<false>(dx, dw, NULL, dout, x, w, n, C, eps, offset, accumulate, scratch);
-}
-
-static void layernorm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
-                               size_t n, size_t C, double eps, int accumulate, Summed *scratch) {
-    norm_backward<true>(dx, dw, db, dout, x, w, n, C, eps, 0, accumulate, scratch);
+    if (norm.kind == NORM_LAYER)
+        LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)db, lines + takers * C, takers, C);
 }
 
 #endif
