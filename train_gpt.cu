@@ -288,8 +288,7 @@ static void trainer_gradient(Trainer *t, size_t step, StepReport *report) {
     for (size_t i = 0; i < streams; i++) {
         double Z;
         const Batch *batch = trainer_batch(t, step, i, &Z, report);
-        stream->memory.reduce = i + 1 == streams;
-        report->loss += forward_backward(stream, batch, Z, &report->metrics);
+        report->loss += forward_backward(stream, batch, Z, i + 1 == streams, &report->metrics);
         report->tokens += batch_tokens(batch);
         report->flops += flops_forward_backward(&t->run.settings, batch);
     }

@@ -26,11 +26,11 @@ typedef struct {
     OptimizerState state;
     Batch batch;
     void *memory;
-} Pass;
+} BenchPass;
 
-static Pass pass_open(const char *text, Method method, size_t B, size_t T, size_t chunk, int optimizer) {
+static BenchPass pass_open(const char *text, Method method, size_t B, size_t T, size_t chunk, int optimizer) {
     Config config = config_from_text(text, "bench", EXIT_USAGE);
-    Pass pass = {0};
+    BenchPass pass = {0};
     pass.model = model_build(&config, ops_device->stored);
     pass.settings.method = method;
     pass.settings.chunk = chunk;
@@ -42,7 +42,7 @@ static Pass pass_open(const char *text, Method method, size_t B, size_t T, size_
 }
 
 // The rest, once the pass lies where it stays: the stream refers to its model and arena.
-static void pass_begin(Pass *pass) {
+static void pass_begin(BenchPass *pass) {
     pass->settings.model = &pass->model;
     pass->plan = plan_make(&pass->settings, &pass->batch);
     pass->memory = ops_device->allocate(pass->plan.total_bytes);
@@ -55,12 +55,12 @@ static void pass_begin(Pass *pass) {
                        pass->settings.moment_type);
 }
 
-static double pass_seconds(Pass *pass, int64_t step) {
+static double pass_seconds(BenchPass *pass, int64_t step) {
     double begin = seconds_now();
     const Parameter *bad;
     AdamW adamw = {1e-4, 0.9, 0.999, 1e-8, 0, 1, step, 1, 0};
     ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
-    forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch), NULL);
+    forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch), 1, NULL);
     if (pass->settings.optimizer) {
         gradient_norm(&pass->model, world_alone(), ops_device, pass->stream.memory.gradients,
                       pass->settings.gradient_type, &bad);
@@ -105,7 +105,7 @@ static double product_rate(void) {
 #define LAYERS "qwen3-0.6b,num_hidden_layers=2,vocab_size=256"
 
 static void bench_layers(size_t repeats, int seconds_only) {
-    Pass pass = pass_open(LAYERS, METHOD_STREAM, 1, 2048, 0, 0);
+    BenchPass pass = pass_open(LAYERS, METHOD_STREAM, 1, 2048, 0, 0);
     double executed[MOST], model[MOST], seconds[MOST];
     pass_begin(&pass);
     pass_seconds(&pass, 1), product_rate();
@@ -125,7 +125,7 @@ static void bench_layers(size_t repeats, int seconds_only) {
 static void bench_methods(size_t repeats) {
     static const size_t lengths[] = {4096, 8192};
     for (size_t j = 0; j < 2; j++) {
-        static Pass stream, checkpoint;
+        static BenchPass stream, checkpoint;
         double ratio[MOST];
         stream = pass_open(LAYERS, METHOD_STREAM, 1, lengths[j], 0, 0);
         checkpoint = pass_open(LAYERS, METHOD_CHECKPOINT, 1, lengths[j], 0, 0);
@@ -145,7 +145,7 @@ static void bench_methods(size_t repeats) {
 
 static void bench_chunks(size_t repeats) {
     static const size_t chunks[] = {64, 128, 256, 512, 1024, 2048, 4096};
-    static Pass pass[8];
+    static BenchPass pass[8];
     double ratio[8][MOST];
     size_t count = sizeof(chunks) / sizeof(chunks[0]);
     for (size_t j = 0; j <= count; j++) {
@@ -166,7 +166,7 @@ static void bench_gpt2(size_t B, size_t T, const char *name, size_t repeats) {
     Method method = !strcmp(name, "full")         ? METHOD_FULL
                     : !strcmp(name, "checkpoint") ? METHOD_CHECKPOINT
                                                   : METHOD_STREAM;
-    Pass pass = pass_open("gpt2", method, B, T, 0, 1);
+    BenchPass pass = pass_open("gpt2", method, B, T, 0, 1);
     double seconds[MOST];
     pass_begin(&pass);
     pass_seconds(&pass, 1);

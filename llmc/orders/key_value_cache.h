@@ -65,12 +65,14 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     cache->mark = arena_mark(s->arena);
     cache->chunk = min_size(s->chunk, cache->capacity);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
-    memset(&s->kept, 0, sizeof(s->kept));
+    s->pass = PASS_FORWARD_ONLY;
     s->batch = &cache->documents;
     sequence_split(s, 1); // every rank generates for itself
     push_key_value(s, s->model->config.num_hidden_layers, cache->tokens,
                    cache->slots > 1 ? cache->tokens : cache->chunk, 0);
-    push_inputs(s, max_size(cache->chunk, cache->slots), 0);
+    s->rows = max_size(cache->chunk, cache->slots);
+    push_inputs(s);
+    s->rows = s->N;
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
     cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
@@ -81,25 +83,25 @@ static void cache_begin(Cache *cache, StreamBP *s) {
 // A step's keys and values, to the rows of their slots.
 static void keys_scatter(Cache *cache, StreamBP *s, size_t l, Chunk c) {
     Shapes d = shapes_of(s->model);
-    s->ops->scatter_rows(layer_keys(s, s->kv.k, l), key_value_at(s, s->kv.k, l, c.begin), cache->row, c.n, d.KV);
-    s->ops->scatter_rows(layer_keys(s, s->kv.v, l), key_value_at(s, s->kv.v, l, c.begin), cache->row, c.n, d.KV);
+    s->ops->scatter_rows(layer_keys(s, s->kv.k, l), key_value_at(s, s->kv.k, l, c.row), cache->row, c.n, d.KV);
+    s->ops->scatter_rows(layer_keys(s, s->kv.v, l), key_value_at(s, s->kv.v, l, c.row), cache->row, c.n, d.KV);
 }
 
 // Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these.
 static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chunk c, int scatter) {
-    s->memory.input_begin = c.begin;
-    s->ops->copy_in(s->tokens + c.begin, tokens, c.n * sizeof(int32_t));
+    s->memory.input_begin = c.row;
+    s->ops->copy_in(s->tokens + c.row, tokens, c.n * sizeof(int32_t));
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
-    for (size_t visit = 0; visit < layer_visits(s); visit++) {
-        size_t l = layer_visit(s, visit), mark = arena_mark(s->arena);
-        Activations a;
+    for (size_t i = 0; i < layer_count(s); i++) {
+        size_t l = layer_at(s, i), mark = arena_mark(s->arena);
+        Activations a = {0};
         w = weights_acquire(&s->memory, l);
         weights_prefetch(&s->memory, l);
         push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
-        first_norm(s, l, c, w, &a);
+        norm1_forward(s, l, c, w, &a);
         kv_project(s, l, c, w, &a);
         if (scatter) keys_scatter(cache, s, l, c);
         attention_forward(s, l, c, w, &a);
@@ -113,19 +115,18 @@ static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chun
 // n <= chunk further tokens (host) of one slot.
 static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
     Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], n);
-    window_slide_forward(s, c);
     cache_forward(cache, s, tokens, c, 0);
     cache->used[slot] += n;
     cache->last = c;
-    cache->last.begin = cache->last.place = c.begin + n - 1, cache->last.n = 1;
+    cache->last.row = cache->last.token = c.row + n - 1, cache->last.n = 1;
 }
 
 // One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
 // keys.
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t window = window_of_model(&s->model->config);
-    const size_t place = cache->slots * cache->capacity;
-    Chunk c = {place, n, place, 0, {s->span, 0, 0, 0}, 0};
+    const size_t row = cache->slots * cache->capacity;
+    Chunk c = {row, n, row, 0, {s->span, 0, 0, 0}, 0};
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);
         return;
@@ -140,7 +141,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
         c.window_pairs += query_key_pairs(position, position + 1, window);
     }
     c.spans.count = n;
-    s->ops->copy_in(s->position + c.begin, cache->step_position, n * sizeof(int32_t));
+    s->ops->copy_in(s->position + c.row, cache->step_position, n * sizeof(int32_t));
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
     cache_forward(cache, s, tokens, c, 1);
     cache->last = c;
@@ -174,7 +175,7 @@ static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     Chunk c = cache->last;
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
-        c.begin = c.place = cache->last.begin + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
+        c.row = c.token = cache->last.row + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
         s->ops->copy_out((char *)logits + done * row, head_forward(s, c, w).logits, c.n * row);
         arena_pop(s->arena, mark);
     }

@@ -6,6 +6,7 @@ the length that fits.
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 #include "llmc/orders/key_value_cache.h"
+#include "llmc/orders/order.h"
 
 typedef struct {
     const Model *model;
@@ -37,7 +38,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     int kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
-    s->model = model, s->ops = ops, s->arena = arena;
+    s->model = model, s->ops = ops, s->arena = arena, s->order = order_of(settings->world);
     s->method = settings->method;
     s->objective = settings->objective;
     if (s->objective.temperature == 0) s->objective.temperature = 1; // not set
@@ -48,7 +49,6 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->memory.gradient_type = settings->gradient_type;
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
-    s->memory.reduce = 1;
     s->ring = settings->ring, s->keep = settings->keep;
     if (s->dry) arena_plan(&s->host);
     s->memory.plan = s->dry;
@@ -133,13 +133,11 @@ static int plan_countable(const Model *model, size_t N) {
     return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
 }
 
-// What is done with a stream of a run: by the walks of its plan.
-static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch) {
-    s->memory.without = 1;
-    if (settings->reference) forward_only(s, batch, 1, NULL);
-    s->memory.without = 0;
+// The passes of a run over one micro-batch, the step's last one or an earlier one
+static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
+    if (settings->reference) forward_logprobs(s, batch, 1, 1);
     if (settings->backward)
-        forward_backward(s, batch, 1, NULL);
+        forward_backward(s, batch, 1, last, NULL);
     else
         forward_only(s, batch, 1, NULL);
 }
@@ -158,7 +156,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     arena_plan(&plan.arena);
     Ops ops = ops_dry(settings->model->dtype, &plan.arena);
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
-    if (batch->N) plan_walk(&s, settings, batch);
+    if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.flops = dry.flops;
     plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
@@ -182,8 +180,7 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     Ops ops = ops_dry(settings->model->dtype, &arena);
     run_begin(&s, &state, settings, &ops, &arena, batch);
     for (int last = 0; last < 2; last++) {
-        s.memory.reduce = last;
-        plan_walk(&s, settings, batch);
+        plan_walk(&s, settings, batch, last);
         for (int kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
             s.memory.sent.bytes[kind] *= (double)(streams - 1);
             s.memory.sent.calls[kind] *= (double)(streams - 1);

@@ -8,7 +8,7 @@ the counting itself, and waiting for other ranks.
 #define LLMC_PROFILE_H
 #include "ops_timed.h"
 #include "llmc/base/json.h"
-#include "llmc/stream/stream.h"
+#include "llmc/stream/state.h"
 
 static int timed_compare(const void *a, const void *b) {
     const double x = ((const TimedRow *)a)->seconds, y = ((const TimedRow *)b)->seconds;

@@ -38,23 +38,23 @@ typedef struct {
     const Model *model;
     const Ops *ops;
     Arena *arena;
-    char *weights;       // of model->dtype: all, or this rank's portions (sharding.h)
-    const Lora *lora;    // NULL: the model itself is trained
-    char *adapters;      // the same of lora->table
-    int without;         // adapters are left out for now: the model as it was before
-    char *gradients;     // of what is trained, in gradient_type; all or portions; NULL in a run without backward
-    DType gradient_type; // model->dtype, or the type of sums
-    char *inputs;        // [L+1, N, C] layer inputs x_0..x_L, or [N, C] where a forward alone runs in place
-    size_t input_stride; // N*C elements, or 0 in place
-    size_t input_begin;  // the first token that `inputs` holds: 0, but generation holds one chunk at a time
+    char *weights;        // of model->dtype: all, or this rank's portions (sharding.h)
+    const Lora *lora;     // NULL: the model itself is trained
+    char *adapters;       // the same of lora->table
+    int without_adapters; // in a pass of the reference: the model before adapters
+    char *gradients;      // of what is trained, in gradient_type; all or portions; NULL in a run without backward
+    DType gradient_type;  // model->dtype, or the type of sums
+    char *inputs;         // [L+1, N, C] layer inputs x_0..x_L, or [N, C] where a forward alone runs in place
+    size_t input_stride;  // N*C elements, or 0 in place
+    size_t input_begin;   // the first token that `inputs` holds: 0, but generation holds one chunk at a time
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for them
 
-    World world;          // whose processes share in all this
-    int reduce;           // the stream at hand is the step's last: sums in place are then added up over all ranks
-    Traffic sent;         // so far, by this rank
-    int plan;             // a walk that visits one layer of each kind (stream.h)
-    double layers_repeat; // how many layers the one being visited stands for; 1 in a run
-    int step;             // of the walk over layers: 1 first to last, -1 last to first
+    World world;                        // whose processes share in all this
+    int last;                           // micro-batch of the step: sums in place are reduced over all ranks in its pass
+    Traffic sent;                       // so far, by this rank
+    int plan;                           // a walk that visits one layer of each kind (stream.h)
+    double layers_repeat;               // how many layers the one being visited stands for; 1 in a run
+    int step;                           // of the walk over layers: 1 first to last, -1 last to first
     LayerBuffer gathered[2], summed[2]; // of layers with even and odd numbers
     Summed *embedding_sums;             // [elements of the group] of a tied head first, then of the embedding, too
     int64_t last_ticket;                // of sums in place; 0: none
@@ -149,12 +149,12 @@ static void gather_layer(Residency *r, size_t layer) {
     if (b->busy && b->layer == layer) return; // the visit before has asked for it
     b->layer = layer, b->busy = 1;
     b->ticket = gather_group(r, r->model, r->weights, layer, b->weights);
-    if (r->lora && !r->without) b->ticket = gather_group(r, &r->lora->table, r->adapters, layer, b->adapters);
+    if (r->lora && !r->without_adapters) b->ticket = gather_group(r, &r->lora->table, r->adapters, layer, b->adapters);
 }
 
 static GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
     LayerBuffer *b = &r->gathered[layer % 2];
-    GroupWeights w = {b->weights, r->lora && !r->without ? b->adapters : NULL, NULL};
+    GroupWeights w = {b->weights, r->lora && !r->without_adapters ? b->adapters : NULL, NULL};
     gather_layer(r, layer);
     r->ops->await(b->ticket);
     b->busy = 0;
@@ -190,7 +190,7 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
         return is_layer(group) ? acquire_gathered_layer(r, group) : acquire_gathered_table(r, group);
     w.weights = (char *)at(r->weights, group_begin(r->model, group), size);
     if (group == GROUP_HEAD) w.matrix = (char *)at(r->weights, model_head_offset(r->model), size);
-    if (r->lora && !r->without && is_layer(group))
+    if (r->lora && !r->without_adapters && is_layer(group))
         w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), size);
     return w;
 }
@@ -249,7 +249,7 @@ static Summed *push_sums(Residency *r, const char *name, size_t count) {
 static void gather_gradient(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
-    if (r->reduce && r->world.zero < ZERO_OPTIMIZER)
+    if (r->last && r->world.zero < ZERO_OPTIMIZER)
         r->last_ticket =
             ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, at(r->gradients, group_begin(table, group), size),
                          group_elements(table, group), SHARD_ALIGNMENT, size);
@@ -258,7 +258,7 @@ static void gather_gradient(Residency *r, size_t group) {
 // A group's sums in place, over all ranks; awaited at the end of the pass.
 static void reduce_in_place(Residency *r, size_t group) {
     const Model *table = trained_table(r);
-    if (!r->reduce) return;
+    if (!r->last) return;
     r->last_ticket = ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums_at(r->gradients, group_begin(table, group), r),
                                group_elements(table, group), SHARD_ALIGNMENT);
     gather_gradient(r, group);
@@ -374,9 +374,10 @@ static void grads_release(Residency *r, size_t group, GroupSums sums) {
     arena_pop(r->arena, r->sums_mark);
 }
 
-// Around a stream's forward and backward. Beside other processes a tied matrix has one sum, from the head to the
-// embedding, so that it is sent once.
-static void grads_begin(Residency *r) {
+// Around the forward and backward pass of a micro-batch. Beside other processes a tied matrix has one sum, from the head to
+// the embedding, so that it is sent once. last: of the step's micro-batches
+static void grads_begin(Residency *r, int last) {
+    r->last = last;
     const int wanted = !alone(r) && !r->lora && !sums_in_place(r) && head_is_tied(r->model);
     r->embedding_sums =
         wanted ? push_sums(r, "sums of the tied embedding's gradient", group_elements(r->model, GROUP_EMBEDDING))

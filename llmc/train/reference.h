@@ -110,9 +110,9 @@ static void logprobs_finish(LogprobWriter *w, uint64_t counted) {
 }
 
 // All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
-// batch: of dataloader_batch, or as large. The loader is somewhere else afterwards.
+// batch: of dataloader_batch, or as large. The loader is somewhere else afterwards. reference: without adapters
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
-                                   Assignment assignment) {
+                                   Assignment assignment, int reference) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
     Documents *d = &data->documents;
@@ -125,7 +125,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         dataloader_seek(data, any ? done + assignment.first : 0);
         dataloader_next(data, batch);
         Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
-        forward_logprobs(stream, &part, 1);
+        forward_logprobs(stream, &part, 1, reference);
         for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
             logprobs_write_document(writer, d, &part, i, stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)(assignment.stride * assignment.parts) * batch_tokens(&part));
@@ -201,10 +201,8 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
     fflush(run->text);
     if (dist_rank() == 0) logprobs_create(&writer, path, wanted);
     logprobs_share(&writer, path);
-    run->streambp.memory.without = 1; // adapters are what is trained
     logprobs_compute(&writer, &run->streambp, data, batch,
-                     assign_evaluation(run->settings.world, run->assignment.parts));
-    run->streambp.memory.without = 0;
+                     assign_evaluation(run->settings.world, run->assignment.parts), 1);
 }
 
 // The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,

@@ -81,8 +81,7 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, Pass
         Batch batch = bp_batch(run, loader, i, whole);
         double begin = seconds_now();
         run_reference(run, &batch);
-        run->streambp.memory.reduce = i + 1 == own;
-        result->loss += forward_backward(&run->streambp, &batch, Z, &result->metrics);
+        result->loss += forward_backward(&run->streambp, &batch, Z, i + 1 == own, &result->metrics);
         ops_device->finish();
         seconds += seconds_now() - begin;
     }

@@ -356,7 +356,7 @@ static void plan_is_run(size_t chunk, size_t capacity, Method method, const Batc
         run_settings.method = method, run_settings.backward = run_settings.optimizer = batch != NULL;
         Run *run = run_with_weights(run_settings, batch, weights);
         generate(run, text, capacity, capacity + 1, &settings);
-        if (batch) forward_backward(&run->s, batch, 1, NULL);
+        if (batch) forward_backward(&run->s, batch, 1, 1, NULL);
         generate(run, text, 1, capacity + 1, &settings);
         if (run->arena.peak != run->plan.total_bytes)
             test_fail("%.30s..., chunk %zu, cache %zu: used %zu bytes at most, planned %zu", models[i], chunk, capacity,
@@ -424,7 +424,7 @@ TEST(sampling_between_steps_changes_nothing) {
             Run *run = run_with_weights(run_settings, &batch, weights);
             for (size_t round = 0; round < 3; round++) {
                 run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
-                loss[round] = forward_backward(&run->s, &batch, 13, NULL);
+                loss[round] = forward_backward(&run->s, &batch, 13, 1, NULL);
                 gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
                 if (round < 2) generate(run, text[round], 2, CAPACITY, &settings);
             }

@@ -240,7 +240,7 @@ TEST(plan_and_training) {
             test_case("%.30s..., %zu slots", models[i], slots[k]);
             for (size_t round = 0; round < 2; round++) {
                 run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
-                loss[round] = forward_backward(&run->s, &batch, 13, NULL);
+                loss[round] = forward_backward(&run->s, &batch, 13, 1, NULL);
                 gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
                 if (!round)
                     write_together(run, slots[k], some_texts(&texts, model.config.vocab_size), settings, NULL, 0);

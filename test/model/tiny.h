@@ -115,7 +115,7 @@ static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const d
     device_write(ops, s.memory.weights, model->dtype, weights, model->elements);
     if (adapters) device_write(ops, s.memory.adapters, model->dtype, adapters, trained->elements);
     ops->zero(s.memory.gradients, trained->elements * dtype_size(settings.gradient_type));
-    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z, NULL);
+    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z, i + 1 == count, NULL);
     result.gradient = device_read(ops, s.memory.gradients, settings.gradient_type, trained->elements);
     run_end(&s);
     ops->release(memory, plan.total_bytes);

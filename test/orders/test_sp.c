@@ -132,9 +132,8 @@ static void run_streams(const Case *c, StreamBP *s, World w, Result *r) {
         if (takes(w, i)) last = i;
     for (size_t i = 0; i < c->streams; i++) {
         if (!takes(w, i)) continue;
-        s->memory.reduce = i == last;
         s->dropout_seed = 5 + (c->parts ? 0 : i);
-        r->loss += forward_backward(s, &c->batch[i], c->Z, NULL);
+        r->loss += forward_backward(s, &c->batch[i], c->Z, i == last, NULL);
     }
     r->sent = s->memory.sent;
     for (size_t i = 0; i < c->streams; i++) {

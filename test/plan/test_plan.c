@@ -49,7 +49,7 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     run_begin(&s, &state, settings, &ops, &arena, batch);
     s.dry = 0;
     s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
-    forward_backward(&s, batch, 1, NULL);
+    forward_backward(&s, batch, 1, 1, NULL);
     *flops = dry.flops, *peak = arena.peak;
     run_end(&s);
 }

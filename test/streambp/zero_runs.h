@@ -167,8 +167,7 @@ static double beside_gradient(Beside *b, const Case *c) {
     double loss = 0;
     grads_zero(&b->s.memory);
     for (size_t i = 0; i < streams; i++) {
-        b->s.memory.reduce = i + 1 == streams;
-        loss += forward_backward(&b->s, &c->batch[replica * streams + i], b->Z, NULL);
+        loss += forward_backward(&b->s, &c->batch[replica * streams + i], b->Z, i + 1 == streams, NULL);
     }
     if (world_ranks(b->settings.world) > 1) dist_sum(RANKS_ALL, &loss, 1);
     return loss / (double)world_sp(b->settings.world); // all ranks of a stream know its loss

@@ -196,7 +196,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
     LogprobWriter w;
     LogprobFile f;
     logprobs_create(&w, scratch_path(name), &header);
-    *sum = logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1));
+    *sum = logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1), 0);
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
@@ -217,7 +217,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
     assert_int_equal(dataloader_batches(&o->data), d->documents);
     for (size_t place = 0; place < d->documents; place++) {
         dataloader_next(&o->data, &o->batch);
-        forward_logprobs(&o->run.streambp, &o->batch, 1);
+        forward_logprobs(&o->run.streambp, &o->batch, 1, 0);
         for (size_t t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
                 value[first] = (float)value_at(o->run.streambp.host_sums, dtype_of_sums(o->run.model.dtype), t);
@@ -315,7 +315,7 @@ static void overflow(const void *setup) {
     ops_device->copy_in(o->run.streambp.memory.weights + model_head_offset(&o->run.model) * sizeof(float), huge,
                         head * sizeof(float));
     logprobs_create(&w, scratch_path("overflow.logprobs"), &header);
-    logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1));
+    logprobs_compute(&w, &o->run.streambp, &o->data, &o->batch, assign_alone(1), 0);
 }
 
 TEST(values_that_are_none_are_refused) {

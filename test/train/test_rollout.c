@@ -486,7 +486,7 @@ TEST(a_policy_learns) {
         ops_device->zero(r->s.memory.gradients, r->model.elements * dtype_size(r->run.gradient_type));
         for (i = 0, loss = 0; i < streams; i++)
             loss += forward_backward(&r->s, rollout_batch(&r->rollout, i),
-                                     objective_normaliser(&r->s.objective, r->rollout.counts), NULL);
+                                     objective_normaliser(&r->s.objective, r->rollout.counts), 1, NULL);
         assert_true(isfinite(loss) && r->arena.peak <= r->plan.total_bytes);
         adamw.step = (int64_t)number;
         optimizer_step(&r->model, world_alone(), ops_device, r->s.memory.weights, r->s.memory.gradients,

@@ -1,14 +1,14 @@
 /*
-Between the host and the stream at hand: tokens and the weights of targets go to the device, log-probabilities and
-entropies come back. Where several ranks share a stream each moves those of its own tokens; what an objective looks at
-is of the whole stream, so the host of each rank gets the others', too.
+The sequence between host and device: tokens, targets and their weights go to the device, log-probabilities and entropies
+come back. An objective looks at the whole sequence; where ranks share it, each moves its own tokens' values and the host
+of every rank gets those of the others.
 */
-#ifndef LLMC_STREAM_HOST_H
-#define LLMC_STREAM_HOST_H
+#ifndef LLMC_SEQUENCE_H
+#define LLMC_SEQUENCE_H
+#include "chunks.h"
 #include "llmc/ranks/dist.h"
-#include "stream.h"
 
-// Own tokens' elements of `size` bytes: host [N] -> device [own_tokens], and back.
+// Elements of `size` bytes of the rank's own tokens: host [N] -> device [rows], and back
 static void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
     for (size_t half = 0; half < 2; half++)
         if (s->own[half].count)
@@ -23,7 +23,7 @@ static void own_copy_out(const StreamBP *s, void *host, void *device, size_t siz
                              s->own[half].count * size);
 }
 
-// Where several ranks share the stream: own values of host [N] are there, the others' come from their owners.
+// All-gather of host[N] over the ranks that share the sequence, each of which has the values of its own tokens
 static void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
     const size_t most = sequence_share_max(s->N, S);
@@ -42,14 +42,14 @@ static void host_gather(StreamBP *s, void *host) {
     }
 }
 
-// host[N] = what the device has of every token of the stream, whoever owns it
+// host[N] = device[rows] of all ranks
 static void host_collect(StreamBP *s, void *host, Summed *device) {
     if (s->dry) return;
     own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
     host_gather(s, host);
 }
 
-// Weights of all targets; where they wait for log-probabilities, these are in host_sums.
+// dL/dlogp of all targets, to the device. Weights that wait for log-probabilities find them in host_sums.
 static void sequence_weights(StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
@@ -58,11 +58,11 @@ static void sequence_weights(StreamBP *s) {
     own_copy_in(s, s->token_weight, s->host_sums, dtype_size(type));
 }
 
-// Z normalises the loss: what objective_normaliser makes of the whole accumulated batch.
-static void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
-    s->batch = batch, s->Z = Z;
+// Puts the sequence on the device. Z: loss denominator, objective_normaliser of the whole accumulated batch
+static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
+    s->batch = batch, s->Z = Z, s->pass = pass;
     sequence_split(s, world_sp(s->memory.world));
-    size_t n = s->own_tokens;
+    size_t n = s->rows;
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
     s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
@@ -71,7 +71,7 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
     s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
     if (s->dry) return;
     if (batch->N > s->host_tokens || batch->documents > s->host_documents)
-        die("a stream of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
+        die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
             batch->documents, s->host_tokens, s->host_documents);
     own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
     own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
@@ -79,10 +79,21 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z) {
     if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
-// Log-probabilities and entropies come to the host, of the whole stream on each of its ranks.
+// Log-probabilities and entropies of the whole sequence, to the host
 static void sequence_end(StreamBP *s) {
     host_collect(s, s->host_sums, s->logp);
     if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
+}
+
+// dL/dlogp of chunk c's targets, from the log-probabilities of these alone
+static void sequence_chunk_weights(StreamBP *s, Chunk c) {
+    const DType type = dtype_of_sums(s->model->dtype);
+    const size_t size = dtype_size(type);
+    void *values = at(s->host_sums, c.token, size);
+    if (s->dry) return;
+    s->ops->copy_out(values, summed_row(s, s->logp, c.row, 1), c.n * size);
+    objective_weights(&s->objective, s->batch, s->Z, c.token, c.n, values, values, type);
+    s->ops->copy_in(summed_row(s, s->token_weight, c.row, 1), values, c.n * size);
 }
 
 static double sequence_loss(const StreamBP *s, Metrics *metrics) {

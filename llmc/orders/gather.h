@@ -1,22 +1,22 @@
 /*
-Keys and values of a stream that several ranks share. Each rank makes those of its own tokens (stream.h). Before
-attention what its queries see comes to it; what its backward has found for keys of other ranks goes back to them,
-once per layer and pass:
+Ranks that share a sequence, by gathering (sequence parallelism). Each rank goes through the layers with its own tokens;
+what its queries see of a layer's keys and values comes to it before attention, and what its backward has found for the
+keys of other ranks goes back to them, once per layer and pass:
 
-    layers that see everything   each half of the stream is gathered, in the order of its tokens; of dK, dV of a half
-                                 each rank gets the sums of its portion
-    layers that see everything,  blocks of keys pass by instead (ring.h)
-    where they do not fit
-    layers with a window         each range gets its halo, the keys before it that its queries see, from whoever owns
-                                 them; dK, dV of a halo go back and are added there
+    layers that see everything   all-gather of K, V of each half of the sequence, in the order of its tokens; reduce-scatter
+                                 of dK, dV of a half
+    layers with a window         each range gets its halo, the keys before it that its queries see, from their owners; dK,
+                                 dV of a halo go back and are added there
 
-Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while
-they are worked on; backward, where chunks go last to first, dK, dV of the second half are complete when the first
-begins.
+Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while they
+are worked on; backward, chunks last to first, dK, dV of the second half are complete when the first begins.
+
+dK, dV of a chunk are complete after the exchange only, so kv_backward follows in loops of its own. The gradient of norm 1
+then comes in two parts, through the queries and later through keys and values: its backward is linear.
 */
-#ifndef LLMC_KEY_VALUE_EXCHANGE_H
-#define LLMC_KEY_VALUE_EXCHANGE_H
-#include "stream.h"
+#ifndef LLMC_GATHER_H
+#define LLMC_GATHER_H
+#include "streambp.h"
 
 static RankGroup group_of_half(size_t half) { return half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE; }
 
@@ -24,7 +24,7 @@ static void await_shared(StreamBP *s, int64_t ticket) {
     if (ticket) s->ops->await(ticket);
 }
 
-// ---- layers that see everything -------------------------------------------------------------------------------------
+// ---- layers that see everything: gather and reduce-scatter -------------------------------------------------------------------------------------
 // Keys and values of a half, of which every rank has made its own; nobody looks at rows behind the last token. Returns
 // the ticket; 0: there is nothing to wait for.
 static int64_t half_gather(StreamBP *s, size_t l, size_t half) {
@@ -116,7 +116,7 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
 static void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
-    const size_t most = min_size(s->own_tokens, 2 * (window_of_model(&s->model->config) - 1));
+    const size_t most = min_size(s->rows, 2 * (window_of_model(&s->model->config) - 1));
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
     Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);
@@ -151,26 +151,94 @@ static void halos_return(StreamBP *s, size_t l) {
     arena_pop(s->arena, mark);
 }
 
-// ---- either kind ----------------------------------------------------------------------------------------------------
-// Own keys and values of range `half` are there, and of the ranges before: ticket[half] is what queries of that half
-// have to wait for. Halos come from both halves, so all at the end.
+// ---- one layer ------------------------------------------------------------------------------------------------------
+// Own keys and values of a half are there, and of the half before. ticket[half]: what queries of that half wait for. Halos
+// come from both halves, so both wait for all of them.
 static void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
-    if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))
         ticket[half] = half_gather(s, l, half);
     else if (half == 1)
         ticket[0] = ticket[1] = halos_gather(s, l);
 }
 
-// All queries of this half and of the ones behind it have been through backward: ticket[half] is what dK, dV of the own
-// tokens in it have to wait for.
+// All queries of this half and the one behind it have been through backward. ticket[half]: what dK, dV of the own tokens in
+// it wait for.
 static void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     ticket[half] = 0;
-    if (layer_rings(s, l)) return;
     if (!layer_window(&s->model->config, l))
         ticket[half] = half_reduce(s, l, half);
     else if (half == 0)
         halos_return(s, l);
+}
+
+static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
+    const size_t size = effective_chunk(s, s->chunk);
+    for (size_t half = 0; half < 2; half++) {
+        for (size_t i = 0; i < range_chunks(s, half, size); i++)
+            chunk_kv_project(s, l, range_chunk(s, half, i, size), w);
+        keys_share(s, l, half, ticket);
+    }
+}
+
+static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
+    const size_t size = effective_chunk(s, s->chunk);
+    int64_t ticket[2] = {0, 0};
+    gather_keys(s, l, w, ticket);
+    weights_prefetch(&s->memory, l);
+    for (size_t half = 0; half < 2; half++) {
+        await_shared(s, ticket[half]);
+        for (size_t i = 0; i < range_chunks(s, half, size); i++) {
+            Chunk c = range_chunk(s, half, i, size);
+            Activations a = chunk_activations(s, l, c);
+            if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
+            norm1_forward(s, l, c, w, &a);
+            attention_forward(s, l, c, w, &a);
+            saved_attention_store_chunk(s, l, c, a.attention_out, a.lse);
+            mlp_forward(s, l, c, w, &a);
+            drop(s, &a);
+        }
+    }
+}
+
+// Room for the activations that kv_backward uses: norm 1 of chunk c, computed again or kept
+static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    Activations a = {0};
+    if (keeps_activations(s)) return kept_activations(s, l, c.row);
+    a.mark = arena_mark(s->arena);
+    a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * shapes_of(s->model).C);
+    norm1_forward(s, l, c, w, &a);
+    return a;
+}
+
+static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
+    const size_t size = effective_chunk(s, s->chunk), L = s->model->config.num_hidden_layers;
+    int64_t ticket[2] = {0, 0};
+    zero_key_value_gradients(s, s->kv.rows[layer_window(&s->model->config, l) != 0]);
+    saved_attention_prefetch(s, l, chunk_count(s));
+    if (!keeps_activations(s)) gather_keys(s, l, w, ticket);
+    weights_prefetch(&s->memory, l);
+    for (size_t half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
+    for (size_t half = 2; half-- > 0;) {
+        for (size_t i = range_chunks(s, half, size); i-- > 0;) {
+            Chunk c = range_chunk(s, half, i, size);
+            Stored *dx = input_load(&s->memory, L, c.row);
+            Activations a = recompute(s, l, c, w);
+            mlp_backward(s, l, c, w, dw, &a, dx);
+            attention_backward(s, l, c, w, dw, &a, dx);
+            norm1_backward(s, l, c, w, dw, &a, dx); // the queries' part
+            drop(s, &a);
+        }
+        key_gradients_share(s, l, half, ticket);
+    }
+    for (size_t half = 2; half-- > 0;) {
+        await_shared(s, ticket[half]);
+        for (size_t i = range_chunks(s, half, size); i-- > 0;) {
+            Chunk c = range_chunk(s, half, i, size);
+            Activations a = norm1_activations(s, l, c, w);
+            kv_backward(s, l, c, w, dw, &a, input_load(&s->memory, L, c.row)); // the keys' and values' part
+            drop(s, &a);
+        }
+    }
 }
 
 #endif

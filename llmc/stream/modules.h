@@ -1,16 +1,18 @@
 /*
-The linear layers of a decoder block as the steps of streambp.h use them: the product, its bias, and the adapters that
-it may have (lora.h). Backward sums dW where the weights are trained, dA and dB where adapters are, and always gives the
-gradient of the input.
+The modules of a decoder block as the steps of streambp.h use them: linear layers with their bias and adapters (lora.h),
+norms, and QK-norm with rotary embedding. Forward overwrites its output. Backward adds dW where the
+weights are trained, dA and dB where adapters are, and always gives the gradient of the input.
 
-An adapter's own activations are [n, rank] and live as long as one product; in backward they are computed again, like
-everything else of a chunk. Its dropout is a function of (seed, A, place in the stream) alone: parts of one module drop
-the same, recomputation and chunks do not change it.
+An adapter's own activations are [n, rank] and live as long as one product; backward computes them again. Its dropout is a
+function of (seed, A, token) alone: parts of one module drop the same, and recomputation and chunks do not change it.
 */
-#ifndef LLMC_LINEAR_LAYER_H
-#define LLMC_LINEAR_LAYER_H
-#include "stream.h"
+#ifndef LLMC_MODULES_H
+#define LLMC_MODULES_H
+#include "chunks.h"
 
+#define RANDOM_STREAM_DROPOUT 0x64726f706f7574ull // of random.h ("dropout")
+
+// ---- adapters -------------------------------------------------------------------------------------------------------
 typedef struct {
     LayerTensor weight, bias;
     size_t in, out;   // weight[out,in]
@@ -31,7 +33,6 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     return linear;
 }
 
-// ---- adapters -------------------------------------------------------------------------------------------------------
 typedef struct {
     const LoraPart *part;
     const Stored *a, *b; // [rank,in], [columns,rank]
@@ -39,7 +40,7 @@ typedef struct {
     uint64_t seed;       // of its dropout
 } Adapter;
 
-// The adapters of a product, at most two; none where they are left out or not wanted there.
+// The adapters of a product, at most two; returns their number
 static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[2]) {
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
@@ -59,15 +60,19 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
     return count;
 }
 
-// What an adapter sees of the input x[n,in]: x, or in training with dropout a copy of it, pushed.
+// In force where gradients follow
+static double dropout_rate(const StreamBP *s) { return s->pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
+
+// The input x[n,in] as an adapter sees it: x, or with dropout a copy of it, pushed
 static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
-    if (s->dropout == 0) return x;
+    const double rate = dropout_rate(s);
+    if (rate == 0) return x;
     Stored *dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
-    s->ops->dropout(dropped, x, c.n, in, s->batch->first + c.place, s->dropout, adapter->seed, 0);
+    s->ops->dropout(dropped, x, c.n, in, s->batch->first + c.token, rate, adapter->seed, 0);
     return dropped;
 }
 
-// h[n,rank] = scale * input A^T, pushed.
+// h[n,rank] = scale * input A^T, pushed
 static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
     const Lora *lora = s->memory.lora;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * lora->rank);
@@ -76,7 +81,7 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
     return h;
 }
 
-// ---- the layer ------------------------------------------------------------------------------------------------------
+// ---- linear layers ---------------------------------------------------------------------------------------------------
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
 static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
                            const Stored *x, const Stored *residual) {
@@ -96,7 +101,7 @@ static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
 }
 
 // dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
-static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adapter *adapter, Linear linear,
+static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapter *adapter, Linear linear,
                                 const Stored *dout, const Stored *x) {
     const Lora *lora = s->memory.lora;
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
@@ -104,23 +109,24 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums sums, const Adap
     size_t mark = arena_mark(s->arena);
     const Stored *input = adapter_input(s, c, adapter, x, linear.in);
     const Stored *h = adapter_narrow(s, c, adapter, input, linear.in);
-    s->ops->adapter_backward(dh, (Summed *)at(sums.layer, adapter->part->b, size), dout, linear.out, adapter->column, h,
+    s->ops->adapter_backward(dh, (Summed *)at(dw.layer, adapter->part->b, size), dout, linear.out, adapter->column, h,
                              adapter->b, c.n, lora->rank, adapter->part->columns);
     if (lora->scale != 1) s->ops->scale(dh, lora->scale, c.n * lora->rank);
-    s->ops->linear_backward_weight((Summed *)at(sums.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
+    s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
                                    lora->rank);
     arena_pop(s->arena, mark);
     return dh;
 }
 
-// dx[n,in] += the part of it that comes through an adapter
+// dx[n,in] += the gradient through one adapter
 static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
                                    const Stored *dh) {
     const size_t mark = arena_mark(s->arena), rank = s->memory.lora->rank;
-    if (s->dropout > 0) {
+    const double rate = dropout_rate(s);
+    if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, 0);
-        s->ops->dropout(dx, dinput, c.n, in, s->batch->first + c.place, s->dropout, adapter->seed, 1);
+        s->ops->dropout(dx, dinput, c.n, in, s->batch->first + c.token, rate, adapter->seed, 1);
     } else {
         s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, 1);
     }
@@ -129,7 +135,7 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
 
 // dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not
 // accumulated
-static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums sums, LayerTensor tensor,
+static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
                             Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const Linear linear = linear_of(s, tensor);
     const size_t mark = arena_mark(s->arena);
@@ -137,11 +143,56 @@ static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Grou
     Stored *dh[2];
     size_t count = adapters_of(s, l, w, linear, adapter);
     if (!s->memory.lora)
-        s->ops->linear_backward_weight(sum_of(s, sums, linear.weight), sum_of(s, sums, linear.bias), dout, x, c.n,
+        s->ops->linear_backward_weight(sum_of(s, dw, linear.weight), sum_of(s, dw, linear.bias), dout, x, c.n,
                                        linear.in, linear.out);
-    for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(s, c, sums, &adapter[i], linear, dout, x);
+    for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(s, c, dw, &adapter[i], linear, dout, x);
     s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, accumulate);
     for (size_t i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
+    arena_pop(s->arena, mark);
+}
+
+// ---- norms ----------------------------------------------------------------------------------------------------------
+static Norm norm_of(const StreamBP *s) {
+    const Config *config = &s->model->config;
+    const Norm norm = {config->norm_eps, (double)config->family->norm_offset, config->family->norm};
+    return norm;
+}
+
+// out[n,C] = norm(x) + residual; b, residual: NULL where there is none
+static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b,
+                         const Stored *residual, size_t n) {
+    s->ops->norm_forward(out, x, w, b, residual, n, s->model->config.hidden_size, norm_of(s));
+}
+
+static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+                          const Stored *w, size_t n, int accumulate) {
+    size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, C));
+    s->ops->norm_backward(dx, dw, db, dout, x, w, n, C, norm_of(s), accumulate, scratch);
+    arena_pop(s->arena, mark);
+}
+
+// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], into out. linear: before QK-norm; out where the
+// family has none
+static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const Stored *linear, const Stored *norm,
+                           size_t heads) {
+    Shapes d = shapes_of(s->model);
+    const int local = layer_window(&s->model->config, l) != 0;
+    if (d.qk_norm) s->ops->norm_forward(out, linear, norm, NULL, NULL, c.n * heads, d.HD, norm_of(s));
+    if (d.rotary) s->ops->rope_forward(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD);
+}
+
+// The gradient back through both, in place; dnorm[HD] +=
+static void rotary_backward(StreamBP *s, size_t l, Chunk c, Stored *dx, Summed *dnorm, const Stored *linear,
+                            const Stored *norm, size_t heads) {
+    Shapes d = shapes_of(s->model);
+    size_t mark = arena_mark(s->arena), rows = c.n * heads;
+    const int local = layer_window(&s->model->config, l) != 0;
+    if (d.rotary) s->ops->rope_backward(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD);
+    if (d.qk_norm) {
+        Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, d.HD));
+        s->ops->norm_backward(dx, dnorm, NULL, dx, linear, norm, rows, d.HD, norm_of(s), 0, scratch);
+    }
     arena_pop(s->arena, mark);
 }
 

@@ -1,0 +1,193 @@
+/*
+Where the keys and values of a layer lie, and their gradients. They go by the token's index in the sequence, not by rows
+of activations. A layer that sees everything stores the whole sequence; a layer with a window stores the window of the
+chunk at hand, which slides along the sequence with the chunks: forward in a forward pass, back in backward.
+
+Where ranks share the sequence (llmc/orders/), a layer that sees everything stores all tokens, or with a ring the rank's
+own; a layer with a window stores the rank's ranges and before each its halo: the keys that its first query sees.
+*/
+#ifndef LLMC_KEYS_VALUES_H
+#define LLMC_KEYS_VALUES_H
+#include "chunks.h"
+
+// The layer stores the keys of its window alone; the layer's keys go round a ring of ranks.
+static int layer_slides(const StreamBP *s, size_t l) {
+    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->N;
+}
+
+static int layer_rings(const StreamBP *s, size_t l) {
+    return s->ring && s->ranks > 1 && !layer_window(&s->model->config, l);
+}
+
+// Tokens that rank `rank` stores of a layer with a window for one of its ranges: the range and its halo. What the first
+// range stores already is not stored again; an empty range stores nothing.
+static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
+    const size_t window = window_of_model(&s->model->config);
+    const Range first = sequence_part(s->N, s->ranks, rank, 0), own = sequence_part(s->N, s->ranks, rank, half);
+    Range range = {half ? s->N : 0, 0};
+    if (!own.count) return range;
+    range.begin = first_key(s->batch->document_start[document_of(s->batch, own.begin)], own.begin, window);
+    if (half && first.count) range.begin = max_size(range.begin, first.begin + first.count);
+    range.count = own.begin + own.count - range.begin;
+    return range;
+}
+
+// ---- room -----------------------------------------------------------------------------------------------------------
+// Rows of a layer with a window: what a chunk of at most `chunk` tokens sees, or a rank's ranges and halos
+static size_t window_rows(const StreamBP *s, size_t tokens, size_t chunk) {
+    const size_t window = window_of_model(&s->model->config);
+    if (!window) return tokens;
+    return min_size(tokens, s->ranks > 1 ? s->rows + 2 * (window - 1) : window - 1 + chunk);
+}
+
+// Rows of whichever layer has the most
+static size_t rows_of_a_layer(const StreamBP *s) {
+    const size_t windows = layers_with_window(&s->model->config);
+    return max_size(windows < s->model->config.num_hidden_layers ? s->kv.rows[0] : 0, windows ? s->kv.rows[1] : 0);
+}
+
+// Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
+// linear: for keys before QK-norm, too
+static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
+    Shapes d = shapes_of(s->model);
+    const size_t windows = layers_with_window(&s->model->config), shared = s->ranks > 1;
+    const KeyValue none = {0};
+    s->kv = none;
+    s->kv.layers = layers;
+    s->kv.rows[0] = !shared ? tokens : s->ring ? sequence_share_max(s->N, s->ranks) : sequence_rows(s->N, s->ranks);
+    s->kv.rows[1] = window_rows(s, tokens, chunk);
+    for (size_t half = 0; half < 2 && shared; half++)
+        s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
+    const size_t count = layers > 1 ? (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1] : rows_of_a_layer(s);
+    s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count * d.KV);
+    s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count * d.KV);
+    if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count * d.KV);
+}
+
+// Room for the keys and values of a pass: of one layer at a time, with method full of all of them
+static void push_pass_key_value(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    const int all = keeps_activations(s);
+    push_key_value(s, all ? d.L : 1, s->N, effective_chunk(s, s->chunk), all && d.qk_norm);
+}
+
+static void push_key_value_gradients(StreamBP *s) {
+    const size_t count = rows_of_a_layer(s) * shapes_of(s->model).KV;
+    s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", count);
+    s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", count);
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+// First row of a layer's keys and values
+static size_t key_value_begin(const StreamBP *s, size_t l) {
+    size_t row = 0;
+    for (size_t i = 0; i < l && s->kv.layers > 1; i++) row += s->kv.rows[layer_window(&s->model->config, i) != 0];
+    return row;
+}
+
+// Offset from a token's index in the sequence to its row in the K/V buffer. The second range of a rank follows the first
+// at once.
+static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
+    if (layer_rings(s, l)) return token - own_row(s, token);
+    if (!layer_slides(s, l)) return 0;
+    if (s->ranks == 1) return s->kv.first;
+    return token < s->kv.halo[1].begin ? s->kv.halo[0].begin : s->kv.halo[1].begin - s->kv.halo[0].count;
+}
+
+// A token's row in kv.k, kv.v or kv.k_linear, and in kv.dk or kv.dv, which are of one layer at a time
+static Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
+    return stored_row(s, base, key_value_begin(s, l) + token - tokens_skipped(s, l, token), shapes_of(s->model).KV);
+}
+
+static Summed *key_gradient_at(StreamBP *s, Summed *base, size_t l, size_t token) {
+    return summed_row(s, base, token - tokens_skipped(s, l, token), shapes_of(s->model).KV);
+}
+
+// All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
+static Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
+    return stored_row(s, base, key_value_begin(s, l), shapes_of(s->model).KV);
+}
+
+// A chunk's spans for a layer, relative to the layer's row 0. A document that begins before row 0 begins there: no query
+// of the chunk sees the difference.
+static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
+    Spans spans = c.spans;
+    Span *moved = s->span + s->batch->documents;
+    size_t skipped = tokens_skipped(s, l, c.token);
+    spans.window = layer_window(&s->model->config, l);
+    if (spans.window) spans.pairs = c.window_pairs;
+    if (!skipped) return spans;
+    for (size_t i = 0; i < spans.count; i++) {
+        moved[i].document = max_size(c.spans.span[i].document, skipped) - skipped;
+        moved[i].begin = c.spans.span[i].begin - skipped, moved[i].end = c.spans.span[i].end - skipped;
+        moved[i].row = c.spans.span[i].row;
+    }
+    spans.span = moved;
+    return spans;
+}
+
+static AttentionShape attention_shape(StreamBP *s, size_t l, Spans spans) {
+    Shapes d = shapes_of(s->model);
+    const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model, l), all_keys, 0, 0};
+    return shape;
+}
+
+static void zero_key_value_gradients(StreamBP *s, size_t rows) {
+    Shapes d = shapes_of(s->model);
+    s->ops->zero(s->kv.dk, rows * d.KV * d.summed);
+    s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
+}
+
+// ---- the window's slide ---------------------------------------------------------------------------------------------
+// Moves `rows` rows of `bytes` each from row `from` to row `to`, in copies that do not overlap.
+static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_t rows, size_t bytes) {
+    size_t step = from > to ? from - to : to - from, n;
+    char *memory = (char *)base;
+    for (size_t done = 0; step && done < rows; done += n) {
+        n = min_size(step, rows - done);
+        size_t row = from > to ? done : rows - done - n; // downwards from the bottom, upwards from the top
+        ops->copy(memory + (to + row) * bytes, memory + (from + row) * bytes, n * bytes);
+    }
+}
+
+// Makes `first` the token in row 0. Tokens up to `end` stay where they are stored already: [first, end) when the window
+// slides forward, [kv.first, end) when it slides back.
+static void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
+    Shapes d = shapes_of(s->model);
+    const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
+    const size_t rows = end > stay ? end - stay : 0;
+    if (s->dry) return;
+    slide_rows(s->ops, layer_keys(s, s->kv.k, l), from, to, rows, d.KV * d.stored);
+    slide_rows(s->ops, layer_keys(s, s->kv.v, l), from, to, rows, d.KV * d.stored);
+    if (!s->kv.dk) return;
+    slide_rows(s->ops, s->kv.dk, from, to, rows, d.KV * d.summed);
+    slide_rows(s->ops, s->kv.dv, from, to, rows, d.KV * d.summed);
+}
+
+// Before the keys of chunk c of a layer with a window are projected, chunks first to last: makes room for them. Where
+// several layers' keys are stored, all windows slide. A plan puts keys at once where they would have come to lie.
+static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
+    size_t window = window_of_model(&s->model->config), first = first_key(0, c.token, window);
+    if (s->ranks > 1 || !layer_slides(s, layer)) return;
+    if (!c.token) s->kv.first = 0;
+    if (c.token + c.n - s->kv.first <= s->kv.rows[1]) return;
+    for (size_t l = s->kv.layers > 1 ? 0 : layer; l < s->model->config.num_hidden_layers; l++) {
+        if (layer_slides(s, l)) slide_keys(s, l, first, c.token);
+        if (s->kv.layers == 1) break;
+    }
+    s->kv.first = first;
+}
+
+// Before chunk c of a layer with a window, chunks last to first. Returns the keys that chunk c sees and later chunks do not:
+// they are to be projected again, and their dK, dV are zero. A plan projects as many as c has: which does not matter.
+static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
+    const size_t first = first_key(0, c.token, window_of_model(&s->model->config));
+    const Range missing = {first, min_size(s->kv.first, c.token + c.n) - first}, none = {0, 0}, own = {c.token, c.n};
+    if (s->ranks > 1 || !layer_slides(s, l)) return none;
+    slide_keys(s, l, first, c.token + c.n);
+    s->kv.first = first;
+    zero_key_value_gradients(s, missing.count);
+    return s->dry ? own : missing;
+}
+
+#endif

@@ -1,0 +1,175 @@
+/*
+The state of streamed backpropagation (StreamBP) and what every step asks of it: shapes, room on the arena, a layer's
+weights and the sums of their gradients. streambp.h is the algorithm over this; chunks.h says which tokens a chunk has,
+keys_values.h where a layer's keys and values lie, residency.h where weights, gradients and layer inputs are.
+
+What exists per token (inputs, activations, targets) is stored in rows. A process alone has a row for every token of the
+sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one behind the other.
+
+In a plan (`dry`) loops visit one layer of each kind and one chunk of each length; op set "dry" multiplies what it counts
+by how many they stand for.
+*/
+#ifndef LLMC_STATE_H
+#define LLMC_STATE_H
+#include "llmc/data/objective.h"
+#include "llmc/model/rope_frequency.h"
+#include "llmc/ops/ops_dry.h"
+#include "residency.h"
+
+typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
+
+// Memory that attention's outputs are saved in from forward to backward (saved_attention.h)
+typedef enum { KEEP_NOTHING, KEEP_ON_DEVICE, KEEP_IN_HOST_MEMORY } Keep;
+
+// The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing.
+typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD, PASS_BACKWARD } Pass;
+
+typedef struct StreamBP StreamBP;
+typedef struct Activations Activations; // streambp.h
+
+// Loops over the chunks of one layer: one process' own are in streambp.h, others in llmc/orders/.
+typedef struct {
+    void (*layer_forward)(StreamBP *s, size_t l, GroupWeights w);
+    void (*layer_backward)(StreamBP *s, size_t l, GroupWeights w, GroupSums dw);
+} Order;
+
+// Keys and values of a layer, or of every layer (keys_values.h)
+typedef struct {
+    Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
+    Stored *k_linear; // [rows,NKV*HD]  before QK-norm; method full only
+    Summed *dk, *dv;  // [rows,NKV*HD]
+    size_t rows[2];   // of a layer that sees everything, of a layer with a window
+    size_t layers;    // 1: one layer's at a time
+    size_t first;     // token in row 0 of layers with a window, which slides along the sequence
+    Range halo[2];    // shared sequences: tokens stored of layers with a window, for each range (window_range_of_rank)
+} KeyValue;
+
+// Attention's outputs, saved from forward to backward (saved_attention.h)
+typedef struct {
+    Stored *attention_out; // [L,rows,NH*HD], on the device or in host memory; NULL: not saved
+    Summed *lse;           // [L,rows,NH]
+    // Saved in host memory: the chunks in transfer, by turns of even and odd index
+    Stored *chunk_attention_out[2]; // [chunk,NH*HD]
+    Summed *chunk_lse[2];           // [chunk,NH]
+    int64_t ticket[2];              // of the last transfer of each
+} SavedAttention;
+
+struct StreamBP {
+    const Model *model;
+    const Ops *ops;
+    const Order *order;
+    Arena *arena;
+    Arena host; // host memory of --keep-on host
+    Residency memory;
+    Method method;
+    Keep keep;
+    size_t chunk, logits_chunk; // tokens, as asked for; the sequence's length caps them
+    int dry;                    // a plan: loops visit each distinct shape once
+    Objective objective;
+    uint64_t dropout_seed; // of the adapters' dropout
+
+    // The sequence at hand, on the host
+    Pass pass;
+    const Batch *batch;
+    size_t N;            // its tokens
+    size_t rows;         // tokens that are here: N, or this rank's
+    size_t ranks;        // that share the sequence
+    int ring;            // shared sequences: blocks of keys go round where a layer sees everything
+    Range own[2];        // tokens that are here, in rows 0, 1, ...; {0, N} and nothing for a process alone
+    Span *span;          // [2 * documents] of the chunk at hand, then relative to the layer's first key
+    double Z;            // loss denominator
+    void *host_sums;     // [N] Summed: dL/dlogp on the way in, log-probabilities on the way out
+    void *host_entropy;  // [N] Summed; NULL where the objective does not use it
+    void *host_gathered; // [ranks + 1, most tokens of a rank] Summed; NULL for a process alone
+    size_t host_tokens, host_documents; // room in these
+    // and on the device, [rows] each
+    int32_t *tokens, *targets, *position;
+    Summed *token_weight; // dL/dlogp
+    Summed *logp;
+    Summed *entropy;             // of the distributions over the vocabulary; NULL where the objective does not use it
+    float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
+
+    KeyValue kv;
+    SavedAttention saved;
+    Activations *kept; // method full: of layer 0; layer l's are l * rows further
+};
+
+// ---- shapes ---------------------------------------------------------------------------------------------------------
+typedef struct {
+    size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
+    size_t stored, summed;                     // bytes of an element
+    ActivationKind activation;
+    int gated, qk_norm, rotary, post_norms;
+    double embedding_scale;
+} Shapes;
+
+static Shapes shapes_of(const Model *model) {
+    const Config *c = &model->config;
+    Shapes s;
+    s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
+    s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
+    s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD;
+    s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
+    s.H = s.gated ? 2 * s.FF : s.FF;
+    s.qk_norm = c->family->qk_norm, s.rotary = !c->family->learned_positions;
+    s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
+    s.post_norms = c->family->post_norms;
+    s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;
+    return s;
+}
+
+// Factor on a layer's attention scores
+static double attention_scale(const Model *model, size_t l) {
+    const Config *c = &model->config;
+    double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
+    double factor = rope_attention_factor(c, layer_window(c, l) != 0);
+    return factor * factor / sqrt(width);
+}
+
+// Window of the layers that have one
+static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
+
+static int keeps_activations(const StreamBP *s) { return s->method == METHOD_FULL && s->pass != PASS_FORWARD_ONLY; }
+
+// ---- room on the arena, weights and sums ----------------------------------------------------------------------------
+static Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {
+    return (Stored *)arena_push(s->arena, share, name, count, dtype_size(s->model->dtype));
+}
+
+static Summed *push_summed(StreamBP *s, Share share, const char *name, size_t count) {
+    return (Summed *)arena_push(s->arena, share, name, count, dtype_size(dtype_of_sums(s->model->dtype)));
+}
+
+// Row `row` of x[.,width]
+static Stored *stored_row(const StreamBP *s, Stored *x, size_t row, size_t width) {
+    return (Stored *)at(x, row * width, dtype_size(s->model->dtype));
+}
+
+static Summed *summed_row(const StreamBP *s, Summed *x, size_t row, size_t width) {
+    return (Summed *)at(x, row * width, dtype_size(dtype_of_sums(s->model->dtype)));
+}
+
+// A layer's tensor; NULL where the family has none
+static const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
+    size_t offset = s->model->layer_offset[tensor];
+    return offset == ABSENT ? NULL : (const Stored *)at(w.weights, offset, dtype_size(s->model->dtype));
+}
+
+// The sum of its dW; NULL where the family has no such tensor, and where it is frozen
+static Summed *sum_of(const StreamBP *s, GroupSums dw, LayerTensor tensor) {
+    size_t offset = s->model->layer_offset[tensor];
+    return offset == ABSENT || s->memory.lora ? NULL : summed_row(s, dw.layer, offset, 1);
+}
+
+// Room for x_0..x_L of all rows where a backward pass follows, else for one x that layers overwrite in place
+static void push_inputs(StreamBP *s) {
+    Shapes d = shapes_of(s->model);
+    const int every_layer = s->pass != PASS_FORWARD_ONLY;
+    const size_t layers = every_layer ? d.L + 1 : 1, count = s->rows * d.C;
+    s->memory.inputs =
+        (char *)push_stored(s, SHARE_LAYER_INPUTS, every_layer ? "layer inputs" : "layer input", layers * count);
+    s->memory.input_stride = every_layer ? count : 0;
+    s->memory.input_begin = 0;
+}
+
+#endif
