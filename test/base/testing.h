@@ -21,6 +21,14 @@ must hold for every op: guards intact, inputs untouched, and the same bits when 
 #include "llmc/ops/ops.h"
 #include "llmc/base/random.h"
 
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+// ALL_CASES=1 in the environment: full products of cases, where pairwise covers are enough otherwise.
+static int all_cases(void) {
+    const char *all = getenv("ALL_CASES");
+    return all && *all && *all != '0';
+}
+
 // An op may write what is CHANGED (outputs, sums, in place) and SCRATCH.
 typedef enum { INPUT, CHANGED, SCRATCH } GuardedRole;
 

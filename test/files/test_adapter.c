@@ -78,50 +78,11 @@ static Resumption usual_resumption(void) {
     return r;
 }
 
-static const char *const files[] = {ADAPTER_FILE_NAME, "optimizer.bin", "state.json", ADAPTER_CONFIG_NAME, "DONE"};
-
-// One bit of each file in turn, at its ends and at random.
-TEST(damaged_bits_are_refused) {
+TEST(damage_is_found) {
+    static const char *const files[] = {ADAPTER_FILE_NAME, ADAPTER_CONFIG_NAME, MANIFEST_NAME};
     Resumption r = usual_resumption();
     save_usual_adapters();
-    assert_int_equal(run_child(resume_body, &r)->code, 0);
-    for (size_t f = 0; f < COUNT_OF(files); f++) {
-        for (size_t i = 0; i < 40; i++) {
-            const char *path = file_in("checkpoint-00000007", files[f]);
-            const int bit = (int)test_random_below(8);
-            size_t count;
-            test_case("%s, try %zu", files[f], i);
-            char *bytes = read_whole(path, &count);
-            size_t at = i < 12 ? i : i < 20 ? count - 1 - (i - 12) : test_random_below(count);
-            bytes[at] = (char)(bytes[at] ^ (1 << bit));
-            write_file(path, bytes, count);
-            if (f < 4) {
-                expect_refused(resume_body, &r, 1, files[f]);
-            } else {
-                const Child *child = run_child(resume_body, &r);
-                if (child->code != 1 || (!strstr(child->err, "is damaged") && !strstr(child->err, "is passed over")))
-                    test_fail("byte %zu: exit code %d: %s", at, child->code, child->err);
-            }
-            bytes[at] = (char)(bytes[at] ^ (1 << bit));
-            write_file(path, bytes, count);
-        }
-    }
-    assert_int_equal(run_child(resume_body, &r)->code, 0);
-}
-
-TEST(cut_files_are_passed_over) {
-    size_t count;
-    save_usual_adapters();
-    for (size_t f = 0; f < COUNT_OF(files); f++) {
-        test_case("%s", files[f]);
-        copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
-        const char *path = file_in("checkpoint-00000009", files[f]);
-        char *bytes = read_whole(path, &count);
-        write_file(path, bytes, count - 1);
-        expect_found("7\n", "checkpoint-00000009 is passed over");
-        assert_int_equal(unlink(path), 0);
-        expect_found("7\n", "checkpoint-00000009 is passed over");
-    }
+    expect_checkpoint_damage_found(resume_body, &r, files, COUNT_OF(files));
 }
 
 TEST(other_runs_are_refused) {
@@ -203,120 +164,93 @@ static void open_body(const void *context) {
     weights_close(source), lora_free(&lora), model_free(&model);
 }
 
-static void save_peft_folder(void) {
+static DamageSuite save_peft_folder(void) {
+    const DamageSuite suite = {scratch_path("out/checkpoint-00000007"), open_body, usual_model, mend_safetensors, 0};
     save_usual_adapters();
-    assert_int_equal(unlink(file_in("checkpoint-00000007", "DONE")), 0);
+    assert_int_equal(unlink(file_in("checkpoint-00000007", MANIFEST_NAME)), 0);
+    return suite;
 }
 
 TEST(configs_are_refused_by_name) {
-    static const struct {
-        const char *find, *replace, *words; // words NULL: taken
-    } cases[] = {
-        {"\"LORA\"", "\"IA3\"", "peft_type is IA3, only LORA is supported"},
-        {"\"peft_type\"", "\"type\"", "has no peft_type"},
-        {"\"CAUSAL_LM\"", "\"SEQ_CLS\"", "task_type is SEQ_CLS"},
-        {"\"CAUSAL_LM\"", "null", NULL},
-        {"\"r\": 3", "\"r\": 0", "r is 0, a number from 1 to 65536 was expected"},
-        {"\"r\": 3", "\"r\": 2.5", "r is 2.5, a whole number was expected"},
-        {"\"r\": 3", "\"q\": 3", "has no r"},
-        {"\"r\": 3", "\"r\": 4", "has shape [3, 16], but rank 4 and this base ask for [4, 16]"},
-        {"\"lora_alpha\": 6", "\"lora_alpha\": \"6\"", "lora_alpha is 6, a number"},
-        {"\"lora_dropout\": 0", "\"lora_dropout\": 1", "lora_dropout is 1, a number from 0 to 0.99"},
-        {"\"use_rslora\": false", "\"use_rslora\": 1", "use_rslora is neither true nor false"},
-        {"\"use_rslora\": false", "\"use_dora\": true", "use_dora is true: DoRA, which is not supported"},
-        {"\"use_rslora\": false", "\"use_dora\": false", NULL},
-        {"\"bias\": \"none\"", "\"bias\": \"all\"", "bias is all: biases that are trained"},
-        {"\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", "modules_to_save is a list: modules"},
-        {"\"modules_to_save\": null", "\"modules_to_save\": []", NULL},
-        {"\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}", "rank_pattern is an object: another rank"},
-        {"\"alpha_pattern\": {}", "\"alpha_pattern\": {\"q_proj\": 4}", "alpha_pattern is an object: another alpha"},
-        {"\"layers_to_transform\": null", "\"layers_to_transform\": [0]", "layers_to_transform is a list: adapters in"},
-        {"\"layers_to_transform\": null", "\"layers_to_transform\": 1", "layers_to_transform is 1: adapters in"},
-        {"\"revision\": null", "\"trainable_token_indices\": [1]", "trainable_token_indices is a list"},
-        {"\"revision\": null", "\"use_qalora\": true", "use_qalora is true, which this program does not know"},
-        {"\"revision\": null", "\"some_number\": 16", NULL},
-        {"\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"", "init_lora_weights is pissa, which has"},
-        {"\"init_lora_weights\": true", "\"init_lora_weights\": \"gaussian\"", NULL},
-        {"\"q_proj\", ", "", "there are tensors of model.layers.0.self_attn.q_proj, which target_modules does not"},
-        {"\"q_proj\"", "\"model.layers.0.self_attn.q_proj\"", "there are tensors of model.layers.1.self_attn.q_proj"},
-        {"\"q_proj\"", "\"q_proj\", \"query\"", NULL},
-        {"\"q_proj\"", "7", "target_modules has something that is no name"},
-        {"[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]",
-         "\"all-linear\"", NULL},
-        {"[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]", "\".*_proj\"",
-         NULL},
-        {"[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]", "3",
-         "target_modules is neither a list of names nor text"},
-        {"{\"alpha_pattern\"", "[\"alpha_pattern\"", "is not valid JSON"},
+#define CHANGED(find, replace, words) CHANGED_TEXT(ADAPTER_CONFIG_NAME, find, replace, words)
+    static const Damage rows[] = {
+        CHANGED("\"LORA\"", "\"IA3\"", "peft_type is IA3, only LORA is supported"),
+        CHANGED("\"peft_type\"", "\"type\"", "has no peft_type"),
+        CHANGED("\"CAUSAL_LM\"", "\"SEQ_CLS\"", "task_type is SEQ_CLS"),
+        CHANGED("\"CAUSAL_LM\"", "null", NULL),
+        CHANGED("\"r\": 3", "\"r\": 0", "r is 0, a number from 1 to 65536 was expected"),
+        CHANGED("\"r\": 3", "\"r\": 2.5", "r is 2.5, a whole number was expected"),
+        CHANGED("\"r\": 3", "\"q\": 3", "has no r"),
+        CHANGED("\"r\": 3", "\"r\": 4", "has shape [3, 16], but rank 4 and this base ask for [4, 16]"),
+        CHANGED("\"lora_alpha\": 6", "\"lora_alpha\": \"6\"", "lora_alpha is 6, a number"),
+        CHANGED("\"lora_dropout\": 0", "\"lora_dropout\": 1", "lora_dropout is 1, a number from 0 to 0.99"),
+        CHANGED("\"use_rslora\": false", "\"use_rslora\": 1", "use_rslora is neither true nor false"),
+        CHANGED("\"use_rslora\": false", "\"use_dora\": true", "use_dora is true: DoRA, which is not supported"),
+        CHANGED("\"use_rslora\": false", "\"use_dora\": false", NULL),
+        CHANGED("\"bias\": \"none\"", "\"bias\": \"all\"", "bias is all: biases that are trained"),
+        CHANGED("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]",
+                "modules_to_save is a list: modules"),
+        CHANGED("\"modules_to_save\": null", "\"modules_to_save\": []", NULL),
+        CHANGED("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}", "rank_pattern is an object: another rank"),
+        CHANGED("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"q_proj\": 4}",
+                "alpha_pattern is an object: another alpha"),
+        CHANGED("\"layers_to_transform\": null", "\"layers_to_transform\": [0]",
+                "layers_to_transform is a list: adapters in"),
+        CHANGED("\"layers_to_transform\": null", "\"layers_to_transform\": 1", "layers_to_transform is 1: adapters in"),
+        CHANGED("\"revision\": null", "\"trainable_token_indices\": [1]", "trainable_token_indices is a list"),
+        CHANGED("\"revision\": null", "\"use_qalora\": true", "use_qalora is true, which this program does not know"),
+        CHANGED("\"revision\": null", "\"some_number\": 16", NULL),
+        CHANGED("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"",
+                "init_lora_weights is pissa, which has"),
+        CHANGED("\"init_lora_weights\": true", "\"init_lora_weights\": \"gaussian\"", NULL),
+        CHANGED("\"q_proj\", ", "",
+                "there are tensors of model.layers.0.self_attn.q_proj, which target_modules does not"),
+        CHANGED("\"q_proj\"", "\"model.layers.0.self_attn.q_proj\"",
+                "there are tensors of model.layers.1.self_attn.q_proj"),
+        CHANGED("\"q_proj\"", "\"q_proj\", \"query\"", NULL),
+        CHANGED("\"q_proj\"", "7", "target_modules has something that is no name"),
+        CHANGED("[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]",
+                "\"all-linear\"", NULL),
+        CHANGED("[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]",
+                "\".*_proj\"", NULL),
+        CHANGED("[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]", "3",
+                "target_modules is neither a list of names nor text"),
+        CHANGED("{\"alpha_pattern\"", "[\"alpha_pattern\"", "is not valid JSON"),
     };
-    save_peft_folder();
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        test_case("%s", cases[i].replace);
-        copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-00000007"));
-        edit_file(file_in("checkpoint-00000007", ADAPTER_CONFIG_NAME), cases[i].find, cases[i].replace);
-        if (cases[i].words) {
-            expect_refused(open_body, usual_model, 1, cases[i].words);
-        } else {
-            const Child *child = run_child(open_body, usual_model);
-            if (child->code || *child->err) test_fail("exit code %d: %s", child->code, child->err);
-        }
-    }
+    const DamageSuite suite = save_peft_folder();
+    expect_damage_found(&suite, rows, COUNT_OF(rows));
 }
 
 // ---- tensors -----------------------------------------------------------------------------------------------------------------------
 TEST(tensors_are_refused_by_name) {
-#define LAST "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
-    static const struct {
-        const char *find, *replace, *words;
-    } cases[] = {
-        {LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias",
-         "is missing; every layer must have the same"},
-        {LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight",
-         "layers.1.mlp.down_proj.lora_B.weight is missing"},
-        {"\"shape\":[16,3]", "\"shape\":[3,16]", "has shape [3, 16], but rank 3 and this base ask for [16, 3]"},
-        {"\"F32\"", "\"I32\"", "has dtype I32, which is not supported"},
-        {"{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"},
-        {"0000000000001234", "qqqq000000001234", "its streambp_base is damaged"},
-        {"\"2 0000000000001234 0", "\"0000000000001234 0", "says by keys of version 1 which base it is for"},
+#define LAST                          "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
+#define RENAMED(find, replace, words) CHANGED_TEXT(ADAPTER_FILE_NAME, find, replace, words)
+// An empty tensor in front of the others.
+#define ADDED(name, words)                                                                                             \
+    RENAMED("},\"base",                                                                                                \
+            "},\"base_model.model." name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"base", words)
+    static const Damage rows[] = {
+        RENAMED(LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias", "is missing; every layer must have"),
+        RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight",
+                "layers.1.mlp.down_proj.lora_B.weight is missing"),
+        RENAMED("\"shape\":[16,3]", "\"shape\":[3,16]", "has shape [3, 16], but rank 3 and this base ask for [16, 3]"),
+        RENAMED("\"F32\"", "\"I32\"", "has dtype I32, which is not supported"),
+        RENAMED("{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"),
+        RENAMED("0000000000001234", "qqqq000000001234", "its streambp_base is damaged"),
+        RENAMED("\"2 0000000000001234 0", "\"0000000000001234 0", "says by keys of version 1 which base it is for"),
+        ADDED("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "belongs to DoRA"),
+        ADDED("model.layers.0.self_attn.q_proj.lora_B.bias", "is a bias of B"),
+        ADDED("model.embed_tokens.lora_embedding_A", "belongs to the embedding or the head"),
+        ADDED("lm_head.lora_A.weight", "belongs to the embedding or the head"),
+        ADDED("model.norm.weight", "is trained as a whole, which is not supported"),
+        ADDED("model.layers.2.self_attn.q_proj.lora_A.weight", "belongs to no linear layer of this base"),
+        CUT_TO(ADAPTER_FILE_NAME, -4, "is the file truncated?"),
+        REMOVED(ADAPTER_FILE_NAME, "holds no adapter_model.safetensors"),
+        REMOVED(ADAPTER_CONFIG_NAME, "holds neither adapter_config.json nor the checkpoints of a run"),
     };
-    static const struct {
-        const char *name, *words;
-    } more[] = {
-        {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "belongs to DoRA"},
-        {"base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "is a bias of B"},
-        {"base_model.model.model.embed_tokens.lora_embedding_A", "belongs to the embedding or the head"},
-        {"base_model.model.lm_head.lora_A.weight", "belongs to the embedding or the head"},
-        {"base_model.model.model.norm.weight", "is trained as a whole, which is not supported"},
-        {"base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", "belongs to no linear layer of this base"},
-    };
-    char *path, entry[400];
-    size_t bytes;
-    save_peft_folder();
-    copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("whole"));
-    for (size_t i = 0; i < COUNT_OF(cases) + COUNT_OF(more); i++) {
-        const int adds = i >= COUNT_OF(cases);
-        test_case("case %zu", i);
-        copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-00000007"));
-        path = (char *)file_in("checkpoint-00000007", ADAPTER_FILE_NAME);
-        if (adds) { // an empty tensor in front of the others
-            snprintf(entry, sizeof(entry), "},\"%s\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"base",
-                     more[i - COUNT_OF(cases)].name);
-            edit_file(path, "},\"base", entry);
-        } else {
-            edit_file(path, cases[i].find, cases[i].replace);
-        }
-        expect_refused(open_body, usual_model, 1, adds ? more[i - COUNT_OF(cases)].words : cases[i].words);
-    }
-    copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-00000007"));
+    const DamageSuite suite = save_peft_folder();
+    expect_damage_found(&suite, rows, COUNT_OF(rows));
     expect_refused(open_body, gpt2_model, 1, "holds no adapters for the linear layers of a gpt2 model");
-    path = read_whole(file_in("checkpoint-00000007", ADAPTER_FILE_NAME), &bytes);
-    write_file(file_in("checkpoint-00000007", ADAPTER_FILE_NAME), path, bytes - 4);
-    expect_refused(open_body, usual_model, 1, "is the file truncated?");
-    assert_int_equal(unlink(file_in("checkpoint-00000007", ADAPTER_FILE_NAME)), 0);
-    expect_refused(open_body, usual_model, 1, "holds no adapter_model.safetensors");
-    assert_int_equal(unlink(file_in("checkpoint-00000007", ADAPTER_CONFIG_NAME)), 0);
-    expect_refused(open_body, usual_model, 1, "holds neither adapter_config.json nor the checkpoints of a run");
 }
 
 // ---- what paths stand for ------------------------------------------------------------------------------------------------------------
@@ -447,8 +381,8 @@ static void expect_nearest(double found, double x, DType type) {
         test_fail("%.17g is not %.17g rounded to %s", found, x, dtype_name(type));
 }
 
-// All elements of all parameters, in both orders and in pieces.
-static void merge_case(WeightSource *source, const char *name, const char *targets, size_t piece) {
+// The elements of all parameters of at least so many, in both orders and in pieces.
+static void merge_case(WeightSource *source, const char *name, const char *targets, size_t piece, size_t least) {
     const Model *model = &source->model;
     Lora lora;
     float *values;
@@ -460,13 +394,14 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const size_t count = parameter_elements(p);
+        adapted += merge.first[i] != ABSENT;
+        if (count < least) continue;
         double *w = (double *)malloc(count * sizeof(double));
         void *found = malloc(count * sizeof(double));
         assert_true(w && found);
         source->merge = NULL;
         source_read(source, i, 0, count, DTYPE_FP64, w);
         source->merge = &merge;
-        adapted += merge.first[i] != ABSENT;
         for (size_t type = 0; type < 3; type++) {
             const DType as = (DType)type;
             for (int transposed = 0; transposed <= p->transposed; transposed++) {
@@ -494,8 +429,8 @@ TEST(merged_weights) {
     static const char *const targets[] = {"mlp.c_proj,c_attn", "all", "q_proj,up_proj", "all", "k_proj,down_proj"};
     for (size_t i = 0; i < COUNT_OF(models); i++) {
         WeightSource *source = weights_open(golden_path(models[i]));
-        merge_case(source, models[i], targets[i], SLAB_ELEMENTS);
-        merge_case(source, models[i], "all", 37);
+        merge_case(source, models[i], targets[i], SLAB_ELEMENTS, 0);
+        if (i < 2 || all_cases()) merge_case(source, models[i], "all", 211, 0);
         weights_close(source);
     }
 }
@@ -508,7 +443,7 @@ TEST(merged_weights_of_many_slabs) {
     for (size_t i = 0; i < COUNT_OF(models); i++) {
         Config config = config_from_text(models[i], "test", EXIT_USAGE);
         WeightSource *source = weights_random(&config, DTYPE_FP32, 1);
-        merge_case(source, models[i], "all", (size_t)1 << 30);
+        merge_case(source, models[i], i ? "up_proj" : "c_fc", (size_t)1 << 30, SLAB_ELEMENTS);
         weights_close(source);
     }
 }
@@ -552,8 +487,7 @@ TEST(merged_nan_is_refused) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(round_trip),
-        LISTED(damaged_bits_are_refused),
-        LISTED(cut_files_are_passed_over),
+        LISTED(damage_is_found),
         LISTED(other_runs_are_refused),
         LISTED(file_size_limit),
         LISTED(full_disk),

@@ -175,6 +175,15 @@ static void write_safetensors(const char *path, const char *header, size_t lengt
     write_file(path, file, 8 + length + bytes);
 }
 
+// After a change of its text: the length before the header of a safetensors file is made right.
+static void mend_safetensors(const char *path, char *bytes, size_t count, size_t before) {
+    uint64_t length;
+    if (!text_ends_with(path, ".safetensors") || count <= 8) return;
+    memcpy(&length, bytes, 8);
+    length += count - before;
+    memcpy(bytes, &length, 8);
+}
+
 // Replaces text in a file: in the whole of it, or in the header where it is a safetensors file.
 static void edit_file(const char *path, const char *find, const char *replace) {
     size_t bytes;
@@ -202,6 +211,14 @@ static void *load_model(const Ops *ops, const WeightSource *source, const Model 
     assert_non_null(device);
     weights_load(source, model, sharding_whole(), ops, device);
     return device;
+}
+
+// A flat .bin of zeros, which the file system need not store.
+static void write_zeros(const char *path, const Model *model, DType dtype) {
+    FlatWriter writer;
+    flat_begin(&writer, path, model, dtype);
+    assert_int_equal(ftruncate(writer.output.fd, (off_t)(4096 + model->elements * dtype_size(dtype))), 0);
+    output_commit(&writer.output);
 }
 
 // ---- models by formula ------------------------------------------------------------------------------------------------------------

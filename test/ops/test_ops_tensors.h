@@ -5,8 +5,6 @@ Guarded tensors in the roles that tests of ops give them. Part of test_ops.c.
 #define TEST_OPS_TENSORS_H
 #include "test/base/testing.h"
 
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-
 static const Ops *ops; // == ops_device
 
 static Guarded *input(const char *name, size_t count) {

@@ -5,14 +5,12 @@ the step, so that a checkpoint can be told from any other; where such a run stan
 #ifndef TEST_CHECKPOINT_RUNS_H
 #define TEST_CHECKPOINT_RUNS_H
 #include "test/base/testing.h"
-#include "test/base/child.h"
+#include "test/base/damage.h"
 #include "test/ops/fence.h"
 #include "llmc/train/checkpoint.h"
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 // ---- where a run stands ----------------------------------------------------------------------------------------------------
 enum { USUAL_SETTINGS = 5 };
@@ -261,6 +259,22 @@ static void save_on_full_disk(Trained t, const char *out) {
     while (write(fd, ballast, sizeof(ballast)) > 0) continue;
     run = run_state(8);
     checkpoint_save(&folder, &t, &run);
+}
+
+// Files of scratch "out"'s checkpoint with one bit flipped, a byte shorter, a byte longer, empty and missing: `resume`,
+// which dies where there is no complete checkpoint, says which file it is. Only of DONE it may be told otherwise.
+static void expect_checkpoint_damage_found(ChildBody resume, const void *context, const char *const *files,
+                                           size_t count) {
+    const DamageSuite suite = {scratch_path("out/checkpoint-00000007"), resume, context, NULL, 1};
+    for (size_t i = 0; i < count; i++) {
+        const char *words = !strcmp(files[i], MANIFEST_NAME) ? "is damaged|is passed over" : files[i];
+        const Damage sizes[] = {CUT_TO(files[i], -1, words), EXTENDED_BY(files[i], 1, words),
+                                CUT_TO(files[i], 0, words), REMOVED(files[i], words)};
+        test_case("%s", files[i]);
+        expect_damage_found(&suite, sizes, COUNT_OF(sizes));
+        expect_flips_found(&suite, files[i], 12, words);
+    }
+    assert_int_equal(run_child(resume, context)->code, 0);
 }
 
 static const char *file_in(const char *checkpoint, const char *file) {

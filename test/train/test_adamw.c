@@ -7,8 +7,6 @@ initialisation. The op itself is held against its reference in test_ops.c.
 #include "test/ops/fence.h"
 #include "llmc/train/adamw.h"
 
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-
 static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=16",
     "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
