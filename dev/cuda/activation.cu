@@ -62,7 +62,7 @@ struct Forward {
     Tensor<floatX> out, gate_up;
     Forward(Shape s) : shape(s), out(s.n * s.FF, constant(0)), gate_up(s.n * s.FF * 2, random_values(1, 3)) {}
     double work() const { return 3.0 * (double)out.count * sizeof(floatX); }
-    void reset() { zero(out.data, out.count * sizeof(floatX)); }
+    void reset() { cuda_zero(out.data, out.count * sizeof(floatX)); }
     double error() const {
         return out.error([&](size_t i) {
             const size_t at = i / shape.FF * 2 * shape.FF + i % shape.FF;
@@ -81,7 +81,7 @@ struct Backward {
         : shape(s), dgate_up(s.n * s.FF * 2, constant(0)), gate_up(s.n * s.FF * 2, random_values(1, 3)),
           dout(s.n * s.FF, random_values(2)) {}
     double work() const { return 5.0 * (double)dout.count * sizeof(floatX); }
-    void reset() { zero(dgate_up.data, dgate_up.count * sizeof(floatX)); }
+    void reset() { cuda_zero(dgate_up.data, dgate_up.count * sizeof(floatX)); }
     double error() const {
         return dgate_up.error([&](size_t i) {
             const size_t row = i / (2 * shape.FF) * 2 * shape.FF, c = i % (2 * shape.FF) % shape.FF;
@@ -92,11 +92,11 @@ struct Backward {
 };
 
 static void forward_real(Forward &c) {
-    activation_forward(c.out.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n, c.shape.FF);
+    cuda_activation_forward(c.out.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n, c.shape.FF);
 }
 static void backward_real(Backward &c) {
-    activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n,
-                        c.shape.FF);
+    cuda_activation_backward(c.dgate_up.stored(), c.dout.stored(), c.gate_up.stored(), ACTIVATION_SWIGLU, c.shape.n,
+                             c.shape.FF);
 }
 
 static dim3 flat_grid(Shape2 s) {

@@ -121,11 +121,11 @@ template <typename T, typename M> struct Step {
 template <typename T, typename M> static void real(Step<T, M> &c) {
     const DType moments = sizeof(M) == 2 ? DTYPE_BF16 : DTYPE_FP32;
     if (c.master)
-        ::adamw(c.rounded.stored(), (float *)(void *)c.w.data, c.gradient.data, FLOATX_DTYPE, c.m.data, c.v.data,
-                moments, c.shape.count, &c.adamw);
+        cuda_adamw(c.rounded.stored(), (float *)(void *)c.w.data, c.gradient.data, FLOATX_DTYPE, c.m.data, c.v.data,
+                   moments, c.shape.count, &c.adamw);
     else
-        ::adamw(c.w.stored(), NULL, c.gradient.data, FLOATX_DTYPE, c.m.data, c.v.data, moments, c.shape.count,
-                &c.adamw);
+        cuda_adamw(c.w.stored(), NULL, c.gradient.data, FLOATX_DTYPE, c.m.data, c.v.data, moments, c.shape.count,
+                   &c.adamw);
 }
 
 typedef std::conditional_t<sizeof(floatX) == 2, Bf16, float> Gradients; // floatX, as arithmetic on elements knows it

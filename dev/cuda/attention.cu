@@ -40,7 +40,7 @@ struct Attention {
         for (size_t t = shape.begin; t < shape.end; t++) pairs += (double)(t + 1 - document(t));
         return 4 * (double)(shape.NH * HEAD) * pairs;
     }
-    void reset() { zero(out.data, out.count * sizeof(floatX)), zero(lse.data, lse.count * sizeof(float)); }
+    void reset() { cuda_zero(out.data, out.count * sizeof(floatX)), cuda_zero(lse.data, lse.count * sizeof(float)); }
     double error() const {
         std::vector<double> expected(out.count), logs(lse.count), weight(shape.end);
         for (size_t r = 0; r < n * shape.NH; r++) {
@@ -65,7 +65,7 @@ struct Attention {
 
 static void real(Attention &c) {
     const AttentionShape call = c.call();
-    attention_forward(c.out.data, c.lse.summed(), c.q.stored(), c.k.stored(), c.v.stored(), &call, NULL);
+    cuda_attention_forward(c.out.data, c.lse.summed(), c.q.stored(), c.k.stored(), c.v.stored(), &call, NULL);
 }
 
 template <Tiles T> static void tiled(Attention &c) {

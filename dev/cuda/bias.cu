@@ -47,7 +47,7 @@ struct Bias {
         : shape(s), dout(s.n * s.OC, random_values(1)), dbias(s.OC, constant(0)),
           parts(blocks_for(s.n, PART_ROWS) * s.OC, constant(0)) {}
     double work() const { return (double)dout.count * sizeof(floatX); }
-    void reset() { zero(dbias.data, dbias.count * sizeof(float)); }
+    void reset() { cuda_zero(dbias.data, dbias.count * sizeof(float)); }
     double error() const {
         std::vector<double> sums(shape.OC);
         for (size_t i = 0; i < dout.count; i++) sums[i % shape.OC] += dout.at(i);

@@ -76,14 +76,15 @@ struct Scatter {
     Tensor<floatX> dx;
     Tensor<int32_t> index;
     Scatter(Shape s)
-        : shape(s), dw(s.rows * s.C, constant(0)), scratch(embedding_backward_scratch(s.N, s.rows, s.C), constant(0)),
+        : shape(s), dw(s.rows * s.C, constant(0)),
+          scratch(cuda_embedding_backward_scratch(s.N, s.rows, s.C), constant(0)),
           parts(2 * blocks_for(s.N, CUT) * s.C, constant(0)), dx(s.N * s.C, random_values(1)),
           index(s.N, [=](size_t t) {
               const double u = random_uniform(2, 0, t), rows = (double)s.rows;
               return std::min(s.natural ? exp(u * log(rows)) - 1 : u * rows, rows - 1);
           }) {}
     double work() const { return (double)dx.count * sizeof(floatX); } // reading dx; the rows written are fewer
-    void reset() { zero(dw.data, dw.count * sizeof(float)); }
+    void reset() { cuda_zero(dw.data, dw.count * sizeof(float)); }
     double error() const {
         std::vector<double> sums(dw.count);
         for (size_t i = 0; i < dx.count; i++) sums[(size_t)index.at(i / shape.C) * shape.C + i % shape.C] += dx.at(i);
@@ -92,8 +93,8 @@ struct Scatter {
 };
 
 static void real(Scatter &c) {
-    embedding_backward(c.dw.data, DTYPE_FP32, c.dx.stored(), c.index.data, c.shape.N, c.shape.rows, c.shape.C, 1.0,
-                       c.scratch.summed());
+    cuda_embedding_backward(c.dw.data, DTYPE_FP32, c.dx.stored(), c.index.data, c.shape.N, c.shape.rows, c.shape.C, 1.0,
+                            c.scratch.summed());
 }
 
 static void in_pieces(Scatter &c) {

@@ -90,8 +90,8 @@ struct Add : Gradient {
     }
 };
 
-static void round_real(Round &c) { round_sums(c.gradient.stored(), c.in.summed(), c.shape.count); }
-static void add_real(Add &c) { gradient_add(c.gradient.data, FLOATX_DTYPE, c.in.summed(), c.shape.count); }
+static void round_real(Round &c) { cuda_round_sums(c.gradient.stored(), c.in.summed(), c.shape.count); }
+static void add_real(Add &c) { cuda_gradient_add(c.gradient.data, FLOATX_DTYPE, c.in.summed(), c.shape.count); }
 
 static dim3 flat_grid(size_t count) { return dim3((unsigned)blocks_for(count / QUAD, LOOP_THREADS)); }
 template <bool STREAM> static void round_flat(Round &c) {

@@ -29,7 +29,7 @@ static double sampled_error(const Product &p, const Tensor<T> &out, const Tensor
         T value;
         for (size_t i = 0; i < p.matmul.k; i++)
             sum += b.at(row * p.b_row + i * p.b_step) * a.at(column * p.a_column + i * p.a_step);
-        copy_out(&value, out.data + row * p.matmul.m + column, sizeof(value));
+        cuda_copy_out(&value, out.data + row * p.matmul.m + column, sizeof(value));
         if (!(fabs(element(value) - sum) <= 1e300)) return INFINITY;
         difference = std::max(difference, fabs(element(value) - sum)), largest = std::max(largest, fabs(sum));
     }
@@ -50,7 +50,7 @@ template <typename T> static void compare_product(const char *name, Product p) {
         char variant[64];
         snprintf(variant, sizeof(variant), "number %d of %d%s", i, times.offered,
                  i == 0 ? ", as llmc/ops/cuda/linear.cuh" : ", the fastest");
-        zero(out.data, out.count * sizeof(T));
+        cuda_zero(out.data, out.count * sizeof(T));
         const bool runs = multiply_by(kept, &times.found[i].algo, out.data, a.data, b.data, beta);
         const double error = runs ? sampled_error(p, out, a, b) : INFINITY;
         if (!(error <= tolerance)) playground.wrong++;

@@ -98,7 +98,8 @@ struct LogProb {
 };
 
 static void real(LogProb &c) {
-    logprob(c.logp.summed(), NULL, c.logits.stored(), c.targets.data, c.weight.summed(), c.shape.n, c.shape.V, 1.0);
+    cuda_logprob(c.logp.summed(), NULL, c.logits.stored(), c.targets.data, c.weight.summed(), c.shape.n, c.shape.V,
+                 1.0);
 }
 
 // Bytes of shared memory that a block may ask for beside `parts`

@@ -96,7 +96,7 @@ struct NormForward {
     NormForward(Shape s)
         : shape(s), out(s.n * s.C, constant(0)), x(s.n * s.C, random_values(1)), w(s.C, random_values(2)) {}
     double work() const { return 2.0 * (double)x.count * sizeof(floatX); }
-    void reset() { zero(out.data, out.count * sizeof(floatX)); }
+    void reset() { cuda_zero(out.data, out.count * sizeof(floatX)); }
     double rstd(size_t t) const {
         double squares = 0;
         for (size_t c = 0; c < shape.C; c++) squares += x.at(t * shape.C + c) * x.at(t * shape.C + c);
@@ -110,7 +110,7 @@ struct NormForward {
 };
 
 static void forward_real(NormForward &c) {
-    norm_forward(c.out.stored(), c.x.stored(), c.w.stored(), NULL, NULL, c.shape.n, c.shape.C, RMS);
+    cuda_norm_forward(c.out.stored(), c.x.stored(), c.w.stored(), NULL, NULL, c.shape.n, c.shape.C, RMS);
 }
 
 template <int P> static void forward_kept(NormForward &c, unsigned threads_of_row) {
@@ -128,11 +128,11 @@ struct NormBackward : NormForward {
     Tensor<float> dw, lines;
     NormBackward(Shape s)
         : NormForward(s), dout(s.n * s.C, random_values(3)), dw(s.C, constant(0)),
-          lines(norm_backward_scratch(s.n, s.C), constant(0)) {
+          lines(cuda_norm_backward_scratch(s.n, s.C), constant(0)) {
         tolerance = 4 * ROUNDING;
     }
     double work() const { return 3.0 * (double)x.count * sizeof(floatX); }
-    void reset() { NormForward::reset(), zero(dw.data, dw.count * sizeof(float)); }
+    void reset() { NormForward::reset(), cuda_zero(dw.data, dw.count * sizeof(float)); }
     double error() const {
         std::vector<double> sums(shape.C), expected(x.count);
         for (size_t t = 0; t < shape.n; t++) {
@@ -151,8 +151,8 @@ struct NormBackward : NormForward {
 };
 
 static void backward_real(NormBackward &c) {
-    norm_backward(c.out.stored(), c.dw.summed(), NULL, c.dout.stored(), c.x.stored(), c.w.stored(), c.shape.n,
-                  c.shape.C, RMS, 0, c.lines.summed());
+    cuda_norm_backward(c.out.stored(), c.dw.summed(), NULL, c.dout.stored(), c.x.stored(), c.w.stored(), c.shape.n,
+                       c.shape.C, RMS, 0, c.lines.summed());
 }
 
 static void backward_kept(NormBackward &c) {

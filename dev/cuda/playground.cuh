@@ -24,11 +24,11 @@ static void *memory_allocate(size_t bytes) {
     void *memory;
     return posix_memalign(&memory, 256, bytes ? bytes : 1) ? NULL : memory;
 }
-static void memory_release(void *memory, size_t) { free(memory); }
-static void copy_in(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
-static void copy_out(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
-static void copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
-static void zero(void *to, size_t bytes) { memset(to, 0, bytes); }
+static void cuda_release(void *memory, size_t) { free(memory); }
+static void cuda_copy_in(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
+static void cuda_copy_out(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
+static void cuda_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void cuda_zero(void *to, size_t bytes) { memset(to, 0, bytes); }
 #else
 #include "llmc/ops/cuda/memory.cuh"
 #endif
@@ -54,14 +54,14 @@ template <typename T> struct Tensor {
         if (!data) die("no device memory for a tensor of %s", human_bytes((double)(count * sizeof(T))));
         for (size_t i = 0; i < pattern.size(); i++) set_element(&pattern[i], value(i));
         for (size_t i = 0; i < count; i += pattern.size())
-            copy_in(data + i, pattern.data(), std::min(pattern.size(), count - i) * sizeof(T));
+            cuda_copy_in(data + i, pattern.data(), std::min(pattern.size(), count - i) * sizeof(T));
     }
     Tensor(const Tensor &) = delete;
     Tensor &operator=(const Tensor &) = delete;
-    ~Tensor() { memory_release(data, count * sizeof(T)); }
+    ~Tensor() { cuda_release(data, count * sizeof(T)); }
 
     double at(size_t i) const { return element(pattern[i % pattern.size()]); } // before any run
-    void restore(const Tensor &from) { copy(data, from.data, count * sizeof(T)); }
+    void restore(const Tensor &from) { cuda_copy(data, from.data, count * sizeof(T)); }
     Stored *stored() const { return (Stored *)data; }
     Summed *summed() const { return (Summed *)data; }
 
@@ -69,7 +69,7 @@ template <typename T> struct Tensor {
     template <typename F> double error(F expected) const {
         std::vector<T> now(count);
         double difference = 0, largest = 0;
-        copy_out(now.data(), data, count * sizeof(T));
+        cuda_copy_out(now.data(), data, count * sizeof(T));
         for (size_t i = 0; i < count; i++) {
             const double value = expected(i), apart = fabs(element(now[i]) - value);
             if (!(apart <= 1e300)) return INFINITY;
@@ -147,15 +147,15 @@ static double measure_copy_rate(void) {
     const size_t bytes = (size_t)512 << 20;
     void *from = memory_allocate(bytes), *to = memory_allocate(bytes);
     if (!from || !to) die("no device memory for two buffers of %s to measure a copy", human_bytes((double)bytes));
-    zero(from, bytes);
-    const double driver = median_seconds([&] { copy(to, from, bytes); }, playground.repeats);
+    cuda_zero(from, bytes);
+    const double driver = median_seconds([&] { cuda_copy(to, from, bytes); }, playground.repeats);
     const double kernel = median_seconds(
         [&] {
             LAUNCH((playground_copy_kernel), loop_grid(bytes / 16), LOOP_THREADS, 0)
             ((uint4 *)to, (const uint4 *)from, bytes / 16);
         },
         playground.repeats);
-    memory_release(from, bytes), memory_release(to, bytes);
+    cuda_release(from, bytes), cuda_release(to, bytes);
     return 2 * (double)bytes / std::min(driver, kernel);
 }
 

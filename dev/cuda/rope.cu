@@ -54,7 +54,7 @@ struct Rope {
 };
 
 static void real(Rope &c) {
-    rope_forward(c.x.stored(), c.position.data, c.inverse_frequency.data, c.shape.n, c.shape.heads, c.shape.HD);
+    cuda_rope_forward(c.x.stored(), c.position.data, c.inverse_frequency.data, c.shape.n, c.shape.heads, c.shape.HD);
 }
 
 template <int HEADS> static void packed(Rope &c) {

@@ -280,10 +280,9 @@ static Traffic traffic_less(Traffic a, Traffic b) {
 
 // A plan that knows which of its products wait for their operands.
 static Plan plan_on(const Machine *m, const RunSettings *settings, const Batch *batch) {
-    dry_ridge = machine_ridge(m);
-    Plan plan = plan_make(settings, batch);
-    dry_ridge = 0;
-    return plan;
+    RunSettings here = *settings;
+    here.ridge = machine_ridge(m);
+    return plan_make(&here, batch);
 }
 
 // Of a run that trains. part: of a micro-batch, what this rank's streams are like.

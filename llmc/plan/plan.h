@@ -22,6 +22,7 @@ typedef struct {
     size_t cache_tokens;                  // of the longest text that is generated, prompt and all; 0: none
     size_t rollout_slots, rollout_tokens; // texts that are generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
+    double ridge;                         // DryCount.ridge of the machine that an estimate is of; 0: none
     int reference;                        // each stream first goes forward through the model without its adapters
     int ring;                             // StreamBP.ring
     Keep keep;
@@ -154,7 +155,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
             settings->model->config.num_hidden_layers);
     Plan plan = {0};
     arena_plan(&plan.arena);
-    Ops ops = ops_dry(settings->model->dtype, &plan.arena);
+    Ops ops = ops_dry(settings->model->dtype, &plan.arena, settings->ridge);
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
     if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
@@ -177,7 +178,7 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     OptimizerState state;
     StreamBP s;
     arena_plan(&arena);
-    Ops ops = ops_dry(settings->model->dtype, &arena);
+    Ops ops = ops_dry(settings->model->dtype, &arena, 0);
     run_begin(&s, &state, settings, &ops, &arena, batch);
     for (int last = 0; last < 2; last++) {
         plan_walk(&s, settings, batch, last);

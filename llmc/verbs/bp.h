@@ -123,16 +123,14 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
 // One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = bp_machine(run->options);
-    Ops timed = ops_timed(ops_device);
+    Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
     PassResult again = {0};
     double Z = bp_count(run, loader, whole, &again);
     grads_zero(&run->streambp.memory);
     ops_device->finish();
     run->streambp.ops = run->streambp.memory.ops = &timed;
     allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
-    dry_ridge = machine ? machine_ridge(machine) : 0;
     double seconds = bp_pass(run, loader, whole, Z, &again);
-    dry_ridge = 0;
     allocation_guard = 0;
     run->streambp.ops = run->streambp.memory.ops = ops_device;
     timing_sort();

@@ -14,58 +14,39 @@ extern "C" const Ops *const ops_cpu_device;
 extern "C" void cuda_on_cpu_turn_order(void);
 extern "C" void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
 
-static void *memory_allocate(size_t bytes) { return ops_cpu_device->allocate(bytes); }
-static void memory_release(void *memory, size_t bytes) { ops_cpu_device->release(memory, bytes); }
-static size_t memory_peak(void) { return ops_cpu_device->memory_peak(); }
-static size_t memory_available(void) { return ops_cpu_device->memory_available(); }
-static void copy_in(void *device, const void *host, size_t bytes) { ops_cpu_device->copy_in(device, host, bytes); }
-static void copy_out(void *host, const void *device, size_t bytes) { ops_cpu_device->copy_out(host, device, bytes); }
-static void copy(void *out, const void *in, size_t bytes) { ops_cpu_device->copy(out, in, bytes); }
-static void zero(void *out, size_t bytes) { ops_cpu_device->zero(out, bytes); }
-static void finish(void) { ops_cpu_device->finish(); }
+#define OP_HOST(type, op, parameters, arguments)                                                                       \
+    static type cuda_##op parameters { return ops_cpu_device->op arguments; }
+#define OP_MEMORY(type, op, parameters, arguments, tensors) OP_HOST(type, op, parameters, arguments)
+#define OP(...)
+#define OP_SCRATCH(...)
+#define OP_STEP(...)
+#include "llmc/ops/op_list.h"
+static void *memory_allocate(size_t bytes) { return cuda_allocate(bytes); }
 
-static void *host_allocate(size_t bytes) { return ops_cpu_device->host_allocate(bytes); }
-static void host_release(void *memory, size_t bytes) { ops_cpu_device->host_release(memory, bytes); }
-static size_t host_available(size_t planned) { return ops_cpu_device->host_available(planned); }
-static int64_t store(void *host, const void *from, size_t bytes) { return ops_cpu_device->store(host, from, bytes); }
-static int64_t load(void *to, const void *host, size_t bytes) { return ops_cpu_device->load(to, host, bytes); }
-static void await_transfer(int64_t ticket) { ops_cpu_device->await_transfer(ticket); }
-
-static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                           const Stored *residual, size_t n, size_t C, size_t OC) {
+static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                                const Stored *residual, size_t n, size_t C, size_t OC) {
     const bool apart = bias && sizeof(floatX) == 4; // as where cuBLASLt does not take a bias; in bf16 that rounds twice
     ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC);
     if (apart) bias_add(out, bias, n, OC);
 }
-static void linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
-                                  int accumulate) {
+static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
+                                       size_t OC, int accumulate) {
     ops_cpu_device->linear_backward_input(dx, dout, weight, n, C, OC, accumulate);
 }
-static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                   size_t C, size_t OC) {
+static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                        size_t C, size_t OC) {
     ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC);
     if (dbias) bias_backward(dbias, dout, n, OC);
 }
 
-static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
-                            size_t r, size_t OC) {
+static void cuda_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                                 size_t r, size_t OC) {
     ops_cpu_device->adapter_forward(out, width, column, h, b, n, r, OC);
 }
-static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
-                             const Stored *b, size_t n, size_t r, size_t OC) {
+static void cuda_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
+                                  const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
     ops_cpu_device->adapter_backward(dh, db, dout, width, column, h, b, n, r, OC);
 }
-
-static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
-    return ops_cpu_device->reduce_scatter(group, x, count, unit);
-}
-static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
-    return ops_cpu_device->all_gather(group, x, count, unit, size);
-}
-static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
-    return ops_cpu_device->exchange(group, messages, n);
-}
-static void await(int64_t ticket) { ops_cpu_device->await(ticket); }
 
 #ifdef HAVE_CUDNN
 #include "llmc/ops/cuda/cudnn_attention.h"

@@ -15,41 +15,31 @@ static void *nccl_on_mpi_symbol(const char *name) {
     return NULL;
 }
 
-static void *allocate(size_t bytes) {
+static void *cuda_allocate(size_t bytes) {
     collectives_require();
     return memory_allocate(bytes);
 }
+static size_t cuda_memory_available(void) { return memory_available(); }
+static void cuda_repeat(double) {}
 
 // After so many launches that the host has had to keep up with the device.
 static void copy_out_after_kernels(void *host, const void *from, size_t bytes) {
     for (int launch = 0; launch < 300 && after_launch; launch++) after_launch();
-    copy_out(host, from, bytes);
+    cuda_copy_out(host, from, bytes);
 }
 
-static const Ops ops_nccl = {
-    .name = "nccl",
-    .stored = DTYPE_FP32,
-    .summed = DTYPE_FP32,
-    .allocate = allocate,
-    .release = memory_release,
-    .memory_peak = memory_peak,
-    .memory_available = memory_available,
-    .copy_in = copy_in,
-    .copy_out = copy_out_after_kernels,
-    .copy = copy,
-    .zero = zero,
-    .finish = finish,
-    .host_allocate = host_allocate,
-    .host_release = host_release,
-    .host_available = host_available,
-    .store = store,
-    .load = load,
-    .await_transfer = await_transfer,
-    .reduce_scatter = reduce_scatter,
-    .all_gather = all_gather,
-    .exchange = exchange,
-    .await = await,
-};
+static constexpr Ops ops_nccl_make(void) {
+    Ops ops = {"nccl", DTYPE_FP32, DTYPE_FP32, 0, 0};
+#define OP_HOST(type, op, ...)   ops.op = cuda_##op;
+#define OP_MEMORY(type, op, ...) ops.op = cuda_##op;
+#define OP(...)
+#define OP_SCRATCH(...)
+#define OP_STEP(...)
+#include "llmc/ops/op_list.h"
+    ops.copy_out = copy_out_after_kernels;
+    return ops;
+}
+static constexpr Ops ops_nccl = ops_nccl_make();
 
 extern "C" {
 extern const Ops *const ops_device;

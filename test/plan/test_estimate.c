@@ -162,7 +162,6 @@ TEST(products_that_wait_for_operands) {
              1e-12);
     close_to("FLOPs that they could do", plan.stalled + plan.flops - plan.attention_forward - plan.attention_backward,
              plan.operands * FREE / bandwidth, 1e-9);
-    assert_true(dry_ridge == 0);
     planned_end(&c);
 }
 

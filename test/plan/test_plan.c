@@ -45,7 +45,7 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     OptimizerState state;
     StreamBP s;
     arena_plan(&arena);
-    Ops ops = ops_dry(settings->model->dtype, &arena);
+    Ops ops = ops_dry(settings->model->dtype, &arena, 0);
     run_begin(&s, &state, settings, &ops, &arena, batch);
     s.dry = 0;
     s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
@@ -201,7 +201,7 @@ static void too_far(const char *name) {
     arena_plan(&arena);
     char *x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
     char *w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
-    Ops ops = ops_dry(DTYPE_FP32, &arena);
+    Ops ops = ops_dry(DTYPE_FP32, &arena, 0);
     ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 100, 64, norm); // fits
     if (!strcmp(name, "one row too many"))
         ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 101, 64, norm);

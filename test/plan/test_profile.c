@@ -98,7 +98,7 @@ static const size_t passed_on[] = {
 
 TEST(every_op_is_timed) {
     typedef void (*Function)(void);
-    const Ops timed = ops_timed(ops_device);
+    const Ops timed = ops_timed(ops_device, 0);
     for (size_t offset = offsetof(Ops, allocate); offset < sizeof(Ops); offset += sizeof(Function)) {
         const int same = !memcmp((const char *)&timed + offset, (const char *)ops_device + offset, sizeof(Function));
         int listed = 0;
@@ -152,19 +152,14 @@ static void expect_calls(const char *op, size_t calls) {
     if (calls_of(op) != calls) test_fail("%s: %zu calls, not %zu", op, calls_of(op), calls);
 }
 
-// A plan, and what is timed from here on, for a machine of so many FLOPs a byte: some of these products wait for operands.
-static Plan plan_with(double ridge, const RunSettings *settings, const Batch *batch) {
-    dry_ridge = ridge;
-    return plan_make(settings, batch);
-}
-
 static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
     Case c = case_make(m, method, chunk, keep);
-    const RunSettings settings = case_settings(&c, m);
-    const Plan plan = plan_with(2, &settings, &c.batch);
+    RunSettings settings = case_settings(&c, m);
+    settings.ridge = 2; // FLOPs a byte: some of these products wait for operands
+    const Plan plan = plan_make(&settings, &c.batch);
     const size_t visits = (c.batch.N + plan.chunk - 1) / plan.chunk, L = c.model.config.num_hidden_layers;
     const size_t transfers = keep == KEEP_IN_HOST_MEMORY ? 2 * L * visits : 0;
-    const Ops timed = ops_timed(ops_device);
+    const Ops timed = ops_timed(ops_device, settings.ridge);
     char kinds[1024];
     TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1);
     if (timing.count) test_fail("ops that are not timed have rows");
@@ -221,7 +216,7 @@ TEST(rows_as_json) {
     Model model = model_build(&config, DTYPE_FP32);
     const Machine *h200 = &machines[MACHINE_H200];
     const double bytes = 4 * (16 * 32 + 16 * 48 + 48 * 32), bandwidth = 4.8e12 * 0.85;
-    const Ops timed = ops_timed(ops_device);
+    const Ops timed = ops_timed(ops_device, 0);
     const double pass = three_ops(&timed);
     double sum = 0, longest = INFINITY;
     char *text = (char *)case_memory(8192);

@@ -88,7 +88,7 @@ static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size
     }
 }
 
-static void activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
+static void cpu_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
     switch (kind) {
     case ACTIVATION_SWIGLU: gated_forward(out, in, n, FF, 0); break;
     case ACTIVATION_GEGLU: gated_forward(out, in, n, FF, 1); break;
@@ -96,8 +96,8 @@ static void activation_forward(Stored *out, const Stored *in, ActivationKind kin
     }
 }
 
-static void activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
-                                size_t FF) {
+static void cpu_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                    size_t FF) {
     switch (kind) {
     case ACTIVATION_SWIGLU: gated_backward(din, dout, in, n, FF, 0); break;
     case ACTIVATION_GEGLU: gated_backward(din, dout, in, n, FF, 1); break;

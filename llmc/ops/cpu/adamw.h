@@ -92,8 +92,8 @@ static void adamw_close(void *memory, DType type, size_t begin, size_t count, co
         block_close(memory, type, begin, count, values);
 }
 
-static void adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
-                  DType moment_type, size_t count, const AdamW *step) {
+static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
+                      DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors factors = adamw_factors(step);
     void *weights = master ? (void *)master : (void *)w_;    // what the step is applied to
     DType weights_type = master ? DTYPE_FP32 : FLOATX_DTYPE; // NOLINT(bugprone-branch-clone): equal in fp32 builds

@@ -10,8 +10,8 @@ alone, so it is the same for every cut into chunks, forward and backward, and on
 #include "elements.h"
 #include "product.h"
 
-static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
-                            size_t r, size_t OC) {
+static void cpu_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                                size_t r, size_t OC) {
     Product p = {.op = "adapter_forward", .m = n, .n = OC, .k = r};
     p.a = (const floatX *)h;
     p.b = (const floatX *)b;
@@ -22,8 +22,8 @@ static void adapter_forward(Stored *out, size_t width, size_t column, const Stor
     matrix_product(&p);
 }
 
-static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
-                             const Stored *b, size_t n, size_t r, size_t OC) {
+static void cpu_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
+                                 const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
     Product input = {.op = "adapter_backward, dh", .m = n, .n = r, .k = OC};
     Product weight = {.op = "adapter_backward, db", .m = OC, .n = r, .k = n};
     input.a = weight.a = (const floatX *)dout + column;
@@ -39,7 +39,7 @@ static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t 
     if (db) matrix_product(&weight);
 }
 
-static void scale(Stored *x_, double factor, size_t count) {
+static void cpu_scale(Stored *x_, double factor, size_t count) {
     const floatS by = (floatS)factor;
     size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
@@ -51,8 +51,8 @@ static void scale(Stored *x_, double factor, size_t count) {
     }
 }
 
-static void dropout(Stored *out_, const Stored *in_, size_t n, size_t width, size_t first_row, double rate,
-                    uint64_t seed, int accumulate) {
+static void cpu_dropout(Stored *out_, const Stored *in_, size_t n, size_t width, size_t first_row, double rate,
+                        uint64_t seed, int accumulate) {
     const uint64_t threshold = dropout_threshold(rate), first = first_row * width;
     const floatS kept = (floatS)(1 / (1 - rate));
     const size_t count = n * width, blocks = block_count(count);

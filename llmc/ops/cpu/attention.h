@@ -130,7 +130,7 @@ static size_t key_segments(double share, size_t NKV, size_t threads) {
     return (size_t)ceil(tasks / (double)NKV);
 }
 
-static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     const size_t threads = attention_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
     const size_t rows = query_block_rows(query_block_tokens(n, group, HD, threads), group);
     AttentionScratch s;
@@ -377,8 +377,8 @@ static Attention attention_of(const Stored *q, const Stored *k, const Stored *v,
     return a;
 }
 
-static void attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                              const AttentionShape *shape, Summed *scratch) {
+static void cpu_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                  const AttentionShape *shape, Summed *scratch) {
     const Attention a = attention_of(q, k, v, shape);
     const RowResult rows = result_rows(out, shape);
     const Spans spans = shape->spans;
@@ -455,9 +455,9 @@ static size_t document_segments(const Attention *a, Span span, double all_pairs)
     return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
 }
 
-static void attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
-                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
-                               Summed *scratch) {
+static void cpu_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                   const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                   const AttentionShape *shape, Summed *scratch) {
     const RowResult rows = result_rows(dq, shape);
     const Spans spans = shape->spans;
     const size_t NKV = shape->NKV;

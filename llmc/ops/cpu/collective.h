@@ -112,37 +112,37 @@ static void run_exchange(const Collective *c) {
     }
 }
 
-static void await(int64_t ticket) {
+static void cpu_await(int64_t ticket) {
     static void (*const run[])(const Collective *) = {run_reduce_scatter, run_all_gather, run_exchange};
     for (; done < ticket; done++) run[queue[done % COLLECTIVES].kind](&queue[done % COLLECTIVES]);
 }
 
 #else
-static void await(int64_t ticket) { done = ticket; } // nobody is there
+static void cpu_await(int64_t ticket) { done = ticket; } // nobody is there
 #endif
 
 static Collective *enqueue(CollectiveKind kind, RankGroup group) {
-    if (asked - done == COLLECTIVES) await(done + 1);
+    if (asked - done == COLLECTIVES) cpu_await(done + 1);
     Collective *c = &queue[asked++ % COLLECTIVES];
     c->kind = kind, c->group = group;
     return c;
 }
 
-static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+static int64_t cpu_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     Collective *c = enqueue(REDUCE_SCATTER, group);
     c->x = (char *)x, c->count = count, c->unit = unit, c->size = sizeof(floatS);
     return asked;
 }
 
-static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+static int64_t cpu_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     Collective *c = enqueue(ALL_GATHER, group);
     c->x = (char *)x, c->count = count, c->unit = unit, c->size = size;
     return asked;
 }
 
-static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
+static int64_t cpu_exchange(RankGroup group, const Message *messages, size_t n) {
     Collective *c = enqueue(EXCHANGE, group);
-    if (n > MESSAGES) die("internal: an exchange of %zu parcels, at most %d", n, MESSAGES);
+    if (n > MESSAGES) die("internal: an exchange of %zu messages, at most %d", n, MESSAGES);
     memcpy(c->message, messages, n * sizeof(*messages));
     c->messages = n;
     return asked;

@@ -10,8 +10,8 @@ per row and call instead of once per token.
 #include "llmc/ops/ops.h"
 #include "elements.h"
 
-static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t *position, const Stored *wte_,
-                              const Stored *wpe_, size_t n, size_t C, double scale_) {
+static void cpu_embedding_forward(Stored *out_, const int32_t *tokens, const int32_t *position, const Stored *wte_,
+                                  const Stored *wpe_, size_t n, size_t C, double scale_) {
     const floatS scale = (floatS)scale_;
     floatX *out = (floatX *)out_;
     const floatX *wte = (const floatX *)wte_, *wpe = (const floatX *)wpe_;
@@ -36,7 +36,7 @@ static void embedding_forward(Stored *out_, const int32_t *tokens, const int32_t
 enum { EMBEDDING_COLUMNS = 256 };
 
 // scratch, as int32: end[rows], then order[N]
-static size_t embedding_backward_scratch(size_t N, size_t rows, size_t C) {
+static size_t cpu_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     (void)C;
     return ((rows + N) * sizeof(int32_t) + sizeof(floatS) - 1) / sizeof(floatS);
 }
@@ -73,8 +73,8 @@ static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *
     block_close(dw, dw_type, begin, count, block);
 }
 
-static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
-                               size_t C, double scale, Summed *scratch) {
+static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
+                                   size_t rows, size_t C, double scale, Summed *scratch) {
     int32_t *end = (int32_t *)scratch, *order = end + rows;
     size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS;
     sort_by_row(end, order, index, N, rows);
@@ -91,7 +91,7 @@ static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const 
 
 // ---- rows put elsewhere -----------------------------------------------------------------------------------------------
 
-static void scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+static void cpu_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
 #pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)
     for (size_t i = 0; i < n; i++)
         memcpy((floatX *)out + (size_t)row[i] * width, (const floatX *)in + i * width, width * sizeof(floatX));

@@ -7,7 +7,7 @@ type once per micro-batch, never once per chunk.
 #include "llmc/ops/ops.h"
 #include "elements.h"
 
-static void round_sums(Stored *out, const Summed *in, size_t count) {
+static void cpu_round_sums(Stored *out, const Summed *in, size_t count) {
     size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t b = 0; b < blocks; b++) {
@@ -19,7 +19,7 @@ static void round_sums(Stored *out, const Summed *in, size_t count) {
     }
 }
 
-static void gradient_add(void *gradient, DType type, const Summed *in_, size_t count) {
+static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size_t count) {
     size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t b = 0; b < blocks; b++) {
@@ -33,7 +33,7 @@ static void gradient_add(void *gradient, DType type, const Summed *in_, size_t c
 }
 
 // In double, over a fixed number of parts added in order: the same bits for any number of threads.
-static double sum_of_squares(const void *x, DType type, size_t count) {
+static double cpu_sum_of_squares(const void *x, DType type, size_t count) {
     enum { PARTS = 64 };
     double part[PARTS], sum = 0;
     size_t blocks = block_count(count);

@@ -8,8 +8,8 @@ sum is fp32 and is rounded once, after bias, residual or the accumulated gradien
 #include "elements.h"
 #include "product.h"
 
-static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                           const Stored *residual, size_t n, size_t C, size_t OC) {
+static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                               const Stored *residual, size_t n, size_t C, size_t OC) {
     Product p = {.op = "linear_forward", .m = n, .n = OC, .k = C};
     p.a = (const floatX *)x;
     p.b = (const floatX *)weight;
@@ -23,8 +23,8 @@ static void linear_forward(Stored *out, const Stored *x, const Stored *weight, c
     matrix_product(&p);
 }
 
-static void linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
-                                  int accumulate) {
+static void cpu_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
+                                      size_t OC, int accumulate) {
     Product p = {.op = "linear_backward_input", .m = n, .n = C, .k = OC};
     p.a = (const floatX *)dout;
     p.b = (const floatX *)weight;
@@ -50,8 +50,8 @@ static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC
     }
 }
 
-static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                   size_t C, size_t OC) {
+static void cpu_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                       size_t C, size_t OC) {
     Product p = {.op = "linear_backward_weight", .m = OC, .n = C, .k = n};
     p.a = (const floatX *)dout;
     p.a_transposed = 1;

@@ -102,8 +102,8 @@ static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS
     return (floatS)logp;
 }
 
-static void logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int32_t *targets, const Summed *weight_,
-                    size_t n, size_t V, double temperature) {
+static void cpu_logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int32_t *targets, const Summed *weight_,
+                        size_t n, size_t V, double temperature) {
     floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
     // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)

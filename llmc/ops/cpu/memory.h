@@ -17,7 +17,7 @@ static size_t allocation_size(size_t bytes) {
 }
 
 // Large allocations start at a multiple of HUGE_PAGE: more is mapped, and what lies before and behind goes back.
-static void *memory_allocate(size_t bytes) {
+static void *cpu_allocate(size_t bytes) {
     if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL; // size + slack would wrap around
     size_t size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
     char *memory = (char *)mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -33,7 +33,7 @@ static void *memory_allocate(size_t bytes) {
     return memory + before;
 }
 
-static void memory_release(void *memory, size_t bytes) {
+static void cpu_release(void *memory, size_t bytes) {
     if (memory) munmap(memory, allocation_size(bytes));
 }
 
@@ -41,7 +41,7 @@ static void memory_release(void *memory, size_t bytes) {
 // Large copies and clears are shared by all threads: one core alone does not reach the memory's bandwidth.
 #define COPY_PIECE ((size_t)1 << 20)
 
-static void memory_copy(void *out, const void *in, size_t bytes) {
+static void cpu_copy(void *out, const void *in, size_t bytes) {
     size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE;
 #pragma omp parallel for schedule(static) if (pieces > 1)
     for (size_t i = 0; i < pieces; i++)
@@ -49,7 +49,7 @@ static void memory_copy(void *out, const void *in, size_t bytes) {
                min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
-static void memory_zero(void *out, size_t bytes) {
+static void cpu_zero(void *out, size_t bytes) {
     size_t pieces = (bytes + COPY_PIECE - 1) / COPY_PIECE;
 #pragma omp parallel for schedule(static) if (pieces > 1)
     for (size_t i = 0; i < pieces; i++)

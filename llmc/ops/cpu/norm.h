@@ -47,8 +47,8 @@ static void scale_and_shift_row(floatX *out, const floatX *x, const floatX *w, c
         out[c] = store((load(x[c]) - s.mean) * s.rstd * (load(w[c]) + offset) + load(shift[c]));
 }
 
-static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
-                         size_t n, size_t C, Norm norm) {
+static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                             size_t n, size_t C, Norm norm) {
     const floatX *shift = (const floatX *)(b ? b : residual); // row t is shifted by shift + t * stride
     const size_t stride = b ? 0 : C;
     const floatS offset = (floatS)norm.offset;
@@ -69,7 +69,7 @@ static void norm_forward(Stored *out, const Stored *x, const Stored *w, const St
 static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 
 // scratch[parts][2][C]: a part's dw, then its db; none of it where dw is NULL
-static size_t norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * C; }
+static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * C; }
 
 /*
 One row. With g = dout * (w + offset):  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm, and
@@ -108,8 +108,8 @@ static void add_parts(floatS *dw, const floatS *scratch, size_t parts, size_t st
     }
 }
 
-static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout_, const Stored *x_, const Stored *w_,
-                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
+static void cpu_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout_, const Stored *x_,
+                              const Stored *w_, size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
     const floatX *dout = (const floatX *)dout_, *x = (const floatX *)x_, *w = (const floatX *)w_;
     const int centred = norm.kind == NORM_LAYER;
     const floatS offset = (floatS)norm.offset;

@@ -25,11 +25,18 @@ once per precision (precision.h) and linked to the driver.
 #include "adamw.h"      // the optimizer
 #include "collective.h" // between processes
 
-static void finish(void) {} // every op is done when it returns
+static size_t cpu_memory_peak(void) { return host_memory_peak(); }
+static size_t cpu_memory_available(void) { return host_memory_available(); }
+static void cpu_finish(void) {} // every op is done when it returns
 
-// Only op set "dry" counts. Every chunk of a pass comes here, and every token that is written or piece of a file there.
-static void repeat_once(double factor) { (void)factor, watch_at_work(); }
-static void copy_between(void *out, const void *in, size_t bytes) { watch_at_work(), memory_copy(out, in, bytes); }
+// Every chunk of a pass comes here, and every token and part of a file that is written.
+static void cpu_repeat(double factor) { (void)factor, watch_at_work(); }
+static void cpu_copy_in(void *device, const void *host, size_t bytes) {
+    watch_at_work(), cpu_copy(device, host, bytes);
+}
+static void cpu_copy_out(void *host, const void *device, size_t bytes) {
+    watch_at_work(), cpu_copy(host, device, bytes);
+}
 
 static const Ops ops_cpu = {
     .name = "cpu",
@@ -37,52 +44,8 @@ static const Ops ops_cpu = {
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,
     .logits_chunk = 512,
-    .allocate = memory_allocate,
-    .release = memory_release,
-    .memory_peak = host_memory_peak,
-    .memory_available = host_memory_available,
-    .copy_in = copy_between,
-    .copy_out = copy_between,
-    .copy = memory_copy,
-    .zero = memory_zero,
-    .finish = finish,
-    .host_allocate = memory_allocate,
-    .host_release = memory_release,
-    .host_available = host_available,
-    .store = transfer,
-    .load = transfer,
-    .await_transfer = await_transfer,
-    .repeat = repeat_once,
-    .embedding_forward = embedding_forward,
-    .embedding_backward = embedding_backward,
-    .embedding_backward_scratch = embedding_backward_scratch,
-    .scatter_rows = scatter_rows,
-    .norm_forward = norm_forward,
-    .norm_backward = norm_backward,
-    .norm_backward_scratch = norm_backward_scratch,
-    .linear_forward = linear_forward,
-    .linear_backward_input = linear_backward_input,
-    .linear_backward_weight = linear_backward_weight,
-    .adapter_forward = adapter_forward,
-    .adapter_backward = adapter_backward,
-    .scale = scale,
-    .dropout = dropout,
-    .rope_forward = rope_forward,
-    .rope_backward = rope_backward,
-    .attention_forward = attention_forward,
-    .attention_backward = attention_backward,
-    .attention_scratch = attention_scratch,
-    .activation_forward = activation_forward,
-    .activation_backward = activation_backward,
-    .logprob = logprob,
-    .round_sums = round_sums,
-    .gradient_add = gradient_add,
-    .sum_of_squares = sum_of_squares,
-    .adamw = adamw,
-    .reduce_scatter = reduce_scatter,
-    .all_gather = all_gather,
-    .exchange = exchange,
-    .await = await,
+#define OP(type, op, ...) .op = cpu_##op,
+#include "llmc/ops/op_list.h"
 };
 
 const Ops *const ops_device = &ops_cpu;

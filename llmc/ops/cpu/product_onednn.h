@@ -192,8 +192,8 @@ static KeptPrimitive *find_primitive(const Product *p) {
 
 static void *onednn_scratch(size_t bytes) {
     if (bytes > onednn.scratch_bytes) {
-        memory_release(onednn.scratch, onednn.scratch_bytes);
-        onednn.scratch = memory_allocate(bytes);
+        cpu_release(onednn.scratch, onednn.scratch_bytes);
+        onednn.scratch = cpu_allocate(bytes);
         onednn.scratch_bytes = bytes;
         if (!onednn.scratch) die("out of memory: %zu bytes wanted for oneDNN's scratchpad", bytes);
     }

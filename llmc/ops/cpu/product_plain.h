@@ -315,7 +315,7 @@ static size_t block_size(size_t size, size_t limit, size_t panel) {
 static floatS *product_scratch(void) {
     static floatS *scratch;
     const size_t count = BLOCK_PANELS * PANEL_A_SIZE + BLOCK_COLUMNS * PANEL_DEPTH + TILES_SIZE;
-    if (!scratch && !(scratch = (floatS *)memory_allocate(count * sizeof(floatS))))
+    if (!scratch && !(scratch = (floatS *)cpu_allocate(count * sizeof(floatS))))
         die("out of memory: %zu bytes wanted for packed panels of a matrix product", count * sizeof(floatS));
     return scratch;
 }

@@ -46,14 +46,14 @@ static void rope_turn(floatX *x, const int32_t *position, const float *inverse_f
     }
 }
 
-static void rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                         size_t HD) {
+static void cpu_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                             size_t HD) {
     rope_turn((floatX *)x, position, inverse_frequency, n, heads, HD, 1);
 }
 
 // A turn's transpose is the turn back.
-static void rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                          size_t HD) {
+static void cpu_rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n,
+                              size_t heads, size_t HD) {
     rope_turn((floatX *)dx, position, inverse_frequency, n, heads, HD, -1);
 }
 

@@ -116,7 +116,7 @@ static void gated_backward(Stored *dgate_up, const Stored *dout, const Stored *g
     });
 }
 
-static void activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
+static void cuda_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
     switch (kind) {
     case ACTIVATION_SWIGLU: gated_forward<false>(out, in, n, FF); break;
     case ACTIVATION_GEGLU: gated_forward<true>(out, in, n, FF); break;
@@ -124,8 +124,8 @@ static void activation_forward(Stored *out, const Stored *in, ActivationKind kin
     }
 }
 
-static void activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
-                                size_t FF) {
+static void cuda_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                                     size_t FF) {
     switch (kind) {
     case ACTIVATION_SWIGLU: gated_backward<false>(din, dout, in, n, FF); break;
     case ACTIVATION_GEGLU: gated_backward<true>(din, dout, in, n, FF); break;

@@ -99,8 +99,8 @@ static void adamw_weights(T *weights, floatX *rounded, const void *gradient, DTy
     });
 }
 
-static void adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
-                  DType moment_type, size_t count, const AdamW *step) {
+static void cuda_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
+                       DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors f = adamw_factors(step);
     if (master)
         adamw_weights(master, (floatX *)w, gradient, gradient_type, m, v, moment_type, count, f);

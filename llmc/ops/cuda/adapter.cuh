@@ -16,7 +16,7 @@ template <int W> __global__ void scale_kernel(floatX *x, float factor, size_t pa
     }
 }
 
-static void scale(Stored *x, double factor, size_t count) {
+static void cuda_scale(Stored *x, double factor, size_t count) {
     with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(x), [&](auto W) {
         LAUNCH((scale_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)((floatX *)x, (float)factor, count / W);
     });
@@ -38,8 +38,8 @@ __global__ void dropout_kernel(floatX *out, const floatX *in, size_t packs, uint
     }
 }
 
-static void dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate, uint64_t seed,
-                    int accumulate) {
+static void cuda_dropout(Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate,
+                         uint64_t seed, int accumulate) {
     const size_t count = n * width;
     with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
         LAUNCH((dropout_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)

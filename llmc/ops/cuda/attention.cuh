@@ -328,7 +328,7 @@ template <typename... Pointers> static HeadShape head_shape(const AttentionShape
 }
 
 // Plans ask for this, so a head size that has no kernel is refused before anything is allocated.
-static size_t attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     (void)NKV;
     if (HD > MOST_HEAD_SIZE) die("head_dim is %zu; op set cuda has attention up to %zu", HD, MOST_HEAD_SIZE);
     return n * NH; // delta
@@ -384,8 +384,8 @@ static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stor
     });
 }
 
-static void attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                              const AttentionShape *shape, Summed *scratch) {
+static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                   const AttentionShape *shape, Summed *scratch) {
     (void)scratch;
     if (shape->partial)
         attend<true>((float *)out, lse, q, k, v, shape);
@@ -393,9 +393,9 @@ static void attention_forward(void *out, Summed *lse, const Stored *q, const Sto
         attend<false>((floatX *)out, lse, q, k, v, shape);
 }
 
-static void attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
-                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
-                               Summed *scratch) {
+static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                    const AttentionShape *shape, Summed *scratch) {
     if (shape->partial)
         attend_backward<true>((float *)dq, dk, dv, dout, out, q, k, v, lse, shape, (float *)scratch);
     else

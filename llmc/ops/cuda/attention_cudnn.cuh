@@ -149,18 +149,19 @@ static bool cudnn_has(const CudnnAttention *shape, int backward, size_t workspac
 }
 
 // ---- the ops -------------------------------------------------------------------------------------------------------------------------------------
-static size_t attention_scratch_with_cudnn(size_t n, size_t NH, size_t NKV, size_t HD) {
-    const size_t own = attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;
+static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
+    const size_t own = cuda_attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;
     if (!cudnn_takes(HD, true)) return own;
     size_t backward = own * 4 + cudnn_stage_bytes(n, NH, NKV, HD);
     return ((forward > backward ? forward : backward) + 3) / 4;
 }
 
-static void attention_forward_with_cudnn(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                         const AttentionShape *shape, Summed *scratch) {
+static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                 const AttentionShape *shape, Summed *scratch) {
     const size_t NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
     const bool takes = !shape->partial && !shape->spans.window && cudnn_takes(HD, all_aligned(out, q, k, v));
-    OwnSpans own = {[&](const AttentionShape *left) { attention_forward(out, lse, q, k, v, left, scratch); }, *shape};
+    OwnSpans own = {[&](const AttentionShape *left) { cuda_attention_forward(out, lse, q, k, v, left, scratch); },
+                    *shape};
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span span = shape->spans.span[i];
         const CudnnAttention call = {
@@ -186,19 +187,20 @@ template <typename F> static void cudnn_key_blocks(size_t before, size_t queries
     each(before, queries);
 }
 
-static void attention_backward_with_cudnn(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                          const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                          const AttentionShape *shape, Summed *scratch) {
+static void cudnn_or_own_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                  const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                  const AttentionShape *shape, Summed *scratch) {
     const size_t n = spans_rows(shape->spans), NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
     const bool takes = !shape->partial && !shape->spans.window &&
                        cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)); // windows are ours
     const size_t block = takes ? cudnn_block(n, NH, NKV, HD) : 0;
     const size_t key_heads = block ? cudnn_key_heads(block, NH, NKV, HD) : 0, heads = key_heads * (NH / NKV);
-    const CudnnStage stage =
-        cudnn_stage((char *)((float *)scratch + attention_scratch(n, NH, NKV, HD)), block, heads, key_heads, NH, HD);
-    OwnSpans own = {
-        [&](const AttentionShape *left) { attention_backward(dq, dk, dv, dout, out, q, k, v, lse, left, scratch); },
-        *shape};
+    const CudnnStage stage = cudnn_stage((char *)((float *)scratch + cuda_attention_scratch(n, NH, NKV, HD)), block,
+                                         heads, key_heads, NH, HD);
+    OwnSpans own = {[&](const AttentionShape *left) {
+                        cuda_attention_backward(dq, dk, dv, dout, out, q, k, v, lse, left, scratch);
+                    },
+                    *shape};
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span span = shape->spans.span[i];
         size_t t = span.document + blocks_for(span.begin - span.document, CUDNN_GRID) * CUDNN_GRID, queries;
@@ -219,7 +221,7 @@ static void attention_backward_with_cudnn(void *dq, Summed *dk, Summed *dv, cons
                 continue;
             }
             transpose(stage.lse, (const float *)lse + place, queries, NH);
-            zero(stage.dq_sums, queries * NH * HD * sizeof(float));
+            cuda_zero(stage.dq_sums, queries * NH * HD * sizeof(float));
             cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
                 const CudnnAttention call = call_of(key, keys);
                 for (size_t group = 0; group < NKV / key_heads; group++) {
@@ -234,7 +236,7 @@ static void attention_backward_with_cudnn(void *dq, Summed *dk, Summed *dv, cons
                     add_staged((float *)dv + keys_at, stage.dv, keys, key_heads * HD, NKV * HD);
                 }
             });
-            round_sums((Stored *)((floatX *)dq + row), (const Summed *)stage.dq_sums, queries * NH * HD);
+            cuda_round_sums((Stored *)((floatX *)dq + row), (const Summed *)stage.dq_sums, queries * NH * HD);
         }
         own.add(span, t, span.end);
     }

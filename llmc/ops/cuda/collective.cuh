@@ -196,7 +196,7 @@ static int64_t asked_for(const Collective *c, ncclComm_t communicator) {
 
 // ---- the ops ----------------------------------------------------------------------------------------------------------------------------
 // Portions are equal but for what the last rank has beyond: that goes by a reduction to it, or a broadcast from it.
-static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
+static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     const World world = job_world();
     const size_t ranks = ranks_in(world, group), each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
     ncclComm_t communicator = communicator_of(group);
@@ -213,7 +213,7 @@ static int64_t reduce_scatter(RankGroup group, Summed *x, size_t count, size_t u
     return asked_for(c, communicator);
 }
 
-static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
+static int64_t cuda_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     const World world = job_world();
     const size_t ranks = ranks_in(world, group), each = shard_range(count, unit, ranks, 0).count * size;
     const size_t rest = ranks * each, bytes = count * size;
@@ -231,7 +231,7 @@ static int64_t all_gather(RankGroup group, void *x, size_t count, size_t unit, s
     return asked_for(c, communicator);
 }
 
-static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
+static int64_t cuda_exchange(RankGroup group, const Message *messages, size_t n) {
     ncclComm_t communicator = communicator_of(group);
     const Collective *c = ask("an exchange");
     for (size_t i = 0; i < n; i++) {
@@ -247,7 +247,7 @@ static int64_t exchange(RankGroup group, const Message *messages, size_t n) {
 }
 
 // The default stream, where all other ops are, waits. What has left the ring has been waited for by the host.
-static void await(int64_t ticket) {
+static void cuda_await(int64_t ticket) {
     if (ticket > 0 && ticket > collectives.asked - IN_FLIGHT)
         CUDA_CHECK(cudaStreamWaitEvent(NULL, collectives.ring[(ticket - 1) % IN_FLIGHT].done),
                    "ordering kernels after a collective");
@@ -276,14 +276,14 @@ static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     Message messages[64];
     size_t n = 0;
-    reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
-    all_gather(group, x, ranks + 1, 1, 1);
+    cuda_reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
+    cuda_all_gather(group, x, ranks + 1, 1, 1);
     if (group != RANKS_SEQUENCE) return;
     for (size_t step = 1; step < ranks && step <= 32; step++) {
         messages[n++] = Message{(rank + step) % ranks, x, NULL, 1, 0};
         messages[n++] = Message{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
     }
-    exchange(group, messages, n);
+    cuda_exchange(group, messages, n);
 }
 
 // At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end for them.
@@ -322,7 +322,8 @@ static void collectives_require(void) {
             "of a wheel (pip install nvidia-nccl-cu13, then NCCL=<folder>), and build it again",
             dist_ranks());
 }
-constexpr std::nullptr_t reduce_scatter = nullptr, all_gather = nullptr, exchange = nullptr, await = nullptr; // alone
+constexpr std::nullptr_t cuda_reduce_scatter = nullptr, cuda_all_gather = nullptr, cuda_exchange = nullptr,
+                         cuda_await = nullptr; // alone
 #endif
 
 #endif

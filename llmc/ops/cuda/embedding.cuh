@@ -27,8 +27,8 @@ __global__ void embedding_forward_kernel(floatX *out, const int32_t *tokens, con
     }
 }
 
-static void embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
-                              const Stored *wpe, size_t n, size_t C, double scale) {
+static void cuda_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
+                                   const Stored *wpe, size_t n, size_t C, double scale) {
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(out, wte, wpe), [&](auto W) {
         LAUNCH((embedding_forward_kernel<W>), loop_grid(n * C / W), LOOP_THREADS, 0)
         ((floatX *)out, tokens, position, (const floatX *)wte, (const floatX *)wpe, n, C, (float)scale);
@@ -100,7 +100,7 @@ __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 // As int32: two orders [N], counts [DIGITS, tiles]
-static size_t embedding_backward_scratch(size_t N, size_t rows, size_t C) {
+static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     (void)rows, (void)C;
     return 2 * N + DIGITS * blocks_for(N, TILE);
 }
@@ -147,8 +147,8 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
     }
 }
 
-static void embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
-                               size_t C, double scale, Summed *scratch) {
+static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
+                                    size_t rows, size_t C, double scale, Summed *scratch) {
     const int32_t *order = sort_by_row((int32_t *)scratch, index, N, rows);
     with_type(dw_type, "embedding_backward", [&](auto element) {
         typedef std::remove_pointer_t<decltype(element)> T;
@@ -169,7 +169,7 @@ __global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t
     pack_write(out + (size_t)row[i / packs] * width + i % packs * W, pack_read<W>(in + i * W));
 }
 
-static void scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+static void cuda_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
     with_width<floatX>(width % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
         LAUNCH((scatter_rows_kernel<W>), loop_grid(n * width / W), LOOP_THREADS, 0)
         ((floatX *)out, (const floatX *)in, row, n, width);

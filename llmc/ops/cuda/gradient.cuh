@@ -17,7 +17,7 @@ template <int W> __global__ void round_sums_kernel(floatX *out, const float *in,
     }
 }
 
-static void round_sums(Stored *out, const Summed *in, size_t count) {
+static void cuda_round_sums(Stored *out, const Summed *in, size_t count) {
     with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
         LAUNCH((round_sums_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)
         ((floatX *)out, (const float *)in, count / W);
@@ -33,7 +33,7 @@ template <typename T, int W> __global__ void gradient_add_kernel(T *gradient, co
     }
 }
 
-static void gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
+static void cuda_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
     with_type(type, "gradient_add", [&](auto element) {
         typedef std::remove_pointer_t<decltype(element)> T;
         with_width<float>(count % full_pack<float> == 0 && all_aligned(gradient, in), [&](auto W) {
@@ -61,7 +61,7 @@ template <typename T, int W> __global__ void squares_kernel(double *sums, const 
     if (threadIdx.x == 0) sums[blockIdx.x] = parts[0];
 }
 
-static double sum_of_squares(const void *x, DType type, size_t count) {
+static double cuda_sum_of_squares(const void *x, DType type, size_t count) {
     static double *device_sums;
     double sums[SQUARES_BLOCKS], sum = 0;
     if (!device_sums && !(device_sums = (double *)memory_allocate(sizeof(sums))))
@@ -72,7 +72,7 @@ static double sum_of_squares(const void *x, DType type, size_t count) {
             LAUNCH((squares_kernel<T, W>), SQUARES_BLOCKS, LOOP_THREADS, 0)(device_sums, (const T *)x, count / W);
         });
     });
-    copy_out(sums, device_sums, sizeof(sums));
+    cuda_copy_out(sums, device_sums, sizeof(sums));
     for (unsigned i = 0; i < SQUARES_BLOCKS; i++) sum += sums[i];
     return sum;
 }

@@ -166,33 +166,33 @@ static Matmul matmul_shape(size_t m, size_t n, size_t k, int transposed_a, int t
     return p;
 }
 
-static void linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                           const Stored *residual, size_t n, size_t C, size_t OC) {
+static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                                const Stored *residual, size_t n, size_t C, size_t OC) {
     matmul(matmul_shape(OC, n, C, 1, 0, 0), out, weight, x, bias, residual);
 }
 
-static void linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
-                                  int accumulate) {
+static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
+                                       size_t OC, int accumulate) {
     matmul(matmul_shape(C, n, OC, 0, 0, 0), dx, weight, dout, NULL, accumulate ? dx : NULL);
 }
 
-static void linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                   size_t C, size_t OC) {
+static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                        size_t C, size_t OC) {
     matmul(matmul_shape(C, OC, n, 0, 1, 1), dweight, x, dout, NULL, dweight);
     if (dbias) bias_backward(dbias, dout, n, OC);
 }
 
 // ---- adapters ------------------------------------------------------------------------------------------------------------------------
-static void adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
-                            size_t r, size_t OC) {
+static void cuda_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                                 size_t r, size_t OC) {
     Matmul p = matmul_shape(OC, n, r, 1, 0, 0);
     floatX *const columns = (floatX *)out + column;
     p.stride_out = width;
     matmul(p, columns, b, h, NULL, columns);
 }
 
-static void adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
-                             const Stored *b, size_t n, size_t r, size_t OC) {
+static void cuda_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
+                                  const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
     Matmul input = matmul_shape(r, n, OC, 0, 0, 0), weight = matmul_shape(r, OC, n, 0, 1, 1);
     const floatX *const columns = (const floatX *)dout + column;
     input.stride_b = weight.stride_b = width;

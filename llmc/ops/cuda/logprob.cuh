@@ -162,8 +162,8 @@ static void launch_logprob(Summed *logp, Summed *entropy, Stored *logits, const 
     ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
 }
 
-static void logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
-                    size_t n, size_t V, double temperature) {
+static void cuda_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                         size_t n, size_t V, double temperature) {
     if (entropy)
         launch_logprob<true>(logp, entropy, logits, targets, weight, n, V, temperature);
     else

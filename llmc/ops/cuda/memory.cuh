@@ -75,13 +75,13 @@ static void *memory_allocate(size_t bytes) {
     return allocation_refused(cudaMalloc(&memory, bytes ? bytes : 1), "allocating device memory") ? NULL : memory;
 }
 
-static void memory_release(void *memory, size_t bytes) {
+static void cuda_release(void *memory, size_t bytes) {
     (void)bytes;
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
 // Since the context was made: our one allocation and what the libraries took. 0 before there is a device.
-static size_t memory_peak(void) {
+static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
     if (now > device.peak) device.peak = now;
@@ -99,20 +99,20 @@ static size_t memory_available(void) {
 }
 
 // Beyond the 64 KiB that CUDA sets aside for it, the host waits until the kernels before are done.
-static void copy_in(void *to, const void *host, size_t bytes) {
+static void cuda_copy_in(void *to, const void *host, size_t bytes) {
     if (before_waiting && bytes > 64 << 10) before_waiting(false);
     CUDA_CHECK(cudaMemcpy(to, host, bytes, cudaMemcpyHostToDevice), "copying to the device");
 }
-static void copy_out(void *host, const void *from, size_t bytes) {
+static void cuda_copy_out(void *host, const void *from, size_t bytes) {
     if (before_waiting) before_waiting(false);
     CUDA_CHECK(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost),
                "copying from the device, after the kernels before");
 }
-static void copy(void *out, const void *in, size_t bytes) {
+static void cuda_copy(void *out, const void *in, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice), "copying on the device");
 }
-static void zero(void *out, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(out, 0, bytes), "clearing device memory"); }
-static void finish(void) {
+static void cuda_zero(void *out, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(out, 0, bytes), "clearing device memory"); }
+static void cuda_finish(void) {
     if (before_waiting) before_waiting(true);
     if (device.ready) CUDA_CHECK(cudaDeviceSynchronize(), "waiting for the device");
 }

@@ -77,8 +77,8 @@ template <typename Run> static void with_norm_kind(NormKind kind, Run run) {
         run(std::false_type());
 }
 
-static void norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
-                         size_t n, size_t C, Norm norm) {
+static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                              size_t n, size_t C, Norm norm) {
     const Stored *const shift = b ? b : residual;
     const bool packed = C % full_pack<floatX> == 0 && all_aligned(out, x, w, shift);
     with_norm_kind(norm.kind, [&](auto CENTRED) {
@@ -95,7 +95,7 @@ static void norm_forward(Stored *out, const Stored *x, const Stored *w, const St
 static inline size_t norm_takers(size_t n) { return n < NORM_TAKERS ? n : NORM_TAKERS; }
 
 // [2, takers, C]: dw's lines, then db's; none of it where dw is NULL
-static size_t norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers(n) * C; }
+static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers(n) * C; }
 
 // P: packs of a row that one thread has; a row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers, ...
 // lines NULL: dx alone
@@ -172,8 +172,8 @@ __global__ void add_lines_kernel(float *sums, const float *lines, size_t count, 
     }
 }
 
-static void norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
-                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
+static void cuda_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
+                               size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
     const size_t takers = norm_takers(n);
     const bool packed = C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w);
     float *lines = dw ? (float *)scratch : NULL;

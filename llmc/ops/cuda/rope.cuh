@@ -34,13 +34,13 @@ static void rope_turn(Stored *x, const int32_t *position, const float *inverse_f
     ((floatX *)x, position, inverse_frequency, n, heads, HD, direction);
 }
 
-static void rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                         size_t HD) {
+static void cuda_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n,
+                              size_t heads, size_t HD) {
     rope_turn(x, position, inverse_frequency, n, heads, HD, 1.0f);
 }
 
-static void rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                          size_t HD) {
+static void cuda_rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n,
+                               size_t heads, size_t HD) {
     rope_turn(dx, position, inverse_frequency, n, heads, HD, -1.0f);
 }
 

@@ -25,7 +25,7 @@ static void transfers_require(void) {
         CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
 }
 
-static void *host_allocate(size_t bytes) {
+static void *cuda_host_allocate(size_t bytes) {
     void *memory = NULL;
     device_require();
     transfers_require();
@@ -35,12 +35,12 @@ static void *host_allocate(size_t bytes) {
     return memory;
 }
 
-static void host_release(void *memory, size_t bytes) {
+static void cuda_host_release(void *memory, size_t bytes) {
     (void)bytes;
     if (memory) CUDA_CHECK(cudaFreeHost(memory), "freeing pinned host memory");
 }
 
-static size_t host_available(size_t planned) {
+static size_t cuda_host_available(size_t planned) {
     (void)planned; // that is the device's
     return host_memory_available();
 }
@@ -54,15 +54,15 @@ static int64_t transfer(void *to, const void *from, size_t bytes, cudaMemcpyKind
     return ticket;
 }
 
-static int64_t store(void *host, const void *from, size_t bytes) {
+static int64_t cuda_store(void *host, const void *from, size_t bytes) {
     return transfer(host, from, bytes, cudaMemcpyDeviceToHost);
 }
 
-static int64_t load(void *to, const void *host, size_t bytes) {
+static int64_t cuda_load(void *to, const void *host, size_t bytes) {
     return transfer(to, host, bytes, cudaMemcpyHostToDevice);
 }
 
-static void await_transfer(int64_t ticket) {
+static void cuda_await_transfer(int64_t ticket) {
     if (ticket)
         CUDA_CHECK(cudaStreamWaitEvent(NULL, transfers.done[ticket % TRANSFER_EVENTS]),
                    "ordering kernels after a transfer");

@@ -1,0 +1,204 @@
+/*
+The ops of struct Ops (ops.h), each with its contract: formula, shape of every pointer, what is written. This list is
+included wherever something is made of every op: the struct, the tables of op sets, op sets around others.
+
+    OP(type, name, (parameters), (arguments), (tensors))   tensors: the arguments that are device memory, or NULL
+
+Kinds of ops; each is an OP where the including file defines no macro for it:
+    OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
+    OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
+*/
+#ifndef OP_HOST
+#define OP_HOST(type, name, parameters, arguments) OP(type, name, parameters, arguments, (NULL))
+#endif
+#ifndef OP_SCRATCH
+#define OP_SCRATCH(name, parameters, arguments) OP(size_t, name, parameters, arguments, (NULL))
+#endif
+#ifndef OP_MEMORY
+#define OP_MEMORY OP
+#endif
+#ifndef OP_STEP
+#define OP_STEP OP
+#endif
+// clang-format off
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+// NULL when there is not enough; contents undefined
+OP_HOST(void *, allocate, (size_t bytes), (bytes))
+OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
+// most bytes this process has had in use, whoever allocated them
+OP_HOST(size_t, memory_peak, (void), ())
+// bytes that could be allocated now; 0: the machine does not tell
+OP_HOST(size_t, memory_available, (void), ())
+OP_MEMORY(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes), (device))
+OP_MEMORY(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes), (device))
+// device to device, no overlap
+OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes), (out, in))
+OP_MEMORY(void, zero, (void *out, size_t bytes), (out, bytes), (out))
+// returns when everything asked for is done: before a clock is read
+OP_HOST(void, finish, (void), ())
+
+// ---- host memory that tensors go to and come back from, beside other ops --------------------------------------------
+// memory that a device reaches at its full speed; NULL when there is not enough
+OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
+OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
+// bytes that could be allocated once the device has `planned`; 0: not known
+OP_HOST(size_t, host_available, (size_t planned), (planned))
+// A transfer runs beside other ops until the ticket it returns is awaited. Until then nobody writes to its memory or
+// reads what it changes. Tickets grow, from 1; transfers are done in order. host = device
+OP_MEMORY(int64_t, store, (void *host, const void *device, size_t bytes), (host, device, bytes), (device))
+// device = host
+OP_MEMORY(int64_t, load, (void *device, const void *host, size_t bytes), (device, host, bytes), (device))
+// later ops find this transfer done, and all before it; ticket 0: none
+OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), (NULL))
+
+// The calls that follow stand for `factor` calls alike. Op set "dry" multiplies its counts by it; the others ignore it.
+OP_HOST(void, repeat, (double factor), (factor))
+
+// ---- embedding -----------------------------------------------------------------------------------------------------
+// out[n,C] = scale * wte[token] + wpe[position];  wpe NULL: positions are rotary
+OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
+                             const Stored *wpe, size_t n, size_t C, double scale),
+   (out, tokens, position, wte, wpe, n, C, scale), (out, tokens, position, wte, wpe))
+// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of
+// dw_type) once
+OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
+                              size_t C, double scale, Summed *scratch),
+   (dw, dw_type, dx, index, N, rows, C, scale, scratch), (dw, dx, index, scratch))
+OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C))
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+// out[row[i],:] = in[i,:] of in[n,width], i < n; no two rows alike
+OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
+   (out, in, row, n, width), (out, in, row))
+
+// ---- norms ---------------------------------------------------------------------------------------------------------
+// out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: nothing). RMSNorm: xhat = x / sqrt(mean(x^2)
+// + eps); LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
+OP(void, norm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
+                        size_t n, size_t C, Norm norm),
+   (out, x, w, b, residual, n, C, norm), (out, x, w, b, residual))
+// dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=, LayerNorm: db[C] +=;  dx may be dout or x when not
+// accumulating. With dw NULL (db then, too) dx alone is computed, and scratch may be NULL.
+OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
+                         size_t n, size_t C, Norm norm, int accumulate, Summed *scratch),
+   (dx, dw, db, dout, x, w, n, C, norm, accumulate, scratch), (dx, dw, db, dout, x, w, scratch))
+OP_SCRATCH(norm_backward_scratch, (size_t n, size_t C), (n, C))
+
+// ---- linear: weight[OC,C], as in out = x weight^T + bias -----------------------------------------------------------
+// out[n,OC] = x[n,C] weight^T (+ bias[OC]) (+ residual[n,OC]);  bias, residual may be NULL; out may be residual
+OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
+                          const Stored *residual, size_t n, size_t C, size_t OC),
+   (out, x, weight, bias, residual, n, C, OC), (out, x, weight, bias, residual))
+// dx[n,C] = (or += with accumulate) dout[n,OC] weight
+OP(void, linear_backward_input, (Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
+                                 int accumulate),
+   (dx, dout, weight, n, C, OC, accumulate), (dx, dout, weight))
+// dweight[OC,C] += dout^T x, dbias[OC] += column sums of dout (dbias may be NULL)
+OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
+                                  size_t C, size_t OC),
+   (dweight, dbias, dout, x, n, C, OC), (dweight, dbias, dout, x))
+
+// ---- adapters (LoRA): h[n,r] b[OC,r]^T joins a product's columns [column, column + OC) of out[n,width] -------------
+// these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (but -0, which may
+// become 0)
+OP(void, adapter_forward, (Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
+                           size_t r, size_t OC),
+   (out, width, column, h, b, n, r, OC), (out, h, b))
+// dh[n,r] = (these columns of dout[n,width]) b, db[OC,r] += (these columns)^T h (db may be NULL)
+OP(void, adapter_backward, (Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
+                            const Stored *b, size_t n, size_t r, size_t OC),
+   (dh, db, dout, width, column, h, b, n, r, OC), (dh, db, dout, h, b))
+// x[count] *= factor
+OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count), (x))
+// out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element
+// (first_row + row) * width + column of this seed, 0 elsewhere;  0 <= rate < 1; out may be in when not accumulating.
+// Its own backward.
+OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate, uint64_t seed,
+                   int accumulate),
+   (out, in, n, width, first_row, rate, seed, accumulate), (out, in))
+
+// ---- rotary position embedding, in place on x[n,heads,HD]: pairs (i, i + HD/2) turned by position * frequency[i] ---
+OP(void, rope_forward, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                        size_t HD),
+   (x, position, inverse_frequency, n, heads, HD), (x, position, inverse_frequency))
+// the turn back
+OP(void, rope_backward, (Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                         size_t HD),
+   (dx, position, inverse_frequency, n, heads, HD), (dx, position, inverse_frequency))
+
+// ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
+// q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =
+// softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; lse = log sum exp of the
+// scaled scores. Keys that no query sees are not read.
+// With shape->partial keys come a range at a time, in any order (ring attention, arXiv 2310.01889): out and lse are
+// those of this range, with accumulate those of this range and the ones they hold. Rows of k, v outside of the range
+// are not read: they need not be memory. A query may see no key of the range; spans.pairs are those of the range. As
+// long as a row has met no key its out is 0 and its lse -infinity. out: Stored, partial: Summed
+OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                             const AttentionShape *shape, Summed *scratch),
+   (out, lse, q, k, v, shape, scratch),
+   (out, lse, q, scratch, shape->partial ? NULL : k, shape->partial ? NULL : v))
+// dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
+// are those of all ranges together. dq: Stored, partial: Summed
+OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
+                              const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
+                              Summed *scratch),
+   (dq, dk, dv, dout, out, q, k, v, lse, shape, scratch),
+   (dq, dout, out, q, lse, scratch, shape->partial ? NULL : dk, shape->partial ? NULL : dv, shape->partial ? NULL : k,
+    shape->partial ? NULL : v))
+// enough for both; never less for more queries: plans rely on it
+OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
+
+// ---- activations ---------------------------------------------------------------------------------------------------
+// out[n,FF] of in[n,2FF] = [gate, up] in each row; GELU: of in[n,FF]
+OP(void, activation_forward, (Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF),
+   (out, in, kind, n, FF), (out, in))
+// din may be in
+OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
+                               size_t FF),
+   (din, dout, in, kind, n, FF), (din, dout, in))
+
+// ---- loss head -----------------------------------------------------------------------------------------------------
+// logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
+// become their own gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are afterwards what
+// they were before, but not read-only: a row's target stands aside while the others are summed.
+// entropy[n] (may be NULL) = -sum_v p log p of p = softmax(logits / temperature), nats; 0 where target < 0.
+OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
+                   size_t n, size_t V, double temperature),
+   (logp, entropy, logits, targets, weight, n, V, temperature), (logp, entropy, logits, targets, weight))
+
+// ---- gradients and the optimizer -----------------------------------------------------------------------------------
+// out = in
+OP(void, round_sums, (Stored *out, const Summed *in, size_t count), (out, in, count), (out, in))
+// gradient += in
+OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), (gradient, type, in, count),
+   (gradient, in))
+// returned to the host
+OP_STEP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count), (x))
+// w[count] stepped by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding
+OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
+                      DType moment_type, size_t count, const AdamW *step),
+        (w, master, gradient, gradient_type, m, v, moment_type, count, step), (w, master, gradient, m, v))
+
+// ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
+// An op may run beside others until the ticket it returns is awaited. Until then nobody writes to its memory or reads
+// what it changes. Tickets grow; ops are done in order. A rank's part of x is shard_range(count, unit, ranks of the
+// group, rank). x[count] of all ranks are added up: each rank's own part of x becomes that of the sums; the rest is
+// undefined
+OP_MEMORY(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit),
+          (x))
+// x[count] of elements of `size` bytes: each rank's own part comes to all others
+OP_MEMORY(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size),
+          (group, x, count, unit, size), (x))
+// messages[n] to and from other ranks; every out has its in on the other side, in the order of this list
+OP_MEMORY(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n), (NULL))
+// later ops, and copies, find this op done, and all before it
+OP_MEMORY(void, await, (int64_t ticket), (ticket), (NULL))
+
+// clang-format on
+#undef OP
+#undef OP_HOST
+#undef OP_SCRATCH
+#undef OP_MEMORY
+#undef OP_STEP
