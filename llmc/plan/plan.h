@@ -19,22 +19,22 @@ typedef struct {
     int master;                           // fp32 copy of the weights, where these are bf16
     Objective objective;                  // as zeros: sft
     const Lora *lora;                     // NULL: the model itself is trained
-    size_t cache_tokens;                  // of the longest text that is generated, prompt and all; 0: none
-    size_t rollout_slots, rollout_tokens; // texts that are generated side by side, tokens of the longest; 0: none
+    size_t cache_tokens;                  // of the longest generated text with its prompt; 0: none
+    size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
     double ridge;                         // DryCount.ridge of the machine that an estimate is of; 0: none
-    int reference;                        // each stream first goes forward through the model without its adapters
+    int reference;                        // a forward pass without adapters comes before each micro-batch
     int ring;                             // StreamBP.ring
     Keep keep;
 } RunSettings;
 
-// Pushes what lives as long as the run. The host side is allocated too unless this is a plan, but not s->host, which is
-// Plan.host_bytes.
+// Pushes what lives as long as the run. Allocates the host side, too, unless this is a plan, but not s->host (which is
+// Plan.host_bytes). largest: the run's largest micro-batch
 static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops, Arena *arena,
                       const Batch *largest) {
     const Model *model = settings->model;
     const Model *trained = settings->lora ? &settings->lora->table : model;
-    const Sharding dealt = sharding_of(settings->world, ZERO_WEIGHTS);
+    const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
     const size_t n = sharding_elements(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
     int kinds = layers_with_window(&model->config) ? 2 : 1;
     memset(s, 0, sizeof(*s));
@@ -54,9 +54,9 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (s->dry) arena_plan(&s->host);
     s->memory.plan = s->dry;
     s->memory.layers_repeat = 1;
-    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, dealt));
+    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, sharding));
     if (settings->lora)
-        s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", sharding_elements(trained, dealt));
+        s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", sharding_elements(trained, sharding));
     if (settings->backward)
         s->memory.gradients =
             (char *)arena_push(arena, SHARE_GRADIENTS, "gradients",
@@ -102,10 +102,10 @@ static void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    size_t host_bytes; // beside these, in host memory that is reached from the device
-    double flops;      // executed by one stream's forward and backward: matrix products and attention
+    size_t host_bytes; // beside these, in host memory that the device reaches
+    double flops;      // executed by one micro-batch's forward and backward: matrix products and attention
     double attention_forward, attention_backward; // of flops
-    double operands, moved;                       // bytes that its products, and the ops in between, read and write
+    double operands, moved;                       // bytes that products, and the ops in between, read and write
     double stalled;                               // DryCount.stalled
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
@@ -127,7 +127,7 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     return 2 * parameters * (double)batch->N + (backward ? 3 : 1) * 4 * (double)(d.NH * d.HD) * pairs;
 }
 
-// Whether no product of sizes in a plan exceeds size_t: far beyond any memory, but --init takes any config.
+// No product of sizes in a plan exceeds size_t. Such plans are far beyond any memory, but --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
     double width = (double)(2 * d.C + 3 * d.Q + 3 * d.KV + d.H + d.FF + d.V);
@@ -143,8 +143,8 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
         forward_only(s, batch, 1, NULL);
 }
 
-// What a run with these settings needs for streams of `batch`'s shape (its token arrays are not looked at; without
-// tokens the run only generates). FLOPs are those of the stream.
+// The plan of a run with these settings for micro-batches of `batch`'s shape. Token arrays are not read; without tokens the
+// run only generates.
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
@@ -171,9 +171,9 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     return plan;
 }
 
-// What each rank sends in a step of `streams` streams of `batch`'s shape, by the walk that makes its plan: of gradients
-// that are summed in place only the last stream's.
-static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t streams) {
+// Bytes that each rank sends in a step of `streams` micro-batches of `batch`'s shape, by the walk that makes its plan:
+// gradients summed in place are sent at the last one.
+static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t micro_batches) {
     Arena arena;
     OptimizerState state;
     StreamBP s;
@@ -183,9 +183,9 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     for (int last = 0; last < 2; last++) {
         plan_walk(&s, settings, batch, last);
         for (int kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
-            s.memory.sent.bytes[kind] *= (double)(streams - 1);
-            s.memory.sent.calls[kind] *= (double)(streams - 1);
-            s.memory.sent.hops[kind] *= (double)(streams - 1);
+            s.memory.sent.bytes[kind] *= (double)(micro_batches - 1);
+            s.memory.sent.calls[kind] *= (double)(micro_batches - 1);
+            s.memory.sent.hops[kind] *= (double)(micro_batches - 1);
         }
     }
     if (settings->optimizer) weights_updated(&s.memory);

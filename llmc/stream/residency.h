@@ -1,22 +1,22 @@
 /*
-Where weights, gradients and layer inputs live. streambp.h brackets its work with a few calls and never asks where things
-are: weights_acquire/release and grads_acquire/release around a group (a layer, the embedding or the head), layers_begin
-and layers_end around a walk over the layers, with weights_prefetch in between, grads_begin and grads_end around a pass, input_save and input_load around a
-chunk of a layer's input.
+Where weights, gradients and layer inputs live. streambp.h brackets its work with a few calls and never asks:
 
-With LoRA the model's weights are frozen: no gradient of theirs exists anywhere, and what is trained, has gradients and
-an optimizer is the table of adapters (lora.h). They live beside the weights and come and go with their layer.
+    weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
+    layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
+    grads_begin / end                                     around the pass of a micro-batch
+    input_save, input_load                                a chunk of a layer's input
 
-Gradient precision: within a group dW is summed in Summed. Where stored gradients have that type, and all of them are
-held, the stored gradient itself is handed out; otherwise one group-sized buffer is, and grads_release adds it once to
-the stored gradient.
+With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
+gradients and an optimizer. Adapters live beside the weights and come and go with their layer.
 
-Many processes (world.h): a group's gradient is added up over all ranks when it is released, once, whatever the number of
-chunks. In place that waits for the step's last stream; from a buffer it happens for every stream, and the rank adds its
-portion to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, and stages 1 and 2 differ in what
-is stored only: all stages give the same bits. In stage 3 a layer's weights are gathered before they are used, once per
-walk. Of what is needed for one layer at a time there are two buffers then, so that the ranks' work on one layer's goes on
-beside the computation of another's.
+Gradient precision: within a group dW is summed in Summed. The stored gradient itself is handed out where it has that type
+and is not sharded; else one group-sized buffer is, and grads_release adds it once to the stored gradient.
+
+Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number of
+chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its shard to
+what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, and stages 1 and 2 differ in what is stored only:
+all stages give the same bits. In stage 3 a layer's weights are gathered before they are used, once per walk. Two buffers
+then take turns, so that communication of one layer runs beside the computation of another.
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
@@ -25,42 +25,42 @@ beside the computation of another's.
 #include "llmc/ops/ops.h"
 #include "llmc/model/model.h"
 
-// A layer's weights come together here, or its gradient is added up over the ranks.
+// Buffer that a layer's weights are gathered in, or its gradient is reduced in
 typedef struct {
     char *weights, *adapters; // [elements of a layer] of model->dtype, of either table
     Summed *sums;             // [elements of a layer of what is trained]
-    size_t layer;             // whose they are, where `busy`
-    int busy;                 // until somebody awaits
-    int64_t ticket;           // this
+    size_t layer;             // the layer, where busy
+    int busy;                 // until the ticket is awaited
+    int64_t ticket;
 } LayerBuffer;
 
 typedef struct {
     const Model *model;
     const Ops *ops;
     Arena *arena;
-    char *weights;        // of model->dtype: all, or this rank's portions (sharding.h)
+    char *weights;        // of model->dtype: all, or this rank's shards (model.h)
     const Lora *lora;     // NULL: the model itself is trained
-    char *adapters;       // the same of lora->table
+    char *adapters;       // likewise, of lora->table
     int without_adapters; // in a pass of the reference: the model before adapters
-    char *gradients;      // of what is trained, in gradient_type; all or portions; NULL in a run without backward
+    char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
     DType gradient_type;  // model->dtype, or the type of sums
     char *inputs;         // [L+1, N, C] layer inputs x_0..x_L, or [N, C] where a forward alone runs in place
     size_t input_stride;  // N*C elements, or 0 in place
-    size_t input_begin;   // the first token that `inputs` holds: 0, but generation holds one chunk at a time
-    size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for them
+    size_t input_begin;   // first row in `inputs`: 0, but generation stores one chunk at a time
+    size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
 
-    World world;                        // whose processes share in all this
+    World world;
     int last;                           // micro-batch of the step: sums in place are reduced over all ranks in its pass
-    Traffic sent;                       // so far, by this rank
-    int plan;                           // a walk that visits one layer of each kind (stream.h)
-    double layers_repeat;               // how many layers the one being visited stands for; 1 in a run
-    int step;                           // of the walk over layers: 1 first to last, -1 last to first
-    LayerBuffer gathered[2], summed[2]; // of layers with even and odd numbers
-    Summed *embedding_sums;             // [elements of the group] of a tied head first, then of the embedding, too
-    int64_t last_ticket;                // of sums in place; 0: none
+    Traffic sent;                       // by this rank so far
+    int plan;                           // a walk visits one layer of each kind (chunks.h)
+    double layers_repeat;               // layers that the one being visited stands for; 1 in a run
+    int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
+    LayerBuffer gathered[2], summed[2]; // for layers of even and odd index
+    Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
+    int64_t last_ticket;                // of reductions in place; 0: none
 } Residency;
 
-// What AdamW keeps, all or portions; nothing but the optimizer and checkpoints touch it.
+// AdamW's state, all or shards; used by the optimizer and checkpoints alone
 typedef struct {
     void *m, *v;   // of moment_type
     float *master; // or NULL
@@ -68,11 +68,11 @@ typedef struct {
 
 static void *at(void *base, size_t element, size_t size) { return (char *)base + element * size; }
 
-// The table of what is trained, and where that is.
+// The table of what is trained, and its memory
 static const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
 static char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
 
-// Elements of the norm alone: the matrix of the head follows, in Summed, where dW is handed out.
+// Elements of the final norm; the head's matrix follows in the sums of its group
 static size_t head_norm_elements(const Model *model) {
     size_t C = model->config.hidden_size;
     return model->model_offset[FINAL_NORM_BIAS] == ABSENT ? C : 2 * C;
@@ -82,7 +82,7 @@ static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD
 
 static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
 
-// ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). Of a group of one nothing is asked -------
+// ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
 static void count_sent(Residency *r, TrafficKind kind, double bytes, size_t hops) {
     r->sent.bytes[kind] += r->layers_repeat * bytes;
     r->sent.calls[kind] += r->layers_repeat;
@@ -108,8 +108,7 @@ static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, voi
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
-// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's parcels alone, and others may send
-// more or less.
+// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's messages, others may send more or less.
 static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
                               double mean) {
     double bytes = 0;
@@ -131,16 +130,16 @@ static Range own_range(const Residency *r, const Model *table, size_t group) {
 // ---- weights --------------------------------------------------------------------------------------------------------
 typedef struct {
     char *weights;  // of the group, from its first element
-    char *adapters; // of a layer, from its first element; NULL: none, or left out for now
+    char *adapters; // of a layer, from its first element; NULL: none, or a pass of the reference
     char *matrix;   // of the head: [V,C], the embedding where they are tied; else NULL
 } GroupWeights;
 
-// out = all elements of a group, from the portions of every rank.
-static int64_t gather_group(Residency *r, const Model *table, char *ranges, size_t group, char *out) {
+// out = all elements of a group, from every rank's shard
+static int64_t gather_group(Residency *r, const Model *table, char *shards, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
     const Range own = own_range(r, table, group);
-    const char *held = (const char *)at(ranges, sharding_begin(table, weights_sharding(r), group), size);
-    if (own.count) r->ops->copy(at(out, own.begin, size), held, own.count * size);
+    const char *shard = (const char *)at(shards, sharding_begin(table, weights_sharding(r), group), size);
+    if (own.count) r->ops->copy(at(out, own.begin, size), shard, own.count * size);
     return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT, size);
 }
 
@@ -161,7 +160,7 @@ static GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
     return w;
 }
 
-// The embedding or the head, whole for as long as it is used.
+// The embedding or the head, gathered for as long as it is used
 static GroupWeights acquire_gathered_table(Residency *r, size_t group) {
     const Model *model = r->model;
     const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
@@ -195,8 +194,8 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
     return w;
 }
 
-// Within a walk, while `layer` is worked on: the next one is asked for. What this layer has to wait for itself is better
-// asked for before. A plan's next visit is of any layer: there each asks for its own.
+// Asks for the weights of the walk's next layer, to be called when all that `layer` itself waits for has been asked for. A
+// plan's next visit may be of any layer, so there each asks for its own.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer - 1; // before layer 0 it is no number of a layer
     if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
@@ -206,7 +205,7 @@ static void weights_release(Residency *r, size_t group) {
     if (weights_sharding(r).ranks > 1 && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 
-// After the optimizer's step: where every rank has stepped its portion of weights that all hold, these come to all.
+// After the optimizer's step in stages 1 and 2: all-gather of the weights, of which every rank has stepped its shard
 static void weights_updated(Residency *r) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(table->dtype), L = table->config.num_hidden_layers;
@@ -225,14 +224,14 @@ static void weights_updated(Residency *r) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static int grads_are_sums(const Residency *r) { return r->gradient_type == dtype_of_sums(r->model->dtype); }
 
-// Whether dW is summed in the stored gradient itself.
+// dW is summed in the stored gradient itself.
 static int sums_in_place(const Residency *r) { return grads_are_sums(r) && gradients_sharding(r).ranks == 1; }
 
 static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
 }
 
-// Before a step's first stream.
+// Before a step's first micro-batch
 static void grads_zero(Residency *r) {
     r->ops->zero(r->gradients,
                  sharding_elements(trained_table(r), gradients_sharding(r)) * dtype_size(r->gradient_type));
@@ -245,7 +244,7 @@ static Summed *push_sums(Residency *r, const char *name, size_t count) {
     return sums;
 }
 
-// In stage 0 all ranks want the whole gradient, once it is that of the step.
+// Stage 0: all ranks get the whole gradient of the step.
 static void gather_gradient(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
@@ -255,7 +254,7 @@ static void gather_gradient(Residency *r, size_t group) {
                          group_elements(table, group), SHARD_ALIGNMENT, size);
 }
 
-// A group's sums in place, over all ranks; awaited at the end of the pass.
+// Reduces a group's sums in place over all ranks; awaited at the end of the pass.
 static void reduce_in_place(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     if (!r->last) return;
@@ -264,19 +263,19 @@ static void reduce_in_place(Residency *r, size_t group) {
     gather_gradient(r, group);
 }
 
-// From a buffer: asks for the sums of a group over all ranks ...
+// Asks for the reduction of a group's buffer over all ranks ...
 static int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
     return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARD_ALIGNMENT);
 }
 
-// ... and, once they are there, adds this rank's portion to the stored gradient.
+// ... after which this rank's shard is added to the stored gradient.
 static void add_range(Residency *r, size_t group, Summed *sums) {
     const Model *table = trained_table(r);
-    const Sharding held = gradients_sharding(r);
+    const Sharding sharding = gradients_sharding(r);
     const Range own = own_range(r, table, group);
-    const size_t place = sharding_begin(table, held, group) + (held.ranks > 1 ? 0 : own.begin);
+    const size_t offset = sharding_begin(table, sharding, group) + (sharding.ranks > 1 ? 0 : own.begin);
     if (own.count)
-        r->ops->gradient_add(at(r->gradients, place, dtype_size(r->gradient_type)), r->gradient_type,
+        r->ops->gradient_add(at(r->gradients, offset, dtype_size(r->gradient_type)), r->gradient_type,
                              sums_at(sums, own.begin, r), own.count);
     gather_gradient(r, group);
 }
@@ -365,7 +364,7 @@ static void grads_release(Residency *r, size_t group, GroupSums sums) {
         LayerBuffer *b = &r->summed[group % 2];
         b->layer = group, b->busy = 1;
         b->ticket = reduce_sums(r, group, b->sums);
-        if (r->plan) finish_layer(r, b); // counted for as many layers as it stands for
+        if (r->plan) finish_layer(r, b); // counted for all the layers it stands for
     } else {
         Summed *all = group == GROUP_HEAD ? sums.norm : (Summed *)sums.tables;
         r->ops->await(reduce_sums(r, group, all));
@@ -402,7 +401,7 @@ static void push_gathered(Residency *r, LayerBuffer *b, int first) {
                                          r->lora->table.layer_elements, size);
 }
 
-// step 1: first to last; -1: last to first, with gradients. Pushes what one layer, or two by turns, need of these.
+// step 1: first to last; -1: last to first, with gradients. Pushes buffers for one layer, or for two by turns.
 static void layers_begin(Residency *r, int step) {
     const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
@@ -424,7 +423,7 @@ static void layers_end(Residency *r) {
 }
 
 // ---- layer inputs ---------------------------------------------------------------------------------------------------
-// Where x_l of tokens from `begin` on is to be written, and where it can be read.
+// Memory of x_l from row `begin` on, to be written and to be read
 static Stored *input_save(Residency *r, size_t layer, size_t begin) {
     size_t row = begin - r->input_begin;
     return (Stored *)at(r->inputs, layer * r->input_stride + row * r->model->config.hidden_size,
