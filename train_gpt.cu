@@ -22,6 +22,7 @@ to tensors goes through struct Ops; nothing here looks inside one.
 #include "llmc/orders/key_value_cache.h"   // keys and values of texts that are being written
 #include "llmc/plan/plan.h"               // what a run needs, before it is allocated
 #include "llmc/plan/flops.h"              // what a pass executes
+#include "llmc/plan/estimate.h"           // how long a step would take
 #include "llmc/cli/settings.h"            // what the options mean for a run
 #include "llmc/cli/run.h"                 // what every verb begins with: model, settings, data, weights
 #include "llmc/cli/memory.h"              // plan, choices that fit, the allocation

@@ -6,7 +6,7 @@ several processes, what a rank sends and how long a step is estimated to take on
 #define LLMC_VERB_PLAN_H
 #include "llmc/cli/report.h"
 #include "llmc/generate/prompt.h"
-#include "llmc/plan/machine.h"
+#include "llmc/plan/estimate.h"
 #include "llmc/train/rollout.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {

@@ -4,7 +4,7 @@ machine whose constants make that possible; memory of a rank against the formula
 what must shrink; and a plan of thousands of ranks that is there at once.
 */
 #include "test/base/testing.h"
-#include "llmc/plan/machine.h"
+#include "llmc/plan/estimate.h"
 #include "llmc/files/hf_config.h"
 #include <time.h>
 
@@ -16,7 +16,7 @@ static Machine round_machine(double flops, double bandwidth, double within, doub
     const double value[MACHINE_CONSTANTS] = {4,      1e12,    2 * flops, flops, flops, flops, bandwidth,
                                              within, between, FREE,      1,     1,     0,     0};
     m.name = "round", m.gpu = "round numbers";
-    for (int i = 0; i < MACHINE_CONSTANTS; i++) m.constant[i].value = value[i], m.constant[i].basis = BASIS_ASSUMED;
+    for (int i = 0; i < MACHINE_CONSTANTS; i++) m.value[i] = value[i], m.basis[i] = BASIS_ASSUMED;
     return m;
 }
 
@@ -26,7 +26,7 @@ static void close_to(const char *what, double found, double wanted, double toler
 
 TEST(a_ring_by_hand) {
     Machine m = round_machine(1, 1, 100, 10);
-    m.constant[HOP_WITHIN].value = 1, m.constant[HOP_BETWEEN].value = 3;
+    m.value[HOP_WITHIN] = 1, m.value[HOP_BETWEEN] = 3;
     (void)cmocka_state;
     assert_true(ring_seconds(&m, 4, 1, 200, 0) == 0);
     assert_true(ring_seconds(&m, 4, 4, 200, 3) == 2 + 3);                  // in a node
@@ -35,9 +35,9 @@ TEST(a_ring_by_hand) {
     close_to("pairs", ring_seconds(&m, 8, 2, 200, 1), 2 + 1, 1e-12);       // never across nodes
     close_to("sixes", ring_seconds(&m, 12, 6, 200, 5), 10 + 3 + 6, 1e-12); // 2 together, 3 places: 2 hops between
     close_to("fives", ring_seconds(&m, 10, 5, 200, 4), 20 + 12, 1e-12);    // nobody is sure of a neighbour
-    m.constant[LINK_SHARE].value = 0.5;
+    m.value[LINK_SHARE] = 0.5;
     assert_true(ring_seconds(&m, 4, 4, 200, 3) == 4 + 3);
-    m.constant[LINK_BETWEEN].value = 1000; // never faster than within
+    m.value[LINK_BETWEEN] = 1000; // never faster than within
     close_to("2 nodes, fast", ring_seconds(&m, 8, 8, 200, 0), 4, 1e-12);
 }
 
@@ -45,8 +45,8 @@ TEST(work_by_hand) {
     Machine m = round_machine(10, 100, FREE, FREE);
     Work work = {100, 10, 4, 100, 0, 50};
     (void)cmocka_state;
-    m.constant[ATTENTION_FORWARD_FLOPS].value = 5, m.constant[ATTENTION_BACKWARD_FLOPS].value = 2;
-    m.constant[MEMORY_SHARE].value = 0.5;
+    m.value[ATTENTION_FORWARD_FLOPS] = 5, m.value[ATTENTION_BACKWARD_FLOPS] = 2;
+    m.value[MEMORY_SHARE] = 0.5;
     close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
     work.stalled = 20;
     close_to("products that wait", work_seconds(&m, work), 12 + 2 + 2 + 1, 1e-12);
@@ -195,7 +195,7 @@ TEST(kept_attention_by_hand) {
     close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
     c.settings.keep = KEEP_IN_HOST_MEMORY;
     close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
-    m.constant[LINK_HOST].value = 1e-3;
+    m.value[LINK_HOST] = 1e-3;
     close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
     planned_end(&c);
     // round a ring: keys and values once in either pass

@@ -261,7 +261,7 @@ refuses 1 'would take .* of host memory, .* --keep-on device or --keep none' \
 succeeds plan --for bp --init $wide --seq-len "$fits" --keep attention --keep-on host --json
 check 'a length that fits is one with host memory' awk -v n=$(($(json total_bytes) + $(json host_bytes))) \
     '$1 == "MemAvailable:" { exit !(n <= 1.2 * 1024 * $2) }' /proc/meminfo
-refuses 2 '--keep-on has no meaning without --keep attention' bp --init $TINY --keep-on host
+refuses 2 '--keep-on has no meaning without --keep' bp --init $TINY --keep-on host
 refuses 2 "keep is '3', it must be none or attention" train --init $TINY --data $SHARD --keep 3
 succeeds bp --init $TINY --seq-len 64 --method full --keep attention
 check 'full keeps everything anyway' grep -q 'keep attention is ignored' "$WORK/err"
