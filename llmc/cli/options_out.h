@@ -143,11 +143,12 @@ static void options_help(FILE *out, Verb verb) {
 }
 
 // ---- command line and JSON ------------------------------------------------------------------------------------------
-// The word of a number that is open, such as "auto"; NULL where it has a value.
+// The word of a number that is open, such as "auto"; NULL where it has a value, and of other options.
 static const char *number_word(const OptionRow *row, const Options *options) {
     const void *field = (const char *)options + row->offset;
-    const int open = row->kind == OPTION_DOUBLE ? isnan(*(const double *)field) : *(const size_t *)field == 0;
-    return open ? option_word(row) : NULL;
+    if (!option_word(row)) return NULL;
+    return (row->kind == OPTION_DOUBLE ? isnan(*(const double *)field) : *(const size_t *)field == 0) ? row->fallback
+                                                                                                      : NULL;
 }
 
 // A scalar's value as it would be typed; NULL: unset.

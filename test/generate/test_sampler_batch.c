@@ -6,18 +6,16 @@ allocates nothing, leaves the arena as it was and training untouched; refusals.
 #include "sampler_run.h"
 #include "test/base/child.h"
 #include "llmc/generate/sampler.h"
-#include "llmc/files/weights.h"
 
 enum { TEXTS = 9, ROOM = 11, LONGEST_PROMPT = 5, TOKENS = LONGEST_PROMPT + ROOM - 1 }; // 15 of GPT-2's 16 positions
 
 // ---- a run, and the texts it shall write ----------------------------------------------------------------------------
-static Run *batch_run(const Model *model, size_t chunk, size_t logits_chunk, size_t slots, const double *weights,
-                      const Batch *batch) {
-    RunSettings settings = sampling_run(model, chunk, TOKENS);
+static Run *batch_run(size_t i, size_t chunk, size_t logits_chunk, size_t slots, const Batch *batch) {
+    RunSettings settings = sampling_run(chunk, TOKENS);
     settings.logits_chunk = logits_chunk;
     settings.rollout_slots = slots, settings.rollout_tokens = TOKENS;
     settings.backward = batch != NULL;
-    return run_with_weights(settings, batch, weights);
+    return run_of(i, settings, batch, 1);
 }
 
 typedef struct {
@@ -62,7 +60,7 @@ static void write_together(Run *run, size_t slots, Texts *texts, SamplingSetting
                            size_t end_count) {
     SamplerBatch sampler;
     size_t used = run->arena.used, regions = run->arena.regions;
-    sampler_batch_allocate(&sampler, run->model, slots, TOKENS);
+    sampler_batch_allocate(&sampler, &run->model, slots, TOKENS);
     allocation_guard = 1;
     sampler_batch(&sampler, &run->s, texts->text, TEXTS, &settings, end_ids, end_count);
     allocation_guard = 0;
@@ -90,28 +88,23 @@ TEST(texts_as_if_alone) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
     size_t ended = 0;
     for (size_t i = 0; i < MODELS; i += EMULATED ? 3 : 1) {
-        Model model = tiny_model(models[i]);
-        double *weights = tiny_weights(&model, 5);
         for (size_t g = 0; g < (EMULATED ? 2 : 3); g++) {
-            Texts *alone = some_texts(&texts[0], model.config.vocab_size);
-            Run *run = batch_run(&model, bf16 ? 1 : 4, 2, 1, weights, NULL);
+            Texts *alone = some_texts(&texts[0], vocabulary(i));
+            Run *run = batch_run(i, bf16 ? 1 : 4, 2, 1, NULL);
             write_alone(run, alone, settings[g], end_ids, 2);
             run_close(run);
             for (size_t k = 0; k < TEXTS; k++) ended += (size_t)alone->text[k].ended;
             for (size_t k = 0; k < (bf16 ? 1 : sizeof(slots) / sizeof(slots[0])); k++) {
-                for (size_t c = 0; c < (bf16 || EMULATED ? 1 : 3); c++) {
-                    Texts *together = some_texts(&texts[1], model.config.vocab_size);
-                    test_case("%.30s..., %zu slots, chunks of %zu, temperature %g", models[i], slots[k], chunks[c],
-                              settings[g].temperature);
-                    run = batch_run(&model, chunks[c], 1 + c, slots[k], weights, NULL);
-                    write_together(run, slots[k], together, settings[g], end_ids, 2);
-                    expect_texts(together, alone);
-                    run_close(run);
-                }
+                const size_t c = bf16 || EMULATED ? 0 : (k + g) % 3;
+                Texts *together = some_texts(&texts[1], vocabulary(i));
+                test_case("%.30s..., %zu slots, chunks of %zu, temperature %g", models[i], slots[k], chunks[c],
+                          settings[g].temperature);
+                run = batch_run(i, chunks[c], 1 + c, slots[k], NULL);
+                write_together(run, slots[k], together, settings[g], end_ids, 2);
+                expect_texts(together, alone);
+                run_close(run);
             }
         }
-        free(weights);
-        model_free(&model);
     }
     if (EMULATED) return;
     assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
@@ -122,9 +115,9 @@ static double logit_bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
 }
 
-static void compare_logits(const Model *model, const double *weights, size_t slots) {
-    Run *run = batch_run(model, 3, 2, slots, weights, NULL);
-    size_t V = model->config.vocab_size, row = V * dtype_size(model->dtype), t, b, active, listed[8];
+static void compare_logits(size_t i, size_t slots) {
+    Run *run = batch_run(i, 3, 2, slots, NULL);
+    size_t V = vocabulary(i), row = V * dtype_size(ops_device->stored), t, b, active, listed[8];
     double *alone = case_doubles(slots * TOKENS * V);
     char *stored = (char *)case_memory(slots * row);
     int32_t *text = (int32_t *)case_memory(slots * TOKENS * sizeof(int32_t)), next[8];
@@ -155,7 +148,7 @@ static void compare_logits(const Model *model, const double *weights, size_t slo
         for (b = 0; b < active; b++) {
             const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
             for (size_t v = 0; v < V; v++) {
-                double difference = fabs(host_read(stored, model->dtype, b * V + v) - expected[v]);
+                double difference = fabs(host_read(stored, ops_device->stored, b * V + v) - expected[v]);
                 if (!(difference <= logit_bound()))
                     test_fail("slot %zu, token %zu: logit %zu is off by %g", listed[b], cache.used[listed[b]] - 1, v,
                               difference);
@@ -169,60 +162,43 @@ static void compare_logits(const Model *model, const double *weights, size_t slo
 }
 
 TEST(logits_of_steps) {
-    static const size_t slots[] = {2, 7}; // odd: any order of slots
     for (size_t i = 0; i < MODELS; i++) {
-        Model model = tiny_model(models[i]);
-        double *weights = tiny_weights(&model, 5);
-        for (size_t k = 0; k < 2; k++) {
-            test_case("%.30s..., %zu slots", models[i], slots[k]);
-            compare_logits(&model, weights, slots[k]);
-        }
-        free(weights);
-        model_free(&model);
+        const size_t slots = i % 2 ? 7 : 2;
+        test_case("%.30s..., %zu slots", models[i], slots);
+        compare_logits(i, slots);
     }
 }
 
 // Greedy text of the golden models is transformers', also side by side with a text of another length.
 static void golden_together(const char *name, size_t slots) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
-    char folder[256];
-    size_t prompted, count;
-    int32_t ids[5][12];
+    int32_t ids[5][GREEDY];
     Completion text[5];
     SamplerBatch sampler;
+    RunSettings settings = sampling_run(4, PROMPTED + GREEDY);
     test_case("%s, %zu slots", name, slots);
-    snprintf(folder, sizeof(folder), "test/golden/%s", name);
-    int32_t *prompt = golden_ids(folder, "prompt", &prompted), *expected = golden_ids(folder, "greedy", &count);
-    assert_true(prompted == 6 && count == 12);
-    WeightSource *source = weights_open(folder);
-    Model model = model_build(&source->model.config, ops_device->stored);
-    RunSettings settings = sampling_run(&model, 4, prompted + count);
-    settings.rollout_slots = slots, settings.rollout_tokens = prompted + count;
-    Run *run = run_open(settings, NULL);
-    weights_load(source, &model, sharding_whole(), ops_device, run->s.memory.weights);
-    sampler_batch_allocate(&sampler, &model, slots, prompted + count);
+    settings.rollout_slots = slots, settings.rollout_tokens = PROMPTED + GREEDY;
+    Golden golden = golden_open(name, settings);
+    sampler_batch_allocate(&sampler, &golden.run->model, slots, PROMPTED + GREEDY);
     memset(text, 0, sizeof(text));
     for (size_t i = 0; i < 5; i++) { // the odd ones are in the way: the prompt without its beginning
-        text[i].prompt = prompt + (i % 2 ? i : 0), text[i].prompt_tokens = prompted - (i % 2 ? i : 0);
-        text[i].ids = ids[i], text[i].room = i % 2 ? 3 * i : count;
+        text[i].prompt = golden.prompt + (i % 2 ? i : 0), text[i].prompt_tokens = PROMPTED - (i % 2 ? i : 0);
+        text[i].ids = ids[i], text[i].room = i % 2 ? 3 * i : GREEDY;
     }
-    sampler_batch(&sampler, &run->s, text, 5, &greedy, NULL, 0);
+    sampler_batch(&sampler, &golden.run->s, text, 5, &greedy, NULL, 0);
     for (size_t i = 0; i < 5; i += 2)
-        for (size_t t = 0; t < count; t++)
-            if (ids[i][t] != expected[t])
-                test_fail("text %zu: greedy token %zu is %d, transformers gives %d", i, t, ids[i][t], expected[t]);
+        for (size_t t = 0; t < GREEDY; t++)
+            if (ids[i][t] != golden.greedy[t])
+                test_fail("text %zu: greedy token %zu is %d, transformers gives %d", i, t, ids[i][t], golden.greedy[t]);
     sampler_batch_free(&sampler);
-    run_close(run);
-    weights_close(source);
-    model_free(&model);
+    run_close(golden.run);
 }
 
 TEST(greedy_text_of_golden_models) {
     static const char *const names[] = {"gpt2",          "llama",      "llama3",       "qwen2",
                                         "qwen3",         "qwen3-yarn", "mistral",      "mistral-full",
                                         "qwen2-sliding", "gemma3",     "gemma3-linear"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        for (size_t slots = 1; slots <= 5; slots += 2) golden_together(names[i], slots);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) golden_together(names[i], 1 + 2 * (i % 3));
 }
 
 // A rollout's cache has its place in the plan, and uses all of it. Loss and gradients of a step are the same bits
@@ -232,29 +208,26 @@ TEST(plan_and_training) {
     static const SamplingSettings settings = {1, 0, 1, 0};
     static Texts texts;
     for (size_t i = 1; i < MODELS; i++) {
-        for (size_t k = 0; k < 4; k++) {
-            Model model = tiny_model(models[i]);
-            double *weights = tiny_weights(&model, 5), loss[2], *gradient[2];
-            Batch batch = tiny_batch(length, 2, model.config.vocab_size, 0, 3);
-            Run *run = batch_run(&model, 5, 3, slots[k], weights, &batch);
+        Batch batch = tiny_batch(length, 2, vocabulary(i), 0, 3);
+        for (size_t k = i % 2; k < 4; k += 2) {
+            Run *run = batch_run(i, 5, 3, slots[k], &batch);
+            const size_t elements = run->model.elements;
+            double loss[2], *gradient[2];
             test_case("%.30s..., %zu slots", models[i], slots[k]);
             for (size_t round = 0; round < 2; round++) {
-                run->s.ops->zero(run->s.memory.gradients, model.elements * dtype_size(model.dtype));
+                run->s.ops->zero(run->s.memory.gradients, elements * dtype_size(ops_device->stored));
                 loss[round] = forward_backward(&run->s, &batch, 13, 1, NULL);
-                gradient[round] = device_read(ops_device, run->s.memory.gradients, model.dtype, model.elements);
-                if (!round)
-                    write_together(run, slots[k], some_texts(&texts, model.config.vocab_size), settings, NULL, 0);
+                gradient[round] = device_read(ops_device, run->s.memory.gradients, ops_device->stored, elements);
+                if (!round) write_together(run, slots[k], some_texts(&texts, vocabulary(i)), settings, NULL, 0);
             }
             if (loss[0] != loss[1]) test_fail("loss %.17g, then %.17g", loss[0], loss[1]);
-            assert_memory_equal(gradient[0], gradient[1], model.elements * sizeof(double));
+            assert_memory_equal(gradient[0], gradient[1], elements * sizeof(double));
             if (run->arena.peak > run->plan.total_bytes || (slots[k] == 7 && run->arena.peak != run->plan.total_bytes))
                 test_fail("used %zu bytes at most, planned %zu", run->arena.peak, run->plan.total_bytes);
             free(gradient[0]), free(gradient[1]);
             run_close(run);
-            batch_free(&batch);
-            free(weights);
-            model_free(&model);
         }
+        batch_free(&batch);
     }
 }
 
@@ -262,42 +235,43 @@ TEST(plan_and_training) {
 typedef struct {
     size_t prompt_tokens, room, capacity;
     int32_t id;    // at the end of the prompt
-    double weight; // of the first element of the final norm
+    double factor; // of the first element of the final norm
+    int code;
+    const char *message;
 } Refused;
 
 static void complete_two(const void *context) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
     const Refused *refused = (const Refused *)context;
-    Model model = tiny_model(models[0]);
-    double *weights = tiny_weights(&model, 5);
     int32_t prompt[64] = {0}, ids[2][64];
     Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0},
                           {prompt + 1, refused->prompt_tokens, 0, ids[1], refused->room, 0, 0}};
     SamplerBatch sampler;
-    weights[model.model_offset[FINAL_NORM_WEIGHT]] = refused->weight;
-    Run *run = batch_run(&model, 3, 2, 3, weights, NULL);
-    sampler_batch_allocate(&sampler, &model, 3, refused->capacity);
+    RunSettings settings = sampling_run(3, TOKENS);
+    settings.logits_chunk = 2, settings.rollout_slots = 3, settings.rollout_tokens = TOKENS;
+    Run *run = run_of(0, settings, NULL, refused->factor);
+    sampler_batch_allocate(&sampler, &run->model, 3, refused->capacity);
     prompt[refused->prompt_tokens] = refused->id;
     sampler_batch(&sampler, &run->s, text, 2, &greedy, NULL, 0);
     sampler_batch_free(&sampler);
     run_close(run);
-    free(weights);
-    model_free(&model);
 }
 
 TEST(refusals) {
-    static const Refused fine = {5, 11, 15, 18, 1}, table = {5, 2, 17, 0, 1}, full = {5, 12, 15, 0, 1},
-                         none = {0, 2, 15, 0, 1}, roomless = {5, 0, 15, 0, 1}, outside = {5, 5, 15, 19, 1},
-                         nan = {5, 5, 15, 0, NAN};
+    static const Refused fine = {5, 11, 15, 18, 1, 0, ""},
+                         cases[] = {
+                             {5, 2, 17, 0, 1, EXIT_USAGE,
+                              "17 tokens, but the position table of this gpt2 model ends at 16"},
+                             {5, 12, 15, 0, 1, EXIT_RUNTIME, "text 1: a prompt of 5 tokens and 12 new ones do not fit"},
+                             {0, 2, 15, 0, 1, EXIT_RUNTIME, "text 1: there is nothing to continue"},
+                             {5, 0, 15, 0, 1, EXIT_RUNTIME, "text 1: there is nothing to continue, or no room"},
+                             {5, 5, 15, 19, 1, EXIT_RUNTIME,
+                              "text 1: token 4 of the prompt is 19, but the vocabulary ends at 18"},
+                             {5, 5, 15, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"}};
     const Child *child = run_child(complete_two, &fine);
     if (child->code != 0) test_fail("refused what is fine: %s", child->err);
-    expect_refused(complete_two, &table, EXIT_USAGE, "17 tokens, but the position table of this gpt2 model ends at 16");
-    expect_refused(complete_two, &full, EXIT_RUNTIME, "text 1: a prompt of 5 tokens and 12 new ones do not fit");
-    expect_refused(complete_two, &none, EXIT_RUNTIME, "text 1: there is nothing to continue");
-    expect_refused(complete_two, &roomless, EXIT_RUNTIME, "text 1: there is nothing to continue, or no room");
-    expect_refused(complete_two, &outside, EXIT_RUNTIME,
-                   "text 1: token 4 of the prompt is 19, but the vocabulary ends at 18");
-    expect_refused(complete_two, &nan, EXIT_RUNTIME, "the weights are damaged or training has diverged");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_refused(complete_two, &cases[i], cases[i].code, cases[i].message);
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,4 @@
 // Generation by ranks that hold portions of the weights: they gather them for each other, so all must write the same text.
-#include "llmc/files/weights.h"
 #include "sampler_run.h"
 
 enum { TOKENS = 24 };
@@ -9,20 +8,18 @@ TEST(ranks_write_one_text) {
     const char *const text = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=3,num_attention_heads=2,"
                              "num_key_value_heads=1,vocab_size=50";
     Config config = config_from_text(text, "test", EXIT_USAGE);
-    Model model = model_build(&config, ops_device->stored);
-    RunSettings settings = sampling_run(&model, 5, TOKENS);
+    RunSettings settings = sampling_run(5, TOKENS);
     const World world = {dist_ranks(), dist_rank(), ZERO_WEIGHTS, 1};
     SamplingSettings sampling = {1, 0, 1, 7 + dist_rank()};
     int32_t ids[TOKENS] = {3, 1, 4}, first[TOKENS];
     settings.world = world;
-    Run *run = run_open(settings, NULL);
-    weights_init_random(&model, weights_sharding(&run->s.memory), ops_device, run->s.memory.weights, 5);
+    Run *run = run_open(&config, settings, NULL);
+    weights_init_random(&run->model, weights_sharding(&run->s.memory), ops_device, run->s.memory.weights, 5);
     generate(run, ids, 3, TOKENS, &sampling);
     memcpy(first, ids, sizeof(first));
     dist_broadcast(RANKS_ALL, first, sizeof(first), 0);
     assert_memory_equal(ids, first, sizeof(first));
     run_close(run);
-    model_free(&model);
 }
 
 int main(int argc, char **argv) {

@@ -9,8 +9,8 @@ if ! command -v mpirun >/dev/null; then
     finish
     exit 0
 fi
-for tool in make_documents compare_tensors; do
-    ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/$tool.c -lcjson -lm -o "$WORK/$tool" || { fail "$tool does not compile"; finish; exit 1; }
+for tool in data/make_documents files/compare_tensors; do
+    ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/$tool.c -lcjson -lm -o "$WORK/${tool#*/}" || { fail "$tool does not compile"; finish; exit 1; }
 done
 SANITIZED=$TRAIN
 TRAIN=${TRAIN_PLAIN:-$TRAIN} # most of it is arithmetic, which the programs of the table check for memory
@@ -58,49 +58,54 @@ together() { # P, options of the world
     compared=$("$WORK/compare_tensors" "$WORK/ranks.safetensors" "$WORK/alone.safetensors" 1e-5 2>&1)
     check "gradients: $world_of: $compared" [ $? = 0 ]
 }
+each() { # worlds, behind -- those of ALL_CASES alone: C tests hold stages and sequence parallelism together (zero, sp)
+    for world in "$@"; do
+        if [ "$world" != -- ]; then together $world; elif [ -z "${ALL_CASES:-}" ]; then return; fi
+    done
+}
 GPT2=gpt2,n_embd=32,n_layer=2,n_head=4,n_positions=64,vocab_size=96
 GEMMA=gemma3,hidden_size=32,intermediate_size=48,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=96,sliding_window=9,layer_types=sfs
 
 alone --init $TINY --seq-len 37 --batch 4 --grad-accum 3 --chunk 10 --logits-chunk 7
-for world in '2' '3 --zero 1' '4 --zero 2' '2 --zero 3' '2 --sp 2' '4 --sp 2 --zero 1 --profile' '3 --sp 3 --zero 3'; do together $world; done
+each '3 --zero 1' '4 --sp 2 --zero 1 --profile' -- '2' '4 --zero 2' '2 --zero 3' '2 --sp 2' '3 --sp 3 --zero 3'
 alone --init $TINY --seq-len 45 --batch 4 --method full
-for world in '2 --zero 1' '4 --zero 3 --profile' '4 --sp 2 --zero 2'; do together $world; done
+each '4 --sp 2 --zero 2' -- '2 --zero 1' '4 --zero 3 --profile'
 alone --init $GPT2 --seq-len 50 --batch 2 --grad-accum 2
-for world in '2 --zero 2' '4 --sp 2' '4 --zero 3'; do together $world; done
+each '4 --zero 3' -- '2 --zero 2' '4 --sp 2'
 alone --init $GEMMA --seq-len 50 --batch 2 --grad-accum 2
-for world in '2 --zero 3' '2 --sp 2'; do together $world; done
+each '2 --sp 2' -- '2 --zero 3'
 alone --init $TINY --seq-len 64 --batch 2 --grad-accum 2 --data $SHARD
-for world in '2' '4 --zero 2' '2 --sp 2'; do together $world; done
+each '4 --zero 2' -- '2' '2 --sp 2'
 
 # Parts of packed documents: also where there are fewer documents than ranks.
 "$WORK/make_documents" "$WORK/train.bin" 96 "$(awk 'BEGIN { srand(4); for (i = 0; i < 80; i++) printf "%d,", 2 + 70 * rand() }')" 1 1
 "$WORK/make_documents" "$WORK/long.bin" 96 60,61,62 5
 alone --init $TINY --seq-len 60 --batch 3 --grad-accum 2 --data "$WORK/train.bin"
-for world in '2 --zero 1' '3 --zero 2' '4 --zero 3' '4 --sp 2'; do together $world; done
+each '3 --zero 2' '4 --sp 2' -- '2 --zero 1' '4 --zero 3'
 alone --init $TINY --seq-len 64 --data "$WORK/long.bin"
-for world in '2' '3 --zero 3' '4 --sp 2 --zero 1'; do together $world; done
+each '3 --zero 3' -- '2' '4 --sp 2 --zero 1'
 
 # Objectives: pairs and groups are not cut.
 "$WORK/make_documents" "$WORK/pairs.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11 3 4 pairs
 "$WORK/make_documents" "$WORK/groups.bin" 96 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13 3 4 3
 "$WORK/make_documents" "$WORK/values.bin" 96 20,25,15,9,23,25,14,30,8,12 3 4 advantages
 alone --init $TINY --seq-len 40 --batch 2 --grad-accum 2 --objective dpo --data "$WORK/pairs.bin"
-for world in '2 --zero 1' '4 --zero 2' '2 --sp 2'; do together $world; done
+each '2 --sp 2' -- '2 --zero 1' '4 --zero 2'
 margin=$(json rewards.margins)
 check 'metrics of pairs are those of all ranks' [ "$margin" = 0 ]
 alone --init $TINY --seq-len 40 --batch 2 --objective dpo --data "$WORK/pairs.bin" --lora-rank 3 --lora-dropout 0.3 --seed 5
-for world in '2 --zero 3' '4 --sp 2 --zero 1'; do together $world; done
+each '2 --zero 3' -- '4 --sp 2 --zero 1'
 alone --init $TINY --seq-len 30 --batch 2 --grad-accum 2 --objective grpo --beta 0.1 --data "$WORK/groups.bin"
 reward=$(json reward) length=$(json completion_length)
-for world in '3 --zero 2' '4 --zero 1' '2 --sp 2 --zero 3'; do together $world; done
+each '2 --sp 2 --zero 3' -- '3 --zero 2' '4 --zero 1'
 check 'rewards are those of all ranks' close "$(json reward)" "$reward" 1e-6
 check 'lengths are those of all ranks' close "$(json completion_length)" "$length" 1e-6
 alone --init $TINY --seq-len 30 --batch 2 --objective ppo --data "$WORK/values.bin"
 together 3 --zero 2
 alone --init $TINY --seq-len 30 --batch 4 --objective gspo --group-size 3
-for world in '2' '2 --sp 2'; do together $world; done
+each '2' -- '2 --sp 2'
 alone --init $TINY --seq-len 64 --batch 4 --lora-rank 4 --lora-dropout 0.5
-for world in '2' '4 --zero 3' '2 --sp 2'; do together $world; done
+each '4 --zero 3' '2 --sp 2' -- '2' '2 --sp 2'
 
 cp "$WORK/ranks.safetensors" "$WORK/before.safetensors"
 together 2 --sp 2
@@ -108,8 +113,7 @@ check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WOR
 
 # What the plan says is what a rank does; a reference that is computed in the pass counts, too.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
-for world in '2 --zero 1' '4 --zero 3' '4 --sp 2 --zero 2' '4 --sp 2 --kv ring --zero 1' '2 --zero 3 --sp 2 --objective dpo' \
-    '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
+for world in '4 --zero 3' '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
     '2 --zero 3 --sp 2 --objective dpo --lora-rank 3'; do
     set -- $world
     count=$1
@@ -129,7 +133,7 @@ check 'the header says how many' grep -q '^ranks    2 = 2 replicas x sp 1, ZeRO 
 evaluated() { # arguments of eval
     run eval "$@" --json || fail "exit $? of: train eval $*"
     loss=$(json loss) tokens=$(json tokens) curve=$(sed 's/.*"curve": //; s/"loss": [^,]*//g' "$WORK/out")
-    for world in '2' '3 --zero 3' '4 --sp 2'; do
+    for world in '3 --zero 3' '4 --sp 2'; do
         ranks_succeed ${world%% *} eval "$@" --json $(echo "$world" | cut -s -d' ' -f2-)
         check "loss of eval $* with $world" close "$(json loss)" "$loss" 1e-6
         check "tokens of eval $* with $world" [ "$(json tokens)" = "$tokens" ]
@@ -151,48 +155,48 @@ same_losses() { # folder, folder, steps: as many lines, all within 1e-5, or 1e-9
 }
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
-trained() { # name, arguments: 20 steps alone, then by ranks
+trained() { # name, arguments: 10 steps alone, then by ranks
     name=$1
     shift
     common=$*
-    run train $common --steps 20 --out "$WORK/$name" --save-every 6 --keep-checkpoints 9 || fail "exit $? of: train $common: $(tail -n 1 "$WORK/err")"
+    run train $common --steps 10 --out "$WORK/$name" --save-every 6 --keep-checkpoints 9 || fail "exit $? of: train $common: $(tail -n 1 "$WORK/err")"
     lines=$(losses "$WORK/$name" | wc -l)
-    check "20 steps: $name" [ "$lines" -ge 20 ]
+    check "10 steps: $name" [ "$lines" -ge 10 ]
 }
 trained_together() { # P, options of the world
     folder="$WORK/$name-$(echo "$*" | tr -dc 0-9a-z)"
-    ranks_succeed $1 train $common --steps 20 --out "$folder" --save-every 6 $(echo "$*" | cut -s -d' ' -f2-)
+    ranks_succeed $1 train $common --steps 10 --out "$folder" --save-every 6 $(echo "$*" | cut -s -d' ' -f2-)
     check "the trajectory of $* ranks: $name" same_losses "$folder" "$WORK/$name" $lines
 }
-trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.bin" --val-every 5 --seq-len 60 --batch 3 --grad-accum 2 \
-    --lr 1e-3 --warmup 4 --seed 3
-for world in '2 --zero 1' '3 --zero 2' '4 --sp 2 --zero 3'; do trained_together $world; done
+trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.bin" --val-every 4 --seq-len 60 --batch 3 --grad-accum 2 \
+    --lr 1e-3 --warmup 2 --seed 3
+for world in '3 --zero 2' '4 --sp 2 --zero 3'; do trained_together $world; done
 # Streams of many lengths: of a shorter one a rank may own more.
 "$WORK/make_documents" "$WORK/lengths.bin" 96 257,256,255,254,253,252,251,250
 trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 256 --lr 1e-3
 trained_together 4 --sp 4
-trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 10 --prompt-ids 3,4 --max-new-tokens 5
-for world in '2' '4 --zero 3'; do trained_together $world; done
+trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 5 --prompt-ids 3,4 --max-new-tokens 5
+trained_together 4 --zero 3
 # Gone on with in the plain build, from behind the middle of a cosine.
-rm -rf "$WORK/text/checkpoint-00000020"
-succeeds train $common --steps 20 --out "$WORK/text" --resume
-rm -rf "$WORK/text/checkpoint-00000020"
-ranks_succeed 2 train $common --steps 20 --out "$WORK/text" --resume
+rm -rf "$WORK/text/checkpoint-00000010"
+succeeds train $common --steps 10 --out "$WORK/text" --resume
+rm -rf "$WORK/text/checkpoint-00000010"
+ranks_succeed 2 train $common --steps 10 --out "$WORK/text" --resume
 # The reference's log-probabilities are computed once, by all, and found again.
 mkdir "$WORK/own" # where one process keeps its own
 cp "$WORK/pairs.bin" "$WORK/own"
 trained pairs --init $TINY --data "$WORK/own/pairs.bin" --objective dpo --seq-len 40 --batch 2 --lr 1e-3
 common=$(echo "$common" | sed 's|/own/pairs.bin|/pairs.bin|')
-ranks_succeed 3 train $common --steps 20 --out "$WORK/pairs-3" --zero 1
-check 'the trajectory of pairs by 3 ranks' same_losses "$WORK/pairs-3" "$WORK/pairs" 20
+ranks_succeed 3 train $common --steps 10 --out "$WORK/pairs-3" --zero 1
+check 'the trajectory of pairs by 3 ranks' same_losses "$WORK/pairs-3" "$WORK/pairs" 10
 check 'the reference was computed' grep -q '^reference  computing' "$WORK/out"
 check 'and is one file' [ "$(ls "$WORK" | grep -c '^reference-.*logprobs$')" = 1 ]
-ranks_succeed 2 train $common --steps 20 --out "$WORK/pairs-2"
+ranks_succeed 2 train $common --steps 10 --out "$WORK/pairs-2"
 check 'and is found again' grep -q '^reference  reused' "$WORK/out"
-check 'the trajectory of pairs by 2 ranks' same_losses "$WORK/pairs-2" "$WORK/pairs" 20
+check 'the trajectory of pairs by 2 ranks' same_losses "$WORK/pairs-2" "$WORK/pairs" 10
 trained adapters --init $TINY --data "$WORK/groups.bin" --objective grpo --beta 0.1 --seq-len 30 --batch 2 --grad-accum 2 --lr 1e-3 \
     --lora-rank 3 --lora-dropout 0.1
-for world in '2 --zero 2' '4 --sp 2 --zero 1'; do trained_together $world; done
+trained_together 4 --sp 2 --zero 1
 
 ranks_succeed 2 train $common --steps 2 --json --sp 2
 check 'one line of JSON' [ "$(wc -l <"$WORK/out")" = 1 ]
@@ -201,8 +205,8 @@ check 'and what was sent' grep -q '"sent": {"gradients": [1-9][0-9.]*, "weights"
 
 # ---- resumed by another number of ranks, in another stage -------------------------------------------------------------------
 name=documents
-common="--init $TINY --data $WORK/train.bin --val-data $WORK/long.bin --val-every 5 --seq-len 60 --batch 3 --grad-accum 2
-    --lr 1e-3 --warmup 4 --seed 3 --save-every 6"
+common="--init $TINY --data $WORK/train.bin --val-data $WORK/long.bin --val-every 4 --seq-len 60 --batch 3 --grad-accum 2
+    --lr 1e-3 --warmup 2 --seed 3 --save-every 6"
 lines=$(losses "$WORK/$name" | wc -l)
 go_on() { # from, P, options: a copy of a run's first 6 steps, gone on with
     folder="$WORK/resumed"
@@ -211,9 +215,9 @@ go_on() { # from, P, options: a copy of a run's first 6 steps, gone on with
     cp -r "$1/checkpoint-00000006" "$1/log.jsonl" "$folder"
     shift
     if [ "$1" = 1 ]; then
-        succeeds train $common --steps 20 --out "$folder" --resume
+        succeeds train $common --steps 10 --out "$folder" --resume
     else
-        ranks_succeed "$1" train $common --steps 20 --out "$folder" --resume $(echo "$*" | cut -s -d' ' -f2-)
+        ranks_succeed "$1" train $common --steps 10 --out "$folder" --resume $(echo "$*" | cut -s -d' ' -f2-)
     fi
     check "resumed by $* ranks" same_losses "$folder" "$WORK/$name" $lines
 }
@@ -221,7 +225,7 @@ go_on "$WORK/documents" 3 --zero 2
 check 'the number of ranks is noted' grep -q 'note: ranks was 1 until' "$WORK/err"
 go_on "$WORK/documents" 4 --zero 3 --sp 2
 rm -rf "$WORK/six"
-ranks_succeed 4 train $common --steps 20 --out "$WORK/six" --zero 2 --keep-checkpoints 9
+ranks_succeed 4 train $common --steps 10 --out "$WORK/six" --zero 2 --keep-checkpoints 9
 go_on "$WORK/six" 1
 go_on "$WORK/six" 2 --zero 1
 
@@ -237,7 +241,7 @@ common="--init $TINY --data $WORK/prompts.bin --rollout --seq-len 32 --batch 5 -
 set -- --reward-command "sh $WORK/reward.sh"
 succeeds train $common "$@" --out "$WORK/rollout"
 rewards() { sed -n 's/.*"step": \([0-9]*\),.*"reward": \([^,}]*\).*/\1 \2/p' "$1/log.jsonl"; }
-for world in '2' '3 --zero 1' '4 --zero 2'; do
+for world in '3 --zero 1' '4 --zero 2'; do
     folder="$WORK/rollout-${world%% *}"
     ranks_succeed ${world%% *} train $common "$@" --out "$folder" $(echo "$world" | cut -s -d' ' -f2-)
     check "rewards do not depend on the number of ranks: $world" [ "$(rewards "$folder")" = "$(rewards "$WORK/rollout")" ]
