@@ -155,7 +155,8 @@ TEST(products_that_wait_for_operands) {
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     c.settings.chunk = c.settings.logits_chunk = (size_t)(N / chunks);
-    Plan plan = plan_on(&m, &c.settings, &c.batch);
+    c.settings.ridge = machine_ridge(&m);
+    Plan plan = plan_make(&c.settings, &c.batch);
     close_to("operands", plan.operands,
              2 * N * (3 * rows + (rows - C - V) - L * rows_of_down) +
                  chunks * (2 * (2 * matrices + (matrices - V * C) - L * down) + 8 * matrices),
