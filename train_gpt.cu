@@ -99,12 +99,12 @@ static SequenceBound trainer_plan_rollout(Trainer *t) {
                                             "what ends a completion");
     rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
     RolloutSettings settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
-    return rollout_plan(&settings, &t->data.documents, &t->run.settings, t->run.options->seq_len);
+    return rollout_plan(&settings, &t->data, &t->run.settings, t->run.options->seq_len);
 }
 
 static void trainer_open_rollout(Trainer *t) {
     RolloutSettings settings = rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
-    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data.documents);
+    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
 }
 
 // The folder of checkpoints. Where there is one to go on with, `last` becomes its path and `model` that of its model.

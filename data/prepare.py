@@ -281,6 +281,7 @@ def prepare(arguments):
         work.run()
     finally:
         progress.clear()
+        work.close()
     report(work, arguments)
 
 

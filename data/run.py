@@ -179,6 +179,12 @@ class Run:
     def __init__(self, settings, progress, say):
         self.settings, self.progress, self.say = settings, progress, say
         self.parts, self.writers, self.kind, self.notes = {}, {}, None, collections.Counter()
+        self.folder = None
+
+    def close(self):
+        """Lets other runs into the folder."""
+        if self.folder:
+            os.close(self.folder.lock)
 
     def plan(self):
         """Everything the output depends on."""

@@ -60,7 +60,7 @@ static double pass_seconds(BenchPass *pass, int64_t step) {
     const Parameter *bad;
     AdamW adamw = {1e-4, 0.9, 0.999, 1e-8, 0, 1, step, 1, 0};
     ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
-    forward_backward(&pass->stream, &pass->batch, batch_counted(&pass->batch), 1, NULL);
+    forward_backward(&pass->stream, &pass->batch, batch_count(&pass->batch).tokens, 1, NULL);
     if (pass->settings.optimizer) {
         gradient_norm(&pass->model, world_alone(), ops_device, pass->stream.memory.gradients,
                       pass->settings.gradient_type, &bad);

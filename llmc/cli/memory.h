@@ -23,7 +23,7 @@ static SequenceBound larger_bound(SequenceBound a, SequenceBound b) {
 static SequenceBound run_bound(const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     const size_t parts = run->assignment.parts;
-    if (data && data->of_documents) return dataloader_part_bound(data, parts);
+    if (data && !data->regular) return dataloader_part_bound(data, parts);
     assign_check_regular(run->assignment, run->settings.world, o->batch);
     return data ? dataloader_part_bound(data, parts)
                 : regular_bound(o->batch / parts * sample_documents(o), o->seq_len);

@@ -1,6 +1,6 @@
 /*
-A micro-batch: one packed stream of N tokens made of documents that follow each other without padding. Attention never
-crosses a document, positions restart in each, and a target that does not count is -1. B x T is B documents of T tokens.
+A micro-batch: one packed sequence of N tokens made of documents that follow each other without padding. Attention never
+crosses a document, positions restart in each, and a masked target is -1. B x T is B documents of T tokens.
 Host memory; whoever fills a batch (the data loader, a test, `bp` without data) keeps this contract.
 */
 #ifndef LLMC_BATCH_H
@@ -13,7 +13,7 @@ Host memory; whoever fills a batch (the data loader, a test, `bp` without data) 
 typedef struct {
     size_t N;
     size_t first;       // tokens of the micro-batch before it: 0 but of a part (batch_part)
-    int empty;          // of a part that no document fell to: one token that does not count
+    int empty;          // of a part that no document fell to: one token without a target
     int32_t *tokens;    // [N]
     int32_t *targets;   // [N] the token to predict, or -1
     float *loss_weight; // [N] its weight in the loss, not looked at where the target is -1
@@ -23,18 +23,18 @@ typedef struct {
     size_t *origin;         // [documents] which token of the data each begins with, counted over all shards; NULL: none
     // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each
     // other.
-    size_t *group;   // [documents] 0, 0, 1, 1, ...: which pair or group of the stream a document is in, ascending; of a
-                     // pair the chosen one comes first
-    double *counted; // [documents] the sum of its loss weights, of targets that count (batch_count)
-    float *reward;   // [documents] as it was given
-    float *advantage;       // [N] of each target
+    size_t *group; // [documents] 0, 0, 1, 1, ...: which pair or group of the sequence a document is in, ascending; of
+                   // a pair the chosen one comes first
+    double *document_weight; // [documents] the sum of the loss weights of its targets (batch_count)
+    float *reward;           // [documents] as it was given
+    float *advantage;        // [N] of each target
     float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
                             // them; NULL: not known
 } Batch;
 
-// What losses are normalised by, over the whole accumulated batch.
+// Normalisers of losses, over the whole accumulated batch.
 typedef struct {
-    double tokens;    // sum of the weights of the targets that count
+    double tokens;    // sum of the weights of the targets
     double documents; // that have such targets
     double groups;    // pairs, or groups of completions
 } TargetCounts;
@@ -51,11 +51,10 @@ static Batch batch_allocate(size_t N, size_t documents) {
     return batch;
 }
 
-// Room for what objectives over answers know of a batch that has been allocated; of the two kinds of log-probabilities
-// only where they are asked for.
+// Allocates what objectives over answers need in addition; log-probabilities only where they are asked for.
 static void batch_allocate_answers(Batch *batch, int reference, int old) {
     batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
-    batch->counted = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
+    batch->document_weight = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
     batch->reward = (float *)checked_calloc(batch->documents, sizeof(float), "the rewards of a batch");
     batch->advantage = (float *)checked_calloc(batch->N, sizeof(float), "the advantages of a batch");
     if (reference) batch->reference = (float *)checked_calloc(batch->N, sizeof(float), "the reference of a batch");
@@ -68,7 +67,7 @@ static void batch_free(Batch *batch) {
     free(batch->loss_weight);
     free(batch->position);
     free(batch->document_start), free(batch->origin);
-    free(batch->group), free(batch->counted), free(batch->reward), free(batch->advantage);
+    free(batch->group), free(batch->document_weight), free(batch->reward), free(batch->advantage);
     free(batch->reference), free(batch->old);
     memset(batch, 0, sizeof(*batch));
 }
@@ -104,7 +103,7 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
     }
 }
 
-// What a batch adds to the counts of its step. Fills in batch->counted where there is one.
+// The batch's share of the counts of its step. Fills in batch->document_weight where there is one.
 static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0, 0, 0};
     if (batch->empty) return counts;
@@ -112,33 +111,30 @@ static TargetCounts batch_count(const Batch *batch) {
         double sum = 0;
         for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
-        if (batch->counted) batch->counted[d] = sum;
+        if (batch->document_weight) batch->document_weight[d] = sum;
         counts.tokens += sum, counts.documents += sum > 0;
         counts.groups += batch->group && (d == 0 || batch->group[d] != batch->group[d - 1]);
     }
     return counts;
 }
 
-// The sum of the weights of the targets that count.
-static double batch_counted(const Batch *batch) { return batch_count(batch).tokens; }
-
 static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
     a.tokens += b.tokens, a.documents += b.documents, a.groups += b.groups;
     return a;
 }
 
-// Tokens that are worked on.
+// Tokens that the model computes.
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- parts ----------------------------------------------------------------------------------------------------------
-// Behind the documents that are not to be parted from document d: the others of its pair or group.
-static size_t batch_unit_end(const Batch *batch, size_t d) {
+// The end of the sample that begins with document d: of its pair or group.
+static size_t batch_sample_end(const Batch *batch, size_t d) {
     size_t end = d + 1;
     while (batch->group && end < batch->documents && batch->group[end] == batch->group[d]) end++;
     return end;
 }
 
-// Documents [begin, end) of the batch, as a batch in the same memory: what the whole says of its documents is used up.
+// Documents [begin, end) of the batch, as a batch in the same memory: the whole cannot be used any more.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = *whole;
@@ -148,7 +144,7 @@ static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     for (size_t d = begin; d <= end; d++) whole->document_start[d] -= first;
     if (part.origin) part.origin += begin;
     if (part.group) part.group += begin;
-    if (part.counted) part.counted += begin;
+    if (part.document_weight) part.document_weight += begin;
     if (part.reward) part.reward += begin;
     if (part.advantage) part.advantage += first;
     if (part.reference) part.reference += first;
@@ -156,23 +152,23 @@ static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     return part;
 }
 
-// A stream that adds nothing, in the memory of a batch: its first token, as one that does not count.
+// A sequence that adds nothing, in the memory of a batch: its first token, without a target.
 static Batch batch_empty(Batch *whole) {
     Batch empty = *whole;
     empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
     empty.targets[0] = -1, empty.position[0] = 0;
     empty.document_start[0] = 0, empty.document_start[1] = 1;
-    if (empty.counted) empty.counted[0] = 0;
+    if (empty.document_weight) empty.document_weight[0] = 0;
     return empty;
 }
 
 // One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
-// is, so that none is longer than N / parts and the longest of them. Uses the whole up.
+// is, so that none is longer than N / parts and the longest of them. The whole cannot be used any more.
 static Batch batch_part(Batch *whole, size_t parts, size_t part) {
     size_t begin = whole->documents, end = 0, next;
     if (parts == 1) return *whole;
     for (size_t d = 0; d < whole->documents; d = next) {
-        next = batch_unit_end(whole, d);
+        next = batch_sample_end(whole, d);
         if ((whole->document_start[d] + whole->document_start[next]) * parts / (2 * whole->N) != part) continue;
         begin = min_size(begin, d), end = next;
     }

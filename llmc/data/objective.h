@@ -309,7 +309,7 @@ static double reference_over(const Batch *batch, size_t t, double logp) {
 
 // n of the formulas above; of documents with counted tokens, as the next two.
 static double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
-    return (o->normalisation == NORMALISE_GRPO ? 1 / batch->counted[d] : 1.0) / Z;
+    return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
 
 // gspo's r of document d; logp[N] of the whole stream.
@@ -319,7 +319,7 @@ static double document_ratio(const Batch *batch, size_t d, const void *logp, DTy
         double m = target_weight(batch, t);
         if (m != 0) sum += m * log_ratio_at(batch, t, logp_at(logp, type, t));
     }
-    return exp(sum / batch->counted[d]);
+    return exp(sum / batch->document_weight[d]);
 }
 
 // The derivative of the sum of gspo's surrogates in document d by any of its log-probabilities, whose share in log r is
@@ -330,7 +330,7 @@ static double document_slope(const Objective *o, const Batch *batch, size_t d, c
         double m = target_weight(batch, t);
         if (m != 0) sum += m * surrogate_of(o, ratio, advantage_at(batch, t)).slope;
     }
-    return sum / batch->counted[d];
+    return sum / batch->document_weight[d];
 }
 
 // The derivative of target t's terms by its log-probability; of_document: what gspo has in place of the ratio's.
@@ -361,7 +361,7 @@ static void policy_weights(const Objective *o, const Batch *batch, double Z, siz
 static void objective_check_batch(const Objective *o, const Batch *batch) {
     if (objective_is_of_pairs(o) && !batch->group)
         die("internal: a batch of %s without groups", objective_names[o->kind]);
-    if (objective_is_of_policy(o) && !(batch->advantage && batch->counted))
+    if (objective_is_of_policy(o) && !(batch->advantage && batch->document_weight))
         die("internal: a batch of %s without advantages", objective_names[o->kind]);
     if (objective_needs_reference(o) && !batch->reference)
         die("internal: a batch of %s without the reference's log-probabilities", objective_names[o->kind]);
@@ -468,7 +468,7 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     PolicySums sums = {0};
     for (size_t d = 0; d < batch->documents; d++) {
         if (batch->reward) sums.reward += (double)batch->reward[d];
-        if (batch->counted[d] == 0) continue;
+        if (batch->document_weight[d] == 0) continue;
         sums.documents++;
         loss += document_scale(o, batch, Z, d) * document_loss(o, batch, d, logp, type, &sums);
     }

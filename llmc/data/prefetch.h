@@ -68,12 +68,12 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const size_t own = assigned_batches(assignment);
     const size_t skipped = i ? assignment.stride - 1 : assignment.first,
                  left = i + 1 == own ? assignment.stride - 1 - assignment.first : 0;
-    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), skipped));
+    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_position(p->loader), skipped));
     dataloader_next(p->loader, &micro->whole);
-    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_place(p->loader), left));
+    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_position(p->loader), left));
     micro->batch = batch_part(&micro->whole, assignment.parts, assignment.part);
     micro->number = assigned_number(assignment, i);
-    micro->after = dataloader_place(p->loader);
+    micro->after = dataloader_position(p->loader);
 }
 
 static void prefetch_fill(Prefetch *p) {
@@ -81,7 +81,7 @@ static void prefetch_fill(Prefetch *p) {
     TargetCounts counts = {0, 0, 0};
     for (size_t i = 0; prefetch_may_fill(p); i++) {
         MicroBatch *micro = &p->slot[i % 2];
-        if (i % own == 0) counts = dataloader_counted(p->loader, dataloader_place(p->loader), p->assignment.batches);
+        if (i % own == 0) counts = dataloader_targets(p->loader, dataloader_position(p->loader), p->assignment.batches);
         prefetch_read(p, i % own, micro);
         micro->step_counts = counts;
         pthread_mutex_lock(&p->lock);

@@ -1,11 +1,11 @@
 /*
-Token shards. Here: which files a run reads, and the format that data/prepare.py writes (data/README.md), one file of whole documents:
-a header of 256 bytes, a table of documents, their ids, for each token whether it is a target that counts, and where there are
-advantages, each token's. Little-endian.
+Token shards: the files that a run reads, and the format of data/prepare.py (data/README.md), one file of whole documents: a header of
+256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and an advantage for each token where there
+are any. Little-endian. llm.c's shards are llmc_shard.h's.
 
 A shard is checked when it is opened: every field of the header against the others and against the size of the file, and the whole
 table, by its checksum and entry by entry: also that pairs have both answers and groups several. A document's own checksum is checked
-when it is read (documents_read.h). llm.c's shards, which have neither documents nor masks, are dataloader.h's.
+when it is read (documents_read.h).
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
@@ -18,7 +18,8 @@ when it is read (documents_read.h). llm.c's shards, which have neither documents
 #define TOKEN_SHARD_HEADER  256
 #define TOKEN_SHARD_ENTRY   48
 #define TOKEN_SHARD_ALIGN   64
-#define TABLE_ENTRIES       4096 // of the table, that are read at a time
+#define TABLE_ENTRIES       4096                       // read at a time
+#define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // at most: id, mask and value
 
 // ---- which files -----------------------------------------------------------------------------------------------------------
 typedef struct {
@@ -94,7 +95,7 @@ static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     return list;
 }
 
-// Whether the file begins as a shard of documents; the first look at any shard.
+// True where the file begins as a shard of documents; else it may be one of llm.c's.
 static int is_token_shard(const char *path) {
     char magic[8] = "";
     if (path_is_directory(path))
@@ -124,27 +125,28 @@ static float shard_float32(const unsigned char *bytes) {
 }
 
 // ---- the header ----------------------------------------------------------------------------------------------------------------
-// What its documents are: texts by themselves; chosen and rejected answers, in turn; a prompt's completions with their rewards;
-// prompts that nothing is learnt from, maybe with a reference answer behind.
+// Kinds of documents: texts; chosen and rejected answers, in turn; a prompt's completions with their rewards; prompts without targets,
+// some with a reference answer behind.
 typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS } ShardKind;
 
 typedef struct {
     char *path;
     uint64_t bytes; // of the file
     ShardKind kind;
-    uint64_t documents, tokens, counted, longest;
+    uint64_t documents, tokens, targets, longest;
     uint64_t groups, largest_group; // pairs or groups, documents of the largest; 0 before the table's check
     size_t id_bytes;
-    uint64_t vocabulary;                 // of its tokenizer
-    uint64_t tokenizer;                  // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
-    char tokenizer_name[65];             // printable
-    uint64_t table, ids, counts, values; // where they begin; values 0: there are none
+    uint64_t vocabulary;                // of its tokenizer
+    uint64_t tokenizer;                 // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
+    char tokenizer_name[65];            // printable
+    uint64_t table, ids, masks, values; // offsets in the file; 0: there are none
     uint32_t table_crc, header_crc;
+    size_t regular; // T of the documents of one of llm.c's shards; 0: documents are as the table says
 } TokenShard;
 
 // One entry of the table.
 typedef struct {
-    uint64_t first, tokens, counted, group, prompt;
+    uint64_t first, tokens, targets, group, prompt;
     float reward;
     uint32_t crc;
 } ShardDocument;
@@ -175,9 +177,9 @@ static void shard_check_sections(const TokenShard *s) {
         uint64_t begins, expected;
     } section[] = {{"document table is", s->table, TOKEN_SHARD_HEADER},
                    {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
-                   {"counts are", s->counts, shard_align(s->ids + s->tokens * s->id_bytes)},
-                   {"values are", s->values, s->values ? shard_align(s->counts + s->tokens) : 0},
-                   {"end is", s->bytes, s->values ? s->values + s->tokens * sizeof(float) : s->counts + s->tokens}};
+                   {"masks are", s->masks, shard_align(s->ids + s->tokens * s->id_bytes)},
+                   {"values are", s->values, s->values ? shard_align(s->masks + s->tokens) : 0},
+                   {"end is", s->bytes, s->values ? s->values + s->tokens * sizeof(float) : s->masks + s->tokens}};
     for (size_t i = 0; i < sizeof(section) / sizeof(section[0]); i++)
         if (section[i].begins != section[i].expected)
             die("%s: its %s at byte %llu, with %llu documents and %llu tokens it should be %llu; write it again",
@@ -216,8 +218,9 @@ static void shard_check_header(const char *path, const unsigned char header[TOKE
 }
 
 // Everything the header says, held against itself and the file.
-static TokenShard shard_read_header(const InputFile *file, const char *path) {
+static TokenShard shard_read_header(const InputFile *file) {
     unsigned char header[TOKEN_SHARD_HEADER];
+    const char *path = file->path;
     TokenShard s = {0};
     if (file->bytes < TOKEN_SHARD_HEADER)
         die("%s: its %llu bytes are less than the header of a token shard (%d); it is truncated", path,
@@ -227,10 +230,10 @@ static TokenShard shard_read_header(const InputFile *file, const char *path) {
     s.path = checked_strdup(path);
     s.bytes = file->bytes;
     s.documents = shard_uint64(header + 32), s.tokens = shard_uint64(header + 40);
-    s.counted = shard_uint64(header + 48), s.longest = shard_uint64(header + 56);
+    s.targets = shard_uint64(header + 48), s.longest = shard_uint64(header + 56);
     s.id_bytes = shard_uint32(header + 64);
     s.vocabulary = shard_uint64(header + 72), s.tokenizer = shard_uint64(header + 80);
-    s.table = shard_uint64(header + 88), s.ids = shard_uint64(header + 96), s.counts = shard_uint64(header + 104);
+    s.table = shard_uint64(header + 88), s.ids = shard_uint64(header + 96), s.masks = shard_uint64(header + 104);
     s.values = shard_uint64(header + 112);
     s.table_crc = shard_uint32(header + 120), s.header_crc = shard_uint32(header + 124);
     shard_check_kind(&s, shard_uint32(header + 68));
@@ -251,15 +254,16 @@ static TokenShard shard_read_header(const InputFile *file, const char *path) {
 static ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]) {
     ShardDocument d;
     d.first = shard_uint64(entry), d.tokens = shard_uint64(entry + 8);
-    d.counted = shard_uint64(entry + 16), d.group = shard_uint64(entry + 24), d.prompt = shard_uint64(entry + 32);
+    d.targets = shard_uint64(entry + 16), d.group = shard_uint64(entry + 24), d.prompt = shard_uint64(entry + 32);
     d.reward = shard_float32(entry + 40), d.crc = shard_uint32(entry + 44);
     return d;
 }
 
-// Entries [first, first + count) of the table, count <= TABLE_ENTRIES, into buffer[TABLE_ENTRIES * TOKEN_SHARD_ENTRY].
-static void shard_read_entries(const TokenShard *s, const InputFile *file, uint64_t first, size_t count,
-                               unsigned char *buffer) {
+// Entries [first, first + the result) of the table, into buffer[TABLE_ENTRIES * TOKEN_SHARD_ENTRY].
+static size_t shard_read_entries(const TokenShard *s, const InputFile *file, uint64_t first, unsigned char *buffer) {
+    size_t count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
     input_read(file, s->table + first * TOKEN_SHARD_ENTRY, buffer, count * TOKEN_SHARD_ENTRY);
+    return count;
 }
 
 static void shard_check_document(const TokenShard *s, uint64_t number, const ShardDocument *d, uint64_t begin) {
@@ -267,9 +271,9 @@ static void shard_check_document(const TokenShard *s, uint64_t number, const Sha
     const char *fault = d->first != begin                              ? "does not begin where the one before it ends"
                         : d->tokens < 1 || (d->tokens < 2 && !prompts) ? "has fewer than 2 tokens"
                         : d->tokens > s->tokens - begin                ? "goes beyond the last token"
-                        : d->counted < 1 && !prompts                   ? "has no target that counts"
-                        : d->counted > 0 && prompts                    ? "is a prompt and has targets that count"
-                        : d->counted > d->tokens - 1                   ? "counts more targets than it has"
+                        : d->targets < 1 && !prompts                   ? "has no target"
+                        : d->targets > 0 && prompts                    ? "is a prompt and has targets"
+                        : d->targets > d->tokens - 1                   ? "has more targets than tokens"
                         : d->prompt > d->tokens                        ? "has a prompt that is longer than itself"
                         : d->prompt < 1 && prompts                     ? "has no prompt"
                         : !isfinite(d->reward)                         ? "has a reward that is not a finite number"
@@ -306,8 +310,7 @@ static void shard_check_table_crc(const TokenShard *s, const InputFile *file, un
     uint32_t crc = 0;
     size_t count;
     for (uint64_t first = 0; first < s->documents; first += count) {
-        count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
-        shard_read_entries(s, file, first, count, buffer);
+        count = shard_read_entries(s, file, first, buffer);
         crc = crc32_of(crc, buffer, count * TOKEN_SHARD_ENTRY);
     }
     if (crc != s->table_crc)
@@ -316,26 +319,25 @@ static void shard_check_table_crc(const TokenShard *s, const InputFile *file, un
 
 // The whole table, once. buffer as above.
 static void shard_check_table(TokenShard *s, const InputFile *file, unsigned char *buffer) {
-    uint64_t tokens = 0, counted = 0, longest = 0, members = 0;
+    uint64_t tokens = 0, targets = 0, longest = 0, members = 0;
     size_t count;
     shard_check_table_crc(s, file, buffer);
     for (uint64_t first = 0; first < s->documents; first += count) {
-        count = (size_t)(s->documents - first < TABLE_ENTRIES ? s->documents - first : TABLE_ENTRIES);
-        shard_read_entries(s, file, first, count, buffer);
+        count = shard_read_entries(s, file, first, buffer);
         for (size_t i = 0; i < count; i++) {
             ShardDocument d = shard_document(buffer + i * TOKEN_SHARD_ENTRY);
             shard_check_document(s, first + i, &d, tokens);
             if (kind_has_groups(s->kind)) shard_check_group(s, first + i, &d, &members);
-            tokens += d.tokens, counted += d.counted;
+            tokens += d.tokens, targets += d.targets;
             if (d.tokens > longest) longest = d.tokens;
         }
     }
     if (members) shard_end_group(s, s->documents, members);
-    if (tokens != s->tokens || counted != s->counted || longest != s->longest)
-        die("%s: its documents have %llu tokens, %llu counted targets and %llu tokens at most, its header says %llu, "
+    if (tokens != s->tokens || targets != s->targets || longest != s->longest)
+        die("%s: its documents have %llu tokens, %llu targets and %llu tokens at most, its header says %llu, "
             "%llu and %llu",
-            s->path, (unsigned long long)tokens, (unsigned long long)counted, (unsigned long long)longest,
-            (unsigned long long)s->tokens, (unsigned long long)s->counted, (unsigned long long)s->longest);
+            s->path, (unsigned long long)tokens, (unsigned long long)targets, (unsigned long long)longest,
+            (unsigned long long)s->tokens, (unsigned long long)s->targets, (unsigned long long)s->longest);
 }
 
 #endif

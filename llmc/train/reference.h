@@ -48,12 +48,12 @@ static uint64_t run_model_key(const Run *run) {
 
 // What a file of log-probabilities of this data under that model says of itself.
 static LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
-    const Documents *d = &data->documents;
+    const DataLoader *d = data;
     const Options *o = run->options;
     LogprobHeader h = {0};
     h.documents = d->documents;
     h.tokens = d->shard[d->shards - 1].tokens_before + d->shard[d->shards - 1].header.tokens;
-    h.model_key = key, h.data_key = documents_content_key(d);
+    h.model_key = key, h.data_key = dataloader_content_key(d);
     if (d->long_documents) {
         h.seq_len = d->settings.T;
         h.cut = d->settings.long_documents == LONG_SPLIT ? DOCUMENTS_SPLIT : DOCUMENTS_TRUNCATED;
@@ -70,7 +70,7 @@ typedef struct {
 } LogprobSum;
 
 // Of document i of a stream that has gone through the model: logp[N] of `type`.
-static void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch *batch, size_t i, const void *logp,
+static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch *batch, size_t i, const void *logp,
                                     DType type, LogprobSum *sum) {
     const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
@@ -83,7 +83,7 @@ static void logprobs_write_document(LogprobWriter *w, Documents *d, const Batch 
             value[k] = (float)found;
             sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
             if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
-                DocumentAt document = documents_find_token(d, token + k);
+                DocumentRef document = documents_find_token(d, token + k);
                 die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass",
                     document.shard->header.path, (unsigned long long)document.number,
                     (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
@@ -115,7 +115,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
                                    Assignment assignment, int reference) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
-    Documents *d = &data->documents;
+    DataLoader *d = data;
     Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
     LogprobSum sum = {0, 0};
     double positions = 0, sums[2];
@@ -169,7 +169,7 @@ static uint64_t reference_file_key(const LogprobHeader *h) {
 // Where it may be: beside the first shard, in --out (or empty).
 static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
                              char path[2][PATH_MAX]) {
-    const char *shard = data->documents.shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
+    const char *shard = data->shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
     char name[64], folder[PATH_MAX];
     snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
     snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - shard) : 1, slash ? shard : ".");
@@ -228,17 +228,17 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
         reference_compute(run, data, batch, &wanted, path[place]);
     }
     logprobs_open(file, path[place]);
-    logprobs_check(file, &wanted, data->documents.shard[0].header.path);
+    logprobs_check(file, &wanted, data->shard[0].header.path);
 }
 
 // Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
-    const LogprobFile *reference = data->documents.settings.reference, *old = data->documents.settings.old;
-    if (!data->of_documents) return;
+    const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
+    if (data->regular) return;
     LogprobHeader wanted = logprobs_header(run, data, reference_key);
-    if (reference) logprobs_check(reference, &wanted, data->documents.shard[0].header.path);
+    if (reference) logprobs_check(reference, &wanted, data->shard[0].header.path);
     wanted.model_key = old_key;
-    if (old) logprobs_check(old, &wanted, data->documents.shard[0].header.path);
+    if (old) logprobs_check(old, &wanted, data->shard[0].header.path);
 }
 
 /*
@@ -272,9 +272,9 @@ static void trainer_find_reference(Trainer *t, const char *last) {
 
 // What batches are filled from where no file was named: it is kept beside the data.
 static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!trainer_has_reference(t) || data->documents.settings.reference) return;
+    if (!trainer_has_reference(t) || data->settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key, t->state.step == 0);
-    data->documents.settings.reference = file;
+    data->settings.reference = file;
 }
 
 // What the reference makes of a batch, where it is the base model under adapters.

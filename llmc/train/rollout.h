@@ -67,7 +67,7 @@ typedef struct {
 
 typedef struct {
     RolloutSettings settings;
-    Documents *data; // opened with DATA_PROMPTS
+    DataLoader *data; // opened with DATA_PROMPTS
     SamplerBatch sampler;
     Reward command;
     Prompt decoder;
@@ -99,14 +99,14 @@ typedef struct {
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
 // Tokens of the key/value cache for the longest text, and positions of it in a stream: its last token is only a target.
-static size_t rollout_capacity(const RolloutSettings *settings, const Documents *data) {
-    return prompts_longest(data) + settings->max_new_tokens - 1;
+static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
+    return data->longest_prompt + settings->max_new_tokens - 1;
 }
 
-static SequenceBound rollout_bound(const RolloutSettings *settings, const Documents *data) {
+static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLoader *data) {
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
     SequenceBound bound;
-    if (longest > PLACES / (P * G))
+    if (longest > POSITIONS_MAX / (P * G))
         die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
             longest);
     bound.longest = longest;
@@ -115,7 +115,7 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const Docume
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
             "and lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
             "--group-size",
-            G, G * longest, prompts_longest(data), settings->max_new_tokens, bound.N);
+            G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
     bound.documents = min_size(P, bound.N / G) * G; // a document has a position at least
     return bound;
@@ -132,7 +132,7 @@ static void rollout_allocate_text(Rollout *r) {
 static void rollout_allocate_step(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t P = s->prompts, texts = P * s->group_size;
-    r->order = (uint32_t *)checked_calloc(prompts_count(r->data), sizeof(uint32_t), "the order of the prompts");
+    r->order = (uint32_t *)checked_calloc(r->data->prompts, sizeof(uint32_t), "the order of the prompts");
     r->epoch = UINT64_MAX;
     r->room = prompts_longest_document(r->data);
     r->documents = (int32_t *)checked_calloc(P * r->room, sizeof(int32_t), "the prompts of a step");
@@ -165,7 +165,7 @@ static void rollout_allocate_streams(Rollout *r) {
 }
 
 // data, and what settings point to, must outlive it.
-static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, Documents *data) {
+static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
     memset(r, 0, sizeof(*r));
     r->settings = *settings, r->data = data;
     r->settings.sequence_tokens = rollout_bound(settings, data).N;
@@ -192,7 +192,7 @@ static void rollout_free(Rollout *r) {
 // is number k % count in the order of epoch k / count.
 static void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
-    size_t count = prompts_count(r->data);
+    size_t count = r->data->prompts;
     for (size_t p = 0; p < s->prompts; p++) {
         uint64_t k = (uint64_t)(step - 1) * s->step_prompts + s->first + p, epoch = k / count;
         int32_t *document = r->documents + p * r->room;
@@ -364,12 +364,12 @@ static void rollout_pack(Rollout *r, size_t known) {
             positions += r->completion[p * G + g].prompt_tokens + r->completion[p * G + g].tokens - 1;
         group_advantages(r->reward + p * G, G, s->scale_rewards, r->advantage + p * G);
         rollout_group_metrics(r, p);
-        r->packing.item[count].positions = (uint32_t)positions, r->packing.item[count++].unit = (uint32_t)p;
+        r->packing.item[count].positions = (uint32_t)positions, r->packing.item[count++].sample = (uint32_t)p;
     }
     packing_sort(r->packing.item, r->packing.spare, count);
     r->streams = count ? packing_first_fit(&r->packing, count) : 0;
     r->streams = (size_t)max_over_ranks(s->world, (double)r->streams);
-    for (size_t p = 0; p < count; p++) r->group_stream[r->packing.item[p].unit] = r->packing.bin[p];
+    for (size_t p = 0; p < count; p++) r->group_stream[r->packing.item[p].sample] = r->packing.bin[p];
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
@@ -396,7 +396,7 @@ static Batch rollout_stream(const Rollout *r, size_t number, size_t positions, s
     b.advantage += positions;
     if (b.reference) b.reference += positions;
     if (b.old) b.old += positions;
-    b.group += documents, b.counted += documents, b.reward += documents;
+    b.group += documents, b.document_weight += documents, b.reward += documents;
     b.document_start += documents + number;
     b.document_start[0] = 0;
     return b;
@@ -497,13 +497,13 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, 
 
 // What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
 // written.
-static SequenceBound rollout_plan(const RolloutSettings *rollout, const Documents *data, RunSettings *settings,
+static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
     if (settings->rollout_tokens > seq_len)
         die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "
                   "%zu; raise it, or shorten them",
-                  prompts_longest(data), rollout->max_new_tokens, settings->rollout_tokens, seq_len);
+                  data->longest_prompt, rollout->max_new_tokens, settings->rollout_tokens, seq_len);
     return rollout_bound(rollout, data);
 }
 

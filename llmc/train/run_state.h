@@ -26,7 +26,7 @@ typedef struct {
 
 typedef struct {
     size_t step;       // optimizer steps made
-    size_t next_batch; // dataloader_place, behind what all ranks have taken
+    size_t next_batch; // dataloader_position, behind what all ranks have taken
     size_t tokens;     // trained on
     double seconds;    // of training
     Schedule schedule;

@@ -86,7 +86,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "model", 0, "%s", config);
     add_setting(t, "--seq-len", 0, "%zu", o->seq_len);
     add_setting(t, "--batch", 0, "%zu", o->batch);
-    if (t->data.of_documents || dataloader_shuffled(&t->data)) { // else what llm.c's shards say is the whole of it
+    if (!t->data.regular || dataloader_shuffled(&t->data)) { // else what llm.c's shards say is the whole of it
         add_setting(t, "--shuffle", 0, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
         add_setting(t, "--long", 0, "%s", option_chosen(o, "long"));
     }
@@ -117,10 +117,10 @@ static void trainer_schedule(Trainer *t) {
     schedule->decay_fraction = o->decay_fraction;
     schedule->warmup = o->warmup;
     schedule->steps = o->steps ? o->steps : dataloader_batches(&t->data) / o->grad_accum;
-    if (o->rollout && !o->steps) schedule->steps = o->updates * (prompts_count(&t->data.documents) / o->batch);
+    if (o->rollout && !o->steps) schedule->steps = o->updates * (t->data.prompts / o->batch);
     if (!schedule->steps && o->rollout)
         die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again",
-            prompts_count(&t->data.documents), o->batch);
+            t->data.prompts, o->batch);
     if (!schedule->steps)
         die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
             dataloader_batches(&t->data), o->grad_accum);

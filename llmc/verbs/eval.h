@@ -123,7 +123,7 @@ static int verb_logprobs(const Options *options) {
         options_refuse(options->verb, "--temperature 0 leaves the likeliest token alone; give a number above 0");
     run_open(&run, options, NULL);
     DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
-    SequenceBound bound = dataloader_bound(&loader);
+    SequenceBound bound = loader.bound;
     run_allocate(&run, bound);
     Batch batch = dataloader_batch(&loader);
     LogprobHeader header = logprobs_header(&run, &loader, 0);

@@ -12,7 +12,7 @@ several processes, what a rank sends and how long a step is estimated to take on
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     Prompt text = {0};
     RolloutSettings settings = rollout_from_options(run, &text, NULL);
-    return rollout_plan(&settings, &data->documents, &run->settings, run->options->seq_len);
+    return rollout_plan(&settings, data, &run->settings, run->options->seq_len);
 }
 
 // ---- several processes ----------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ static PlanBound plan_bound(Run *run, DataLoader *data) {
     const Options *o = run->options;
     PlanBound bound;
     if (o->data.count) *data = run_open_data(run, &o->data, shuffle_from_options(o));
-    bound.whole = o->data.count ? dataloader_bound(data) : regular_bound(o->batch * sample_documents(o), o->seq_len);
+    bound.whole = o->data.count ? data->bound : regular_bound(o->batch * sample_documents(o), o->seq_len);
     bound.part = o->rollout ? plan_rollout(run, data) : run_bound(run, o->data.count ? data : NULL);
     if (o->val_data.count && o->plan_for == VERB_TRAIN) {
         DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);

@@ -75,7 +75,7 @@ static Batch tokens_read(const Arguments *a, size_t vocab_size) {
     settings.B = a->batch, settings.T = a->seq_len, settings.vocab_size = vocab_size;
     settings.shuffle = SHUFFLE_OFF;
     DataLoader loader = dataloader_open(&a->tokens, 1, &settings);
-    if (loader.of_documents) die("%s: holds documents of any length; give one of llm.c's shards", a->tokens);
+    if (!loader.regular) die("%s: holds documents of any length; give one of llm.c's shards", a->tokens);
     Batch batch = dataloader_batch(&loader);
     dataloader_next(&loader, &batch);
     dataloader_close(&loader);

@@ -56,7 +56,7 @@ static DataLoader open_data(const char *path, const DataSettings *settings) {
 
 // Room for the loader's largest stream, full of what must be overwritten.
 static Batch batch_for(const DataLoader *loader) {
-    SequenceBound bound = dataloader_bound(loader);
+    SequenceBound bound = loader->bound;
     Batch batch = dataloader_batch(loader);
     memset(batch.tokens, 0xee, bound.N * 4), memset(batch.targets, 0xee, bound.N * 4);
     memset(batch.position, 0xee, bound.N * 4), memset(batch.loss_weight, 0xee, bound.N * 4);
@@ -79,7 +79,7 @@ static void expect_same_batch(const Batch *a, const Batch *b) {
     assert_memory_equal(a->document_start, b->document_start, (a->documents + 1) * sizeof(size_t));
     expect_same(a->origin, b->origin, a->documents * sizeof(size_t));
     expect_same(a->group, b->group, a->documents * sizeof(size_t));
-    expect_same(a->counted, b->counted, a->documents * sizeof(double));
+    expect_same(a->document_weight, b->document_weight, a->documents * sizeof(double));
     expect_same(a->reward, b->reward, a->documents * sizeof(float));
     expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }

@@ -27,7 +27,7 @@ static Stream stream_allocate(const size_t *length, size_t documents) {
     b->position = (int32_t *)case_memory(N * sizeof(int32_t));
     b->loss_weight = (float *)case_memory(N * sizeof(float)), b->advantage = (float *)case_memory(N * sizeof(float));
     b->reference = (float *)case_memory(N * sizeof(float)), b->old = (float *)case_memory(N * sizeof(float));
-    b->group = (size_t *)case_memory(documents * sizeof(size_t)), b->counted = case_doubles(documents);
+    b->group = (size_t *)case_memory(documents * sizeof(size_t)), b->document_weight = case_doubles(documents);
     b->reward = (float *)case_memory(documents * sizeof(float));
     s.logp = case_doubles(N), s.entropy = case_doubles(N);
     batch_set_positions(b);

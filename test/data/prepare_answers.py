@@ -5,7 +5,6 @@ import json
 import math
 import os
 import struct
-import subprocess
 import zlib
 
 import numpy as np
@@ -27,7 +26,7 @@ class Answers(WithCommand):
         """(shard's path, header fields, table, ids, counts, raw bytes) for every shard of a run over these rows; inspected."""
         done = self.prepare(self.path(name), self.write(name + ".jsonl", rows), *arguments)
         paths = sorted(glob.glob(self.path(name) + "/train-*.bin"))
-        inspected = subprocess.run(self.inspect(*paths), capture_output=True, text=True)
+        inspected = self.run_main(self.inspect(*paths))
         self.assertEqual(inspected.returncode, 0, inspected.stderr)
         self.said, self.inspected = done.stdout, inspected.stdout
         return [(path, *read_shard(raw), raw) for path in paths for raw in [open(path, "rb").read()]]

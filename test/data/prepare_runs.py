@@ -1,7 +1,9 @@
 """Whole runs of data/prepare.py for test_prepare.py: the bytes of the format, bad input, kill -9, workers, memory, Parquet, inspect."""
 
+import contextlib
 import glob
 import gzip
+import io
 import json
 import os
 import resource
@@ -17,6 +19,7 @@ from unittest import mock
 
 import encode
 import inputs
+import prepare
 import prepare_samples as samples
 import run
 import workers
@@ -63,24 +66,40 @@ class WithCommand(unittest.TestCase):
         return os.path.join(self.work, f"{self.id().rsplit('.', 1)[-1]}-{name}")
 
     def command(self, out, *arguments, tokenizer=None):
-        return [sys.executable, PREPARE, "--tokenizer", tokenizer or self.tokenizer, *(["--out", out] if out else []), *arguments]
+        return ["--tokenizer", tokenizer or self.tokenizer, *(["--out", out] if out else []), *arguments]
+
+    def program(self, *arguments):
+        """For subprocess: where a process of its own matters, which takes two seconds to start."""
+        return [sys.executable, PREPARE, *arguments]
+
+    def run_main(self, arguments):
+        """prepare.py's main in this process, with one worker unless told otherwise: returncode, stdout and stderr."""
+        out, error = io.StringIO(), io.StringIO()
+        if arguments[:1] not in ([], ["inspect"]) and "--workers" not in arguments:
+            arguments = [*arguments, "--workers", "1"]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            try:
+                code = prepare.main(arguments)
+            except SystemExit as ended:
+                code = ended.code
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), error.getvalue())
 
     def prepare(self, out, *arguments, **more):
-        """The finished process; it must have ended well."""
-        done = subprocess.run(self.command(out, *arguments, **more), capture_output=True, text=True, timeout=300)
+        """The finished run; it must have ended well."""
+        done = self.run_main(self.command(out, *arguments, **more))
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
-    def refused(self, code, pattern, command):
+    def refused(self, code, pattern, arguments):
         """Exit code, one line of error that matches, nothing on stdout."""
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = self.run_main(arguments)
         lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
         self.assertEqual((done.returncode, len(lines), done.stdout), (code, 1, ""), done.stderr)
         self.assertRegex(lines[0], "^prepare.py: .*" + pattern)
         return done
 
     def inspect(self, *paths):
-        return [sys.executable, PREPARE, "inspect", *paths]
+        return ["inspect", *paths]
 
     def write(self, name, lines):
         return samples.write_lines(self.path(name), lines)
@@ -164,7 +183,7 @@ class Format(WithCommand):
         self.refused(1, "llm.c", self.inspect(damaged))
         self.refused(1, "No such file", self.inspect(self.path("none.bin")))
         self.refused(2, "names of shards", self.inspect())
-        shown = subprocess.run(self.inspect(os.path.join(out, "train-00000.bin")), capture_output=True, text=True)
+        shown = self.run_main(self.inspect(os.path.join(out, "train-00000.bin")))
         self.assertRegex(shown.stdout, "whole; version 1, documents, 12 documents")
 
 
@@ -177,18 +196,18 @@ class Refusals(WithCommand):
 
     def test_bad_samples_refuse_the_run(self):
         expected = self.path("good")
-        self.prepare(expected, self.write("good.jsonl", [self.GOOD] * 3), "--workers", "1")
+        self.prepare(expected, self.write("good.jsonl", [self.GOOD] * 3))
         for i, (bad, reason) in enumerate(self.BAD):
             data, out = self.write(f"{i}.jsonl", [self.GOOD, "", bad, self.GOOD, self.GOOD]), self.path(str(i))
-            done = self.refused(1, "1 bad sample, listed in .*rejected.jsonl; .*--skip-bad", self.command(out, data, "--workers", "1"))
+            done = self.refused(1, "1 bad sample, listed in .*rejected.jsonl; .*--skip-bad", self.command(out, data))
             self.assertRegex(done.stderr, f"note: {data}:3: {reason}: ")
             self.assertEqual(glob.glob(out + "/*.bin"), [])
             with open(out + "/rejected.jsonl", encoding="utf-8") as file:
                 (line,) = map(json.loads, file)
             self.assertEqual((line["file"], line["line"], line["reason"]), (data, 3, reason))
             if i == 0:
-                self.refused(1, "1 bad sample", self.command(out, data, "--skip-bad", "0", "--workers", "1"))
-            done = self.prepare(out, "--skip-bad", data, "--workers", "1")
+                self.refused(1, "1 bad sample", self.command(out, data, "--skip-bad", "0"))
+            done = self.prepare(out, "--skip-bad", data)
             self.assertIn(f"left out: 1 of {reason!r}", done.stdout)
             skipped = contents(out)
             self.assertEqual(skipped["train-00000.bin"], contents(expected)["train-00000.bin"])
@@ -243,7 +262,7 @@ class Refusals(WithCommand):
         for pattern, command in (("no FILE", self.command("x")), ("no --out", self.command(None, data)), ("unrecognized arguments: --colour",
                                  self.command("x", data, "--colour")), ("--max-tokens", self.command("x", data, "--long", "skip")),
                                  ("'0' is not", self.command("x", data, "--workers", "0")), ("'1' is not a fraction", self.command("x", data, "--val-fraction", "1")),
-                                 ("named twice", self.command("x", data, data)), ("no --tokenizer", [sys.executable, PREPARE, "--out", "x", data]),
+                                 ("named twice", self.command("x", data, data)), ("no --tokenizer", ["--out", "x", data]),
                                  ("invalid choice: 'dpo'", self.command("x", data, "--format", "dpo"))):
             self.refused(2, pattern, command)
         self.assertFalse(os.path.exists("x"))
@@ -327,7 +346,7 @@ class Restarts(WithCommand):
         self.prepare(self.path("whole"), *more)
         out, kills = self.path("killed"), 0
         while True:
-            process = subprocess.Popen(self.command(out, *more), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(self.program(*self.command(out, *more)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             before, begin = self.progress(out), time.monotonic()
             while process.poll() is None and (kills >= 5 or self.progress(out) in (before, None)):
                 time.sleep(0.005)
@@ -343,7 +362,7 @@ class Restarts(WithCommand):
                 final = json.load(file)["status"] in ("publishing", "complete")
             for path in glob.glob(out + "/*.bin"):  # only when all of them are whole
                 self.assertTrue(final)
-                self.assertEqual(subprocess.run(self.inspect(path), capture_output=True).returncode, 0)
+                self.assertEqual(self.run_main(self.inspect(path)).returncode, 0)
             for pid in descendants:
                 self.assert_ends(pid)
         self.assertEqual(process.returncode, 0)
@@ -385,7 +404,7 @@ class Restarts(WithCommand):
         data = self.write("a.jsonl", samples.conversations(600))
         self.prepare(self.path("whole"), data)
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        done = subprocess.run(self.command(self.path("full"), data), capture_output=True, text=True, preexec_fn=limit)
+        done = subprocess.run(self.program(*self.command(self.path("full"), data)), capture_output=True, text=True, preexec_fn=limit)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertRegex(done.stderr, "prepare.py: .*File too large; .*make room and give the same command\n$")
         self.assertEqual(glob.glob(self.path("full") + "/*.bin"), [])
@@ -493,7 +512,7 @@ class Many(WithCommand):
 
     def peak(self, path, out):
         """The largest sum of what all processes of a run have in memory, shared pages counted in each."""
-        process, most = subprocess.Popen(self.command(out, path, "--workers", "2", "--train-on", "last"), stdout=subprocess.DEVNULL), 0
+        process, most = subprocess.Popen(self.program(*self.command(out, path, "--workers", "2", "--train-on", "last")), stdout=subprocess.DEVNULL), 0
         while process.poll() is None:
             total = 0
             for pid in [process.pid, *Restarts.children(process.pid)]:

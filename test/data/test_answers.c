@@ -47,13 +47,13 @@ static size_t check_unit(Answers *x, const Batch *batch, size_t first, size_t gr
 
 static void check_answers(Answers *x, DataLoader *loader, Batch *batch) {
     const size_t streams = dataloader_batches(loader);
-    const SequenceBound bound = dataloader_bound(loader);
+    const SequenceBound bound = loader->bound;
     size_t s, d, group;
     for (size_t epoch = 0; epoch < 3; epoch++) {
-        const uint64_t begin = dataloader_place(loader);
+        const uint64_t begin = dataloader_position(loader);
         memset(x->seen, 0, x->documents);
-        for (s = 0; dataloader_place(loader) / x->units == begin / x->units; s++) {
-            TargetCounts told = dataloader_counted(loader, dataloader_place(loader), 1);
+        for (s = 0; dataloader_position(loader) / x->units == begin / x->units; s++) {
+            TargetCounts told = dataloader_targets(loader, dataloader_position(loader), 1);
             dataloader_next(loader, batch);
             assert_true(batch->N <= bound.N && batch->documents <= bound.documents);
             for (d = 0, group = 0; d < batch->documents; group++) d = check_unit(x, batch, d, group);
@@ -98,8 +98,8 @@ TEST(pairs_and_groups_stay_whole) {
         x.scale = settings.scale_rewards = c % 2 != 0;
         settings.shuffle = cases[c].shuffle;
         DataLoader loader = dataloader_open(paths, 2, &settings);
-        assert_int_equal(loader.documents.units, x.units);
-        assert_int_equal(loader.documents.packing.capacity, cases[c].B * cases[c].T * loader.documents.largest_unit);
+        assert_int_equal(loader.samples, x.units);
+        assert_int_equal(loader.packing.capacity, cases[c].B * cases[c].T * loader.largest_sample);
         Batch batch = batch_for(&loader);
         allocation_guard = 1;
         check_answers(&x, &loader, &batch);
@@ -118,7 +118,7 @@ TEST(a_place_of_pairs_is_one_number) {
     DataLoader walking = open_data(path, &settings), jumping = open_data(path, &settings);
     Batch one = batch_for(&walking), other = batch_for(&jumping);
     for (size_t k = 0; k < 200; k++) {
-        const uint64_t place = dataloader_place(&walking);
+        const uint64_t place = dataloader_position(&walking);
         dataloader_next(&walking, &one);
         dataloader_seek(&jumping, test_random_below(3) * 80);
         dataloader_next(&jumping, &other);
@@ -143,7 +143,7 @@ TEST(a_batch_has_what_its_objective_needs) {
         made_groups(document, 0, 4, 2, 30);
         DataLoader loader = open_data(write_shard("needs.bin", &made, document, 8), &settings);
         Batch batch = dataloader_batch(&loader);
-        assert_true((batch.group != NULL) == (i >= 2) && (batch.counted != NULL) == (i >= 2));
+        assert_true((batch.group != NULL) == (i >= 2) && (batch.document_weight != NULL) == (i >= 2));
         assert_true((batch.reward != NULL) == (i == 4) && (batch.advantage != NULL) == (i == 4));
         assert_true((batch.reference != NULL) == (i == 2 || i == 4) && !batch.old);
         if (batch.reference) assert_true(isnan(batch.reference[0])); // nobody knows it yet
@@ -197,17 +197,17 @@ TEST(long_answers_are_not_split) {
     refusal_settings.long_documents = LONG_TRUNCATE;
     const Child *child = run_child(read_all, path);
     assert_int_equal(child->code, 0);
-    if (!strstr(child->err, "1 of 3 pairs are left out, no target counts in what --seq-len 24 leaves"))
+    if (!strstr(child->err, "1 of 3 pairs are left out: one of their documents has no target within --seq-len 24"))
         test_fail("%s", child->err);
     DataLoader loader = open_data(path, &refusal_settings);
-    assert_int_equal(loader.documents.units, 2);
-    assert_int_equal(loader.documents.pieces, 4); // the chosen answer went with the rejected one
-    assert_int_equal(loader.documents.packing.positions, 4 * 19);
+    assert_int_equal(loader.samples, 2);
+    assert_int_equal(loader.segments, 4); // the chosen answer went with the rejected one
+    assert_int_equal(loader.packing.positions, 4 * 19);
     dataloader_close(&loader);
     refusal_settings.T = 25; // one target of the long one is left
     loader = open_data(path, &refusal_settings);
-    assert_int_equal(loader.documents.units, 3);
-    assert_true(dataloader_counted(&loader, 0, dataloader_batches(&loader)).tokens == 5 * 19 + 1);
+    assert_int_equal(loader.samples, 3);
+    assert_true(dataloader_targets(&loader, 0, dataloader_batches(&loader)).tokens == 5 * 19 + 1);
     dataloader_close(&loader);
     refusal_settings.B = 1u << 20, refusal_settings.T = 1u << 10;
     expect_refused(read_all, path, EXIT_USAGE, "--batch 1048576 x --seq-len 1024 x 2 documents of a pair or group");
@@ -224,7 +224,7 @@ TEST(faults_of_pairs_and_groups) {
                   {KIND_PAIRS, 6, 2, 24, 0, "bad.bin: document 2 is said to be in group 0, behind 2 of group 0"},
                   {KIND_PAIRS, 6, 4, 24, 7, "bad.bin: document 4 is said to be in group 7, behind 2 of group 1"},
                   {KIND_PAIRS, 6, 0, 24, 1, "bad.bin: document 0 is said to be in group 1, behind 0 of group 0"},
-                  {KIND_PAIRS, 6, 3, 16, 0, "document 3 has no target that counts"},
+                  {KIND_PAIRS, 6, 3, 16, 0, "document 3 has no target"},
                   {KIND_GROUPS, 7, 0, 32, 0, "bad.bin: document 6 is the only completion of its group"},
                   {KIND_GROUPS, 6, 3, 24, 2, "bad.bin: document 2 is the only completion of its group"},
                   {KIND_GROUPS, 6, 4, 24, 0, "bad.bin: document 4 is said to be in group 0, behind 2 of group 1"},
@@ -283,8 +283,8 @@ TEST(values_are_advantages_of_their_targets) {
             }
         }
         allocation_guard = 0;
-        assert_int_equal(seen, loader.documents.packing.positions);
-        assert_true(counts.groups == 0 && counts.documents == (double)loader.documents.pieces);
+        assert_int_equal(seen, loader.packing.positions);
+        assert_true(counts.groups == 0 && counts.documents == (double)loader.segments);
         batch_free(&batch);
         dataloader_close(&loader);
     }

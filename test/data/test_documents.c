@@ -33,14 +33,14 @@ static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t en
 
 // One epoch from where the loader stands; returns the positions.
 static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
-    const uint64_t epoch = dataloader_place(loader) / loader->documents.pieces;
-    const SequenceBound bound = dataloader_bound(loader);
+    const uint64_t epoch = dataloader_position(loader) / loader->segments;
+    const SequenceBound bound = loader->bound;
     size_t positions = 0;
     memset(x->trained, 0, x->documents * DOCUMENT_IDS);
-    while (dataloader_place(loader) / loader->documents.pieces == epoch) {
-        double counted = dataloader_counted(loader, dataloader_place(loader), 1).tokens;
+    while (dataloader_position(loader) / loader->segments == epoch) {
+        double counted = dataloader_targets(loader, dataloader_position(loader), 1).tokens;
         dataloader_next(loader, batch);
-        assert_true(batch_counted(batch) == counted && counted > 0);
+        assert_true(batch_count(batch).tokens == counted && counted > 0);
         assert_true(batch->N >= 1 && batch->N <= bound.N && batch->documents <= bound.documents);
         assert_int_equal(batch->document_start[0], 0);
         assert_int_equal(batch->document_start[batch->documents], batch->N);
@@ -94,9 +94,9 @@ TEST(every_target_once_in_an_epoch) {
         allocation_guard = 1;
         for (size_t epoch = 0; epoch < 3; epoch++) {
             size_t positions = check_epoch(&x, &loader, &batch);
-            assert_int_equal(positions, loader.documents.packing.positions);
+            assert_int_equal(positions, loader.packing.positions);
             check_all_trained(&x, cases[c].treatment);
-            assert_int_equal(dataloader_place(&loader), (epoch + 1) * loader.documents.pieces);
+            assert_int_equal(dataloader_position(&loader), (epoch + 1) * loader.segments);
         }
         allocation_guard = 0;
         batch_free(&batch);
@@ -154,7 +154,7 @@ TEST(documents_larger_than_the_buffer) {
                 if (batch.targets[t] != ((token + 1) % 3 == 1 ? token + 1 : -1))
                     test_fail("%d -> %d", token, batch.targets[t]);
             }
-            counted += (size_t)batch_counted(&batch);
+            counted += (size_t)batch_count(&batch).tokens;
         }
         assert_int_equal(counted, tokens / 3);
         batch_free(&batch);
@@ -176,21 +176,21 @@ TEST(a_place_of_documents_is_one_number) {
         Batch one = batch_for(&walking), other = batch_for(&jumping);
         allocation_guard = 1;
         for (size_t k = 0; k < 400; k++) { // a few epochs
-            place[k] = dataloader_place(&walking);
+            place[k] = dataloader_position(&walking);
             assert_true(place[k] < (uint64_t)1 << 53 && (k == 0 || place[k] > place[k - 1]));
             dataloader_next(&walking, &one);
-            counted[k] = batch_counted(&one);
+            counted[k] = batch_count(&one).tokens;
             if (k) dataloader_seek(&jumping, place[test_random_below(k)]), dataloader_next(&jumping, &other);
             dataloader_seek(&jumping, place[k]);
             dataloader_next(&jumping, &other);
             expect_same_batch(&one, &other);
-            assert_int_equal(dataloader_place(&walking), dataloader_place(&jumping));
+            assert_int_equal(dataloader_position(&walking), dataloader_position(&jumping));
         }
-        assert_true(place[399] / walking.documents.pieces >= 2);
+        assert_true(place[399] / walking.segments >= 2);
         for (size_t k = 0; k < 300; k += 7) { // a step's targets, over the end of an epoch or of several
             size_t n = 1 + test_random_below(99);
             for (sum = 0, i = k; i < k + n; i++) sum += counted[i];
-            assert_true(dataloader_counted(&jumping, place[k], n).tokens == sum);
+            assert_true(dataloader_targets(&jumping, place[k], n).tokens == sum);
         }
         allocation_guard = 0;
         dataloader_close(&walking), dataloader_close(&jumping);
@@ -202,7 +202,7 @@ static void seek_nowhere(const void *context) {
     DataSettings settings = data_settings(4, 100);
     DataLoader loader = open_data((const char *)context, &settings);
     Batch batch = batch_for(&loader);
-    dataloader_seek(&loader, loader.documents.pieces - 1); // of fewer streams
+    dataloader_seek(&loader, loader.segments - 1); // of fewer streams
     dataloader_next(&loader, &batch);
 }
 
@@ -246,20 +246,20 @@ TEST(the_bound_is_that_of_the_data) {
     for (size_t i = 0; i < 7; i++) document[i] = made_document(i, lengths[i], 0);
     const char *path = write_shard("bound.bin", &made, document, 7);
     DataLoader loader = open_data(path, &settings);
-    assert_int_equal(dataloader_bound(&loader).N, 50);
-    assert_int_equal(dataloader_bound(&loader).documents, 5); // 3 x 5 + 10 + 20
-    assert_int_equal(dataloader_bound(&loader).longest, 40);
+    assert_int_equal(loader.bound.N, 50);
+    assert_int_equal(loader.bound.documents, 5); // 3 x 5 + 10 + 20
+    assert_int_equal(loader.bound.longest, 40);
     dataloader_close(&loader);
     settings.B = 100;
     loader = open_data(path, &settings);
-    assert_int_equal(dataloader_bound(&loader).N, 115); // all there is
-    assert_int_equal(dataloader_bound(&loader).documents, 7);
+    assert_int_equal(loader.bound.N, 115); // all there is
+    assert_int_equal(loader.bound.documents, 7);
     dataloader_close(&loader);
     settings.B = 1, settings.shuffle = SHUFFLE_OFF; // 40 | 30 + 20 | 10 + 3 x 5
     loader = open_data(path, &settings);
     assert_int_equal(dataloader_batches(&loader), 3);
-    assert_int_equal(dataloader_bound(&loader).N, 50);
-    assert_int_equal(dataloader_bound(&loader).documents, 4);
+    assert_int_equal(loader.bound.N, 50);
+    assert_int_equal(loader.bound.documents, 4);
     dataloader_close(&loader);
 }
 
@@ -316,7 +316,7 @@ TEST(every_field_of_the_header) {
                   {72, 8, 4096, "document 1, token 0 is 4096, outside the vocabulary of 4096"},
                   {88, 8, 320, "its document table is at byte 320"},
                   {96, 8, 64, "its ids are at byte 64"},
-                  {104, 8, 1 << 20, "its counts are at byte 1048576"},
+                  {104, 8, 1 << 20, "its masks are at byte 1048576"},
                   {112, 8, 640, "its values are at byte 640, with 4 documents and 37 tokens it should be 704"},
                   {120, 4, 1, "the checksum of its document table is wrong"}};
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -350,8 +350,8 @@ TEST(every_field_of_the_table) {
                   {1, 8, 1, "document 1 has fewer than 2 tokens"},
                   {3, 8, 21, "document 3 goes beyond the last token"},
                   {3, 8, 19, "its documents have 36 tokens"},
-                  {2, 16, 0, "document 2 has no target that counts"},
-                  {2, 16, 3, "document 2 counts more targets than it has"},
+                  {2, 16, 0, "document 2 has no target"},
+                  {2, 16, 3, "document 2 has more targets than tokens"},
                   {2, 32, 4, "document 2 has a prompt that is longer than itself"},
                   {2, 44, 1, "the checksum of document 2 is wrong"}};
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -402,12 +402,12 @@ TEST(counts_that_the_table_does_not_know) { // with a right checksum: a faulty w
     put(image.bytes + 48, shard_uint64(image.bytes + 48) - 1, 8);
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids + 20, 36), counts, 9), 4);
     shard_image_seal(&image, 4);
-    refused(read_all, write_image(&image), "counted targets where its table says");
+    refused(read_all, write_image(&image), "targets where its table says");
     image = small_image(), entry = image.bytes + image.table, counts = image.bytes + image.counts;
     counts[4] = 2; // of the last token
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids, 20), counts, 5), 4);
     shard_image_seal(&image, 4);
-    refused(read_all, write_image(&image), "document 0, token 4 has the count 2, which is 0 or 1");
+    refused(read_all, write_image(&image), "document 0, token 4 has the mask 2, which is 0 or 1");
 }
 
 static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
@@ -458,9 +458,9 @@ TEST(what_was_done_is_said_once) {
     const Child *child = run_child(read_all, write_shard("note.bin", &made, document, 3));
     assert_int_equal(child->code, 0);
     assert_int_equal(count_lines(child->err), 2);
-    if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are split; 5 pieces in all"))
+    if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are split; 5 segments in all"))
         test_fail("%s", child->err);
-    if (!strstr(child->err, "2 pieces of documents are left out, no target in them counts"))
+    if (!strstr(child->err, "2 segments of documents are left out: they have no target"))
         test_fail("%s", child->err);
     refusal_settings.long_documents = LONG_TRUNCATE;
     child = run_child(read_all, scratch_path("note.bin"));

@@ -319,7 +319,7 @@ TEST(policies_start_at_ratio_1) {
             evaluate(&o, &s, Z, weight, &metrics);
             assert_true(metric_of(&metrics, "ratio") == 1 && metric_of(&metrics, "clip_fraction") == 0);
             for (size_t d = 0; d < s.batch.documents; d++) {
-                double n = o.normalisation == NORMALISE_GRPO ? 1 / (s.batch.counted[d] * Z) : 1 / Z;
+                double n = o.normalisation == NORMALISE_GRPO ? 1 / (s.batch.document_weight[d] * Z) : 1 / Z;
                 for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
                     expect_close("weight", t, weight[t], -plain_weight(&s.batch, t) * (double)s.batch.advantage[t] * n,
                                  0, type == DTYPE_FP64 ? 1e-15 : 1e-7);

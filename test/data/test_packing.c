@@ -31,23 +31,23 @@ static size_t lognormal_lengths(uint32_t *length, size_t most, double median, do
 
 // ---- what must hold for any epoch ------------------------------------------------------------------------------------------------
 static void check_epoch(const Packing *p, const EpochSequences *e) {
-    unsigned char *seen = (unsigned char *)calloc(p->units, 1), *stream = (unsigned char *)calloc(e->streams, 1);
+    unsigned char *seen = (unsigned char *)calloc(p->samples, 1), *stream = (unsigned char *)calloc(e->sequences, 1);
     size_t pieces = 0;
-    assert_true(e->streams >= 1 && e->streams <= p->max_sequences);
+    assert_true(e->sequences >= 1 && e->sequences <= p->max_sequences);
     assert_int_equal(e->begin[0], 0);
-    assert_int_equal(e->begin[e->streams], p->units);
-    for (size_t s = 0; s < e->streams; s++) {
+    assert_int_equal(e->begin[e->sequences], p->samples);
+    for (size_t s = 0; s < e->sequences; s++) {
         size_t positions = 0;
-        if (e->stream[s] >= e->streams || stream[e->stream[s]]++)
-            test_fail("stream %u is not there once", e->stream[s]);
+        if (e->permutation[s] >= e->sequences || stream[e->permutation[s]]++)
+            test_fail("stream %u is not there once", e->permutation[s]);
         if (e->begin[s] >= e->begin[s + 1]) test_fail("stream %zu is empty", s);
         for (size_t i = e->begin[s]; i < e->begin[s + 1]; i++, pieces++) {
-            if (e->order[i] >= p->units || seen[e->order[i]]++) test_fail("piece %u is there twice", e->order[i]);
+            if (e->order[i] >= p->samples || seen[e->order[i]]++) test_fail("piece %u is there twice", e->order[i]);
             positions += packing_length(p, e->order[i]);
         }
         if (positions > p->capacity) test_fail("stream %zu has %zu positions of %zu", s, positions, p->capacity);
     }
-    assert_int_equal(pieces, p->units);
+    assert_int_equal(pieces, p->samples);
     free(seen), free(stream);
 }
 
@@ -84,7 +84,7 @@ TEST(the_worst_case_of_streams_is_planned_for) {
             EpochSequences e = epoch_sequences_allocate(&p);
             packing_epoch(&p, &e, 0);
             check_epoch(&p, &e);
-            if (p.windows == 1) assert_int_equal(e.streams, (count + 100 / lengths[k] - 1) / (100 / lengths[k]));
+            if (p.windows == 1) assert_int_equal(e.sequences, (count + 100 / lengths[k] - 1) / (100 / lengths[k]));
             packing_free(&p), epoch_sequences_free(&e);
         }
     }
@@ -111,11 +111,11 @@ TEST(first_fit_decreasing_is_what_it_says) {
         test_case("%zu pieces of %zu at most into %zu", count, most, capacity);
         uint32_t *length = uniform_lengths(count, 1, most), *bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
         Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
-        for (size_t i = 0; i < count; i++) p.item[i].unit = (uint32_t)i, p.item[i].positions = length[i];
+        for (size_t i = 0; i < count; i++) p.item[i].sample = (uint32_t)i, p.item[i].positions = length[i];
         packing_sort(p.item, p.spare, count);
         for (size_t i = 1; i < count; i++) {
             const PackingItem *a = &p.item[i - 1], *b = &p.item[i];
-            if (a->positions < b->positions || (a->positions == b->positions && a->unit >= b->unit))
+            if (a->positions < b->positions || (a->positions == b->positions && a->sample >= b->sample))
                 test_fail("item %zu is out of order", i);
         }
         assert_int_equal(packing_first_fit(&p, count), plain_first_fit(p.item, count, capacity, bin));
@@ -126,7 +126,7 @@ TEST(first_fit_decreasing_is_what_it_says) {
 
 TEST(lengths_of_four_bytes_are_sorted) {
     PackingItem item[1000], spare[1000];
-    for (size_t i = 0; i < 1000; i++) item[i].positions = (uint32_t)test_random(), item[i].unit = (uint32_t)i;
+    for (size_t i = 0; i < 1000; i++) item[i].positions = (uint32_t)test_random(), item[i].sample = (uint32_t)i;
     packing_sort(item, spare, 1000);
     for (size_t i = 1; i < 1000; i++) assert_true(item[i - 1].positions >= item[i].positions);
 }
@@ -149,10 +149,10 @@ TEST(long_tails_fill_streams) {
             for (size_t epoch = 0; epoch < 2; epoch++) {
                 packing_epoch(&p, &e, epoch);
                 check_epoch(&p, &e);
-                if (packing_fill(&p, e.streams) < least) least = packing_fill(&p, e.streams);
-                if (packing_fill(&p, e.streams) < 0.98)
-                    test_fail("%zu streams in %zu windows, %.2f %% full", e.streams, p.windows,
-                              100 * packing_fill(&p, e.streams));
+                if (packing_fill(&p, e.sequences) < least) least = packing_fill(&p, e.sequences);
+                if (packing_fill(&p, e.sequences) < 0.98)
+                    test_fail("%zu streams in %zu windows, %.2f %% full", e.sequences, p.windows,
+                              100 * packing_fill(&p, e.sequences));
             }
             packing_free(&p), epoch_sequences_free(&e);
         }
@@ -168,8 +168,8 @@ TEST(a_million_pieces_take_a_moment) {
     EpochSequences e = epoch_sequences_allocate(&p);
     double begin = seconds_now();
     packing_epoch(&p, &e, 0);
-    printf("             %.2f s, %zu windows, %zu streams, %.2f %% full\n", seconds_now() - begin, p.windows, e.streams,
-           100 * packing_fill(&p, e.streams));
+    printf("             %.2f s, %zu windows, %zu streams, %.2f %% full\n", seconds_now() - begin, p.windows,
+           e.sequences, 100 * packing_fill(&p, e.sequences));
     assert_true(seconds_now() - begin <
                 20); // sanitized, on a machine that has other things to do; quadratic would be hours
     assert_true(p.windows > 10);
@@ -179,10 +179,10 @@ TEST(a_million_pieces_take_a_moment) {
 // ---- orders -------------------------------------------------------------------------------------------------------------------------
 // The pieces of an epoch, stream after stream as they come.
 static uint32_t *walk(const Packing *p, const EpochSequences *e) {
-    uint32_t *out = (uint32_t *)case_memory(p->units * sizeof(uint32_t));
+    uint32_t *out = (uint32_t *)case_memory(p->samples * sizeof(uint32_t));
     size_t n = 0;
-    for (size_t s = 0; s < e->streams; s++)
-        for (size_t i = e->begin[e->stream[s]]; i < e->begin[e->stream[s] + 1]; i++) out[n++] = e->order[i];
+    for (size_t s = 0; s < e->sequences; s++)
+        for (size_t i = e->begin[e->permutation[s]]; i < e->begin[e->permutation[s] + 1]; i++) out[n++] = e->order[i];
     return out;
 }
 
@@ -237,7 +237,7 @@ TEST(not_shuffled_is_the_order_of_the_file) {
     Packing p = packing_allocate(length, sizeof(uint32_t), 7, 100, 0, 0);
     EpochSequences e = epoch_sequences_allocate(&p);
     packing_epoch(&p, &e, 0);
-    assert_int_equal(e.streams, 5);
+    assert_int_equal(e.sequences, 5);
     for (size_t i = 0; i < 7; i++) assert_int_equal(e.order[i], i);
     for (size_t i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
     packing_free(&p), epoch_sequences_free(&e);
@@ -256,7 +256,7 @@ TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than
     for (size_t epoch = 0; epoch < 3; epoch++) {
         packing_epoch(&p, &e, epoch), packing_epoch(&q, &f, epoch);
         check_epoch(&q, &f);
-        assert_int_equal(e.streams, f.streams);
+        assert_int_equal(e.sequences, f.sequences);
         assert_memory_equal(e.order, f.order, count * sizeof(uint32_t));
     }
     packing_free(&p), packing_free(&q), epoch_sequences_free(&e), epoch_sequences_free(&f);

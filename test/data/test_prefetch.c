@@ -25,7 +25,7 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
             const MicroBatch *micro = prefetch_take(ahead);
             if (pause) wait_microseconds(pause); // it stays ours for that long
             expect_same_batch(&micro->batch, batch);
-            assert_int_equal(micro->after, dataloader_place(alone));
+            assert_int_equal(micro->after, dataloader_position(alone));
             sum = target_counts_add(sum, batch_count(batch));
             told = micro->step_counts;
         }
@@ -49,7 +49,7 @@ TEST(the_same_at_any_speed) {
                 allocation_guard = 1;
                 expect_steps(&ahead, &other, &batch, 150 / accumulated, pauses[p]); // over the end of epochs
                 allocation_guard = 0;
-                assert_true(dataloader_place(&other) > one.documents.pieces);
+                assert_true(dataloader_position(&other) > one.segments);
                 assert_true(ahead.waited >= 0);
                 prefetch_free(&ahead);
                 batch_free(&batch);
@@ -67,7 +67,7 @@ TEST(stopped_and_started_anywhere) {
     Prefetch ahead;
     prefetch_allocate(&ahead, &one, assign_alone(2));
     for (size_t round = 0; round < 60; round++) {
-        uint64_t place = test_random_below(5) * one.documents.pieces + test_random_below(20);
+        uint64_t place = test_random_below(5) * one.segments + test_random_below(20);
         dataloader_seek(&other, place);
         prefetch_start(&ahead, place);
         expect_steps(&ahead, &other, &batch, test_random_below(4), 0);
@@ -113,7 +113,7 @@ TEST(answers_are_read_ahead_too) {
         allocation_guard = 1;
         expect_steps(&ahead, &other, &batch, 40, 0); // over the end of epochs
         allocation_guard = 0;
-        assert_true(dataloader_place(&other) > one.documents.units);
+        assert_true(dataloader_position(&other) > one.samples);
         prefetch_free(&ahead);
         batch_free(&batch);
         dataloader_close(&one), dataloader_close(&other);

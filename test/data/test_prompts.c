@@ -62,11 +62,11 @@ TEST(log_probabilities_are_those_of_the_targets) {
         LogprobFile file = logprobs_of_tokens("all.logprobs", document, count, tokens);
         settings.old = &file;
         DataLoader loader = dataloader_open(paths, 2, &settings);
-        loader.documents.settings.reference = &file; // later, too
+        loader.settings.reference = &file; // later, too
         for (size_t i = 0; i < count; i++) {
             size_t in = before[i] + test_random_below(document[i].tokens); // any token of document i
-            DocumentAt at = documents_find_token(&loader.documents, in);
-            assert_int_equal(documents_token_offset(&loader.documents, i), before[i]);
+            DocumentRef at = documents_find_token(&loader, in);
+            assert_int_equal(documents_token_offset(&loader, i), before[i]);
             assert_int_equal(at.shard->documents_before + at.number, i);
         }
         Batch batch = batch_for(&loader);
@@ -95,7 +95,7 @@ TEST(any_kind_is_read_document_by_document) {
         test_case("%s", kind_files[k]);
         refusal_settings = settings;
         if (k == 3) {
-            refused(path, "holds prompts alone, none of whose tokens is a target that counts; give data with answers");
+            refused(path, "holds prompts alone, none of whose tokens is a target; give data with answers");
             continue;
         }
         DataLoader loader = open_data(path, &settings);
@@ -103,15 +103,15 @@ TEST(any_kind_is_read_document_by_document) {
         for (size_t i = 0; i < dataloader_batches(&loader); i++, documents += batch.documents) {
             dataloader_next(&loader, &batch);
             assert_int_equal(batch.tokens[0] / DOCUMENT_IDS, documents);
-            assert_true(batch.origin[0] == documents_token_offset(&loader.documents, documents) && !batch.group);
+            assert_true(batch.origin[0] == documents_token_offset(&loader, documents) && !batch.group);
         }
         assert_int_equal(documents, 4);
-        key[k] = documents_content_key(&loader.documents);
+        key[k] = dataloader_content_key(&loader);
         batch_free(&batch);
         dataloader_close(&loader);
         if (k) other.objective = &objective;
         loader = open_data(path, &other);
-        assert_true(documents_content_key(&loader.documents) == key[k]);
+        assert_true(dataloader_content_key(&loader) == key[k]);
         dataloader_close(&loader);
         for (size_t i = 0; i < k; i++) assert_true(i == 3 || key[i] != key[k]);
     }
@@ -120,7 +120,7 @@ TEST(any_kind_is_read_document_by_document) {
 }
 
 // ---- prompts -----------------------------------------------------------------------------------------------------------------------
-static void expect_prompt(Documents *d, size_t prompt, const MadeDocument *made, size_t tokens, size_t room) {
+static void expect_prompt(DataLoader *d, size_t prompt, const MadeDocument *made, size_t tokens, size_t room) {
     int32_t *ids = (int32_t *)case_memory((room + 1) * sizeof(int32_t));
     size_t prompt_tokens, found;
     ids[room] = -7;
@@ -156,14 +156,14 @@ TEST(prompts_of_any_kind_that_has_them) {
             paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
         }
         DataLoader loader = dataloader_open(paths, 2, &settings);
-        assert_int_equal(prompts_count(&loader.documents), prompts);
-        assert_int_equal(prompts_longest(&loader.documents), longest);
-        assert_int_equal(prompts_longest_document(&loader.documents), longest_document);
+        assert_int_equal(loader.prompts, prompts);
+        assert_int_equal(loader.longest_prompt, longest);
+        assert_int_equal(prompts_longest_document(&loader), longest_document);
         for (size_t i = 0; i < prompts; i++) {
             const MadeDocument *of = &document[first[i]];
             size_t tokens = c == 1 ? of->prompt : of->tokens;
-            expect_prompt(&loader.documents, i, of, tokens, 50);
-            expect_prompt(&loader.documents, i, of, tokens, of->prompt);
+            expect_prompt(&loader, i, of, tokens, 50);
+            expect_prompt(&loader, i, of, tokens, of->prompt);
         }
         dataloader_close(&loader);
     }
@@ -173,8 +173,8 @@ static void read_prompts(const void *context) {
     DataLoader loader = open_data((const char *)context, &refusal_settings);
     size_t prompt_tokens, tokens;
     int32_t ids[64];
-    for (size_t i = 0; i < prompts_count(&loader.documents); i++)
-        prompts_read(&loader.documents, i, ids, 64, &prompt_tokens, &tokens);
+    for (size_t i = 0; i < loader.prompts; i++)
+        prompts_read(&loader, i, ids, 64, &prompt_tokens, &tokens);
     dataloader_close(&loader);
 }
 
@@ -198,7 +198,7 @@ TEST(prompts_that_are_none) {
                    "document 1, token 2 is 4098, outside the vocab");
     made.kind = KIND_PROMPTS;
     expect_refused(read_prompts, write_shard("bad.bin", &made, document, 4), EXIT_RUNTIME,
-                   "document 0 is a prompt and has targets that count");
+                   "document 0 is a prompt and has targets");
     made.kind = KIND_PAIRS;
     expect_refused(read_prompts, write_shard("bad.bin", &made, document, 4), EXIT_RUNTIME,
                    "holds preference pairs, --rollout takes prompts");

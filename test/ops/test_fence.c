@@ -160,11 +160,11 @@ static Trained train_once(const Ops *ops, const Model *model, Method method, con
     device_write(ops, state.master, DTYPE_FP32, weights, n);
     ops->zero(s.memory.gradients, n * dtype_size(model->dtype));
     ops->zero(state.m, n * sizeof(float)), ops->zero(state.v, n * sizeof(float));
-    trained.loss = forward_backward(&s, batch, batch_counted(batch), 1, NULL);
+    trained.loss = forward_backward(&s, batch, batch_count(batch).tokens, 1, NULL);
     trained.norm = ops->sum_of_squares(s.memory.gradients, model->dtype, n);
     ops->adamw((Stored *)(void *)s.memory.weights, state.master, s.memory.gradients, model->dtype, state.m, state.v,
                DTYPE_FP32, n, &adamw);
-    trained.validation_loss = forward_only(&s, batch, batch_counted(batch), NULL);
+    trained.validation_loss = forward_only(&s, batch, batch_count(batch).tokens, NULL);
     sampler_begin(&sampler, &s);
     memcpy(trained.text, batch->tokens, PROMPT * sizeof(int32_t));
     sampler_feed(&sampler, trained.text, PROMPT);

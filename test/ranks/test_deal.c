@@ -159,7 +159,7 @@ static void expect_part_of(const Batch *part, Batch *whole) {
     same.tokens += first, same.targets += first, same.loss_weight += first, same.position += first;
     if (same.origin) same.origin += begin;
     if (same.group) same.group += begin;
-    if (same.counted) same.counted += begin;
+    if (same.document_weight) same.document_weight += begin;
     if (same.reward) same.reward += begin;
     if (same.advantage) same.advantage += first;
     expect_same_batch(part, &same);
@@ -228,7 +228,7 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
     }
     for (size_t i = 0; i < A; i++) assert_int_equal(covered[i], whole[i].N);
     assert_true(own.tokens == counts.tokens && own.documents == counts.documents && own.groups == counts.groups);
-    assert_int_equal(after, dataloader_place(alone));
+    assert_int_equal(after, dataloader_position(alone));
     return after;
 }
 

@@ -376,7 +376,7 @@ TEST(forward_only_loss) {
         arena_init(&arena, memory, plan.total_bytes);
         run_begin(&s, &state, &settings, ops_device, &arena, &batch);
         device_write(ops_device, s.memory.weights, model.dtype, weights, model.elements);
-        loss = forward_only(&s, &batch, batch_counted(&batch), NULL);
+        loss = forward_only(&s, &batch, batch_count(&batch).tokens, NULL);
         if (loss != expected.loss)
             test_fail("%.30s...: loss %.17g alone, %.17g with backward", models[i], loss, expected.loss);
         run_end(&s);

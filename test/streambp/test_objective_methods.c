@@ -234,11 +234,11 @@ TEST(plain_policy_gradient) {
     batch_count(&plain.batch);
     for (size_t d = 0; d < plain.batch.documents; d++)
         for (size_t t = plain.batch.document_start[d]; t < plain.batch.document_start[d + 1]; t++)
-            plain.batch.loss_weight[t] = (float)((double)plain.batch.advantage[t] / plain.batch.counted[d]);
+            plain.batch.loss_weight[t] = (float)((double)plain.batch.advantage[t] / plain.batch.document_weight[d]);
     memset(&plain.settings.objective, 0, sizeof(plain.settings.objective));
     TinyResult expected = case_run(&plain, METHOD_STREAM, 7, 5, &plain.batch, 1);
     for (size_t t = 0; t < expected.elements; t++) // sft divides by the sum of the weights, grpo by the documents
-        expected.gradient[t] *= batch_counted(&plain.batch) / (2 * UNITS);
+        expected.gradient[t] *= batch_count(&plain.batch).tokens / (2 * UNITS);
     expected.loss = found.loss;
     if (ops_device->stored == DTYPE_FP64) { // weights are rounded to fp32 on the way
         for (size_t t = 0; t < c.model.parameter_count; t++)

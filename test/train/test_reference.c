@@ -60,7 +60,7 @@ static Opened *opened(const Setup *s) {
     progress_off = 1;
     run_open(&o.run, &o.options, NULL);
     o.data = data_of(s, &o.options);
-    run_allocate(&o.run, dataloader_bound(&o.data));
+    run_allocate(&o.run, o.data.bound);
     o.batch = batch_for(&o.data);
     run_load_weights(&o.run);
     o.key = model_key(&o.run.model, sharding_whole(), ops_device, o.run.streambp.memory.weights, 0);
@@ -169,7 +169,7 @@ TEST(key_of_the_model) {
 
 static uint64_t data_key_of(const Setup *s) {
     Opened *o = opened(s);
-    uint64_t key = documents_content_key(&o->data.documents);
+    uint64_t key = dataloader_content_key(&o->data);
     closed(o);
     return key;
 }
@@ -211,7 +211,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
 // Every document by itself in a stream of its own, all targets looked at; as they follow each other in the shards.
 static float *one_by_one(const Setup *s, size_t *tokens) {
     Opened *o = opened(s);
-    Documents *d = &o->data.documents;
+    DataLoader *d = &o->data;
     float *value = (float *)case_memory(2000 * sizeof(float));
     size_t first = 1;
     assert_int_equal(dataloader_batches(&o->data), d->documents);
@@ -439,9 +439,9 @@ TEST(where_the_data_cannot_be_written_to) {
 static void check_named(Opened *o, uint64_t key) {
     LogprobFile f;
     logprobs_open(&f, reference_path);
-    o->data.documents.settings.reference = &f;
+    o->data.settings.reference = &f;
     reference_check(&o->run, &o->data, key, key);
-    o->data.documents.settings.reference = NULL, o->data.documents.settings.old = &f;
+    o->data.settings.reference = NULL, o->data.settings.old = &f;
     reference_check(&o->run, &o->data, key, key);
     logprobs_close(&f);
 }
@@ -480,7 +480,7 @@ TEST(a_batch_gets_its_reference) {
     Opened *o = opened(&s);
     o->run.streambp.objective = objective;
     reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
-    o->data.documents.settings.reference = &f;
+    o->data.settings.reference = &f;
     dataloader_seek(&o->data, 0);
     allocation_guard = 1;
     for (size_t i = 0; i < dataloader_batches(&o->data); i++) {

@@ -125,14 +125,14 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     remove(scratch_path("lines"));
     r->settings = settings;
     r->settings.text = &r->text, r->settings.reward_command = r->command;
-    SequenceBound bound = rollout_bound(&r->settings, &r->data.documents);
+    SequenceBound bound = rollout_bound(&r->settings, &r->data);
     r->run.model = &r->model, r->run.chunk = 8, r->run.logits_chunk = 3;
     r->run.backward = r->run.optimizer = 1;
     r->run.gradient_type = r->model.dtype, r->run.moment_type = DTYPE_FP32;
     r->run.objective.kind = OBJECTIVE_GRPO, r->run.objective.beta = 0;
     r->run.objective.clip_low = r->run.objective.clip_high = 0.2;
     r->run.rollout_slots = settings.slots;
-    r->run.rollout_tokens = rollout_capacity(&r->settings, &r->data.documents);
+    r->run.rollout_tokens = rollout_capacity(&r->settings, &r->data);
     Batch shape = batch_allocate(bound.N, bound.documents);
     for (size_t d = 0; d <= bound.documents; d++) shape.document_start[d] = min_size(d * bound.longest, bound.N);
     r->plan = plan_make(&r->run, &shape);
@@ -142,7 +142,7 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     batch_free(&shape);
     device_write(ops_device, r->s.memory.weights, r->model.dtype, weights, r->model.elements);
     free(weights);
-    rollout_allocate(&r->rollout, &r->settings, &r->model, &r->data.documents);
+    rollout_allocate(&r->rollout, &r->settings, &r->model, &r->data);
     return r;
 }
 
@@ -171,7 +171,7 @@ static void expect_document(const Batch *b, size_t d, const Completion *text, fl
                             size_t group) {
     size_t begin = b->document_start[d], n = b->document_start[d + 1] - begin;
     assert_int_equal(n, text->prompt_tokens + text->tokens - 1);
-    assert_true(b->reward[d] == reward && b->group[d] == group && b->counted[d] == (double)text->tokens);
+    assert_true(b->reward[d] == reward && b->group[d] == group && b->document_weight[d] == (double)text->tokens);
     for (size_t t = 0; t < n; t++) {
         int32_t whole[LONGEST + NEW + 1];
         memcpy(whole, text->prompt, text->prompt_tokens * sizeof(int32_t));

@@ -1,0 +1,81 @@
+/*
+llm.c's token shards, presented as shards of documents: 256 int32 of header (magic, version, number of tokens, zeros), then the ids.
+
+    magic 20240520, version 1   uint16 ids (llm.c's GPT-2 data, and what data/pack_bytes.c writes)
+    magic 20240801, version 7   uint32 ids (its Llama 3 data)
+
+A micro-batch is B documents of T positions that follow each other, each token a target: document d is tokens [dT, dT + T], whose last
+one is the first of the next document. An end-of-text token does not end a document. A shard holds whole micro-batches; what is left at
+its end is skipped. There is no table, mask, checksum or tokenizer: a document follows from its number.
+*/
+#ifndef LLMC_LLMC_SHARD_H
+#define LLMC_LLMC_SHARD_H
+#include "llmc/base/random.h"
+#include "shard.h"
+
+#define LLMC_SHARD_HEADER 1024
+#define LLMC_SHARD_SAMPLE ((size_t)8 << 10) // bytes at each end of a shard that its fingerprint looks at
+
+static const struct {
+    uint32_t magic, version;
+    size_t id_bytes;
+} llmc_shard_kinds[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+#define LLMC_SHARD_KINDS (sizeof(llmc_shard_kinds) / sizeof(llmc_shard_kinds[0]))
+
+// Cut into micro-batches of B documents of T positions; ids are below `vocabulary`.
+static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, size_t vocabulary) {
+    unsigned char header[LLMC_SHARD_HEADER];
+    const char *path = file->path;
+    TokenShard s = {0};
+    size_t i;
+    if (file->bytes < sizeof(header))
+        die("%s: its %llu bytes are less than the header of a token shard (%zu)", path, (unsigned long long)file->bytes,
+            sizeof(header));
+    input_read(file, 0, header, sizeof(header));
+    uint32_t magic = shard_uint32(header), version = shard_uint32(header + 4);
+    for (i = 0; i < LLMC_SHARD_KINDS && llmc_shard_kinds[i].magic != magic; i++)
+        if (__builtin_bswap32(llmc_shard_kinds[i].magic) == magic)
+            die("%s: was written on a big-endian machine; swap its bytes or write it again", path);
+    if (i == LLMC_SHARD_KINDS)
+        die("%s: is not a token shard, its magic number is %u, expected %u (uint16 ids) or %u (uint32 ids), or one "
+            "that data/prepare.py wrote",
+            path, magic, llmc_shard_kinds[0].magic, llmc_shard_kinds[1].magic);
+    if (version != llmc_shard_kinds[i].version)
+        die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
+            llmc_shard_kinds[i].version);
+    s.path = checked_strdup(path);
+    s.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = shard_uint32(header + 8);
+    s.ids = sizeof(header), s.header_crc = shard_uint32(header + 124);
+    s.vocabulary = vocabulary, s.regular = T, s.longest = T + 1;
+    s.documents = s.tokens ? (s.tokens - 1) / (B * T) * B : 0; // the last target is one token further on
+    uint64_t expected = s.ids + s.tokens * s.id_bytes;
+    if (expected != s.bytes)
+        die("%s: the header says %llu tokens, so %llu bytes, but the file has %llu; it is %s", path,
+            (unsigned long long)s.tokens, (unsigned long long)expected, (unsigned long long)s.bytes,
+            s.bytes < expected ? "truncated" : "not what its header says");
+    return s;
+}
+
+// Document number `number`; the file is not read.
+static ShardDocument llmc_shard_document(const TokenShard *s, uint64_t number) {
+    ShardDocument d = {0};
+    d.first = number * s->regular, d.tokens = s->regular + 1, d.targets = s->regular;
+    return d;
+}
+
+// Mixes the file's length and its first and last bytes into a hash, for want of a checksum.
+static uint64_t llmc_shard_mix(uint64_t mixed, const char *path) {
+    InputFile file = input_open(path);
+    const size_t sample = (size_t)(file.bytes < LLMC_SHARD_SAMPLE ? file.bytes : LLMC_SHARD_SAMPLE);
+    const uint64_t offset[2] = {0, file.bytes - sample};
+    mixed = random_mix(mixed ^ file.bytes);
+    for (size_t k = 0; k < 2; k++) {
+        uint64_t words[LLMC_SHARD_SAMPLE / sizeof(uint64_t)] = {0};
+        input_read(&file, offset[k], words, sample);
+        for (size_t i = 0; i < LLMC_SHARD_SAMPLE / sizeof(uint64_t); i++) mixed = random_mix(mixed ^ words[i]);
+    }
+    input_close(&file);
+    return mixed;
+}
+
+#endif
