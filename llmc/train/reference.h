@@ -234,7 +234,7 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
 // Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
     const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
-    if (data->regular) return;
+    if (data->regular || (!reference && !old)) return;
     LogprobHeader wanted = logprobs_header(run, data, reference_key);
     if (reference) logprobs_check(reference, &wanted, data->shard[0].header.path);
     wanted.model_key = old_key;
