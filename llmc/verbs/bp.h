@@ -196,7 +196,7 @@ static int verb_bp(const Options *options) {
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
-    report_run(&run, &loader, bound);
+    report_run(&run, options->data.count ? &loader : NULL, bound);
     PassResult result = bp_measure(&run, &loader, &batch);
     if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
     if (options->grads_out)
