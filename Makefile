@@ -165,8 +165,8 @@ test-gpu test-gpu-build:
 	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
 		MAKE='$(MAKE)' test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
-bench: train
-	@BUILD=$(BUILD) dev/bench.sh
+bench:
+	@MAKE='$(MAKE)' dev/bench.sh
 
 # The driver also compiles as C++20, for nvcc later.
 check-cxx:
@@ -221,6 +221,12 @@ $(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
 $(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cuda.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 else
+$(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
+	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cpu.o
+	$(CC) $(HAVE_OPENMP) $^ $(LDLIBS) $(LDFLAGS) -o $@
+
 dev-cuda dev-cudnn-plans:
 	@echo 'make $@ builds for GPUs: add BACKEND=cuda (nvcc 12 or 13); make dev-cuda-check needs neither' >&2; exit 1
 endif

@@ -8,13 +8,8 @@ REPEATS=${REPEATS:-7}
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 export OMP_NUM_THREADS
 
-onednn=""
-printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1 && onednn=1
 for precision in fp32 bf16; do
-    ${MAKE:-make} --no-print-directory PRECISION=$precision build/cpu-$precision/train >/dev/null
-    upper=$(echo $precision | tr a-z A-Z)
-    $CC -std=gnu11 -D_GNU_SOURCE -DPRECISION_$upper ${onednn:+-DHAVE_ONEDNN} -O2 -march=native -fopenmp -I. dev/bench.c \
-        build/cpu-$precision/ops_cpu.o ${onednn:+-ldnnl} -lcjson -lm -o build/cpu-$precision/bench
+    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=$precision build/cpu-$precision/bench >/dev/null
 done
 median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 

@@ -1,4 +1,4 @@
-"""Draws what scripts/compare/compare.py measured: time over that of `stream`, and peak memory, against sequence length.
+"""Draws what dev/compare/compare.py measured: time over that of `stream`, and peak memory, against sequence length.
 
 plot_compare.py --in compare.csv --out compare.png [--caption TEXT]
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""README's tables from dev/results: "what ran where" from test-*.json, which `make test-gpu` writes, and the measurements
-beside others from compare-*.json, which are copies of what scripts/compare/compare.py writes.
+"""The tables of dev/results in README files: "what ran where" from test-*.json, which `make test-gpu` writes, and the measurements
+beside others from compare-*.json, which are copies of what dev/compare/compare.py writes.
 
     results_table.py            prints the tables
-    results_table.py --write    puts them into README.md, each between its two comments that name this script
-    results_table.py --check    exit status 1 if README.md has others
+    results_table.py --write    puts them where they are shown: in the README.md, here or one folder below, with the comments that name this script
+    results_table.py --check    exit status 1 if others are shown
 
 Needs the standard library only. A device without results is not left out: the text says that nothing has run there.
 """
@@ -15,7 +15,7 @@ import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts", "compare"))
+sys.path.insert(0, os.path.join(ROOT, "dev", "compare"))
 import report  # noqa: E402
 
 END = "<!-- end -->"
@@ -75,27 +75,37 @@ SECTIONS = {
 }
 
 
+def pages():
+    """The README files that hold the tables, by path from the root, with their texts."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(ROOT, "README.md")) + glob.glob(os.path.join(ROOT, "*", "README.md"))):
+        with open(path, encoding="utf-8") as file:
+            found[os.path.relpath(path, ROOT)] = file.read()
+    return found
+
+
 def main():
     if sys.argv[1:] not in ([], ["--write"], ["--check"]):
         raise SystemExit(__doc__)
-    path = os.path.join(ROOT, "README.md")
-    with open(path, encoding="utf-8") as file:
-        readme = wanted = file.read()
+    before = pages()
+    after = dict(before)
     for begin, make in SECTIONS.items():
         text = make()
         if not sys.argv[1:]:
             print(text)
             continue
-        if wanted.count(begin) != 1 or END not in wanted.split(begin)[1]:
-            raise SystemExit(f"README.md: needs {begin} and, behind it, {END}")
-        before, rest = wanted.split(begin)
-        wanted = f"{before}{begin}\n{text}\n{END}{rest.split(END, 1)[1]}"
-    if sys.argv[1:] == ["--check"] and readme != wanted:
-        print("README.md: its tables are not those of dev/results; scripts/results_table.py --write", file=sys.stderr)
+        holders = [name for name, page in after.items() if page.count(begin + "\n") == 1 and END in page.split(begin)[1]]
+        if len(holders) != 1:
+            raise SystemExit(f"one README.md needs {begin} and, behind it, {END}; {len(holders)} have it")
+        head, rest = after[holders[0]].split(begin + "\n")
+        after[holders[0]] = f"{head}{begin}\n{text}\n{END}{rest.split(END, 1)[1]}"
+    changed = [name for name in after if after[name] != before[name]]
+    if sys.argv[1:] == ["--check"] and changed:
+        print(f"{changed[0]}: its tables are not those of dev/results; scripts/results_table.py --write", file=sys.stderr)
         return 1
-    if sys.argv[1:] == ["--write"] and readme != wanted:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(wanted)
+    for name in changed if sys.argv[1:] == ["--write"] else []:
+        with open(os.path.join(ROOT, name), "w", encoding="utf-8") as file:
+            file.write(after[name])
     return 0
 
 

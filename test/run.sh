@@ -122,7 +122,7 @@ run_row() { # the row that was read: its log, and its status and processor time 
         if [ "$status" = 0 ]; then
             case $library in gpu | gpu-script | sanitizer) ;; *) export OMP_NUM_THREADS="$threads" ;; esac
             case $library in
-            script) $limit sh test/*/test_"$program".sh </dev/null || status=$? ;;
+            script) $limit sh $(ls test/*/test_"$program".sh dev/*/test/test_"$program".sh 2>/dev/null) </dev/null || status=$? ;;
             gpu-script)
                 TRAIN=build/cuda-$precision/train
                 export TRAIN TRAIN_PLAIN="$TRAIN" TEST_DEVICE=gpu TEST_PRECISION="$precision"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What is measured on one GPU, in parts that each end within $LIMIT seconds, for a machine that is there for one command at a time:
-#   scripts/compare/gpu_evidence.sh [--dry] PART OUT
+#   dev/compare/gpu_evidence.sh [--dry] PART OUT
 #     build         the program for this GPU, then tests on it ($TESTS, of test/gpu.sh)
 #     speed-32k     8B shape: StreamBP, with kept attention, gradient checkpointing; where the time goes, against the roofline
 #     speed-128k    the same at 131072 tokens, without checkpointing
@@ -106,7 +106,7 @@ compare() {
     name=$1 estimate=$2
     shift 2
     rm -f "$store/$name/compare.json"
-    try "$name" "$estimate" scripts/compare/compare.py --train "$TRAIN" --dtype bf16 --device cuda --python "$PYTHON" ${PAPER:+--paper "$PAPER"} \
+    try "$name" "$estimate" dev/compare/compare.py --train "$TRAIN" --dtype bf16 --device cuda --python "$PYTHON" ${PAPER:+--paper "$PAPER"} \
         ${PAPER_PYTHON:+--paper-python "$PAPER_PYTHON"} ${LLMC:+--llmc "$LLMC"} --resume --timeout "$(left)" --out "$store/$name" "$@"
     [ -n "$dry" ] && return
     cat "$work/output"

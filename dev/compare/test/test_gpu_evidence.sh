@@ -1,8 +1,8 @@
 #!/bin/sh
-# scripts/compare/gpu_evidence.sh: what it would run, by our plans; and with a program that only tells, that it goes on after a failure
+# dev/compare/gpu_evidence.sh: what it would run, by our plans; and with a program that only tells, that it goes on after a failure
 # and leaves out what would not end in time.
 . test/cli.sh
-EVIDENCE=scripts/compare/gpu_evidence.sh
+EVIDENCE=dev/compare/gpu_evidence.sh
 evidence() { # exit status, variables..., arguments
     wanted=$1
     shift

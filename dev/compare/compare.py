@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One model, the same weights, tokens and lengths: `./train bp` beside other implementations, and whether they agree.
 
-    scripts/compare/compare.py --init qwen3-0.6b,num_hidden_layers=2 --seq-lens 1k,2k,4k --python venv/bin/python
+    dev/compare/compare.py --init qwen3-0.6b,num_hidden_layers=2 --seq-lens 1k,2k,4k --python venv/bin/python
 
 README.md in this folder says who can take part, what is measured, and how to set the Pythons up. Writes compare.md,
 compare.csv, compare.json and compare.png below --out. Exit status 1 where something failed, or where a loss or gradient
@@ -119,7 +119,7 @@ def command_line(words):
                 next(words, None)
         elif name not in ("--resume", "--no-picture"):
             told.append(word)
-    return shlex.join(["scripts/compare/compare.py", *told])
+    return shlex.join(["dev/compare/compare.py", *told])
 
 
 def settle(o):

@@ -2,7 +2,7 @@
 # The StreamBP paper's Table 1 (seconds of forward and backward), Table 2 (batches) and Figure 3 (peak memory, longest sequence), measured
 # here with compare.py, beside what the paper published of an A800 of 80 GB (arXiv 2506.03077; scripts/paper/*.csv).
 #
-#     scripts/compare/paper_tables.sh [--tables 1,2,3] [--layers N] [--keys KEY=VALUE,...] [--divide N] [--limit BYTES] [compare.py's options]
+#     dev/compare/paper_tables.sh [--tables 1,2,3] [--layers N] [--keys KEY=VALUE,...] [--divide N] [--limit BYTES] [compare.py's options]
 #
 # --layers N: models of N layers, where memory or time demands it; the published values stay those of the whole model, and this is said.
 # --keys: of the shape, as ./train's --init has them. --divide N: lengths N times shorter, for a try. --limit: of Figure 3's longest
@@ -38,7 +38,7 @@ field() { # file, column's name, contender, T: from compare.py's CSV
 compare() { # folder below $OUT, model, more options; those of the command line come last and win
     folder=$1 model=$2
     shift 2
-    scripts/compare/compare.py --init "$(shape "$model")" --logits-chunk 100 --out "$OUT/$folder" "$@" >"$OUT/$folder.log" || status=1
+    dev/compare/compare.py --init "$(shape "$model")" --logits-chunk 100 --out "$OUT/$folder" "$@" >"$OUT/$folder.log" || status=1
     [ -e "$OUT/$folder/compare.csv" ] || { echo "paper_tables.sh: $folder: compare.py wrote no results" >&2 && exit 1; }
 }
 contenders_of() { awk -F, 'NR > 1 && !seen[$1]++ { print $1 }' "$1"; } # a CSV

@@ -1,16 +1,16 @@
 #!/bin/sh
-# scripts/compare/compare.py: its tables, ratios, checks and searches, with a contender that is falsified on purpose (fake_contender.py);
+# dev/compare/compare.py: its tables, ratios, checks and searches, with a contender that is falsified on purpose (fake_contender.py);
 # where a Python with torch and transformers is there (PYTHON=... names it), transformers itself against our program.
 . test/cli.sh
 . test/find_python.sh
 TRAIN=$TRAIN_PLAIN # measured memory is that of a plain build
 export TRAIN
-FAKE="fake=python3 test/scripts/fake_contender.py"
+FAKE="fake=python3 dev/compare/test/fake_contender.py"
 LENGTHS=64,128
 compare() { # exit status, arguments...: into $WORK/out, err; files in $WORK/compare
     wanted=$1
     shift
-    python3 scripts/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens $LENGTHS --repeat 2 --threads 1 --device cpu --no-picture \
+    python3 dev/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens $LENGTHS --repeat 2 --threads 1 --device cpu --no-picture \
         --out "$WORK/compare" --python "$WORK/no-python" "$@" >"$WORK/out" 2>"$WORK/err"
     status=$?
     check "exit $wanted, not $status, of compare.py $*" [ $status = "$wanted" ]
@@ -39,7 +39,7 @@ check 'gradients agree' awk "BEGIN { exit !($(field fake 64 gradient_difference)
 check 'within rounding' awk "BEGIN { x = $(field stream@16 64 gradient_difference); exit !(0 < x && x < 1e-5) }"
 check 'no seconds of a CPU' [ "$(field fake 64 seconds)$(field fake 64 tokens_per_second)" = '' ]
 says 'who is missing is named' '^Not taken part: .hf.: its Python: No such file' out
-says 'the command, without places' '^Made by .scripts/compare/compare.py --train TRAIN --init .*--contenders [a-z,]* --contender COMMAND --chunks' out
+says 'the command, without places' '^Made by .dev/compare/compare.py --train TRAIN --init .*--contenders [a-z,]* --contender COMMAND --chunks' out
 says 'and why' '^without paper: no --paper DIR' err
 says 'llm.c is for GPT-2' '^without llmc: it has GPT-2 shapes only, not llama' err
 check 'JSON' python3 -c "import json, sys; run = json.load(open(sys.argv[1])); assert len(run['records']) == 20 and run['rows'] and run['commit']" \
@@ -60,7 +60,7 @@ names=
 set --
 falsified() { # name, how: one more of these
     names=$names,$1
-    falsified="$1=env $2 python3 test/scripts/fake_contender.py"
+    falsified="$1=env $2 python3 dev/compare/test/fake_contender.py"
 }
 falsified loss FAKE_LOSS=1.001 && set -- "$@" --contender "$falsified"
 falsified nan FAKE_LOSS=nan && set -- "$@" --contender "$falsified"
@@ -85,7 +85,7 @@ check 'of that length only' [ -n "$(field large 64 time_ratio)" ]
 check 'neither is a failure' [ "$(grep -cE '^FAILED: (hangs|large)' "$WORK/err")" = 0 ]
 # who is ended ends the contender that runs
 : >"$WORK/begun"
-FAKE_CALLS=$WORK/begun FAKE_BREAK=sleep python3 scripts/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens 32 --device cpu --no-picture \
+FAKE_CALLS=$WORK/begun FAKE_BREAK=sleep python3 dev/compare/compare.py --train "$TRAIN" --init $TINY --seq-lens 32 --device cpu --no-picture \
     --out "$WORK/ended" --contenders fake --contender "$FAKE" >/dev/null 2>&1 &
 ended=$!
 for _ in $(seq 200); do [ -s "$WORK/begun" ] || sleep 0.1; done
@@ -116,10 +116,10 @@ check 'and what failed' [ "$(grep -c . "$FAKE_CALLS")" = 6 ]
 longest() { sed -n "s/^$1,\([0-9]*\),.*/\1/p" "$WORK/compare/longest.csv"; }
 rm "$FAKE_CALLS"
 LENGTHS=64
-compare 1 --longest --memory-limit 2MiB --contenders fake --contender "fake=env FAKE_PEAK=1024 FAKE_LONGEST=1000 python3 test/scripts/fake_contender.py" \
-    --contender "large=env FAKE_CALLS= FAKE_PEAK=4096 python3 test/scripts/fake_contender.py" \
-    --contender "little=env FAKE_CALLS= FAKE_PEAK=1024 FAKE_LONGEST=20 python3 test/scripts/fake_contender.py" \
-    --contender "nothing=env FAKE_CALLS= FAKE_LONGEST=0 python3 test/scripts/fake_contender.py"
+compare 1 --longest --memory-limit 2MiB --contenders fake --contender "fake=env FAKE_PEAK=1024 FAKE_LONGEST=1000 python3 dev/compare/test/fake_contender.py" \
+    --contender "large=env FAKE_CALLS= FAKE_PEAK=4096 python3 dev/compare/test/fake_contender.py" \
+    --contender "little=env FAKE_CALLS= FAKE_PEAK=1024 FAKE_LONGEST=20 python3 dev/compare/test/fake_contender.py" \
+    --contender "nothing=env FAKE_CALLS= FAKE_LONGEST=0 python3 dev/compare/test/fake_contender.py"
 check 'within 5 %' awk "BEGIN { exit !(1000 / 1.05 <= $(longest fake) && $(longest fake) <= 1000) }"
 check 'in few passes' [ "$(grep -c 'limit 2097152' "$FAKE_CALLS")" -le 11 ]
 check 'ours is what the plan says' [ "$(longest stream)" = "$("$TRAIN" plan --init $TINY --seq-len 64 --for bp --threads 1 --memory-limit 2MiB --json \
@@ -161,7 +161,7 @@ SMALL=hidden_size=32,intermediate_size=48,num_attention_heads=4,num_key_value_he
 paper() { # exit status, arguments
     wanted=$1
     shift
-    OUT=$WORK/paper scripts/compare/paper_tables.sh --divide 500 --keys $SMALL "$@" --train "$TRAIN" --device cpu \
+    OUT=$WORK/paper dev/compare/paper_tables.sh --divide 500 --keys $SMALL "$@" --train "$TRAIN" --device cpu \
         --repeat 2 --threads 1 --no-picture >"$WORK/out" 2>"$WORK/err"
     status=$?
     check "exit $wanted, not $status, of paper_tables.sh $*" [ $status = "$wanted" ]
@@ -175,19 +175,21 @@ check 'longest sequences of both models' [ "$(grep -c '^| here: stream | [0-9][0
 FAKE_LOSS=1.1 paper 1 --tables 1 --contenders fake --contender "$FAKE"
 paper 2 --layers x
 
-# ---- README ------------------------------------------------------------------------------------------------------------------
-check 'README has the tables of dev/results' python3 scripts/results_table.py --check
+# ---- README files ------------------------------------------------------------------------------------------------------------------
+check 'README files show the tables of dev/results' python3 scripts/results_table.py --check
 mkdir -p "$WORK/checkout/scripts" "$WORK/checkout/dev/results"
-cp -r scripts/compare scripts/results_table.py "$WORK/checkout/scripts"
-cp README.md "$WORK/checkout"
+cp -r dev/compare "$WORK/checkout/dev"
+cp scripts/results_table.py "$WORK/checkout/scripts"
+for page in README.md */README.md; do mkdir -p "$WORK/checkout/$(dirname $page)" && cp "$page" "$WORK/checkout/$page"; done
+shown=$(grep -lxF '<!-- scripts/results_table.py compare -->' README.md */README.md)
 LENGTHS=64 FAKE_PEAK=1024 FAKE_LONGEST=100 fake 0 '--longest --memory-limit 2MiB'
 cp "$WORK/compare/compare.json" "$WORK/checkout/dev/results/compare-fake.json"
 check 'a new file is missed' [ "$(python3 "$WORK/checkout/scripts/results_table.py" --check 2>&1)" = \
-    'README.md: its tables are not those of dev/results; scripts/results_table.py --write' ]
+    "$shown: its tables are not those of dev/results; scripts/results_table.py --write" ]
 check 'is written' python3 "$WORK/checkout/scripts/results_table.py" --write
 check 'and found' python3 "$WORK/checkout/scripts/results_table.py" --check
-check 'as compare.py printed it' [ "$(grep -cxFf "$WORK/compare/compare.md" "$WORK/checkout/README.md")" -ge "$(grep -c . "$WORK/compare/compare.md")" ]
-check 'a CPU is no GPU' grep -q '^Nothing has been measured beside others on a GPU yet' "$WORK/checkout/README.md"
+check 'as compare.py printed it' [ "$(grep -cxFf "$WORK/compare/compare.md" "$WORK/checkout/$shown")" -ge "$(grep -c . "$WORK/compare/compare.md")" ]
+check 'a CPU is no GPU' grep -q '^Nothing has been measured beside others on a GPU yet' "$WORK/checkout/$shown"
 
 # ---- transformers ------------------------------------------------------------------------------------------------------------
 find_python 'torch, transformers, safetensors'

@@ -1,7 +1,7 @@
 #!/bin/sh
 # llm.c as a contender of compare.py: builds a driver around the user's own checkout of it (in build/compare/, again when something
 # changed), converts the model to its format, and prints what its forward and backward passes took as one line of JSON.
-#   scripts/compare/llmc_bp.sh --llmc CHECKOUT --model DIR --tokens FILE --seq-len T [--batch B] [--repeat R] [--device cpu|cuda]
+#   dev/compare/llmc_bp.sh --llmc CHECKOUT --model DIR --tokens FILE --seq-len T [--batch B] [--repeat R] [--device cpu|cuda]
 #       [--dtype fp32|bf16] [--threads N] [--memory-limit BYTES] [--recompute 0|1|2] [--train PROGRAM]
 #       [--grads-out FILE] [--grads-of 'GLOB,GLOB']
 # --recompute (cuda): what llm.c's -r recomputes: 1 GELU (the default there and here), 2 norms, too. --chunk and --logits-chunk mean
@@ -13,7 +13,7 @@ TRAIN=${TRAIN:-$root/train}
 CC=${CC:-cc}
 NVCC=${NVCC:-nvcc}
 build=$root/build/compare
-here=$root/scripts/compare
+here=$root/dev/compare
 fail() { # exit status, message
     echo "llmc_bp.sh: $2" >&2
     exit "$1"

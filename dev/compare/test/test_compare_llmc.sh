@@ -1,7 +1,7 @@
 #!/bin/sh
-# scripts/compare/llmc_bp.sh: what it refuses; with LLMC=<checkout of llm.c>, its loss and gradients against ours, on the CPU.
+# dev/compare/llmc_bp.sh: what it refuses; with LLMC=<checkout of llm.c>, its loss and gradients against ours, on the CPU.
 . test/cli.sh
-LLMC_BP=scripts/compare/llmc_bp.sh
+LLMC_BP=dev/compare/llmc_bp.sh
 bp() { # exit status, what the last line of stderr says, arguments...
     wanted=$1 says=$2
     shift 2
