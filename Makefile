@@ -163,10 +163,10 @@ test-quick:
 test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
 	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
-		MAKE='$(MAKE)' test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
+		MAKE='$(MAKE_COMMAND)' test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
 bench:
-	@MAKE='$(MAKE)' dev/bench.sh
+	@dev/bench.sh
 
 # The driver also compiles as C++20, for nvcc later.
 check-cxx:

@@ -1,0 +1,138 @@
+"""Holds the commands of all README files against what there is: test_readme.py TRAIN.
+
+Commands are lines of indented and of fenced blocks, and code within a line that begins as one. Of `./train` the options are
+parsed (`--help` behind them answers once all are valid); `make` runs with -n; a script must be there, be valid, and know each
+--option it is given. Placeholders in <angles> stand for 1.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+TRAIN = os.path.abspath(sys.argv[1])
+variables = {}  # of loops, the first value of each
+HAS_NVCC = subprocess.run("command -v nvcc", shell=True, capture_output=True).returncode == 0
+LAUNCHED = {"scripts/run_single_node.sh", "scripts/slurm_train.sbatch"}  # their options are those of ./train
+COMMAND = re.compile(r"^(\$ )?((\w+=\S* )*(\./train|make|mpirun|python3?|sbatch|sh|(scripts|dev|test|data)/\S+\.(sh|py|sbatch))|for \w+ in)( |$)")
+
+
+def blocks(text):
+    """Lines of code blocks, continued lines joined, and code within lines."""
+    fenced, before = None, ""
+    joined = ""
+    for line in text.split("\n"):
+        if line.startswith("```"):
+            fenced = line[3:].strip() if fenced is None else None
+            before = ""
+            continue
+        indented = line.startswith("    ") and (not before.strip() or before.startswith("    "))
+        before = line
+        if indented or fenced in ("", "sh", "bash", "console"):
+            joined += line.strip()
+            if joined.endswith("\\"):
+                joined = joined[:-1]
+                continue
+            yield joined
+            joined = ""
+        elif fenced is None:
+            for code in re.findall(r"`([^`]+)`", line):
+                if re.match(r"^((\w+=\S* )*make \S|(scripts|dev|test|data)/\S+\.(sh|py|sbatch)( |$))", code):
+                    yield code
+
+
+def parts(line):
+    """The simple commands of a line."""
+    line = re.sub(r"<[^<>|]*>", "1", line)
+    words, part = shlex.split(line, comments=True), []
+    for word in words:
+        if word in ("|", "&&", "||", "do", "done", ">", ">>", "2>", "&") or word.endswith(";"):
+            if word.endswith(";") and word != ";":
+                part.append(word[:-1])
+            yield part
+            part = ["true"] if word in (">", ">>", "2>") else []  # a file's name follows
+        else:
+            part.append(word)
+    yield part
+
+
+def run(words, **options):
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
+    return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").split("\n")[-1]
+
+
+def script(path, arguments):
+    if not os.path.exists(path):
+        return "there is no such file"
+    if path in LAUNCHED:
+        return train(arguments) or run(["bash", "-n", path])
+    if path.endswith((".sh", ".sbatch")):
+        fault = run(["bash", "-n", path])
+        if fault:
+            return fault
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    folder = os.path.dirname(path)
+    if path.endswith(".py"):  # options may be declared in a module beside it
+        text += "".join(open(os.path.join(folder, name), encoding="utf-8").read() for name in os.listdir(folder) if name.endswith(".py"))
+    if '"$@"' in text and path.endswith(".sh"):
+        return None  # its options are another program's
+    unknown = [a for a in arguments if a.startswith("--") and a.split("=")[0] not in text and a[2:] not in text]
+    return f"{path} knows no {unknown[0]}" if unknown else None
+
+
+def train(arguments):
+    return run([TRAIN, *(re.sub(r"\$(\w+)", lambda m: variables.get(m[1], "1"), a) for a in arguments), "--help"])
+
+
+def fault_of(words):
+    """What is wrong with a simple command; None: nothing, False: it is not checked."""
+    while words and (re.match(r"^\w+=", words[0]) or words[0] == "$"):
+        words = words[1:]
+    if words and words[0] == "mpirun":
+        words = words[words.index("-n") + 2 :]
+    if words and words[0] == "sbatch":
+        words = words[next(i for i, w in enumerate(words) if w.endswith(".sbatch")) :]
+    if not words:
+        return False
+    name, arguments = words[0], words[1:]
+    if name == "for":  # NAME in VALUE ...
+        variables[words[1]] = words[3]
+    if name.endswith("/train") or name == "train":
+        return train(arguments)
+    if name == "make":
+        if any("cuda" in a for a in arguments) and not HAS_NVCC:
+            return False
+        return run(["make", "-n", *arguments], env={**os.environ, "DEPS": "skip", "MAKEFLAGS": ""})
+    if name in ("python", "python3", "sh") and arguments and not arguments[0].startswith("-"):
+        if "/" not in arguments[0]:
+            return False  # a file of the user
+        name, arguments = arguments[0], arguments[1:]
+    if re.match(r"^(\./)?(scripts|dev|test|data)/", name) and name.endswith((".sh", ".py", ".sbatch")):
+        return script(name.removeprefix("./"), arguments)
+    return False
+
+
+def main():
+    files = subprocess.run(["find", ".", "-name", "*.md", "-not", "-path", "./build/*", "-not", "-path", "./.*/*"], capture_output=True, text=True)
+    passed = failed = 0
+    for path in sorted(files.stdout.split()):
+        with open(path, encoding="utf-8") as file:
+            lines = [line for line in blocks(file.read()) if COMMAND.match(line)]
+        for line in dict.fromkeys(lines):
+            try:
+                faults = [fault_of(words) for words in parts(line)]
+            except ValueError as error:
+                faults = [str(error)]
+            for fault in faults:
+                passed += fault is None
+                failed += bool(fault)
+                if fault:
+                    print(f"FAILED: {path[2:]}: {line}: {fault}")
+    failed += not passed
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return failed != 0
+
+
+sys.exit(main())
