@@ -9,7 +9,7 @@ what else the machine does falls on all alike; medians of the repeats' ratios ar
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
 */
 #include "llmc/plan/plan.h"
-#include "llmc/train/adamw.h"
+#include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>

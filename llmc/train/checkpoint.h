@@ -2,79 +2,231 @@
 Checkpoints: everything a training run needs to go on, bit for bit. Each is a folder in --out,
 
     checkpoint-00000100/model.bin      the weights: a flat .bin (flat.h), good for --model
-                        optimizer.bin  AdamW's moments, and the fp32 master weights where there are any
-                        state.json     where the run stands, and what must be the same to go on (run_state.h)
+                        optimizer.bin  AdamW's moments, and the fp32 master weights if there are any
+                        state.json     progress of the run, and what must be the same to go on (run_state.h)
                         DONE           written last: name, bytes and checksum of the others
 
-With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is
-an adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights where there are any, of which
-those in use are the rounding; else those in use, in their type.
+With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is an
+adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights if there are any, else the weights in use.
 
-A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then
-the folder is renamed. Older ones beyond --keep go afterwards, by a rename first. So whatever ends a run at whatever
-moment, the last complete one stays. Nothing is allocated, and one run at a time may write to an --out (a lock on
-OUT/lock).
+A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then the
+folder is renamed. Older ones beyond --keep-checkpoints go afterwards, by a rename first. So whatever ends a run at whatever
+moment, the last complete one stays. Nothing is allocated, and one run at a time may write to an --out (a lock on OUT/lock).
 
-Ranks save and load together, each its parts (checkpoint_parts.h): any number of them reads what any other has written.
-Rank 0 makes the folder and a large file at its full size; every rank writes and syncs its parts; once all have, which
-adding up their checksums waits for, rank 0 gives the file its name, and in the end writes the rest.
+A large file is a header and sections: a value for every element of what is trained, in the order of its table. All ranks write
+it together, each a part; each reads what its memory holds. So its bytes depend neither on the number of ranks nor on the stage
+of ZeRO. Rank 0 makes the folder and a large file at its full size; every rank writes and syncs its parts; once all have, which
+the sum of their checksums waits for, rank 0 gives the file its name.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
+#include "llmc/files/adapter_file.h"
+#include "llmc/files/checkpoint_folder.h"
+#include "llmc/files/table_parts.h"
+#include "llmc/stream/residency.h"
 #include "run_state.h"
-#include "checkpoint_parts.h"
+#include <assert.h>
+
+// The tensors of a checkpoint; weights and optimizer state are device memory.
+typedef struct {
+    const Model *model; // the table of what is trained: the model's or the adapters'
+    const Ops *ops;
+    char *weights;
+    Sharding weights_sharding, optimizer_sharding;
+    OptimizerState optimizer;
+    DType moment_type;
+    const Lora *lora; // NULL: the model itself is trained
+    BaseKey base;     // with LoRA: the key of the base model
+    const char *base_path;
+    const Model *base_model;
+} TrainedTensors;
+
+// ---- large files ----------------------------------------------------------------------------------------------------
+typedef struct {
+    char *memory; // device
+    DType type;
+    Sharding sharding; // of memory
+} Section;
+
+typedef struct {
+    Section section[3];
+    size_t count;
+    uint64_t bytes; // in the file
+} Sections;
+
+static void sections_add(Sections *s, const TrainedTensors *t, void *memory, DType type, Sharding sharding) {
+    if (!memory) return;
+    const Section section = {(char *)memory, type, sharding};
+    s->section[s->count++] = section;
+    s->bytes += t->model->elements * dtype_size(type);
+}
+
+// The adapters of a checkpoint are their fp32 master weights where there are any.
+static int saves_master(const TrainedTensors *t) { return t->lora && t->optimizer.master; }
+static DType saved_type(const TrainedTensors *t) { return saves_master(t) ? DTYPE_FP32 : t->model->dtype; }
+
+// The sections of MANIFEST_MODEL or MANIFEST_OPTIMIZER.
+static Sections file_sections(const TrainedTensors *t, size_t file) {
+    Sections s = {0};
+    if (file == MANIFEST_OPTIMIZER) {
+        sections_add(&s, t, t->optimizer.m, t->moment_type, t->optimizer_sharding);
+        sections_add(&s, t, t->optimizer.v, t->moment_type, t->optimizer_sharding);
+    }
+    if (file == MANIFEST_OPTIMIZER || saves_master(t))
+        sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding);
+    else
+        sections_add(&s, t, t->weights, t->model->dtype, t->weights_sharding);
+    return s;
+}
+
+static uint64_t sections_bytes(const TrainedTensors *t) {
+    return file_sections(t, MANIFEST_MODEL).bytes + file_sections(t, MANIFEST_OPTIMIZER).bytes;
+}
+
+// optimizer.bin begins with this; numbers are in the byte order of the machine that wrote it, as in a flat .bin.
+#define OPTIMIZER_MAGIC   "SBPADAMW"
+#define OPTIMIZER_VERSION 1u
+
+typedef struct {
+    char magic[8];
+    uint32_t version, byte_order;
+    uint64_t header_bytes;
+    uint32_t moments, master; // DType of the moments; 1 if there are master weights
+    uint64_t elements, step;
+    uint64_t zero[2];
+} OptimizerHeader;
+
+static OptimizerHeader optimizer_header(const TrainedTensors *t, size_t step) {
+    OptimizerHeader header = {0};
+    memcpy(header.magic, OPTIMIZER_MAGIC, sizeof(header.magic));
+    header.version = OPTIMIZER_VERSION, header.byte_order = FLAT_BYTE_ORDER;
+    header.header_bytes = sizeof(header);
+    header.moments = (uint32_t)t->moment_type, header.master = t->optimizer.master != NULL;
+    header.elements = t->model->elements, header.step = step;
+    return header;
+}
+
+// Writes the first bytes of a file, up to its sections, to staged_reformed; returns their number.
+static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
+    if (file == MANIFEST_OPTIMIZER) {
+        const OptimizerHeader header = optimizer_header(t, step);
+        memcpy(staged_reformed.bytes, &header, sizeof(header));
+        return sizeof(header);
+    }
+    if (t->lora)
+        return adapter_header(t->model, saved_type(t), &t->base, (char *)staged_reformed.bytes,
+                              sizeof(staged_reformed.bytes));
+    flat_header((FlatHeader *)(void *)staged_reformed.bytes, t->model, t->model->dtype);
+    return sizeof(FlatHeader);
+}
+
+// Bytes of a whole checkpoint, at most.
+static uint64_t checkpoint_bytes(const TrainedTensors *t) {
+    uint64_t headers = sizeof(FlatHeader) + sizeof(OptimizerHeader);
+    if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
+    return headers + sections_bytes(t) + RUN_STATE_LIMIT;
+}
+
+// ---- one save or load -----------------------------------------------------------------------------------------------
+typedef struct {
+    const TrainedTensors *t;
+    OutputFolder folder; // while loading only its path
+    Manifest manifest;
+    Progress progress;
+    size_t done; // bytes
+} CheckpointPass;
+
+// ranks: they share the bytes
+static void pass_begin(CheckpointPass *p, const TrainedTensors *t, const char *what, size_t ranks) {
+    memset(&p->manifest, 0, sizeof(p->manifest));
+    p->t = t;
+    p->progress = progress_begin(stderr, what, 0, (double)sections_bytes(t) / (double)ranks);
+    p->done = 0;
+}
+
+static void pass_advance(CheckpointPass *p, size_t bytes) {
+    p->done += bytes;
+    progress_update(&p->progress, (double)p->done);
+}
+
+#define CHECKPOINT_PIECE ((size_t)4 << 20) // bytes
+static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
+
+// This rank's part of the sections that begin at byte `at` of a file, to `out` or, where that is NULL, from `in`.
+static void sections_transfer(CheckpointPass *p, const Sections *sections, uint64_t at, const OutputFile *out,
+                              const InputFile *in, Checksum *sum) {
+    const Model *model = p->t->model;
+    for (size_t i = 0; i < sections->count; i++) {
+        const Section *s = &sections->section[i];
+        const size_t size = dtype_size(s->type);
+        size_t n;
+        for (size_t g = 0; g < group_count(model); g++) {
+            const TablePart part =
+                table_part(model, out ? parts_of_ranks() : s->sharding, s->sharding, group_at(model, g));
+            for (size_t begin = 0; begin < part.count; begin += n) {
+                const uint64_t offset = at + (uint64_t)(part.first + begin) * size;
+                char *memory = s->memory + (part.place + begin) * size;
+                n = min_size(part.count - begin, CHECKPOINT_PIECE / size);
+                if (out)
+                    p->t->ops->copy_out(staged.bytes, memory, n * size);
+                else
+                    input_read(in, offset, staged.bytes, n * size);
+                checksum_add(sum, offset, staged.bytes, n * size);
+                if (out)
+                    output_write(out, offset, staged.bytes, n * size);
+                else
+                    p->t->ops->copy_in(memory, staged.bytes, n * size);
+                pass_advance(p, n * size);
+            }
+        }
+        at += model->elements * size;
+    }
+}
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
-// A large file: rank 0 makes it at its full size, with its header, and all ranks write their parts.
-static void save_large(OutputFolder *checkpoint, const Trained *t, size_t file, size_t step, Manifest *manifest,
-                       CheckpointProgress *progress) {
-    const size_t header = file_header(t, file, step, staged_reformed.bytes);
-    Section sections[SECTIONS];
-    const size_t count = file_sections(t, file, sections);
+// MANIFEST_MODEL or MANIFEST_OPTIMIZER. Collective.
+static void save_large(CheckpointPass *p, size_t file, size_t step) {
+    const Sections sections = file_sections(p->t, file);
+    const size_t header = file_header(p->t, file, step);
+    const char *name = manifest_file(&p->manifest, file);
     char path[PATH_MAX], temporary[PATH_MAX] = "";
     Checksum sum = {{0, 0}};
-    uint64_t at = header;
     OutputFile output = {0};
-    manifest->bytes[file] = header + sections_bytes(t, file);
+    p->manifest.bytes[file] = header + sections.bytes;
     if (dist_rank() == 0) {
-        folder_open_file(checkpoint, &output, manifest_file(manifest, file), manifest->bytes[file]);
+        folder_open_file(&p->folder, &output, name, p->manifest.bytes[file]);
         output_write(&output, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
         memcpy(temporary, output.temporary, sizeof(temporary));
     }
     dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
-    path_join(path, checkpoint->temporary, manifest_file(manifest, file));
+    path_join(path, p->folder.temporary, name);
     if (dist_rank() != 0) output_join(&output, path, temporary);
-    for (size_t i = 0; i < count; i++) {
-        section_write(&output, at, t, sections[i], &sum, progress);
-        at += section_size(t, sections[i]);
-    }
+    sections_transfer(p, &sections, header, &output, NULL, &sum);
     if (dist_rank() != 0) output_leave(&output);
-    checksum_join(&sum); // once every other rank's part is synced
-    manifest->checksum[file] = checksum_value(0, &sum, manifest->bytes[file]);
+    checksum_join(&sum); // waits until every other rank's part is synced
+    p->manifest.checksum[file] = checksum_value(0, &sum, p->manifest.bytes[file]);
     if (dist_rank() == 0) output_commit(&output);
 }
 
-// A small file of a checkpoint, and its line in the manifest.
-static void save_small(OutputFolder *checkpoint, size_t file, const char *text, size_t length, Manifest *manifest) {
-    manifest->bytes[file] = length, manifest->checksum[file] = checksum_piece(0, text, length);
-    folder_write_file(checkpoint, manifest_file(manifest, file), text, length);
+static void save_small(CheckpointPass *p, size_t file, const char *text, size_t length) {
+    p->manifest.bytes[file] = length;
+    p->manifest.checksum[file] = checksum_piece(0, text, length);
+    folder_write_file(&p->folder, manifest_file(&p->manifest, file), text, length);
 }
 
-// Rank 0: the small files; then it counts.
-static void save_finish(CheckpointFolder *folder, OutputFolder *checkpoint, const Trained *t, const RunState *run,
-                        Manifest *manifest) {
+// The small files and then DONE, by rank 0.
+static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunState *run) {
     static char text[RUN_STATE_LIMIT > ADAPTER_CONFIG_TEXT ? RUN_STATE_LIMIT : ADAPTER_CONFIG_TEXT];
-    save_small(checkpoint, MANIFEST_STATE, text, run_state_text(run, text, checkpoint->path), manifest);
-    if (t->lora)
-        save_small(checkpoint, MANIFEST_CONFIG, text,
-                   adapter_config_text(t->lora, t->base_path, text, checkpoint->path), manifest);
-    folder_write_file(checkpoint, MANIFEST_NAME, text, manifest_text(manifest, text));
-    checkpoint_finish(folder, run->step, checkpoint);
+    const char *path = p->folder.path;
+    save_small(p, MANIFEST_STATE, text, run_state_text(run, text, path));
+    if (p->t->lora) save_small(p, MANIFEST_CONFIG, text, adapter_config_text(p->t->lora, p->t->base_path, text, path));
+    folder_write_file(&p->folder, MANIFEST_NAME, text, manifest_text(&p->manifest, text));
+    checkpoint_finish(folder, run->step, &p->folder);
 }
 
-// Refuses a disk that is too small before anything is written to it. `where` begins the line. For rank 0 to find out.
-static void checkpoint_check_space(const CheckpointFolder *folder, const Trained *t, const char *where) {
+// Refuses a disk that is too small before anything is written to it. `where` begins the line. By rank 0.
+static void checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where) {
     uint64_t wanted = checkpoint_bytes(t), available;
     char last[64] = "";
     if (dist_rank() != 0 || !space_available(folder->path, &available) || wanted <= available) return;
@@ -84,77 +236,78 @@ static void checkpoint_check_space(const CheckpointFolder *folder, const Trained
         human_bytes((double)wanted), (unsigned long long)wanted, human_bytes((double)available), last);
 }
 
-static void checkpoint_save(CheckpointFolder *folder, const Trained *t, const RunState *run) {
-    static OutputFolder checkpoint;
-    if (folder->last == run->step) return; // it is there
-    CheckpointProgress progress = checkpoint_progress_begin("saving", t, dist_ranks());
-    Manifest manifest = {0};
-    manifest.adapters = t->lora != NULL;
-    checkpoint_path(checkpoint.path, folder->path, run->step, "");
-    checkpoint_check_space(folder, t, checkpoint.path);
-    checkpoint_path(checkpoint.temporary, folder->path, run->step, ".partial");
-    if (dist_rank() == 0) checkpoint_begin(&checkpoint);
-    save_large(&checkpoint, t, MANIFEST_MODEL, run->step, &manifest, &progress);
-    save_large(&checkpoint, t, MANIFEST_OPTIMIZER, run->step, &manifest, &progress);
-    if (dist_rank() == 0) save_finish(folder, &checkpoint, t, run, &manifest);
+// Collective. A step that is there already is not saved again.
+static void checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, const RunState *run) {
+    static CheckpointPass pass;
+    if (folder->last == run->step) return;
+    pass_begin(&pass, t, "saving", dist_ranks());
+    pass.manifest.adapters = t->lora != NULL;
+    checkpoint_path(pass.folder.path, folder->path, run->step, "");
+    checkpoint_check_space(folder, t, pass.folder.path);
+    checkpoint_path(pass.folder.temporary, folder->path, run->step, ".partial");
+    if (dist_rank() == 0) checkpoint_begin(&pass.folder);
+    save_large(&pass, MANIFEST_MODEL, run->step);
+    save_large(&pass, MANIFEST_OPTIMIZER, run->step);
+    if (dist_rank() == 0) save_finish(&pass, folder, run);
     folder->last = run->step;
-    progress_end(&progress.bar);
+    progress_end(&pass.progress);
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------------
-static void load_check_sum(const char *path, uint64_t found, uint64_t expected) {
+static void load_check_sum(const CheckpointPass *p, size_t file, const char *path, uint64_t found) {
+    const uint64_t expected = p->manifest.checksum[file];
     if (found != expected)
         die("%s: is damaged: its checksum is %016llx, not %016llx; remove its folder, and --resume takes the one "
             "before",
             path, (unsigned long long)found, (unsigned long long)expected);
 }
 
-static void load_state(const char *path, const char *checkpoint, RunState *run, const Manifest *manifest) {
-    size_t length;
-    char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
-    load_check_sum(path, checksum_piece(0, text, length), manifest->checksum[MANIFEST_STATE]);
-    run_state_resume(run, text, length, checkpoint, path);
-    free(text);
+static const char *load_path(const CheckpointPass *p, size_t file, char path[PATH_MAX]) {
+    path_join(path, p->folder.path, manifest_file(&p->manifest, file));
+    return path;
 }
 
-// What memory holds of sections behind `header` bytes of a file. Who holds all of it verifies all of it; else the ranks
-// do so together.
-static void load_sections(const InputFile *file, size_t header, const Trained *t, const Section *sections, size_t count,
-                          CheckpointProgress *progress, uint64_t expected) {
-    const int whole = holds_whole(sections[0].held);
+// Returns the text of a small file; to be freed.
+static char *load_small(const CheckpointPass *p, size_t file, size_t limit, size_t *length, char path[PATH_MAX]) {
+    char *text = input_read_text(load_path(p, file, path), limit, length);
+    load_check_sum(p, file, path, checksum_piece(0, text, *length));
+    return text;
+}
+
+// Reads what memory holds of the sections behind `header` bytes. A rank that holds all of them verifies the checksum by
+// itself, else the ranks do together.
+static void load_sections(CheckpointPass *p, size_t file, const InputFile *input, size_t header) {
+    const Sections sections = file_sections(p->t, file);
+    const int whole = holds_whole(sections.section[0].sharding);
     Checksum sum = {{0, 0}};
-    uint64_t at = header;
     if (whole || dist_rank() == 0) {
-        input_read(file, 0, staged_reformed.bytes, header);
+        input_read(input, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
     }
-    for (size_t i = 0; i < count; i++) {
-        section_read(file, at, t, sections[i], &sum, progress);
-        at += section_size(t, sections[i]);
-    }
+    sections_transfer(p, &sections, header, NULL, input, &sum);
     if (!whole) checksum_join(&sum);
-    load_check_sum(file->path, checksum_value(0, &sum, file->bytes), expected);
+    load_check_sum(p, file, input->path, checksum_value(0, &sum, input->bytes));
 }
 
-static void load_weights(const char *path, const Trained *t, CheckpointProgress *progress, const Manifest *manifest) {
-    WeightSource *source = weights_open(path);
-    const Section section = weights_section(t);
-    char saved[4096], wanted[4096];
+static void load_weights(CheckpointPass *p) {
+    const Model *model = p->t->model;
+    char path[PATH_MAX], saved[4096], wanted[4096];
+    WeightSource *source = weights_open(load_path(p, MANIFEST_MODEL, path));
     config_to_text(&source->config, saved, sizeof(saved));
-    config_to_text(&t->model->config, wanted, sizeof(wanted));
+    config_to_text(&model->config, wanted, sizeof(wanted));
     if (strcmp(saved, wanted) != 0) {
         size_t i = first_difference(saved, wanted);
         die("%s: holds another model: %.*s, not %.*s", path, (int)strcspn(saved + i, ","), saved + i,
             (int)strcspn(wanted + i, ","), wanted + i);
     }
-    if (source->dtype != t->model->dtype)
+    if (source->dtype != model->dtype)
         die("%s: holds %s weights, this program trains in %s; resume with one built by make PRECISION=%s", path,
-            dtype_name(source->dtype), dtype_name(t->model->dtype), dtype_name(source->dtype));
-    load_sections(&source->files[0], sizeof(FlatHeader), t, &section, 1, progress, manifest->checksum[MANIFEST_MODEL]);
+            dtype_name(source->dtype), dtype_name(model->dtype), dtype_name(source->dtype));
+    load_sections(p, MANIFEST_MODEL, &source->files[0], sizeof(FlatHeader));
     weights_close(source);
 }
 
-// Of any file, each rank a part of it: the parser of adapters shall not be the one to find damage. Collective.
+// The checksum of a file, a part by each rank: the parser of adapters shall not be the one to find damage. Collective.
 static uint64_t file_checksum(const InputFile *file) {
     const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
     Checksum sum = {{0, 0}};
@@ -168,9 +321,12 @@ static uint64_t file_checksum(const InputFile *file) {
     return checksum_value(0, &sum, file->bytes);
 }
 
-static void load_adapters(const char *path, const Trained *t, CheckpointProgress *progress, const Manifest *manifest) {
-    InputFile file = input_open(path);
-    load_check_sum(path, file_checksum(&file), manifest->checksum[MANIFEST_MODEL]);
+static void load_adapters(CheckpointPass *p) {
+    const TrainedTensors *t = p->t;
+    char path[PATH_MAX], config[PATH_MAX];
+    size_t length;
+    InputFile file = input_open(load_path(p, MANIFEST_MODEL, path));
+    load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file));
     input_close(&file);
     SafeTensors list = adapter_list(path);
     WeightSource *source = adapter_open_tensors(path, &list, t->lora, t->base_model);
@@ -179,20 +335,14 @@ static void load_adapters(const char *path, const Trained *t, CheckpointProgress
     if (source->dtype != saved_type(t))
         die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
             dtype_name(source->dtype), dtype_name(saved_type(t)));
-    weights_load(source, t->model, t->weights_sharding_of, t->ops, t->weights); // rounds the master weights
-    checkpoint_progress_advance(progress, sections_bytes(t, MANIFEST_MODEL) / t->weights_sharding_of.ranks);
+    weights_load(source, t->model, t->weights_sharding, t->ops, t->weights); // rounds the master weights
+    pass_advance(p, file_sections(t, MANIFEST_MODEL).bytes / t->weights_sharding.ranks);
     safetensors_free(&list);
     weights_close(source);
+    free(load_small(p, MANIFEST_CONFIG, ADAPTER_CONFIG_TEXT, &length, config));
 }
 
-static void load_config(const char *path, const Manifest *manifest) {
-    size_t length;
-    char *text = input_read_text(path, ADAPTER_CONFIG_TEXT, &length);
-    load_check_sum(path, checksum_piece(0, text, length), manifest->checksum[MANIFEST_CONFIG]);
-    free(text);
-}
-
-// A run goes on with what it began with. lora: whether this run trains adapters
+// A resumed run trains what it began with: adapters (lora) or the whole model.
 static void checkpoint_check_kind(const char *checkpoint, const Manifest *manifest, int lora) {
     if (manifest->adapters && !lora)
         die("%s: holds adapters, but without --lora-rank or --adapter this run trains the whole model; resume with the "
@@ -224,46 +374,42 @@ static void load_check_optimizer(const char *path, const OptimizerHeader *found,
             (unsigned long long)wanted->step);
 }
 
-static void load_optimizer(const char *path, const Trained *t, size_t step, CheckpointProgress *progress,
-                           const Manifest *manifest) {
-    const uint64_t expected = sizeof(OptimizerHeader) + sections_bytes(t, MANIFEST_OPTIMIZER);
-    OptimizerHeader header, wanted = optimizer_header(t, step);
-    Section sections[SECTIONS];
-    InputFile file = input_open(path);
-    optimizer_sections(t, sections);
+static void load_optimizer(CheckpointPass *p, size_t step) {
+    const uint64_t expected = sizeof(OptimizerHeader) + file_sections(p->t, MANIFEST_OPTIMIZER).bytes;
+    OptimizerHeader header, wanted = optimizer_header(p->t, step);
+    char path[PATH_MAX];
+    InputFile file = input_open(load_path(p, MANIFEST_OPTIMIZER, path));
     if (file.bytes < sizeof(header)) die("%s: is truncated: %llu bytes", path, (unsigned long long)file.bytes);
     input_read(&file, 0, &header, sizeof(header));
     load_check_optimizer(path, &header, &wanted);
     if (file.bytes != expected)
         die("%s: has %llu bytes, %llu were expected", path, (unsigned long long)file.bytes,
             (unsigned long long)expected);
-    load_sections(&file, sizeof(header), t, sections, SECTIONS, progress, manifest->checksum[MANIFEST_OPTIMIZER]);
+    load_sections(p, MANIFEST_OPTIMIZER, &file, sizeof(header));
     input_close(&file);
 }
 
-// Fills weights and optimizer from the checkpoint of that step, and *run with where it stood; schedule and settings of
-// *run are this run's and must agree (run_state.h). Whatever is not as it should be ends the program with one line.
-// Collective.
-static void checkpoint_load(const CheckpointFolder *folder, size_t step, const Trained *t, RunState *run) {
-    char checkpoint[PATH_MAX], path[PATH_MAX];
-    CheckpointProgress progress = checkpoint_progress_begin("resuming", t, t->optimizer_sharding.ranks);
-    Manifest manifest;
-    checkpoint_path(checkpoint, folder->path, step, "");
-    const char *fault = manifest_check(checkpoint, &manifest);
-    if (fault) die("%s: is not a complete checkpoint: %s", checkpoint, fault);
-    checkpoint_check_kind(checkpoint, &manifest, t->lora != NULL);
-    path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_STATE));
-    load_state(path, checkpoint, run, &manifest);
+// Fills weights and optimizer from the checkpoint of that step, and *run with the run's progress; schedule and settings of
+// *run are this run's and must agree (run_state.h). Anything else ends the program with one line. Collective.
+static void checkpoint_load(const CheckpointFolder *folder, size_t step, const TrainedTensors *t, RunState *run) {
+    static CheckpointPass pass;
+    char path[PATH_MAX];
+    size_t length;
+    pass_begin(&pass, t, "resuming", t->optimizer_sharding.ranks);
+    checkpoint_path(pass.folder.path, folder->path, step, "");
+    const char *fault = manifest_check(pass.folder.path, &pass.manifest);
+    if (fault) die("%s: is not a complete checkpoint: %s", pass.folder.path, fault);
+    checkpoint_check_kind(pass.folder.path, &pass.manifest, t->lora != NULL);
+    char *state = load_small(&pass, MANIFEST_STATE, RUN_STATE_LIMIT, &length, path);
+    run_state_resume(run, state, length, pass.folder.path, path);
+    free(state);
     if (run->step != step) die("%s: is of step %zu, its folder's name says %zu", path, run->step, step);
-    path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_MODEL));
-    (t->lora ? load_adapters : load_weights)(path, t, &progress, &manifest);
-    if (t->lora) {
-        path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_CONFIG));
-        load_config(path, &manifest);
-    }
-    path_join(path, checkpoint, manifest_file(&manifest, MANIFEST_OPTIMIZER));
-    load_optimizer(path, t, step, &progress, &manifest);
-    progress_end(&progress.bar);
+    if (t->lora)
+        load_adapters(&pass);
+    else
+        load_weights(&pass);
+    load_optimizer(&pass, step);
+    progress_end(&pass.progress);
 }
 
 #endif

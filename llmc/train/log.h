@@ -13,8 +13,7 @@ the file reads as if there had been no interruption, and holds the options of th
 #include "llmc/cli/options_out.h"
 #include "llmc/base/progress.h"
 #include "llmc/cli/report.h"
-#include "llmc/data/batch.h"
-#include "llmc/base/dtype.h"
+#include "evaluate.h"
 
 // Of all ranks together; seconds are those of rank 0, which waits for the others like any.
 typedef struct {
@@ -28,15 +27,9 @@ typedef struct {
     size_t ranks;
     double data_seconds;                    // of these seconds, waiting for data
     double rollout_seconds, reward_seconds; // of these seconds, writing completions, and waiting for their rewards
-    size_t streams;                         // micro-batches
+    size_t micro_batches;                   // of this rank
     Metrics metrics;                        // of the objective
 } StepReport;
-
-typedef struct {
-    double loss; // of the objective; of sft mean nats over the counted targets
-    TargetCounts counts;
-    Metrics metrics;
-} Evaluation;
 
 typedef struct {
     FILE *text;    // step lines; NULL: none
@@ -227,80 +220,6 @@ static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t b
         json_bytes(&json, "sample", sample, bytes);
         runlog_record_end(log, &json);
     }
-}
-
-/*
-How far context still helps: the loss by the position in the document, in buckets. 0, 1, 2-3, 4-7, ... or of a fixed number of tokens.
-A document that was split for length begins at 0 again in each piece: what came before it is not seen.
-*/
-typedef struct {
-    size_t width;         // positions of a bucket; 0: powers of two
-    size_t buckets;       // for the longest document
-    double *sum, *tokens; // [buckets] of the losses, and of the targets that count
-} Curve;
-
-static size_t curve_bucket(const Curve *curve, size_t position) {
-    size_t bucket = 0;
-    if (curve->width) return position / curve->width;
-    while (position) position /= 2, bucket++;
-    return bucket;
-}
-
-// Where a bucket begins; it ends where the next one begins.
-static size_t curve_begin(const Curve *curve, size_t bucket) {
-    if (curve->width) return bucket * curve->width;
-    return bucket ? (size_t)1 << (bucket - 1) : 0;
-}
-
-static Curve curve_allocate(size_t width, size_t longest) {
-    Curve curve = {width, 0, NULL, NULL};
-    curve.buckets = curve_bucket(&curve, longest - 1) + 1;
-    curve.sum = (double *)checked_calloc(curve.buckets, sizeof(double), "the curve of the loss");
-    curve.tokens = (double *)checked_calloc(curve.buckets, sizeof(double), "the curve of the loss");
-    return curve;
-}
-
-static void curve_free(Curve *curve) {
-    free(curve->sum), free(curve->tokens);
-    memset(curve, 0, sizeof(*curve));
-}
-
-// logp[N] of the batch's targets, fp32 or double
-static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
-    for (size_t t = 0; t < batch->N; t++) {
-        double value = type == DTYPE_FP64 ? ((const double *)logp)[t] : (double)((const float *)logp)[t];
-        size_t bucket = curve_bucket(curve, (size_t)batch->position[t]);
-        if (batch->targets[t] < 0 || batch->loss_weight[t] == 0) continue;
-        curve->sum[bucket] -= (double)batch->loss_weight[t] * value;
-        curve->tokens[bucket] += (double)batch->loss_weight[t];
-    }
-}
-
-// One line per bucket that has tokens.
-static void curve_report(FILE *out, const Curve *curve) {
-    fprintf(out, "%21s  %10s  %s\n", "position in document", "loss", "tokens");
-    for (size_t i = 0; i < curve->buckets; i++) {
-        char range[48];
-        size_t begin = curve_begin(curve, i), last = curve_begin(curve, i + 1) - 1;
-        if (curve->tokens[i] == 0) continue;
-        snprintf(range, sizeof(range), last > begin ? "%zu-%zu" : "%zu", begin, last);
-        fprintf(out, "%21s  %10.6f  %.0f\n", range, curve->sum[i] / curve->tokens[i], curve->tokens[i]);
-    }
-}
-
-// "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is the first position that is not in it.
-static void curve_json(JsonOut *json, const Curve *curve) {
-    json_array(json, "curve");
-    for (size_t i = 0; i < curve->buckets; i++) {
-        if (curve->tokens[i] == 0) continue;
-        json_object(json, NULL);
-        json_size(json, "begin", curve_begin(curve, i));
-        json_size(json, "end", curve_begin(curve, i + 1));
-        json_number(json, "loss", curve->sum[i] / curve->tokens[i]);
-        json_number(json, "tokens", curve->tokens[i]);
-        json_object_end(json);
-    }
-    json_array_end(json);
 }
 
 #endif

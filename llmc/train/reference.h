@@ -15,8 +15,7 @@ among the settings of state.json), and by that key the file is found.
 #include "llmc/plan/flops.h"
 #include "run_state.h"
 #include "llmc/files/table_parts.h"
-#include "world_sums.h"
-#include "trainer.h"
+#include "all_reduce.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
 // Of a configuration and all weights, as they are in device memory: any op set, number of threads and of ranks give the
@@ -148,9 +147,9 @@ static uint64_t reference_key_of(const char *checkpoint) {
     path_join(path, checkpoint, "state.json");
     char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
     cJSON *root = json_parse_object(text, length, path);
-    const cJSON *settings = run_state_get(root, "settings", path);
+    const cJSON *settings = state_get(root, "settings", path);
     if (json_get(settings, "reference")) {
-        const char *word = run_state_string(settings, "reference", path);
+        const char *word = state_string(settings, "reference", path);
         key = strtoull(word, &end, 16);
         if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
     }
@@ -239,49 +238,6 @@ static void reference_check(const Run *run, const DataLoader *data, uint64_t ref
     if (reference) logprobs_check(reference, &wanted, data->shard[0].header.path);
     wanted.model_key = old_key;
     if (old) logprobs_check(old, &wanted, data->shard[0].header.path);
-}
-
-/*
-The reference of a training run: the model that it began with, as its log-probabilities. A file of them (reference.h) is
-named, or is kept beside the data; under adapters the base model is at hand and needs none.
-*/
-// Whether the reference is a file of log-probabilities, which then is one of the run's settings by the key of its
-// model.
-static int trainer_has_reference(const Trainer *t) {
-    return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
-           !t->run.options->rollout;
-}
-
-// Of a run that begins: files that were named are of the model at hand, unless any will do. last: the checkpoint of one
-// that goes on, whose settings say which they were.
-static void trainer_find_reference(Trainer *t, const char *last) {
-    const Options *o = t->run.options;
-    const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
-    uint64_t base = 0;
-    if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        base = run_base_key(&t->run);
-    uint64_t policy =
-        base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters change nothing yet
-    reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
-    if (!trainer_has_reference(t)) return;
-    if (o->reference_logprobs)
-        t->reference_key = t->run.reference.header.model_key;
-    else
-        t->reference_key = begins ? base : reference_key_of(last);
-}
-
-// What batches are filled from where no file was named: it is kept beside the data.
-static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
-    if (!trainer_has_reference(t) || data->settings.reference) return;
-    reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key, t->state.step == 0);
-    data->settings.reference = file;
-}
-
-// What the reference makes of a batch, where it is the base model under adapters.
-static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
-    if (!t->run.settings.reference) return;
-    run_reference(&t->run, batch);
-    report->flops += flops_forward(&t->run.settings, batch, 0);
 }
 
 #endif

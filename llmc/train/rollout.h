@@ -1,29 +1,27 @@
 /*
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
-model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's
-group, and streams of whole groups to train on.
+model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's group,
+and packed sequences of whole groups to train on.
 
-    rollout_bound      the largest stream there will be, and rollout_capacity the longest text: for the plan, before
+    rollout_bound      the largest sequence, and rollout_capacity the longest text: for the plan, before
     rollout_allocate   all memory; the command starts
-    rollout_step       step number s, from 1: how many streams it is, 0 where there is nothing to train on; what all of
-                       them count is in `counts`, what people watch in `metrics`
-    rollout_batch      one of these
+    rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
     rollout_free
 
-A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order
-every epoch. A completion does not depend on how many are written side by side, but for rounding.
+A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order every
+epoch. A completion does not depend on how many are written side by side, but for rounding.
 
-Of several replicas each writes completions of its share of the step's prompts, which do not depend on how many
-replicas there are; asks a reward command of its own; and trains on streams of its own, as many as any other has: where
-there are no more groups a stream is empty (batch.h).
+Each of several replicas writes completions of its share of the step's prompts, which do not depend on the number of
+replicas; asks a reward command of its own; and trains on sequences of its own, as many as any other has: where there are no
+more groups a sequence is empty (batch.h).
 
 The command is given a line for each completion,
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
      "ended": true}
 
-texts as people see them (special tokens are not shown), and always valid JSON; `reference` is what the data has behind
-the prompt, `prompt_number` the prompt's place in the data, `ended` whether the model ended the completion. Where tokens
+texts as people see them (special tokens are not shown), and always valid JSON; `reference` is the answer that the data has
+after the prompt, `prompt_number` the prompt's number in the data, `ended` whether the model ended the completion. Where tokens
 have no text there are prompt_ids, completion_ids and reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_H
@@ -33,7 +31,7 @@ have no text there are prompt_ids, completion_ids and reference_ids instead.
 #include "llmc/data/documents_read.h"
 #include "reward.h"
 #include "llmc/generate/sampler.h"
-#include "world_sums.h"
+#include "all_reduce.h"
 
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
 #define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
@@ -42,27 +40,28 @@ have no text there are prompt_ids, completion_ids and reference_ids instead.
 
 typedef struct {
     size_t prompts, group_size; // P, G: of this replica
-    size_t most_prompts;        // of any replica
-    size_t step_prompts, first; // of all replicas, and how many of them come before this one's
+    size_t most_prompts;        // of the replica with the most
+    size_t step_prompts, first; // of all replicas; the number of the first of this replica
     World world;
     size_t max_new_tokens;     // of a completion
     size_t slots;              // completions written side by side
-    size_t sequence_tokens;    // positions of a stream, at most; a group's at least, and so 0 is one group
+    size_t sequence_tokens;    // positions of a sequence, at most; 0: room for one group
     SamplingSettings sampling; // its seed is the run's
-    int scale_rewards;         // advantages are divided by the standard deviation of their group's rewards
-    int stop;                  // where the reward command fails the run ends; else its groups are left out
-    int reference, old;        // streams have room for these log-probabilities
+    int scale_rewards;         // divide advantages by the standard deviation of their group's rewards
+    int stop;                  // a reward command that fails ends the run; else its groups are left out
+    int reference, old;        // allocate these log-probabilities, too
     const char *reward_command;
     double reward_timeout;
-    const Prompt *text;      // how tokens are text
-    const uint32_t *end_ids; // [end_count] what ends a completion
+    const Prompt *text;      // tokens to text
+    const uint32_t *end_ids; // [end_count] the ids that end a completion
     size_t end_count;
 } RolloutSettings;
 
-// Where the lines for the reward command have come to.
+// How far the lines for the reward command are written.
 typedef struct {
-    size_t completion, field, token; // token: of the field; SIZE_MAX: its beginning
-    TextOut text;                    // of the field
+    size_t completion, field, token; // token: of the field, once it has begun
+    int begun;
+    TextOut text; // of the field
 } RolloutLine;
 
 typedef struct {
@@ -73,32 +72,32 @@ typedef struct {
     Prompt decoder;
     uint32_t *order; // [prompts of the data] of epoch `epoch`
     uint64_t epoch;  // UINT64_MAX: none
-    // the step's prompts, with their reference answers, and completions
+    // prompts of the step, with their reference answers, and completions
     size_t room;                    // tokens of a document of the data
     int32_t *documents;             // [P,room]
-    size_t *prompt_tokens, *tokens; // [P] of the prompt, of it and its reference
-    size_t *number;                 // [P] place in the data
+    size_t *prompt_tokens, *tokens; // [P] of a prompt; of it and its reference answer
+    size_t *number;                 // [P] of a prompt in the data
     int32_t *ids;                   // [P*G,max_new_tokens]
     Completion *completion;         // [P*G]
     float *reward;                  // [P*G]
     double *advantage;              // [P*G]
     RolloutLine line;
-    size_t piece;  // the most bytes of a line that are made at once
+    size_t piece;  // bytes of a line that are made at once, at most
     char *scratch; // a token as text, before it is escaped
-    // streams
-    Packing packing;      // of groups
-    size_t *group_stream; // [P] SIZE_MAX: left out
-    Batch all;            // what the streams are parts of; document_start has one more for each stream
-    Batch *stream;        // [P]
-    size_t streams;       // of every replica
-    TargetCounts counts;  // of the step, of all replicas
-    Metrics metrics;      // of the step, beside those of the objective
+    // packed sequences
+    Packing packing;                         // of groups
+    size_t *group_sequence;                  // [P] SIZE_MAX: left out
+    Batch all;                               // the memory of all sequences; document_start has one more entry for each
+    Batch *sequence;                         // [P]
+    size_t sequences;                        // of every replica
+    TargetCounts counts;                     // of the step, of all replicas
+    Metrics metrics;                         // of the step, beside those of the objective
     double sampling_seconds, reward_seconds; // of the step
     size_t failures;                         // steps in a row
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
-// Tokens of the key/value cache for the longest text, and positions of it in a stream: its last token is only a target.
+// Positions of the longest text, in the key/value cache and in a sequence: its last token is only a target.
 static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
     return data->longest_prompt + settings->max_new_tokens - 1;
 }
@@ -113,7 +112,7 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
-            "and lies in one stream, which is to have %zu; shorten the prompts or the completions, or take a smaller "
+            "and lies in one sequence, which is to have %zu; shorten the prompts or the completions, or take a smaller "
             "--group-size",
             G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
@@ -121,58 +120,54 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     return bound;
 }
 
-static void rollout_allocate_text(Rollout *r) {
-    r->decoder = *r->settings.text;
+static void rollout_allocate_text(Rollout *r, const Prompt *text) {
+    r->decoder = *text;
     r->decoder.text = NULL; // a prompt's text is begun anew
     size_t token = prompt_token_bytes(&r->decoder) + 8;
     r->scratch = (char *)checked_malloc(token, "the text of a token");
     r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
 }
 
-static void rollout_allocate_step(Rollout *r) {
-    const RolloutSettings *s = &r->settings;
-    size_t P = s->prompts, texts = P * s->group_size;
-    r->order = (uint32_t *)checked_calloc(r->data->prompts, sizeof(uint32_t), "the order of the prompts");
-    r->epoch = UINT64_MAX;
-    r->room = prompts_longest_document(r->data);
-    r->documents = (int32_t *)checked_calloc(P * r->room, sizeof(int32_t), "the prompts of a step");
-    r->prompt_tokens = (size_t *)checked_calloc(P, sizeof(size_t), "the prompts of a step");
-    r->tokens = (size_t *)checked_calloc(P, sizeof(size_t), "the prompts of a step");
-    r->number = (size_t *)checked_calloc(P, sizeof(size_t), "the prompts of a step");
-    r->ids = (int32_t *)checked_calloc(texts * s->max_new_tokens, sizeof(int32_t), "the completions of a step");
-    r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), "the completions of a step");
-    r->reward = (float *)checked_calloc(texts, sizeof(float), "the rewards of a step");
-    r->advantage = (double *)checked_calloc(texts, sizeof(double), "the advantages of a step");
-    for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * s->max_new_tokens;
-}
+// data, and all that settings point to, must outlive it.
+static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
+    const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
+    const size_t capacity = rollout_capacity(settings, data);
+    static const char of_step[] = "a step's prompts and completions";
+    memset(r, 0, sizeof(*r));
+    r->settings = *settings, r->data = data;
+    r->settings.sequence_tokens = rollout_bound(settings, data).N;
+    sampler_batch_allocate(&r->sampler, model, settings->slots, capacity);
 
-static void rollout_allocate_streams(Rollout *r) {
-    const RolloutSettings *s = &r->settings;
-    size_t P = s->prompts, texts = P * s->group_size, streams = s->most_prompts;
+    rollout_allocate_text(r, settings->text);
+
+    // 1. Prompts, completions and rewards of a step.
+    r->order = (uint32_t *)checked_calloc(data->prompts, sizeof(uint32_t), "the order of the prompts");
+    r->epoch = UINT64_MAX;
+    r->room = prompts_longest_document(data);
+    r->documents = (int32_t *)checked_calloc(P * r->room, sizeof(int32_t), of_step);
+    r->prompt_tokens = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->tokens = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->number = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->ids = (int32_t *)checked_calloc(texts * settings->max_new_tokens, sizeof(int32_t), of_step);
+    r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), of_step);
+    r->reward = (float *)checked_calloc(texts, sizeof(float), of_step);
+    r->advantage = (double *)checked_calloc(texts, sizeof(double), of_step);
+    for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
+
+    // 2. Packed sequences of groups.
     Packing *packing = &r->packing;
     for (packing->leaves = 1; packing->leaves < P;) packing->leaves *= 2;
-    packing->capacity = s->sequence_tokens;
+    packing->capacity = r->settings.sequence_tokens;
     packing->item = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
     packing->spare = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
     packing->bin = (uint32_t *)checked_calloc(P, sizeof(uint32_t), "packing");
     packing->room = (uint32_t *)checked_calloc(2 * packing->leaves, sizeof(uint32_t), "packing");
-    r->group_stream = (size_t *)checked_calloc(P, sizeof(size_t), "the groups of a step");
-    r->stream = (Batch *)checked_calloc(streams, sizeof(Batch), "the streams of a step");
-    r->all = batch_allocate(texts * rollout_capacity(s, r->data) + streams, texts + streams);
-    batch_allocate_answers(&r->all, s->reference, s->old);
+    r->group_sequence = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
+    r->all = batch_allocate(texts * capacity + sequences, texts + sequences);
+    batch_allocate_answers(&r->all, settings->reference, settings->old);
     free(r->all.document_start);
-    r->all.document_start = (size_t *)checked_calloc(texts + 2 * streams, sizeof(size_t), "the documents of a step");
-}
-
-// data, and what settings point to, must outlive it.
-static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
-    memset(r, 0, sizeof(*r));
-    r->settings = *settings, r->data = data;
-    r->settings.sequence_tokens = rollout_bound(settings, data).N;
-    sampler_batch_allocate(&r->sampler, model, settings->slots, rollout_capacity(settings, data));
-    rollout_allocate_text(r);
-    rollout_allocate_step(r);
-    rollout_allocate_streams(r);
+    r->all.document_start = (size_t *)checked_calloc(texts + 2 * sequences, sizeof(size_t), of_step);
     reward_open(&r->command, settings->reward_command, settings->reward_timeout, r->piece);
 }
 
@@ -182,14 +177,14 @@ static void rollout_free(Rollout *r) {
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
     free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch);
     packing_free(&r->packing);
-    free(r->group_stream), free(r->stream);
+    free(r->group_sequence), free(r->sequence);
     batch_free(&r->all);
     memset(r, 0, sizeof(*r));
 }
 
 // ---- prompts and completions ----------------------------------------------------------------------------------------
-// The step's prompts, and a completion of each member of their groups that is to be written. Prompt number k of the run
-// is number k % count in the order of epoch k / count.
+// Reads the step's prompts, and prepares a completion for each member of their groups. Prompt number k of the run is number
+// k % count in the order of epoch k / count.
 static void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t count = r->data->prompts;
@@ -210,94 +205,69 @@ static void rollout_prompts(Rollout *r, size_t step) {
     }
 }
 
-// ---- lines for the reward command: made a piece at a time -----------------------------------------------------------
-static int rollout_has_text(const Rollout *r) { return r->decoder.tokenizer || r->decoder.bytes; }
-
-// What a field shows: ids[count]; NULL: nothing, which is null.
-static const int32_t *rollout_field(const Rollout *r, const RolloutLine *line, size_t *count) {
-    const Completion *text = &r->completion[line->completion];
-    size_t p = line->completion / r->settings.group_size;
-    if (line->field == 1 || line->field == 3) return *count = text->tokens, text->ids;
-    *count = line->field == 0 ? text->prompt_tokens : r->tokens[p] - text->prompt_tokens;
-    return line->field == 0 ? text->prompt : *count ? text->prompt + text->prompt_tokens : NULL;
-}
-
-// New text of the field, from its byte `begin` on, as it stands in a JSON string.
-static size_t rollout_escape(const TextOut *text, size_t begin, char *out) {
-    size_t bytes = 0, taken;
-    for (; begin < text->bytes; begin += taken)
-        bytes += json_escape(text->memory + begin, text->bytes - begin, out + bytes, &taken);
-    return bytes;
-}
-
-static size_t rollout_field_begin(RolloutLine *line, int as_ids, const int32_t *ids, char *scratch, char *out) {
+// ---- lines for the reward command: made a piece at a time, so of any length -----------------------------------------
+// The next piece of the line at r->line, at most r->piece bytes: the beginning of a field, one of its tokens, its end, or
+// the end of the line.
+static size_t rollout_piece(Rollout *r, char *out) {
     static const char *const names[2][4] = {
         {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
         {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", ""}};
-    line->token = 0;
-    line->text = text_out_to(NULL, scratch);
-    line->text.bytes = line->field != 0; // only what begins a text may lose its first space
-    return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field],
-                            !ids     ? "null"
-                            : as_ids ? "["
-                                     : "\"");
-}
-
-// The next token of a field, or its end.
-static size_t rollout_field_go_on(Rollout *r, int as_ids, const int32_t *ids, size_t count, char *out) {
     RolloutLine *line = &r->line;
-    size_t begin = line->text.bytes, bytes;
-    if (line->token < count && as_ids) {
-        bytes = (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", line->token ? ", " : "", ids[line->token]);
-        line->token++;
-        return bytes;
+    const Completion *text = &r->completion[line->completion];
+    const size_t p = line->completion / r->settings.group_size;
+    const int with_text = r->decoder.tokenizer || r->decoder.bytes, as_ids = !with_text || line->field == 3;
+    if (line->field == (with_text ? 4 : 3)) {
+        line->completion++, line->field = 0, line->begun = 0;
+        return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s}\n", r->number[p],
+                                text->ended ? "true" : "false");
     }
-    if (line->token < count) // the scratch holds one token; byte 0 stands for all that came before
-        prompt_token_out(&r->decoder, &line->text, ids[line->token], line->token);
+
+    // 1. The field's tokens; without a reference answer it is null.
+    const int32_t *ids = text->ids;
+    size_t count = text->tokens;
+    if (line->field == 0) ids = text->prompt, count = text->prompt_tokens;
+    if (line->field == 2) {
+        count = r->tokens[p] - text->prompt_tokens;
+        ids = count ? text->prompt + text->prompt_tokens : NULL;
+    }
+    if (!line->begun) {
+        line->begun = 1, line->token = 0;
+        line->text = text_out_to(NULL, r->scratch);
+        line->text.bytes = line->field != 0; // only the beginning of a text may lose its first space
+        const char *open = !ids ? "null" : as_ids ? "[" : "\"";
+        return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field], open);
+    }
+
+    // 2. A token as its id.
+    const size_t token = line->token++;
+    if (token < count && as_ids) return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", token ? ", " : "", ids[token]);
+
+    // 3. A token as text, or what is left of the text at its end. The scratch holds one token; byte 0 stands for all before.
+    size_t begin = line->text.bytes, bytes = 0, taken;
+    if (token < count)
+        prompt_token_out(&r->decoder, &line->text, ids[token], token);
     else
         text_out_end(&line->text);
-    bytes = rollout_escape(&line->text, begin, out);
+    for (; begin < line->text.bytes; begin += taken)
+        bytes += json_escape(line->text.memory + begin, line->text.bytes - begin, out + bytes, &taken);
     line->text.bytes = line->text.bytes > 0;
-    if (line->token++ < count) return bytes;
+    if (token < count) return bytes;
     if (ids) out[bytes++] = as_ids ? ']' : '"';
-    line->field++, line->token = SIZE_MAX;
+    line->field++, line->begun = 0;
     return bytes;
-}
-
-static size_t rollout_line_end(Rollout *r, char *out) {
-    RolloutLine *line = &r->line;
-    size_t p = line->completion / r->settings.group_size;
-    int ended = r->completion[line->completion].ended;
-    line->completion++, line->field = 0, line->token = SIZE_MAX;
-    return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s}\n", r->number[p],
-                            ended ? "true" : "false");
-}
-
-static void rollout_lines_begin(Rollout *r) {
-    memset(&r->line, 0, sizeof(r->line));
-    r->line.token = SIZE_MAX;
 }
 
 // RewardLines of reward.h
 static size_t rollout_lines(void *context, char *out, size_t room) {
     Rollout *r = (Rollout *)context;
-    RolloutLine *line = &r->line;
-    size_t bytes = 0, count;
-    while (line->completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room) {
-        int with_text = rollout_has_text(r), as_ids = !with_text || line->field == 3;
-        if (line->field == (with_text ? 4 : 3)) {
-            bytes += rollout_line_end(r, out + bytes);
-            continue;
-        }
-        const int32_t *ids = rollout_field(r, line, &count);
-        bytes += line->token == SIZE_MAX ? rollout_field_begin(line, as_ids, ids, r->scratch, out + bytes)
-                                         : rollout_field_go_on(r, as_ids, ids, count, out + bytes);
-    }
+    size_t bytes = 0;
+    while (r->line.completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room)
+        bytes += rollout_piece(r, out + bytes);
     return bytes;
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// Some replica's command has failed, and was started again: rank 0 tells people. left_out: groups, of this replica.
+// Rank 0 reports that a replica's command has failed and is started again. left_out: groups of this replica. Collective.
 static void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
     double sums[2] = {(double)failed, (double)left_out};
     char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
@@ -313,11 +283,11 @@ static void rollout_note_failures(const Rollout *r, size_t step, int failed, siz
          sums[1], r->settings.step_prompts);
 }
 
-// How many of the step's completions, from the first on, have their rewards: all, unless the command fails.
+// Asks for the rewards; returns how many completions, from the first on, have theirs: all, unless the command fails.
 static size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t texts = s->prompts * s->group_size;
-    rollout_lines_begin(r);
+    memset(&r->line, 0, sizeof(r->line));
     if (reward_ask(&r->command, rollout_lines, r, texts, r->reward) == REWARD_OK) {
         r->failures = 0;
         rollout_note_failures(r, step, 0, 0);
@@ -335,7 +305,6 @@ static size_t rollout_rewards(Rollout *r, size_t step) {
     return known;
 }
 
-// Of a group whose rewards are known.
 static void rollout_group_metrics(Rollout *r, size_t p) {
     size_t G = r->settings.group_size, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
@@ -351,14 +320,14 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
     metric_add(&r->metrics, "ended", (double)ended, (double)G);
 }
 
-// ---- streams --------------------------------------------------------------------------------------------------------
-// Groups into streams, as few as first-fit decreasing finds.
+// ---- sequences --------------------------------------------------------------------------------------------------------
+// Packs the groups whose rewards are known into as few sequences as first-fit decreasing finds.
 static void rollout_pack(Rollout *r, size_t known) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, count = 0;
     for (size_t p = 0; p < s->prompts; p++) {
         size_t positions = 0;
-        r->group_stream[p] = SIZE_MAX;
+        r->group_sequence[p] = SIZE_MAX;
         if ((p + 1) * G > known) continue;
         for (size_t g = 0; g < G; g++)
             positions += r->completion[p * G + g].prompt_tokens + r->completion[p * G + g].tokens - 1;
@@ -367,13 +336,13 @@ static void rollout_pack(Rollout *r, size_t known) {
         r->packing.item[count].positions = (uint32_t)positions, r->packing.item[count++].sample = (uint32_t)p;
     }
     packing_sort(r->packing.item, r->packing.spare, count);
-    r->streams = count ? packing_first_fit(&r->packing, count) : 0;
-    r->streams = (size_t)max_over_ranks(s->world, (double)r->streams);
-    for (size_t p = 0; p < count; p++) r->group_stream[r->packing.item[p].sample] = r->packing.bin[p];
+    r->sequences = count ? packing_first_fit(&r->packing, count) : 0;
+    r->sequences = (size_t)max_over_ranks(s->world, (double)r->sequences);
+    for (size_t p = 0; p < count; p++) r->group_sequence[r->packing.item[p].sample] = r->packing.bin[p];
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
-// Document d of a stream, from position b->N on: reads all but its last token, and predicts its completion.
+// Appends a document to a sequence: it reads all but its last token, and predicts its completion.
 static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage) {
     size_t n = text->prompt_tokens + text->tokens - 1;
     for (size_t t = 0; t < n; t++, b->N++) {
@@ -388,8 +357,8 @@ static void rollout_add_document(Batch *b, const Completion *text, size_t group,
     b->document_start[++b->documents] = b->N;
 }
 
-// A stream that begins behind so many positions and documents of those before it, still empty.
-static Batch rollout_stream(const Rollout *r, size_t number, size_t positions, size_t documents) {
+// An empty sequence after so many positions and documents of the sequences before it.
+static Batch rollout_sequence(const Rollout *r, size_t number, size_t positions, size_t documents) {
     Batch b = r->all;
     b.N = b.documents = 0;
     b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
@@ -402,28 +371,25 @@ static Batch rollout_stream(const Rollout *r, size_t number, size_t positions, s
     return b;
 }
 
-// Where other replicas have more streams.
-static Batch rollout_empty(const Rollout *r, Batch *b) {
-    b->tokens[0] = r->documents[0]; // any that there is
-    return batch_empty(b);
-}
-
 static void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, positions = 0, documents = 0;
     memset(&r->counts, 0, sizeof(r->counts));
-    for (size_t i = 0; i < r->streams; i++) {
-        Batch *b = &r->stream[i];
+    for (size_t i = 0; i < r->sequences; i++) {
+        Batch *b = &r->sequence[i];
         size_t groups = 0;
-        *b = rollout_stream(r, i, positions, documents);
+        *b = rollout_sequence(r, i, positions, documents);
         for (size_t p = 0; p < s->prompts; p++) {
-            if (r->group_stream[p] != i) continue;
+            if (r->group_sequence[p] != i) continue;
             for (size_t g = 0; g < G; g++)
                 rollout_add_document(b, &r->completion[p * G + g], groups, r->reward[p * G + g],
                                      r->advantage[p * G + g]);
             groups++;
         }
-        if (!groups) *b = rollout_empty(r, b);
+        if (!groups) {                      // other replicas have more sequences
+            b->tokens[0] = r->documents[0]; // any token
+            *b = batch_empty(b);
+        }
         positions += b->N, documents += b->documents;
         r->counts = target_counts_add(r->counts, batch_count(b));
     }
@@ -431,13 +397,13 @@ static void rollout_fill(Rollout *r) {
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
-// Streams to train on. Not while another is on its way through forward_backward or forward_only.
-static size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
+// Returns the number of sequences to train on. Not during a pass, whose arena it uses.
+static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
     const RolloutSettings *s = &r->settings;
     double begin = seconds_now();
     memset(&r->metrics, 0, sizeof(r->metrics));
     rollout_prompts(r, step);
-    sampler_batch(&r->sampler, stream, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
+    sampler_batch(&r->sampler, streambp, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
                   s->end_count);
     double written = seconds_now();
     size_t known = rollout_rewards(r, step);
@@ -445,16 +411,13 @@ static size_t rollout_step(Rollout *r, StreamBP *stream, size_t step) {
     rollout_pack(r, known);
     rollout_fill(r);
     r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
-    return r->streams;
+    return r->sequences;
 }
 
-static Batch *rollout_batch(Rollout *r, size_t i) { return &r->stream[i]; }
-
 // ---- from the command line ------------------------------------------------------------------------------------------
-#define ROLLOUT_SLOTS 64 // texts written side by side, where nothing else is asked for
+#define ROLLOUT_SLOTS 64 // completions written side by side by default
 
-// What ends a completion: the tokenizer's end tokens and those of --stop-ids. end_ids: [the two's number] or NULL;
-// returns how many.
+// The ids that end a completion: the tokenizer's end tokens and those of --stop-ids. Returns how many; end_ids may be NULL.
 static size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
     const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
     for (size_t i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
@@ -462,7 +425,7 @@ static size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_i
     return own + o->stop_ids.count;
 }
 
-// The step's prompts over the replicas, one more or less for each.
+// Divides the step's prompts over the replicas, one more or less for each.
 static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     const size_t D = world_replicas(w), d = world_replica(w);
     if (prompts < D)
@@ -472,7 +435,7 @@ static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     s->first = prompts * d / D, s->prompts = prompts * (d + 1) / D - s->first;
 }
 
-// text: the tokenizer of the run; end_ids: filled by rollout_ends. All of it must outlive the rollouts.
+// text and end_ids (of rollout_ends) must outlive the rollouts.
 static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
     const Options *o = run->options;
     const size_t V = run->model.config.vocab_size;
@@ -495,8 +458,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, 
     return s;
 }
 
-// What a run with rollouts plans for: its largest stream, and in *settings the cache of the texts that are being
-// written.
+// Returns the largest sequence, and sets the size of the key/value cache in *settings: what a run with rollouts plans for.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);

@@ -1,32 +1,38 @@
 /*
-Where a training run stands, and what must be the same for it to go on as if it had never been interrupted. Every checkpoint
+Progress of a training run, and what must be the same for it to go on as if it had never been interrupted. Every checkpoint
 holds this as state.json; a resumed run reads it back and refuses, in one line that names the difference, a command line
 that would not have led to the same bits.
 
 Settings are compared as text. The schedule is compared by what it did: the learning rates of the steps already made. So a
 constant rate, or one that has not begun to decay (wsd), may be given more steps; a cosine may not.
 
-Everything here is of the run, not of a process: steps, batches and tokens count what all ranks do together, so any number
-of them may go on.
+Everything here is of the run, not of a process: steps, batches and tokens count the work of all ranks, so any number of them
+may go on.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
 #include "llmc/base/json.h"
-#include "adamw.h"
+#include "optimizer.h"
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
 #define RUN_STATE_VERSION 1
 #define RUN_STATE_LIMIT   65536 // bytes of state.json
 
+typedef enum {
+    SETTING_KEPT,   // a resumed run must have the same
+    SETTING_ROUNDS, // may change: sums in another order, so other bits, but the same run; said in a note
+    SETTING_FREE    // may change, and changes no bit by itself; said in a note
+} SettingChange;
+
 typedef struct {
     const char *name;  // as people know it: "--seq-len"
     const char *value; // as it took effect
-    int may_change;    // 1: changes the order of sums: other bits, but the same run; told in a note. 2: at most that
+    SettingChange change;
 } RunSetting;
 
 typedef struct {
     size_t step;       // optimizer steps made
-    size_t next_batch; // dataloader_position, behind what all ranks have taken
+    size_t next_batch; // dataloader_position behind the last batch that any rank has taken
     size_t tokens;     // trained on
     double seconds;    // of training
     Schedule schedule;
@@ -34,8 +40,48 @@ typedef struct {
     size_t setting_count;
 } RunState;
 
-// ---- writing ----------------------------------------------------------------------------------------------------------------
-// Returns the length of the text. Nothing of ours is allocated: the stream is the C library's.
+// ---- state.json -------------------------------------------------------------------------------------------------------------
+static const cJSON *state_get(const cJSON *object, const char *key, const char *path) {
+    const cJSON *item = json_get(object, key);
+    if (!item) die("%s: has no \"%s\"; it is not whole", path, key);
+    return item;
+}
+
+static const char *state_string(const cJSON *object, const char *key, const char *path) {
+    const cJSON *item = state_get(object, key, path);
+    if (!cJSON_IsString(item)) die("%s: \"%s\" is not text", path, key);
+    return item->valuestring;
+}
+
+static size_t state_size(const cJSON *object, const char *key, const char *path) {
+    uint64_t value;
+    if (!json_whole_number(state_get(object, key, path), &value)) die("%s: \"%s\" is not a whole number", path, key);
+    return (size_t)value;
+}
+
+static double state_number(const cJSON *object, const char *key, const char *path) {
+    const cJSON *item = state_get(object, key, path);
+    if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) die("%s: \"%s\" is not a number", path, key);
+    return item->valuedouble;
+}
+
+static Schedule state_schedule(const cJSON *root, const char *path) {
+    const cJSON *object = state_get(root, "schedule", path);
+    const char *name = state_string(object, "kind", path);
+    int kind = 0;
+    while (kind < SCHEDULES && strcmp(schedule_names[kind], name) != 0) kind++;
+    if (kind == SCHEDULES) die("%s: the schedule \"%s\" is not known", path, name);
+    Schedule schedule = {0};
+    schedule.kind = (ScheduleKind)kind;
+    schedule.peak = state_number(object, "peak", path);
+    schedule.final_fraction = state_number(object, "final_fraction", path);
+    schedule.decay_fraction = state_number(object, "decay_fraction", path);
+    schedule.warmup = state_size(object, "warmup", path);
+    schedule.steps = state_size(object, "steps", path);
+    return schedule;
+}
+
+// Returns the length of the text. Nothing of ours is allocated: the stdio buffer is the C library's.
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     FILE *file = fmemopen(text, RUN_STATE_LIMIT, "w");
@@ -67,50 +113,8 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     return (size_t)length;
 }
 
-// ---- reading ----------------------------------------------------------------------------------------------------------------
-static const cJSON *run_state_get(const cJSON *object, const char *key, const char *path) {
-    const cJSON *item = json_get(object, key);
-    if (!item) die("%s: has no \"%s\"; it is not whole", path, key);
-    return item;
-}
-
-static size_t run_state_size(const cJSON *object, const char *key, const char *path) {
-    uint64_t value;
-    if (!json_whole_number(run_state_get(object, key, path), &value))
-        die("%s: \"%s\" is not a whole number", path, key);
-    return (size_t)value;
-}
-
-static double run_state_number(const cJSON *object, const char *key, const char *path) {
-    const cJSON *item = run_state_get(object, key, path);
-    if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) die("%s: \"%s\" is not a number", path, key);
-    return item->valuedouble;
-}
-
-static const char *run_state_string(const cJSON *object, const char *key, const char *path) {
-    const cJSON *item = run_state_get(object, key, path);
-    if (!cJSON_IsString(item)) die("%s: \"%s\" is not text", path, key);
-    return item->valuestring;
-}
-
-static Schedule run_state_schedule(const cJSON *root, const char *path) {
-    const cJSON *object = run_state_get(root, "schedule", path);
-    const char *kind = run_state_string(object, "kind", path);
-    int i;
-    Schedule schedule = {0};
-    for (i = 0; i < SCHEDULES && strcmp(schedule_names[i], kind) != 0; i++) continue;
-    if (i == SCHEDULES) die("%s: the schedule \"%s\" is not known", path, kind);
-    schedule.kind = (ScheduleKind)i;
-    schedule.peak = run_state_number(object, "peak", path);
-    schedule.final_fraction = run_state_number(object, "final_fraction", path);
-    schedule.decay_fraction = run_state_number(object, "decay_fraction", path);
-    schedule.warmup = run_state_size(object, "warmup", path);
-    schedule.steps = run_state_size(object, "steps", path);
-    return schedule;
-}
-
 // ---- comparing --------------------------------------------------------------------------------------------------------------
-// Where the first entry begins that differs between two lists "a=1,b=2"; 0 where one merely goes on behind the other.
+// The start of the first entry that differs between two lists "a=1,b=2"; 0 where one list continues the other.
 static size_t first_difference(const char *a, const char *b) {
     size_t i, begin = 0;
     for (i = 0; a[i] && a[i] == b[i]; i++)
@@ -118,43 +122,28 @@ static size_t first_difference(const char *a, const char *b) {
     return a[i] && b[i] ? begin : 0;
 }
 
-static void run_state_compare_settings(const RunState *run, const cJSON *root, const char *checkpoint,
-                                       const char *path) {
-    const cJSON *settings = run_state_get(root, "settings", path), *item;
-    size_t i;
-    for (i = 0; i < run->setting_count; i++) {
-        const RunSetting *setting = &run->settings[i];
-        const char *saved, *now = setting->value;
-        int saved_length, now_length; // of what is told: one entry where the value is a list
-        size_t difference;
-        if (!json_get(settings, setting->name))
-            die("%s: does not say what %s was: the run began without it, or with another version of this program; "
-                "resume with the options that it began with",
-                path, setting->name);
-        saved = run_state_string(settings, setting->name, path);
-        if (!strcmp(saved, now)) continue;
-        difference = first_difference(saved, now);
-        saved += difference, now += difference;
-        saved_length = (int)strcspn(saved, ","), now_length = (int)strcspn(now, ",");
-        if (!setting->may_change)
-            die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
-                "another --out",
-                checkpoint, setting->name, saved_length, saved, now_length, now);
-        note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
-             now_length, now, setting->may_change == 1 ? ", to other bits" : "");
-    }
-    cJSON_ArrayForEach(item, settings) {
-        for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
-        if (i == run->setting_count)
-            die("%s: the run began with \"%s\", which is no setting of this one; resume with the options and the "
-                "version that it began with",
-                path, item->string);
-    }
+static void run_state_compare_setting(const RunSetting *setting, const cJSON *settings, const char *checkpoint,
+                                      const char *path) {
+    const char *now = setting->value;
+    if (!json_get(settings, setting->name))
+        die("%s: does not say what %s was: the run began without it, or with another version of this program; resume "
+            "with the options that it began with",
+            path, setting->name);
+    const char *saved = state_string(settings, setting->name, path);
+    if (!strcmp(saved, now)) return;
+    const size_t begin = first_difference(saved, now); // of a list one entry is shown
+    saved += begin, now += begin;
+    const int saved_length = (int)strcspn(saved, ","), now_length = (int)strcspn(now, ",");
+    if (setting->change == SETTING_KEPT)
+        die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
+            "another --out",
+            checkpoint, setting->name, saved_length, saved, now_length, now);
+    note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
+         now_length, now, setting->change == SETTING_ROUNDS ? ", to other bits" : "");
 }
 
-static void run_state_compare_schedule(const RunState *run, const Schedule *saved, size_t steps_made,
-                                       const char *checkpoint) {
-    for (size_t step = 1; step <= steps_made; step++) {
+static void run_state_compare_schedule(const RunState *run, const Schedule *saved, const char *checkpoint) {
+    for (size_t step = 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) > 1e-12 * then) // a compiler may round two calls in different ways
             die("%s: made step %zu at learning rate %.6g, these options make it %.6g; it was started with --lr %.10g "
@@ -162,26 +151,35 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
                 checkpoint, step, then, now, saved->peak, schedule_names[saved->kind], saved->steps, saved->warmup,
                 saved->final_fraction, saved->decay_fraction);
     }
-    if (steps_made > run->schedule.steps)
-        die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, steps_made,
+    if (run->step > run->schedule.steps)
+        die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, run->step,
             run->schedule.steps);
 }
 
-// Takes up where the state in `text` (zero-terminated) stands; schedule and settings of *run are this run's and must agree.
+// Reads the progress in `text` (zero-terminated) into *run, whose schedule and settings are this run's and must agree.
 static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint, const char *path) {
     cJSON *root = json_parse_object(text, length, path);
-    if (strcmp(run_state_string(root, "format", path), RUN_STATE_FORMAT) != 0)
-        die("%s: is not the state of a run", path);
-    if (run_state_size(root, "version", path) != RUN_STATE_VERSION)
-        die("%s: is of version %zu, this program reads version %d", path, run_state_size(root, "version", path),
+    const cJSON *item;
+    size_t i;
+    if (strcmp(state_string(root, "format", path), RUN_STATE_FORMAT) != 0) die("%s: is not the state of a run", path);
+    if (state_size(root, "version", path) != RUN_STATE_VERSION)
+        die("%s: is of version %zu, this program reads version %d", path, state_size(root, "version", path),
             RUN_STATE_VERSION);
-    run->step = run_state_size(root, "step", path);
-    run->next_batch = run_state_size(root, "next_batch", path);
-    run->tokens = run_state_size(root, "tokens", path);
-    run->seconds = run_state_number(root, "seconds", path);
-    run_state_compare_settings(run, root, checkpoint, path);
-    Schedule saved = run_state_schedule(root, path);
-    run_state_compare_schedule(run, &saved, run->step, checkpoint);
+    run->step = state_size(root, "step", path);
+    run->next_batch = state_size(root, "next_batch", path);
+    run->tokens = state_size(root, "tokens", path);
+    run->seconds = state_number(root, "seconds", path);
+    const cJSON *settings = state_get(root, "settings", path);
+    for (i = 0; i < run->setting_count; i++) run_state_compare_setting(&run->settings[i], settings, checkpoint, path);
+    cJSON_ArrayForEach(item, settings) {
+        for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
+        if (i == run->setting_count)
+            die("%s: the run began with \"%s\", which is no setting of this one; resume with the options and the "
+                "version that it began with",
+                path, item->string);
+    }
+    Schedule saved = state_schedule(root, path);
+    run_state_compare_schedule(run, &saved, checkpoint);
     cJSON_Delete(root);
 }
 

@@ -1,15 +1,20 @@
 /*
-A training run: what it is made of, and the settings that it must keep to go on as the same run (run_state.h). Its loop is
-train_gpt.cu.
+A training run: what it is made of, and what train_gpt.cu's train_step and its loop ask for by name: micro-batches, sums over
+ranks, checks, validation, samples, checkpoints, the report. How a run begins and ends is trainer_setup.h.
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 #include "checkpoint.h"
+#include "evaluate.h"
 #include "log.h"
-#include "llmc/data/prefetch.h"
-#include "rollout.h"
 #include "llmc/cli/device.h"
 #include "llmc/cli/memory.h"
+#include "llmc/data/prefetch.h"
+#include "llmc/generate/prompt.h"
+#include "llmc/generate/sampler.h"
+#include "llmc/plan/flops.h"
+#include "optimizer.h"
+#include "rollout.h"
 
 #define TRAINER_SETTINGS 40
 
@@ -17,113 +22,169 @@ typedef struct {
     Run run;
     DataLoader data, validation;
     Prefetch train_batches, validation_batches;
-    RunState state; // where the run stands
+    RunState state; // progress, with the settings that a resumed run must share
     RunSetting settings[TRAINER_SETTINGS];
     char setting_text[TRAINER_SETTINGS][1024];
-    int has_folder;
+    int has_folder; // --out
     CheckpointFolder folder;
-    Rollout rollout; // with --rollout: where batches come from
+    TrainedTensors tensors; // of the checkpoints
+    Rollout rollout;        // with --rollout: the source of batches
     Prompt rollout_text;
     uint32_t *end_ids;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
-    uint64_t reference_key;   // of the model that is the reference; 0: there is none, or it is the base under adapters
+    uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under adapters
     RunLog log;
-    Sampler sampler;
+    Sampler sampler; // with --sample-every
     Prompt prompt;
-    int32_t *sampled;                   // [max_new_tokens]
-    char *sampled_text;                 // [prompt_token_bytes * max_new_tokens]
-    double validation_loss, peak_flops; // NAN, 0: not known; of all ranks
-    Traffic sent;                       // in the last step, by each rank
+    int32_t *sampled;       // [max_new_tokens]
+    char *sampled_text;     // [prompt_token_bytes * max_new_tokens]
+    double validation_loss; // NAN: not known
+    double peak_flops;      // of all ranks; 0: not known
+    Traffic sent;           // by each rank in the last step
 } Trainer;
 
-// ---- settings -------------------------------------------------------------------------------------------------------
-static void add_setting(Trainer *t, const char *name, int may_change, const char *format, ...) {
-    size_t i = t->state.setting_count++;
-    va_list args;
-    if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
-    va_start(args, format);
-    vsnprintf(t->setting_text[i], sizeof(t->setting_text[i]), format, args);
-    va_end(args);
-    t->settings[i].name = name, t->settings[i].value = t->setting_text[i];
-    t->settings[i].may_change = may_change;
+// ---- checks and checkpoints -----------------------------------------------------------------------------------------
+// How to go on after a step that must not be taken.
+static const char *last_good(const Trainer *t) {
+    static char text[PATH_MAX + 64];
+    if (!t->has_folder || t->folder.last == CHECKPOINT_NONE) return "no checkpoint was saved";
+    snprintf(text, sizeof(text), "the last good checkpoint is step %zu in %s", t->folder.last, t->folder.path);
+    return text;
 }
 
-// What the objective and the adapters are.
-static void trainer_objective_settings(Trainer *t) {
-    const Objective *objective = &t->run.settings.objective;
-    const Lora *lora = &t->run.lora;
-    const Options *o = t->run.options;
-    if (objective->kind != OBJECTIVE_SFT)
-        add_setting(t, "--objective", 0,
-                    "%s,dpo-loss=%s,normalisation=%s,beta=%.17g,gamma=%.17g,label-smoothing=%.17g,clip-low=%.17g,"
-                    "clip-high=%.17g,temperature=%.17g,scale-rewards=%s",
-                    objective_names[o->objective], dpo_loss_names[o->dpo_loss], normalisation_names[o->normalisation],
-                    objective->beta, objective->gamma, objective->label_smoothing, objective->clip_low,
-                    objective->clip_high, objective->temperature, option_chosen(o, "scale-rewards"));
-    if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", 0, "%zu", o->max_new_tokens);
-    if (o->rollout) {
-        const RolloutSettings *rollout = &t->rollout.settings;
-        add_setting(t, "--rollout", 0,
-                    "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
-                    o->top_k, o->top_p, o->updates,
-                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
-                    option_chosen(o, "reward-failure"));
+// Ends the run if `step` left NaN or infinite weights.
+static void trainer_check_weights(const Trainer *t, size_t step) {
+    char when[48];
+    snprintf(when, sizeof(when), "after step %zu ", step);
+    weights_check_finite_at(run_trained(&t->run), weights_sharding(&t->run.streambp.memory), ops_device,
+                            trained_weights(&t->run.streambp.memory), when, last_good(t));
+}
+
+static void trainer_save(Trainer *t) {
+    trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
+    checkpoint_save(&t->folder, &t->tensors, &t->state);
+}
+
+// ---- micro-batches --------------------------------------------------------------------------------------------------
+// Log-probabilities of a batch under the base model below the adapters, where that is the reference.
+static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
+    if (!t->run.settings.reference) return;
+    run_reference(&t->run, batch);
+    report->flops += flops_forward(&t->run.settings, batch, 0);
+}
+
+// Completions for this step, or those that an earlier step has trained on (--updates); returns the micro-batches.
+static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
+    const size_t updates = t->run.options->updates;
+    Rollout *rollout = &t->rollout;
+    if ((step - 1) % updates == 0) {
+        rollout_step(rollout, &t->run.streambp, (step - 1) / updates + 1);
+        report->rollout_seconds = rollout->sampling_seconds;
+        report->reward_seconds = rollout->reward_seconds;
+        for (size_t i = 0; i < rollout->sequences; i++) {
+            Batch *batch = &rollout->sequence[i];
+            trainer_reference(t, batch, report);
+            if (!batch->old) continue;
+            forward_policy(&t->run.streambp, batch, 0, batch->old);
+            report->flops += flops_forward(&t->run.settings, batch, 1);
+        }
     }
-    if (t->reference_key) add_setting(t, "reference", 0, "%016llx", (unsigned long long)t->reference_key);
-    if (o->old_logprobs)
-        add_setting(t, "--old-logprobs", 0, "%016llx", (unsigned long long)t->run.old.header.model_key);
-    if (lora->rank)
-        add_setting(t, "LoRA", 0, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s", lora->rank,
-                    lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
+    for (size_t i = 0; i < rollout->metrics.count; i++)
+        metric_add(&report->metrics, rollout->metrics.metric[i].name, rollout->metrics.metric[i].sum,
+                   rollout->metrics.metric[i].count);
+    return rollout->sequences;
 }
 
-// What has to be the same for a resumed run to give the same bits.
-static void trainer_settings(Trainer *t) {
-    const Options *o = t->run.options;
-    char config[4096];
-    t->state.settings = t->settings;
-    config_to_text(&t->run.model.config, config, sizeof(config));
-    add_setting(t, "model", 0, "%s", config);
-    add_setting(t, "--seq-len", 0, "%zu", o->seq_len);
-    add_setting(t, "--batch", 0, "%zu", o->batch);
-    if (!t->data.regular || dataloader_shuffled(&t->data)) { // else what llm.c's shards say is the whole of it
-        add_setting(t, "--shuffle", 0, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
-        add_setting(t, "--long", 0, "%s", option_chosen(o, "long"));
+// The rank's i-th micro-batch of the step; *Z becomes the loss denominator of the whole step.
+static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepReport *report) {
+    const World world = t->run.settings.world;
+    Batch *batch;
+    TargetCounts counts;
+    size_t number;
+    if (t->run.options->rollout) {
+        batch = &t->rollout.sequence[i];
+        counts = t->rollout.counts;
+        number = i * world_replicas(world) + world_replica(world);
+    } else {
+        MicroBatch *micro = prefetch_take(&t->train_batches);
+        batch = &micro->batch;
+        counts = micro->step_counts;
+        number = micro->number;
+        t->state.next_batch = micro->after;
+        trainer_reference(t, batch, report);
     }
-    add_setting(t, "data", 0, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
-    trainer_objective_settings(t);
-    add_setting(t, "--grad-accum", 0, "%zu", o->grad_accum);
-    add_setting(t, "--seed", 0, "%zu", o->seed);
-    add_setting(t, "AdamW", 0, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g", o->beta1,
-                o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
-    add_setting(t, "--method", 1, "%s", option_chosen(o, "method"));
-    add_setting(t, "--chunk", 1, "%zu", t->run.plan.chunk);
-    add_setting(t, "--logits-chunk", 1, "%zu", t->run.plan.logits_chunk);
-    add_setting(t, "--grad-dtype", 1, "%s", dtype_name(t->run.settings.gradient_type));
-    if (o->rollout) add_setting(t, "--slots", 1, "%zu", t->rollout.settings.slots);
-    if (o->rollout) add_setting(t, "--reward-command", 1, "%s", o->reward_command);
-    add_setting(t, "threads", 1, "%d", cpu_threads());
-    add_setting(t, "ranks", 1, "%zu", world_ranks(t->run.settings.world));
-    add_setting(t, "--zero", 2, "%zu", t->run.settings.world.zero);
-    add_setting(t, "--sp", 1, "%zu%s", world_sp(t->run.settings.world), t->run.settings.ring ? ", ring" : "");
+    *Z = objective_normaliser(&t->run.streambp.objective, counts);
+    t->run.streambp.dropout_seed =
+        random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
+    return batch;
 }
 
-static void trainer_schedule(Trainer *t) {
+// ---- after a step ---------------------------------------------------------------------------------------------------
+// Loss, tokens, FLOPs and metrics of all ranks: identical bits on every rank, so all go on or none does.
+static void trainer_all_reduce(Trainer *t, StepReport *report) {
+    const World world = t->run.settings.world;
+    double sums[2] = {report->loss, report->tokens};
+    sum_over_sequences(world, sums, 2);
+    report->loss = sums[0];
+    report->tokens = sums[1];
+    dist_sum(RANKS_ALL, &report->flops, 1);
+    metrics_over_sequences(world, &report->metrics);
+}
+
+static double trainer_peak_bytes(const Trainer *t) {
+    return (double)(ops_device->memory_peak() - t->run.memory_at_start);
+}
+
+// Completes the report of a step and moves the run's state behind it. sent: the traffic before the step.
+static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *sent) {
+    const World world = t->run.settings.world;
+    report->ranks = world_ranks(world);
+    t->sent = sent_since(world, sent, &t->run.streambp.memory.sent, 1);
+    report->sent_bytes = traffic_bytes(&t->sent);
+    if (t->peak_flops > 0 && report->flops > t->peak_flops * report->seconds) // other programs slowed the measurement
+        t->peak_flops = fmax((double)report->ranks * run_peak_flops(&t->run), report->flops / report->seconds);
+    report->peak_flops = t->peak_flops;
+    report->memory_bytes = trainer_peak_bytes(t);
+    t->state.step = report->step;
+    t->state.tokens += (size_t)report->tokens;
+    t->state.seconds += report->seconds;
+}
+
+static void trainer_validate(Trainer *t, size_t step) {
+    size_t steps = dataloader_batches(&t->validation);
+    if (t->run.options->val_steps) steps = min_size(steps, t->run.options->val_steps);
+    progress_clear(&t->log.progress);
+    Evaluation found = evaluate(&t->run, &t->validation_batches, steps, NULL);
+    t->validation_loss = found.loss;
+    if (!isfinite(t->validation_loss))
+        die("step %zu: the validation loss is %f; %s", step, t->validation_loss, last_good(t));
+    runlog_validation(&t->log, step, &found);
+}
+
+static void trainer_sample(Trainer *t, size_t step) {
     const Options *o = t->run.options;
-    Schedule *schedule = &t->state.schedule;
-    schedule->kind = o->schedule;
-    schedule->peak = o->lr;
-    schedule->final_fraction = o->final_lr_fraction;
-    schedule->decay_fraction = o->decay_fraction;
-    schedule->warmup = o->warmup;
-    schedule->steps = o->steps ? o->steps : dataloader_batches(&t->data) / o->grad_accum;
-    if (o->rollout && !o->steps) schedule->steps = o->updates * (t->data.prompts / o->batch);
-    if (!schedule->steps && o->rollout)
-        die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again",
-            t->data.prompts, o->batch);
-    if (!schedule->steps)
-        die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
-            dataloader_batches(&t->data), o->grad_accum);
+    SamplingSettings settings = sampling_from_options(o);
+    size_t drawn = generate(&t->sampler, &t->run.streambp, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
+    runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
+}
+
+// --json
+static void trainer_json(const Trainer *t, const StepReport *last) {
+    const World world = t->run.settings.world;
+    const double peak = max_over_ranks(world, trainer_peak_bytes(t));
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    json_size(&json, "steps", t->state.step);
+    json_number(&json, "loss", last->loss);
+    json_number(&json, "val_loss", t->validation_loss);
+    json_size(&json, "tokens", t->state.tokens);
+    json_number(&json, "seconds", t->state.seconds);
+    json_size(&json, "plan_bytes", t->run.plan.total_bytes);
+    json_size(&json, "host_bytes", t->run.plan.host_bytes);
+    json_size(&json, "peak_bytes", (size_t)peak);
+    report_world_json(&json, world, &t->sent);
+    json_object_end(&json);
+    json_finish(&json);
 }
 
 #endif

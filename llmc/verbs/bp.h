@@ -7,9 +7,9 @@ computed for anybody to hold against another program.
 #include "llmc/cli/report.h"
 #include "llmc/plan/flops.h"
 #include "llmc/plan/profile.h"
-#include "llmc/train/adamw.h"
+#include "llmc/train/optimizer.h"
 #include "llmc/train/reference.h"
-#include "llmc/train/world_sums.h"
+#include "llmc/train/all_reduce.h"
 
 // Of all ranks together; seconds and peak of the slowest and the largest.
 typedef struct {

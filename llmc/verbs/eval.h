@@ -1,44 +1,14 @@
 /*
-Forward passes over data: the verb `eval`, the evaluation that training runs between its steps, and the verb `logprobs`, which writes
+Forward passes over data: the verb `eval` (evaluate.h) and the verb `logprobs`, which writes
 log-probabilities into a file for objectives that have a reference or old log-probabilities (logprobs.h).
 */
 #ifndef LLMC_EVAL_H
 #define LLMC_EVAL_H
-#include "llmc/train/log.h"
+#include "llmc/train/evaluate.h"
 #include "llmc/base/json.h"
 #include "llmc/data/prefetch.h"
-#include "llmc/base/progress.h"
 #include "llmc/train/reference.h"
-#include "llmc/train/world_sums.h"
-
-// The first `steps` micro-batches, dealt over the ranks; what all of them found. curve: NULL, or what their
-// log-probabilities are added to
-static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
-    const World world = run->settings.world;
-    StreamBP *stream = &run->streambp;
-    Progress progress = progress_begin(is_main_rank() ? stderr : NULL, "evaluating", 0, (double)steps);
-    size_t step = data->assignment.stride;
-    Evaluation found = {0};
-    prefetch_start(data, 0);
-    for (size_t done = 0; done < steps; done += step) {
-        MicroBatch *micro = prefetch_take(data);
-        Batch batch = done + micro->number % step < steps ? micro->batch : batch_empty(&micro->whole);
-        run_reference(run, &batch);
-        found.loss += forward_only(stream, &batch, 1, &found.metrics); // Z = 1: the sum of the losses
-        if (curve) curve_add(curve, &batch, stream->host_sums, dtype_of_sums(stream->model->dtype));
-        found.counts = target_counts_add(found.counts, batch_count(&batch));
-        progress_update(&progress, (double)min_size(done + step, steps));
-    }
-    prefetch_stop(data);
-    progress_end(&progress);
-    sum_over_sequences(world, &found.loss, 1);
-    found.counts = target_counts_over_sequences(world, found.counts);
-    metrics_over_sequences(world, &found.metrics);
-    if (curve) sum_over_sequences(world, curve->sum, curve->buckets);
-    if (curve) sum_over_sequences(world, curve->tokens, curve->buckets);
-    found.loss /= objective_normaliser(&stream->objective, found.counts);
-    return found;
-}
+#include "llmc/train/all_reduce.h"
 
 // ---- eval ----------------------------------------------------------------------------------------------------------
 static void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {

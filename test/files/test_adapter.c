@@ -17,7 +17,7 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
     FoundTensor tensor;
     test_case("%.6s, %s, moments %s, %s master", model, dtype_name(dtype), dtype_name(moments),
               master ? "with" : "without");
-    Trained a = trained_open_adapters(model, dtype, moments, master),
+    TrainedTensors a = trained_open_adapters(model, dtype, moments, master),
             b = trained_open_adapters(model, dtype, moments, master);
     trained_fill(&a, 7), trained_fill(&b, 1);
     checkpoint_open(&folder, fresh_folder("out"), 2, 0);
@@ -54,7 +54,7 @@ TEST(round_trip) {
 
 // Resumes scratch "out" at its last step, as a run of adapters or of the whole model.
 typedef struct {
-    Trained (*open)(const char *, DType, DType, int);
+    TrainedTensors (*open)(const char *, DType, DType, int);
     const char *model;
     DType dtype;
     int master;
@@ -64,7 +64,7 @@ typedef struct {
 
 static void resume_body(const void *context) {
     const Resumption *r = (const Resumption *)context;
-    Trained t = r->open(r->model, r->dtype, DTYPE_FP32, r->master);
+    TrainedTensors t = r->open(r->model, r->dtype, DTYPE_FP32, r->master);
     RunState run = r->run;
     CheckpointFolder folder;
     if (r->base) t.base.weights = r->base;

@@ -26,7 +26,7 @@ TEST(newest_complete_one_is_found) {
 static void keep_case(size_t keep) {
     CheckpointFolder folder;
     test_case("keep %zu", keep);
-    Trained t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
+    TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
     checkpoint_open(&folder, fresh_folder("out"), keep, 0);
     for (size_t step = 10; step <= 70; step += 10) {
         RunState run = run_state(step);

@@ -6,7 +6,7 @@ and this rank's run of it, planned first, in memory that begins as NaN.
 #define TEST_ZERO_RUNS_H
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
-#include "llmc/train/adamw.h"
+#include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 
 static World world; // of this process among the others, stage 0

@@ -16,11 +16,11 @@ the step, so that a checkpoint can be told from any other; where such a run stan
 enum { USUAL_SETTINGS = 5 };
 
 static const RunSetting usual_settings[USUAL_SETTINGS] = {
-    {"the model", "llama,hidden_size=16,num_hidden_layers=2", 0},
-    {"--seq-len", "8192", 0},
-    {"--data of fingerprint", "00ff", 0},
-    {"something", "\"odd\"\t\\ \x01 \xc3\xa9", 0},
-    {"--chunk", "1024", 1},
+    {"the model", "llama,hidden_size=16,num_hidden_layers=2", SETTING_KEPT},
+    {"--seq-len", "8192", SETTING_KEPT},
+    {"--data of fingerprint", "00ff", SETTING_KEPT},
+    {"something", "\"odd\"\t\\ \x01 \xc3\xa9", SETTING_KEPT},
+    {"--chunk", "1024", SETTING_ROUNDS},
 };
 
 static RunState run_state(size_t step) {
@@ -33,65 +33,69 @@ static RunState run_state(size_t step) {
 }
 
 // ---- its tensors -----------------------------------------------------------------------------------------------------------
-static World test_world; // how what trained_open makes is held; zeros: whole
+static World test_world; // the shards that trained_open makes; zeros: whole
 
-static size_t held_elements(const Trained *t, Sharding held) {
-    return holds_whole(held) ? t->model->elements : sharding_elements(t->model, held);
+static size_t shard_elements(const TrainedTensors *t, Sharding s) {
+    return holds_whole(s) ? t->model->elements : sharding_elements(t->model, s);
 }
 
-static size_t held_bytes(const Trained *t, Section s) {
-    return s.memory ? held_elements(t, s.held) * dtype_size(s.type) : 0;
+static size_t shard_bytes(const TrainedTensors *t, Section s) {
+    return s.memory ? shard_elements(t, s.sharding) * dtype_size(s.type) : 0;
 }
 
-static void trained_allocate(Trained *t, DType moments, int master) {
-    t->ops = ops_fenced(), t->moment_type = moments;
-    t->weights_sharding_of = sharding_of(test_world, ZERO_WEIGHTS);
-    t->optimizer_sharding = sharding_of(test_world, ZERO_OPTIMIZER);
-    t->weights = (char *)t->ops->allocate(held_elements(t, t->weights_sharding_of) * dtype_size(t->model->dtype));
-    size_t n = held_elements(t, t->optimizer_sharding);
-    t->optimizer.m = t->ops->allocate(n * dtype_size(moments));
-    t->optimizer.v = t->ops->allocate(n * dtype_size(moments));
-    if (master) t->optimizer.master = (float *)t->ops->allocate(n * sizeof(float));
-    assert_true(t->weights && t->optimizer.m && t->optimizer.v && (!master || t->optimizer.master));
-}
-
-static Trained trained_open(const char *text, DType dtype, DType moments, int master) {
-    Config config = config_from_text(text, "test", EXIT_USAGE);
-    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
-    Trained t = {0};
-    *model = model_build(&config, dtype);
-    t.model = model;
-    trained_allocate(&t, moments, master);
+static TrainedTensors trained_allocate(TrainedTensors t, DType moments, int master) {
+    t.ops = ops_fenced(), t.moment_type = moments;
+    t.weights_sharding = sharding_of(test_world, ZERO_WEIGHTS);
+    t.optimizer_sharding = sharding_of(test_world, ZERO_OPTIMIZER);
+    t.weights = (char *)t.ops->allocate(shard_elements(&t, t.weights_sharding) * dtype_size(t.model->dtype));
+    size_t n = shard_elements(&t, t.optimizer_sharding);
+    t.optimizer.m = t.ops->allocate(n * dtype_size(moments));
+    t.optimizer.v = t.ops->allocate(n * dtype_size(moments));
+    if (master) t.optimizer.master = (float *)t.ops->allocate(n * sizeof(float));
+    assert_true(t.weights && t.optimizer.m && t.optimizer.v && (!master || t.optimizer.master));
     return t;
 }
 
-// Adapters for that model, of all its linear layers.
-static Trained trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
+static Model *model_open(const char *text, DType dtype) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
-    Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
-    Trained t = {0};
     *model = model_build(&config, dtype);
-    lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
+    return model;
+}
+
+static TrainedTensors trained_open(const char *text, DType dtype, DType moments, int master) {
+    TrainedTensors t = {0};
+    t.model = model_open(text, dtype);
+    return trained_allocate(t, moments, master);
+}
+
+// Adapters of all linear layers of that model.
+static TrainedTensors trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
+    Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
+    TrainedTensors t = {0};
+    Model *model = model_open(text, dtype);
+    lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(model->config.family, "all", "test", EXIT_USAGE);
     lora_build(lora, model);
     t.model = &lora->table, t.lora = lora, t.base_model = model, t.base_path = "the/base";
     t.base.config = 0x1234, t.base.weights = 0x5678;
-    trained_allocate(&t, moments, master);
-    return t;
+    return trained_allocate(t, moments, master);
 }
 
-enum { TRAINED_SECTIONS = SECTIONS + 1 };
+enum { MASTER = 2, WEIGHTS, TRAINED_SECTIONS }; // after m and v
 
-static void trained_sections(const Trained *t, Section sections[TRAINED_SECTIONS]) {
-    optimizer_sections(t, sections);
-    sections[SECTIONS] = weights_section(t);
+static void trained_sections(const TrainedTensors *t, Section sections[TRAINED_SECTIONS]) {
+    const Section all[TRAINED_SECTIONS] = {{(char *)t->optimizer.m, t->moment_type, t->optimizer_sharding},
+                                           {(char *)t->optimizer.v, t->moment_type, t->optimizer_sharding},
+                                           {(char *)t->optimizer.master, DTYPE_FP32, t->optimizer_sharding},
+                                           {t->weights, t->model->dtype, t->weights_sharding}};
+    memcpy(sections, all, sizeof(all));
 }
 
-static void trained_close(Trained *t) {
+static void trained_close(TrainedTensors *t) {
     Section sections[TRAINED_SECTIONS];
     trained_sections(t, sections);
     for (size_t i = 0; i < TRAINED_SECTIONS; i++)
-        if (sections[i].memory) t->ops->release(sections[i].memory, held_bytes(t, sections[i]));
+        if (sections[i].memory) t->ops->release(sections[i].memory, shard_bytes(t, sections[i]));
     if (t->lora) {
         lora_free((Lora *)t->lora);
         free((Lora *)t->lora);
@@ -101,10 +105,15 @@ static void trained_close(Trained *t) {
     free((Model *)t->model);
 }
 
-// Any bits at all, NaN among them: a checkpoint does not look at values.
-static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
-    unsigned char *data = (unsigned char *)malloc(bytes + 8);
+static void *test_bytes(size_t bytes) {
+    void *data = malloc(bytes + 8);
     assert_non_null(data);
+    return data;
+}
+
+// Any bits, NaN among them: a checkpoint does not look at values.
+static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
+    unsigned char *data = (unsigned char *)test_bytes(bytes);
     for (size_t i = 0; i < bytes; i += 8) {
         uint64_t bits = random_bits(step, section, i);
         memcpy(data + i, &bits, 8);
@@ -112,76 +121,64 @@ static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
     return data;
 }
 
-// What a section has for the whole table at a step: those bits, or where adapters have a master copy its rounding.
-static unsigned char *table_bytes(const Trained *t, size_t step, size_t i, Section s) {
-    if (i < SECTIONS || !saves_master(t)) return step_bytes(step, i, t->model->elements * dtype_size(s.type));
-    unsigned char *master = step_bytes(step, SECTIONS - 1, t->model->elements * sizeof(float));
-    unsigned char *rounded = (unsigned char *)malloc(t->model->elements * dtype_size(s.type));
-    assert_non_null(rounded);
-    elements_convert(rounded, s.type, master, DTYPE_FP32, t->model->elements);
+// A section of the whole table at a step: those bits; of adapters with a master copy the weights are its rounding.
+static unsigned char *table_bytes(const TrainedTensors *t, size_t step, size_t i, Section s) {
+    const size_t n = t->model->elements;
+    if (i != WEIGHTS || !saves_master(t)) return step_bytes(step, i, n * dtype_size(s.type));
+    unsigned char *master = step_bytes(step, MASTER, n * sizeof(float));
+    unsigned char *rounded = (unsigned char *)test_bytes(n * dtype_size(s.type));
+    elements_convert(rounded, s.type, master, DTYPE_FP32, n);
     free(master);
     return rounded;
 }
 
-// The same as memory holds it; between portions, what nobody writes.
-static unsigned char *section_bytes(const Trained *t, size_t step, size_t i, Section s) {
+// The same as memory holds it; between shards, bytes that nobody writes.
+static unsigned char *section_bytes(const TrainedTensors *t, size_t step, size_t i, Section s) {
     unsigned char *whole = table_bytes(t, step, i, s);
     size_t size = dtype_size(s.type);
-    if (holds_whole(s.held)) return whole;
-    unsigned char *held = (unsigned char *)malloc(held_bytes(t, s));
-    assert_non_null(held);
-    memset(held, 0xa5, held_bytes(t, s));
+    if (holds_whole(s.sharding)) return whole;
+    unsigned char *shard = (unsigned char *)memset(test_bytes(shard_bytes(t, s)), 0xa5, shard_bytes(t, s));
     for (size_t g = 0; g < group_count(t->model); g++) {
-        TablePart part = table_part(t->model, s.held, s.held, group_at(t->model, g));
-        memcpy(held + part.place * size, whole + part.first * size, part.count * size);
+        TablePart part = table_part(t->model, s.sharding, s.sharding, group_at(t->model, g));
+        memcpy(shard + part.place * size, whole + part.first * size, part.count * size);
     }
     free(whole);
-    return held;
+    return shard;
 }
 
-static void trained_fill(const Trained *t, size_t step) {
+static void trained_fill(const TrainedTensors *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
     trained_sections(t, sections);
     for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
         if (!sections[i].memory) continue;
         unsigned char *data = section_bytes(t, step, i, sections[i]);
-        t->ops->copy_in(sections[i].memory, data, held_bytes(t, sections[i]));
+        t->ops->copy_in(sections[i].memory, data, shard_bytes(t, sections[i]));
         free(data);
     }
 }
 
-static unsigned char *section_copy(const Trained *t, Section section) {
-    unsigned char *data = (unsigned char *)malloc(held_bytes(t, section) + 1);
-    assert_non_null(data);
-    if (section.memory) t->ops->copy_out(data, section.memory, held_bytes(t, section));
+static unsigned char *section_copy(const TrainedTensors *t, Section section) {
+    unsigned char *data = (unsigned char *)test_bytes(shard_bytes(t, section));
+    if (section.memory) t->ops->copy_out(data, section.memory, shard_bytes(t, section));
     return data;
 }
 
-static void expect_trained(const Trained *t, size_t step) {
-    Section sections[TRAINED_SECTIONS];
+// `other`: NULL, or what the tensors must equal instead of those of the step.
+static void expect_tensors(const TrainedTensors *t, size_t step, const TrainedTensors *other) {
+    Section sections[TRAINED_SECTIONS], others[TRAINED_SECTIONS];
     trained_sections(t, sections);
+    if (other) trained_sections(other, others);
     for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
         if (!sections[i].memory) continue;
-        unsigned char *found = section_copy(t, sections[i]), *expected = section_bytes(t, step, i, sections[i]);
-        if (memcmp(found, expected, held_bytes(t, sections[i])) != 0)
-            test_fail("section %zu is not that of step %zu", i, step);
+        unsigned char *found = section_copy(t, sections[i]);
+        unsigned char *expected = other ? section_copy(other, others[i]) : section_bytes(t, step, i, sections[i]);
+        if (memcmp(found, expected, shard_bytes(t, sections[i])) != 0) test_fail("section %zu differs", i);
         free(found);
         free(expected);
     }
 }
 
-static void expect_same_trained(const Trained *a, const Trained *b) {
-    Section of_a[TRAINED_SECTIONS], of_b[TRAINED_SECTIONS];
-    trained_sections(a, of_a);
-    trained_sections(b, of_b);
-    for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
-        unsigned char *x = section_copy(a, of_a[i]), *y = section_copy(b, of_b[i]);
-        if (held_bytes(a, of_a[i]) != held_bytes(b, of_b[i]) || memcmp(x, y, held_bytes(a, of_a[i])) != 0)
-            test_fail("section %zu differs", i);
-        free(x);
-        free(y);
-    }
-}
+static void expect_trained(const TrainedTensors *t, size_t step) { expect_tensors(t, step, NULL); }
 
 // ---- folders ---------------------------------------------------------------------------------------------------------------
 static const char *fresh_folder(const char *name) {
@@ -209,14 +206,38 @@ static int private_tmpfs(const char *folder, int read_only) {
 static const char usual_model[] =
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
 
-// A checkpoint of a run at step 7 in scratch "out"; takes the run's tensors.
-static void save_trained(Trained t) {
-    RunState run = run_state(7);
+// Fills the tensors as at `step`, and saves them in a folder that is opened for that.
+static void save_step(TrainedTensors *t, const char *out, size_t step, int resume) {
+    RunState run = run_state(step);
     CheckpointFolder folder;
-    trained_fill(&t, 7);
-    checkpoint_open(&folder, fresh_folder("out"), 2, 0);
-    checkpoint_save(&folder, &t, &run);
+    trained_fill(t, step);
+    checkpoint_open(&folder, out, 2, resume);
+    allocation_guard = 1;
+    checkpoint_save(&folder, t, &run);
+    allocation_guard = 0;
     checkpoint_close(&folder);
+}
+
+// Opens the folder as a resumed run does, loads its last checkpoint over other values and holds it against its step.
+static RunState load_last(TrainedTensors *t, const char *out) {
+    RunState run = run_state(0);
+    CheckpointFolder folder;
+    checkpoint_open(&folder, out, 2, 1);
+    if (folder.last == CHECKPOINT_NONE) test_fail("no complete checkpoint is left");
+    trained_fill(t, 1);
+    checkpoint_load(&folder, folder.last, t, &run);
+    expect_trained(t, folder.last);
+    assert_int_equal(run.step, folder.last);
+    assert_int_equal(run.next_batch, 4 * run.step);
+    assert_int_equal(run.tokens, 8192 * run.step);
+    assert_true(run.seconds == 0.1 * (double)run.step);
+    checkpoint_close(&folder);
+    return run;
+}
+
+// A checkpoint of a run at step 7 in scratch "out"; takes the run's tensors.
+static void save_trained(TrainedTensors t) {
+    save_step(&t, fresh_folder("out"), 7, 0);
     trained_close(&t);
 }
 
@@ -234,7 +255,8 @@ typedef struct {
 
 static void save_body(const void *context) {
     const Saving *saving = (const Saving *)context;
-    Trained t = (saving->adapters ? trained_open_adapters : trained_open)(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    TrainedTensors t =
+        (saving->adapters ? trained_open_adapters : trained_open)(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     RunState run = run_state(saving->step);
     CheckpointFolder folder;
     struct rlimit limit = {saving->file_limit, saving->file_limit};
@@ -246,7 +268,7 @@ static void save_body(const void *context) {
 }
 
 // Step 7 on a file system of a MiB over `out`, then step 8 where that is full. Exits with 77 where none can be mounted.
-static void save_on_full_disk(Trained t, const char *out) {
+static void save_on_full_disk(TrainedTensors t, const char *out) {
     RunState run = run_state(7);
     CheckpointFolder folder;
     char ballast[PATH_MAX];

@@ -5,7 +5,7 @@ initialisation. The op itself is held against its reference in test_ops.c.
 */
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
-#include "llmc/train/adamw.h"
+#include "llmc/train/optimizer.h"
 
 static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=16",

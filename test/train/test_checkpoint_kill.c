@@ -113,7 +113,7 @@ static const char model_text[] =
     "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=2,vocab_size=256";
 
 // ---- before, the kill, after ------------------------------------------------------------------------------------------------
-static void save_steps(CheckpointFolder *folder, Trained *t, size_t first, size_t last, size_t *finished) {
+static void save_steps(CheckpointFolder *folder, TrainedTensors *t, size_t first, size_t last, size_t *finished) {
     for (size_t step = first; step <= last; step++) {
         RunState run = run_state(step);
         trained_fill(t, step);
@@ -122,20 +122,11 @@ static void save_steps(CheckpointFolder *folder, Trained *t, size_t first, size_
     }
 }
 
-// Opens the folder as a resumed run does, and holds the checkpoint it finds against its step. Returns the step.
-static size_t resumed_step(const char *out, Trained *t) {
-    CheckpointFolder folder;
-    RunState run = run_state(0);
+// Loads what is there after a kill; returns its step.
+static size_t resumed_step(const char *out, TrainedTensors *t) {
     size_t complete;
-    checkpoint_open(&folder, out, 2, 1);
-    if (folder.last == CHECKPOINT_NONE) test_fail("no complete checkpoint is left");
-    trained_fill(t, 0);
-    checkpoint_load(&folder, folder.last, t, &run);
-    expect_trained(t, folder.last);
-    size_t step = run.step;
-    assert_int_equal(step, folder.last);
+    const size_t step = load_last(t, out).step;
     checkpoint_find_first(out, &complete);
-    checkpoint_close(&folder);
     if (complete < 2) test_fail("%zu complete checkpoints are there, two should be kept", complete);
     return step;
 }
@@ -162,14 +153,14 @@ typedef struct {
     int kill_at, halve, adapters;
 } Attempt;
 
-static Trained kill_open(int adapters) {
+static TrainedTensors kill_open(int adapters) {
     return (adapters ? trained_open_adapters : trained_open)(model_text, DTYPE_FP32, DTYPE_FP32, 1);
 }
 
 // Steps 1 and 2 are there; saves step 3, which removes step 1.
 static void attempt_body(const void *context) {
     const Attempt *attempt = (const Attempt *)context;
-    Trained t = kill_open(attempt->adapters);
+    TrainedTensors t = kill_open(attempt->adapters);
     CheckpointFolder folder;
     checkpoint_open(&folder, attempt->out, 2, 1);
     memset(&calls, 0, sizeof(calls));
@@ -182,7 +173,7 @@ static void attempt_body(const void *context) {
 
 static void every_call(int adapters) {
     const char *before = fresh_folder("before"), *out = scratch_path("out");
-    Trained t = kill_open(adapters);
+    TrainedTensors t = kill_open(adapters);
     Attempt attempt = {out, 0, 0, adapters};
     size_t count[2] = {0, 0};
     char kinds[CALL_LIMIT + 1]; // of the calls: 'w' a write, '.' any other
@@ -224,7 +215,7 @@ static void sleep_seconds(double seconds) {
 
 TEST(killed_at_random_moments) {
     const char *out = fresh_folder("out");
-    Trained t = trained_open(model_text, DTYPE_FP32, DTYPE_FP32, 1);
+    TrainedTensors t = trained_open(model_text, DTYPE_FP32, DTYPE_FP32, 1);
     CheckpointFolder folder;
     size_t *shared = (size_t *)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     size_t i, unfinished = 0;

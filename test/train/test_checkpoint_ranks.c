@@ -53,7 +53,7 @@ static const Kind kinds[] = {
     {large_model, DTYPE_FP32, DTYPE_BF16, 0, 0, 3}, // a rank's part of a group takes several pieces
 };
 
-static Trained kind_open(const Kind *k, size_t stage) {
+static TrainedTensors kind_open(const Kind *k, size_t stage) {
     test_world.ranks = dist_ranks(), test_world.rank = dist_rank(), test_world.zero = stage;
     return (k->adapters ? trained_open_adapters : trained_open)(k->model, k->dtype, k->moments, k->master);
 }
@@ -65,31 +65,15 @@ static const char *kind_folder(const char *out, size_t kind, size_t stage) {
 }
 
 // ---- jobs: what the ranks do ---------------------------------------------------------------------------------------------
-static void save_step(const char *out, const Kind *kind, size_t stage, size_t step, int resume) {
-    Trained t = kind_open(kind, stage);
-    RunState run = run_state(step);
-    CheckpointFolder folder;
-    trained_fill(&t, step);
-    checkpoint_open(&folder, out, 2, resume);
-    allocation_guard = 1;
-    checkpoint_save(&folder, &t, &run);
-    allocation_guard = 0;
-    checkpoint_close(&folder);
+static void save_kind(const char *out, const Kind *kind, size_t stage, size_t step) {
+    TrainedTensors t = kind_open(kind, stage);
+    save_step(&t, out, step, 0);
     trained_close(&t);
 }
 
-static void load_step(const char *out, const Kind *kind, size_t stage, size_t step) {
-    Trained t = kind_open(kind, stage);
-    RunState run = run_state(0);
-    CheckpointFolder folder;
-    trained_fill(&t, 1); // what is to be overwritten
-    checkpoint_open(&folder, out, 2, 1);
-    assert_int_equal(folder.last, step);
-    checkpoint_load(&folder, step, &t, &run);
-    expect_trained(&t, step);
-    assert_int_equal(run.step, step);
-    assert_int_equal(run.next_batch, 4 * step);
-    checkpoint_close(&folder);
+static void load_kind(const char *out, const Kind *kind, size_t stage, size_t step) {
+    TrainedTensors t = kind_open(kind, stage);
+    assert_int_equal(load_last(&t, out).step, step);
     trained_close(&t);
 }
 
@@ -97,7 +81,7 @@ static void load_step(const char *out, const Kind *kind, size_t stage, size_t st
 static void job_save(char **argument) {
     for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
         for (size_t stage = 0; stage < STAGES; stage += kinds[kind].step)
-            save_step(kind_folder(argument[0], kind, stage), &kinds[kind], stage, 10 + kind, 0);
+            save_kind(kind_folder(argument[0], kind, stage), &kinds[kind], stage, 10 + kind);
 }
 
 // load OUT...: the same, in another stage than they were written in; of most every second one
@@ -106,19 +90,19 @@ static void job_load(char **argument) {
         for (size_t kind = 0; kind < COUNT_OF(kinds); kind++)
             for (size_t stage = 0; stage < STAGES; stage += kinds[kind].step)
                 if (kinds[kind].step > 1 || (from + kind + stage) % 2)
-                    load_step(kind_folder(argument[from], kind, 3 - stage), &kinds[kind], stage, 10 + kind);
+                    load_kind(kind_folder(argument[from], kind, 3 - stage), &kinds[kind], stage, 10 + kind);
 }
 
 // one OUT KIND STAGE STEP: loads that, of one kind in one stage
 static void job_one(char **argument) {
-    load_step(argument[0], &kinds[atoi(argument[1])], (size_t)atoi(argument[2]), (size_t)atoi(argument[3]));
+    load_kind(argument[0], &kinds[atoi(argument[1])], (size_t)atoi(argument[2]), (size_t)atoi(argument[3]));
 }
 
 // next OUT STAGE STEP RANK CALL BYTES: saves the step; RANK dies before that call, or may only write files of BYTES. 0: no
 static void job_next(char **argument) {
     const size_t step = (size_t)atoi(argument[2]);
     struct rlimit limit = {(rlim_t)atoi(argument[5]), (rlim_t)atoi(argument[5])};
-    Trained t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
+    TrainedTensors t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
     RunState run = run_state(step);
     CheckpointFolder folder;
     trained_fill(&t, step);
@@ -136,7 +120,7 @@ static void job_next(char **argument) {
 
 // many OUT STAGE: one step after the other, until somebody ends it
 static void job_many(char **argument) {
-    Trained t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
+    TrainedTensors t = kind_open(&kinds[0], (size_t)atoi(argument[1]));
     CheckpointFolder folder;
     checkpoint_open(&folder, argument[0], 2, 1);
     for (size_t step = folder.last + 1;; step++) {
@@ -262,7 +246,7 @@ TEST(a_flipped_bit_is_found_by_the_ranks_together) {
         char path[PATH_MAX];
         const char *out = kind_folder(scratch_path("out"), i, 0);
         test_case("%s at %g, stage %zu", cases[i].file, cases[i].place, cases[i].stage);
-        save_step(out, &kinds[cases[i].kind], 0, 7, 0);
+        save_kind(out, &kinds[cases[i].kind], 0, 7);
         snprintf(path, sizeof(path), "%s/checkpoint-00000007/%s", out, cases[i].file);
         char *bytes = read_whole(path, &count);
         size_t at = (size_t)(cases[i].place * (double)count);
@@ -277,17 +261,11 @@ TEST(a_flipped_bit_is_found_by_the_ranks_together) {
 // ---- a rank that ends -------------------------------------------------------------------------------------------------------
 // After a job that failed: what this process, alone, finds.
 static size_t step_found(const char *out) {
-    Trained t = kind_open(&kinds[0], 0);
-    CheckpointFolder folder;
-    RunState run = run_state(0);
-    checkpoint_open(&folder, out, 2, 1);
-    if (folder.last == CHECKPOINT_NONE) test_fail("no complete checkpoint is left");
-    checkpoint_load(&folder, folder.last, &t, &run);
-    expect_trained(&t, folder.last);
+    TrainedTensors t = kind_open(&kinds[0], 0);
+    const size_t step = load_last(&t, out).step;
     assert_false(path_exists(file_in("checkpoint-00000008.partial", ".")));
-    checkpoint_close(&folder);
     trained_close(&t);
-    return folder.last;
+    return step;
 }
 
 // Before each of a few of a rank's calls, evenly spread.
@@ -296,7 +274,7 @@ TEST(a_killed_rank_leaves_the_last_checkpoint) {
     const char *before = fresh_folder("before"), *out = scratch_path("out");
     size_t most, found[2] = {0, 0};
     need_mpirun();
-    save_step(before, &kinds[0], 0, 7, 0);
+    save_kind(before, &kinds[0], 0, 7);
     for (size_t rank = 0; rank < 3; rank++) {
         copy_folder(before, out);
         const Child *child = run_job(3, "next %s 3 8 %zu 0 0", out, rank); // never killed
@@ -324,7 +302,7 @@ TEST(a_killed_job_leaves_the_last_checkpoint) {
     size_t before = 7, step;
     char command[1200];
     need_mpirun();
-    save_step(out, &kinds[0], 0, before, 0);
+    save_kind(out, &kinds[0], 0, before);
     for (size_t i = 0; i < KILLS; i++, before = step) {
         const struct timespec pause = {1, (long)(test_uniform() * 999999999)}; // most of the first second it starts
         int status;
@@ -353,7 +331,7 @@ TEST(a_full_disk_of_one_rank_leaves_the_last_checkpoint) {
     for (size_t stage = 0; stage < STAGES; stage += 3) {
         test_case("stage %zu", stage);
         fresh_folder("out");
-        save_step(out, &kinds[0], 0, 7, 0);
+        save_kind(out, &kinds[0], 0, 7);
         expect_job_refused(run_job(3, "next %s %zu 8 1 0 5000", out, stage), "model.bin: writing ");
         assert_int_equal(step_found(out), 7);
     }

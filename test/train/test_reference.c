@@ -5,6 +5,7 @@ never half of one.
 */
 #define PROGRAM_NAME "train"
 #include "test/data/document_files.h"
+#include "llmc/cli/memory.h"
 #include "llmc/train/reference.h"
 #include <signal.h>
 

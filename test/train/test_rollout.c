@@ -1,12 +1,12 @@
 /*
-Rollouts: lines that the reward command can read whatever the bytes of a text are; streams of whole groups with the
+Rollouts: lines that the reward command can read whatever the bytes of a text are; sequences of whole groups with the
 right targets, rewards and advantages; a step that follows from seed, number and weights alone; a command that fails
 costs its groups or ends the run; a policy that learns. This program is also the command: `test_rollout --answer HOW
 FILE` keeps the lines in FILE.
 */
 #include "test/data/answer_files.h"
 #include "test/model/tiny.h"
-#include "llmc/train/adamw.h"
+#include "llmc/train/optimizer.h"
 #include "llmc/train/rollout.h"
 
 static char own_path[PATH_MAX]; // of this program
@@ -159,14 +159,14 @@ static void rolling_close(Rolling *r) {
 static size_t step(Rolling *r, size_t number) {
     size_t used = r->arena.used;
     allocation_guard = 1;
-    size_t streams = rollout_step(&r->rollout, &r->s, number);
+    size_t sequences = rollout_step(&r->rollout, &r->s, number);
     allocation_guard = 0;
     assert_true(r->arena.used == used);
-    return streams;
+    return sequences;
 }
 
 // ---- what must hold -------------------------------------------------------------------------------------------------
-// Document d of a stream is the completion, with what belongs to it.
+// Document d of a sequence is the completion, with what belongs to it.
 static void expect_document(const Batch *b, size_t d, const Completion *text, float reward, double advantage,
                             size_t group) {
     size_t begin = b->document_start[d], n = b->document_start[d + 1] - begin;
@@ -186,12 +186,12 @@ static void expect_document(const Batch *b, size_t d, const Completion *text, fl
     }
 }
 
-// Every group whose rewards are known is in one stream, whole, and nothing else is; `known` completions have rewards.
-static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capacity) {
+// Every group whose rewards are known is in one sequence, whole, and nothing else is; `known` completions have rewards.
+static void expect_sequences(Rolling *r, size_t sequences, size_t known, size_t capacity) {
     Rollout *o = &r->rollout;
     size_t seen = 0, p, tokens = 0, positions = 0;
-    for (size_t i = 0; i < streams; i++) {
-        const Batch *b = rollout_batch(o, i);
+    for (size_t i = 0; i < sequences; i++) {
+        const Batch *b = &o->sequence[i];
         assert_true(b->N > 0 && b->N <= capacity && b->documents % G == 0);
         assert_true(b->document_start[0] == 0 && b->document_start[b->documents] == b->N);
         positions += b->N;
@@ -217,7 +217,7 @@ static void expect_streams(Rolling *r, size_t streams, size_t known, size_t capa
     assert_int_equal(seen, known / G);
     assert_true(o->counts.tokens == (double)tokens && o->counts.documents == (double)(seen * G));
     assert_true(o->counts.groups == (double)seen);
-    assert_true(streams <= known / G && (!streams || positions > (streams - 1) * capacity / 2));
+    assert_true(sequences <= known / G && (!sequences || positions > (sequences - 1) * capacity / 2));
 }
 
 static double metric(const Rollout *r, const char *name) {
@@ -272,7 +272,7 @@ static void expect_lines(const Rolling *r, char *lines) {
     assert_int_equal(*lines, 0);
 }
 
-TEST(lines_and_streams) {
+TEST(lines_and_sequences) {
     static const char *const tokens[] = {"bytes", "none"};
     static const size_t capacities[] = {0, 1, 2}; // one group's worst case, and more
     size_t ended = 0;
@@ -284,14 +284,14 @@ TEST(lines_and_streams) {
             Rolling *r = rolling_open(settings, "numbers", tokens[k]);
             for (size_t number = 1; number <= 6; number++) {
                 remove(scratch_path("lines"));
-                size_t streams = step(r, number);
+                size_t sequences = step(r, number);
                 for (size_t i = 0; i < P * G; i++) {
                     const Completion *text = &r->rollout.completion[i];
                     if (r->rollout.reward[i] != reward_of(text->ids, text->tokens)) test_fail("reward %zu", i);
                     ended += (size_t)text->ended;
                     assert_true(text->tokens == NEW || text->ended);
                 }
-                expect_streams(r, streams, P * G, r->rollout.settings.sequence_tokens);
+                expect_sequences(r, sequences, P * G, r->rollout.settings.sequence_tokens);
                 assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "zero_spread") < 1);
                 // the command keeps its file open and buffered: it is whole when the command has ended
                 reward_close(&r->rollout.command);
@@ -304,11 +304,11 @@ TEST(lines_and_streams) {
     assert_true(ended > 20 && ended < 6 * 6 * P * G - 20);
 }
 
-static void expect_same_step(Rolling *a, Rolling *b, size_t streams) {
+static void expect_same_step(Rolling *a, Rolling *b, size_t sequences) {
     assert_memory_equal(a->rollout.number, b->rollout.number, P * sizeof(size_t));
     assert_memory_equal(a->rollout.reward, b->rollout.reward, P * G * sizeof(float));
-    for (size_t i = 0; i < streams; i++) {
-        const Batch *x = rollout_batch(&a->rollout, i), *y = rollout_batch(&b->rollout, i);
+    for (size_t i = 0; i < sequences; i++) {
+        const Batch *x = &a->rollout.sequence[i], *y = &b->rollout.sequence[i];
         expect_same_batch(x, y);
         assert_memory_equal(x->advantage, y->advantage, x->N * sizeof(float));
         assert_memory_equal(x->reward, y->reward, x->documents * sizeof(float));
@@ -320,11 +320,11 @@ TEST(a_step_follows_from_its_number) {
     RolloutSettings settings = rollout_settings(), fewer = settings;
     Rolling *first = rolling_open(settings, "numbers", "bytes");
     int32_t ids[2][NEW] = {{0}};
-    size_t streams = 0, seen[PROMPTS] = {0}, orders = 0, order[PROMPTS];
+    size_t sequences = 0, seen[PROMPTS] = {0}, orders = 0, order[PROMPTS];
     fewer.slots = 2;
     Rolling *again = rolling_open(settings, "numbers", "bytes"), *other = rolling_open(fewer, "numbers", "bytes");
     for (size_t number = 1; number <= 7; number++) { // three epochs of seven prompts, three a step
-        streams = step(first, number);
+        sequences = step(first, number);
         for (size_t i = 0; i < P; i++) {
             size_t k = (number - 1) * P + i;
             seen[first->rollout.number[i]]++;
@@ -336,11 +336,11 @@ TEST(a_step_follows_from_its_number) {
                 for (size_t p = 0; p < PROMPTS; p++) assert_int_equal(seen[p], k / PROMPTS + 1);
         }
         if (number < 6) continue;
-        assert_int_equal(step(again, number), streams);
-        expect_same_step(first, again, streams);
+        assert_int_equal(step(again, number), sequences);
+        expect_same_step(first, again, sequences);
         if (ops_device->stored == DTYPE_FP64) { // else a rounding may decide
-            assert_int_equal(step(other, number), streams);
-            expect_same_step(first, other, streams);
+            assert_int_equal(step(other, number), sequences);
+            expect_same_step(first, other, sequences);
         }
     }
     assert_true(orders > 3);
@@ -350,11 +350,10 @@ TEST(a_step_follows_from_its_number) {
 
 TEST(groups_without_spread) {
     Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
-    size_t streams = step(r, 1);
-    assert_true(streams > 0 && metric(&r->rollout, "zero_spread") == 1 && metric(&r->rollout, "reward_std") == 0);
-    for (size_t i = 0; i < streams; i++)
-        for (size_t t = 0; t < rollout_batch(&r->rollout, i)->N; t++)
-            assert_true(rollout_batch(&r->rollout, i)->advantage[t] == 0);
+    size_t sequences = step(r, 1);
+    assert_true(sequences > 0 && metric(&r->rollout, "zero_spread") == 1 && metric(&r->rollout, "reward_std") == 0);
+    for (size_t i = 0; i < sequences; i++)
+        for (size_t t = 0; t < r->rollout.sequence[i].N; t++) assert_true(r->rollout.sequence[i].advantage[t] == 0);
     rolling_close(r);
 }
 
@@ -391,11 +390,9 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     ids[1][counts[1]++] = (int32_t)text.tokenizer->end_ids[0];
     completion.prompt = ids[0], completion.prompt_tokens = counts[0];
     completion.ids = ids[1], completion.tokens = counts[1], completion.ended = 1;
-    r.settings.text = &text,
     r.settings.prompts = r.settings.most_prompts = r.settings.step_prompts = r.settings.group_size = 1;
     r.completion = &completion, r.tokens = &counts[0], r.number = &number;
-    rollout_allocate_text(&r);
-    rollout_lines_begin(&r);
+    rollout_allocate_text(&r, &text);
     while ((made = rollout_lines(&r, line + bytes, r.piece)) > 0) bytes += made;
     line[bytes] = 0;
     cJSON *object = cJSON_Parse(line);
@@ -428,8 +425,8 @@ static void skip_failures(const void *how) {
     settings.stop = 0;
     Rolling *r = rolling_open(settings, (const char *)how, "bytes");
     for (size_t number = 1; number <= 12; number++) {
-        size_t streams = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
-        expect_streams(r, streams, known, r->rollout.settings.sequence_tokens);
+        size_t sequences = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
+        expect_sequences(r, sequences, known, r->rollout.settings.sequence_tokens);
         if (metric(&r->rollout, "left_out") != (double)(P - known / G) / P) exit(4);
     }
     rolling_close(r);
@@ -441,7 +438,7 @@ static void stop_at_failure(const void *how) {
     rolling_close(r);
 }
 
-static void too_small_streams(const void *context) {
+static void too_small_sequences(const void *context) {
     RolloutSettings settings = rollout_settings();
     (void)context;
     settings.sequence_tokens = 20;
@@ -463,7 +460,7 @@ TEST(failures) {
         test_fail("exit code %d: %s", child->code, child->err);
     expect_refused(stop_at_failure, "dies", EXIT_RUNTIME,
                    "step 1: the reward command ended after 10 of 12 answers, with exit code 9 (--reward-failure skip");
-    expect_refused(too_small_streams, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
+    expect_refused(too_small_sequences, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
 }
 
 // ---- learning -------------------------------------------------------------------------------------------------------
@@ -479,13 +476,13 @@ TEST(a_policy_learns) {
     optimizer_init(&r->model, world_alone(), ops_device, r->s.memory.weights, &r->optimizer, DTYPE_FP32);
     for (size_t number = 1; number <= 40; number++) {
         double sum = 0;
-        size_t streams = step(r, number);
+        size_t sequences = step(r, number);
         for (i = 0; i < P * G; i++) sum += (double)r->rollout.reward[i] / (P * G);
         if (number <= 5) before += sum / 5;
         if (number > 35) reward += sum / 5;
         ops_device->zero(r->s.memory.gradients, r->model.elements * dtype_size(r->run.gradient_type));
-        for (i = 0, loss = 0; i < streams; i++)
-            loss += forward_backward(&r->s, rollout_batch(&r->rollout, i),
+        for (i = 0, loss = 0; i < sequences; i++)
+            loss += forward_backward(&r->s, &r->rollout.sequence[i],
                                      objective_normaliser(&r->s.objective, r->rollout.counts), 1, NULL);
         assert_true(isfinite(loss) && r->arena.peak <= r->plan.total_bytes);
         adamw.step = (int64_t)number;
@@ -499,7 +496,7 @@ TEST(a_policy_learns) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         LISTED(failures), // first: its forked processes could not use a GPU that this one has used already
-        LISTED(lines_and_streams),
+        LISTED(lines_and_sequences),
         LISTED(a_step_follows_from_its_number),
         LISTED(groups_without_spread),
         LISTED(lines_of_a_tokenizer),

@@ -1,7 +1,7 @@
 // The learning rate: exact ends, closed forms, and the corners (no warm-up, only warm-up, a single step).
 #include "test/base/testing.h"
 #include "llmc/cli/options.h"
-#include "llmc/train/adamw.h"
+#include "llmc/train/optimizer.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 

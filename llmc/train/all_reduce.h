@@ -2,8 +2,8 @@
 What the ranks of a run found, as one: losses, counts and metrics added up in the order of ranks, so that every rank has
 the same bits. The ranks of a stream all know its loss and its tokens: these count once.
 */
-#ifndef LLMC_WORLD_SUMS_H
-#define LLMC_WORLD_SUMS_H
+#ifndef LLMC_ALL_REDUCE_H
+#define LLMC_ALL_REDUCE_H
 #include "llmc/ranks/dist.h"
 #include "llmc/data/objective.h"
 

@@ -6,8 +6,8 @@ Where something is held in bf16 it is rounded stochastically. Every element has 
 (seed, step, place in the table) alone: so a resumed run repeats them, and a step does not depend on which parameters, or
 which parts of one, happen to lie, or to be stepped, side by side. That is why neighbours are not stepped together.
 */
-#ifndef LLMC_ADAMW_H
-#define LLMC_ADAMW_H
+#ifndef LLMC_OPTIMIZER_H
+#define LLMC_OPTIMIZER_H
 #include "llmc/base/random.h"
 #include "llmc/cli/option_rows.h"
 #include "llmc/stream/residency.h"

@@ -1,0 +1,302 @@
+/*
+How a training run begins and ends: its folder, data, plan and memory, its reference, the settings that a resumed run must
+share, its weights and optimizer (new, or of the last checkpoint), its log. After trainer_begin nothing of ours is allocated.
+*/
+#ifndef LLMC_TRAINER_SETUP_H
+#define LLMC_TRAINER_SETUP_H
+#include "reference.h"
+#include "trainer.h"
+
+// ---- the folder -----------------------------------------------------------------------------------------------------
+// The model to resume with where the command line names none: a whole model's checkpoint holds it, adapters do not.
+static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
+    Manifest manifest;
+    const char *fault = manifest_check(last, &manifest);
+    if (fault) die("%s: %s", last, fault);
+    checkpoint_check_kind(last, &manifest, o->lora_rank || o->adapter);
+    if (!manifest.adapters)
+        path_join(path, last, manifest_file(&manifest, MANIFEST_MODEL));
+    else if (!o->model && !o->init)
+        die("%s: holds adapters alone; give the model they were trained on with --model", last);
+}
+
+// Opens --out. Where it holds a checkpoint to resume from, `last` becomes its path and `model` that of its model.
+static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX], char model[PATH_MAX]) {
+    static const char *const others[2][2] = {
+        {"config.json", "is the folder of a model, which would hide the run's checkpoints from --model"},
+        {"adapter_config.json", "is the folder of an adapter, which the run's checkpoints would hide from --adapter"}};
+    char config[PATH_MAX];
+    for (size_t i = 0; i < 2; i++) {
+        path_join(config, o->out, others[i][0]);
+        if (path_exists(config)) die("--out %s: %s; choose another", o->out, others[i][1]);
+    }
+    checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->resume);
+    if (t->folder.last != CHECKPOINT_NONE) {
+        checkpoint_path(last, t->folder.path, t->folder.last, "");
+        trainer_find_model(o, last, model);
+    } else if (o->resume) {
+        if (!o->model && !o->init)
+            die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
+        note("%s holds no complete checkpoint: beginning at step 1", o->out);
+    }
+}
+
+// ---- data, plan and memory ------------------------------------------------------------------------------------------
+static RolloutSettings trainer_rollout_settings(const Trainer *t) {
+    return rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
+}
+
+static SequenceBound trainer_plan_rollout(Trainer *t) {
+    prompt_choose_tokenizer(&t->rollout_text, &t->run);
+    t->rollout_text.ignore_end = t->run.options->ignore_eos;
+    t->end_ids = (uint32_t *)checked_calloc(rollout_ends(t->run.options, &t->rollout_text, NULL) + 1, sizeof(uint32_t),
+                                            "the ids that end a completion");
+    rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
+    RolloutSettings settings = trainer_rollout_settings(t);
+    return rollout_plan(&settings, &t->data, &t->run.settings, t->run.options->seq_len);
+}
+
+// Opens the data, then plans and allocates; returns the largest sequence that is planned for.
+static SequenceBound trainer_allocate(Trainer *t) {
+    const Options *o = t->run.options;
+    t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
+    SequenceBound bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
+    if (o->val_data.count) {
+        t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
+        dataloader_check_pair(&t->data, &t->validation);
+        bound = larger_bound(bound, run_bound(&t->run, &t->validation));
+    }
+    if (o->sample_every) {
+        t->prompt = prompt_from_options(&t->run);
+        t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
+    }
+    run_allocate(&t->run, bound);
+    if (o->rollout) {
+        RolloutSettings settings = trainer_rollout_settings(t);
+        rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
+    } else {
+        prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
+    }
+    if (o->val_data.count)
+        prefetch_allocate(&t->validation_batches, &t->validation,
+                          assign_evaluation(t->run.settings.world, t->run.assignment.parts));
+    if (o->sample_every) {
+        sampler_allocate(&t->sampler, &t->run.model, t->run.settings.cache_tokens);
+        t->sampled = (int32_t *)checked_calloc(o->max_new_tokens, sizeof(int32_t), "the sampled tokens");
+        t->sampled_text = (char *)checked_calloc(o->max_new_tokens, prompt_token_bytes(&t->prompt), "the sampled text");
+    }
+    return bound;
+}
+
+static void trainer_schedule(Trainer *t) {
+    const Options *o = t->run.options;
+    const size_t prompts = o->rollout ? t->data.prompts : 0;
+    Schedule *schedule = &t->state.schedule;
+    schedule->kind = o->schedule;
+    schedule->peak = o->lr;
+    schedule->final_fraction = o->final_lr_fraction;
+    schedule->decay_fraction = o->decay_fraction;
+    schedule->warmup = o->warmup;
+    schedule->steps = o->steps     ? o->steps
+                      : o->rollout ? o->updates * (prompts / o->batch)
+                                   : dataloader_batches(&t->data) / o->grad_accum;
+    if (!schedule->steps && o->rollout)
+        die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again", prompts,
+            o->batch);
+    if (!schedule->steps)
+        die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
+            dataloader_batches(&t->data), o->grad_accum);
+}
+
+// ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------
+// The reference is a file of log-probabilities, known by the key of its model. Under adapters it is the base model.
+static int trainer_has_reference(const Trainer *t) {
+    return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
+           !t->run.options->rollout;
+}
+
+// Sets reference_key, and checks the files that were named: of the weights at hand unless any will do. last: the
+// checkpoint of a resumed run, whose settings hold the key; empty in a new run.
+static void trainer_find_reference(Trainer *t, const char *last) {
+    const Options *o = t->run.options;
+    const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
+    uint64_t base = 0;
+    if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
+        base = run_base_key(&t->run);
+    uint64_t policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters are zero
+    reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
+    if (!trainer_has_reference(t)) return;
+    if (o->reference_logprobs)
+        t->reference_key = t->run.reference.header.model_key;
+    else
+        t->reference_key = begins ? base : reference_key_of(last);
+}
+
+// The file that batches are filled from where none was named: it is kept beside the data.
+static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
+    if (!trainer_has_reference(t) || data->settings.reference) return;
+    reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key, t->state.step == 0);
+    data->settings.reference = file;
+}
+
+// ---- settings that a resumed run must share -------------------------------------------------------------------------
+static void add_setting(Trainer *t, const char *name, SettingChange change, const char *format, ...) {
+    size_t i = t->state.setting_count++;
+    va_list args;
+    if (i == TRAINER_SETTINGS) die("internal: more than %d settings of a run", TRAINER_SETTINGS);
+    va_start(args, format);
+    vsnprintf(t->setting_text[i], sizeof(t->setting_text[i]), format, args);
+    va_end(args);
+    t->settings[i].name = name;
+    t->settings[i].value = t->setting_text[i];
+    t->settings[i].change = change;
+}
+
+static void trainer_objective_settings(Trainer *t) {
+    const Objective *objective = &t->run.settings.objective;
+    const Lora *lora = &t->run.lora;
+    const Options *o = t->run.options;
+    if (objective->kind != OBJECTIVE_SFT)
+        add_setting(t, "--objective", SETTING_KEPT,
+                    "%s,dpo-loss=%s,normalisation=%s,beta=%.17g,gamma=%.17g,label-smoothing=%.17g,clip-low=%.17g,"
+                    "clip-high=%.17g,temperature=%.17g,scale-rewards=%s",
+                    objective_names[o->objective], dpo_loss_names[o->dpo_loss], normalisation_names[o->normalisation],
+                    objective->beta, objective->gamma, objective->label_smoothing, objective->clip_low,
+                    objective->clip_high, objective->temperature, option_chosen(o, "scale-rewards"));
+    if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", SETTING_KEPT, "%zu", o->max_new_tokens);
+    if (o->rollout) {
+        const RolloutSettings *rollout = &t->rollout.settings;
+        add_setting(t, "--rollout", SETTING_KEPT,
+                    "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
+                    o->top_k, o->top_p, o->updates,
+                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
+                    option_chosen(o, "reward-failure"));
+    }
+    if (t->reference_key) add_setting(t, "reference", SETTING_KEPT, "%016llx", (unsigned long long)t->reference_key);
+    if (o->old_logprobs)
+        add_setting(t, "--old-logprobs", SETTING_KEPT, "%016llx", (unsigned long long)t->run.old.header.model_key);
+    if (lora->rank)
+        add_setting(t, "LoRA", SETTING_KEPT, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s",
+                    lora->rank, lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
+}
+
+static void trainer_settings(Trainer *t) {
+    const Options *o = t->run.options;
+    const World world = t->run.settings.world;
+    char config[4096];
+    t->state.settings = t->settings;
+    config_to_text(&t->run.model.config, config, sizeof(config));
+    add_setting(t, "model", SETTING_KEPT, "%s", config);
+    add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);
+    add_setting(t, "--batch", SETTING_KEPT, "%zu", o->batch);
+    if (!t->data.regular || dataloader_shuffled(&t->data)) { // llm.c's shards in order need neither
+        add_setting(t, "--shuffle", SETTING_KEPT, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
+        add_setting(t, "--long", SETTING_KEPT, "%s", option_chosen(o, "long"));
+    }
+    add_setting(t, "data", SETTING_KEPT, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
+    trainer_objective_settings(t);
+    add_setting(t, "--grad-accum", SETTING_KEPT, "%zu", o->grad_accum);
+    add_setting(t, "--seed", SETTING_KEPT, "%zu", o->seed);
+    add_setting(t, "AdamW", SETTING_KEPT, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g",
+                o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
+    add_setting(t, "--method", SETTING_ROUNDS, "%s", option_chosen(o, "method"));
+    add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
+    add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
+    add_setting(t, "--grad-dtype", SETTING_ROUNDS, "%s", dtype_name(t->run.settings.gradient_type));
+    if (o->rollout) add_setting(t, "--slots", SETTING_ROUNDS, "%zu", t->rollout.settings.slots);
+    if (o->rollout) add_setting(t, "--reward-command", SETTING_ROUNDS, "%s", o->reward_command);
+    add_setting(t, "threads", SETTING_ROUNDS, "%d", cpu_threads());
+    add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
+    add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
+    add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), t->run.settings.ring ? ", ring" : "");
+}
+
+// ---- weights and optimizer ------------------------------------------------------------------------------------------
+static void trainer_find_tensors(Trainer *t) {
+    const Run *run = &t->run;
+    TrainedTensors *tensors = &t->tensors;
+    tensors->model = run_trained(run);
+    tensors->ops = ops_device;
+    tensors->weights = trained_weights(&run->streambp.memory);
+    tensors->weights_sharding = weights_sharding(&run->streambp.memory);
+    tensors->optimizer = run->optimizer;
+    tensors->optimizer_sharding = sharding_of(run->settings.world, ZERO_OPTIMIZER);
+    tensors->moment_type = run->settings.moment_type;
+    tensors->lora = run->settings.lora;
+    tensors->base = run->base;
+    tensors->base_path = run->options->model;
+    tensors->base_model = &run->model;
+}
+
+// Weights, optimizer and state: new, or those of the checkpoint at `last`.
+static void trainer_load(Trainer *t, const char *last) {
+    const int resumes = *last != 0;
+    if (!resumes)
+        run_load_weights(&t->run);
+    else if (t->run.lora.rank)
+        run_load_base(&t->run);
+    trainer_find_tensors(t);
+    const TrainedTensors *tensors = &t->tensors;
+    if (!resumes)
+        optimizer_init(tensors->model, t->run.settings.world, ops_device, tensors->weights, &t->run.optimizer,
+                       tensors->moment_type);
+    trainer_find_reference(t, last);
+    trainer_settings(t);
+    if (!resumes) return;
+    checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
+    if (!t->run.options->quiet)
+        fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
+    weights_check_finite(tensors->model, tensors->weights_sharding, ops_device, tensors->weights);
+    run_close_source(&t->run);
+}
+
+// ---- the whole ------------------------------------------------------------------------------------------------------
+// Everything before the first step.
+static void trainer_begin(Trainer *t, const Options *o) {
+    char last[PATH_MAX] = "", model[PATH_MAX] = "";
+    memset(t, 0, sizeof(*t));
+    t->validation_loss = NAN;
+    t->has_folder = o->out != NULL;
+    if (t->has_folder) trainer_open_folder(t, o, last, model);
+    run_open(&t->run, o, o->model ? NULL : model);
+    SequenceBound bound = trainer_allocate(t);
+    trainer_schedule(t);
+    report_run(&t->run, &t->data, bound);
+    if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
+    trainer_load(t, last);
+    trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
+    if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
+    if (t->has_folder) {
+        if (dist_rank() == 0) tokenizer_keep(&t->run, o->out);
+        checkpoint_check_space(&t->folder, &t->tensors, o->out);
+    }
+    t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL, o->resume,
+                         t->state.step, t->state.schedule.steps);
+    runlog_options(&t->log, t->state.step, o);
+    if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
+}
+
+static void trainer_end(Trainer *t) {
+    const Options *o = t->run.options;
+    if (t->has_folder) checkpoint_close(&t->folder);
+    if (o->rollout) {
+        rollout_free(&t->rollout);
+        prompt_free(&t->rollout_text);
+        free(t->end_ids);
+    }
+    prefetch_free(&t->train_batches);
+    prefetch_free(&t->validation_batches);
+    logprobs_close(&t->reference[0]);
+    logprobs_close(&t->reference[1]);
+    dataloader_close(&t->data);
+    if (o->val_data.count) dataloader_close(&t->validation);
+    if (o->sample_every) {
+        sampler_free(&t->sampler);
+        prompt_free(&t->prompt);
+    }
+    free(t->sampled);
+    free(t->sampled_text);
+    run_close(&t->run);
+}
+
+#endif
