@@ -129,6 +129,13 @@ static void add_company(CommandLine *line, const char *tested) {
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 
+// The first verb that takes an option; of a heading none does.
+static Verb verb_of(const OptionRow *row) {
+    int verb = 0;
+    while (row->verbs && !option_of(row, (Verb)verb)) verb++;
+    return (Verb)verb;
+}
+
 // What the verb cannot do without and the row under test means something with, except what excludes it.
 static CommandLine least_line(Verb verb, const char *tested) {
     static const char *const needed[][2] = {

@@ -3,6 +3,7 @@ The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every 
 arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
 */
 #include "llmc/plan/flops.h"
+#include "test/base/child.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 
@@ -39,6 +40,14 @@ static const char *const models[] = {
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 
+static RunSettings pass_settings(const Model *model, size_t method, size_t chunk, int backward) {
+    RunSettings settings = {0};
+    settings.model = model, settings.method = (Method)method;
+    settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0;
+    settings.backward = backward, settings.gradient_type = model->dtype;
+    return settings;
+}
+
 // Walks every layer and every chunk on op set "dry".
 static void whole_walk(const RunSettings *settings, const Batch *batch, double *flops, size_t *peak) {
     Arena arena;
@@ -67,10 +76,8 @@ TEST(abbreviation_counts_the_same) {
                 for (size_t j = 0; j < sizeof(chunks) / sizeof(chunks[0]); j++) {
                     double flops;
                     size_t peak;
-                    RunSettings settings = {0};
-                    settings.model = &model, settings.method = (Method)method;
-                    settings.chunk = chunks[j], settings.logits_chunk = chunks[(j * 5 + 2) % 9];
-                    settings.backward = 1, settings.gradient_type = types[t];
+                    RunSettings settings = pass_settings(&model, method, chunks[j], 1);
+                    settings.logits_chunk = chunks[(j * 5 + 2) % 9];
                     test_case("model %zu, type %d, method %zu, chunk %zu", i, types[t], method, chunks[j]);
                     Plan plan = plan_make(&settings, &batch);
                     whole_walk(&settings, &batch, &flops, &peak);
@@ -91,10 +98,8 @@ TEST(shares_add_up) {
     Batch batch = shape_of(length, 1);
     for (size_t method = 0; method < 3; method++) {
         int share;
-        RunSettings settings = {0};
-        settings.model = &model, settings.method = (Method)method;
-        settings.backward = settings.optimizer = settings.master = 1;
-        settings.gradient_type = DTYPE_BF16;
+        RunSettings settings = pass_settings(&model, method, 0, 1);
+        settings.optimizer = settings.master = 1;
         Plan plan = plan_make(&settings, &batch);
         for (share = 0, sum = 0; share < SHARES; share++) sum += plan.share[share];
         if (sum != plan.total_bytes) test_fail("shares add up to %zu, total is %zu", sum, plan.total_bytes);
@@ -120,8 +125,7 @@ TEST(slope_per_token) {
                    k = c->num_key_value_heads * c->head_dim;
             Batch first = shape_of(near, 1), second = shape_of(far, 1);
             double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16);
-            RunSettings settings = {0};
-            settings.model = &model, settings.backward = 1, settings.gradient_type = types[t];
+            const RunSettings settings = pass_settings(&model, METHOD_STREAM, 0, 1);
             double slope =
                 (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
                 (double)(far[0] - near[0]);
@@ -137,9 +141,7 @@ TEST(slope_per_token) {
 
 static size_t longest_in(const char *name, size_t limit, Method method) {
     Model model = planned_model(name, DTYPE_BF16);
-    RunSettings settings = {0};
-    settings.model = &model, settings.method = method;
-    settings.backward = 1, settings.gradient_type = DTYPE_BF16;
+    const RunSettings settings = pass_settings(&model, method, 0, 1);
     size_t longest = plan_longest(&settings, 1, limit, NULL);
     model_free(&model);
     return longest;
@@ -165,9 +167,7 @@ TEST(longest_is_the_boundary) {
                    over[] = {longest + 1};
             Model model = planned_model("qwen3-8b", DTYPE_BF16);
             Batch fits = shape_of(at, 1), does_not = shape_of(over, 1);
-            RunSettings settings = {0};
-            settings.model = &model, settings.method = (Method)method;
-            settings.backward = 1, settings.gradient_type = DTYPE_BF16;
+            const RunSettings settings = pass_settings(&model, method, 0, 1);
             if (longest && plan_make(&settings, &fits).total_bytes > limit) test_fail("%zu tokens do not fit", longest);
             if (plan_make(&settings, &does_not).total_bytes <= limit) test_fail("%zu tokens fit too", longest + 1);
             free(fits.document_start), free(does_not.document_start);
@@ -183,9 +183,8 @@ TEST(answers_at_once) {
     Batch batch = shape_of(length, 1);
     for (size_t chunk = 1; chunk <= 4096; chunk *= 8) {
         double begin = seconds_now();
-        RunSettings settings = {0};
-        settings.model = &model, settings.chunk = settings.logits_chunk = chunk;
-        settings.backward = settings.optimizer = 1, settings.gradient_type = DTYPE_BF16;
+        RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
+        settings.logits_chunk = chunk, settings.optimizer = 1;
         plan_make(&settings, &batch);
         plan_longest(&settings, 1, (size_t)1 << 42, NULL);
         if (seconds_now() - begin > 0.5) test_fail("%g seconds with chunks of %zu", seconds_now() - begin, chunk);
@@ -195,7 +194,8 @@ TEST(answers_at_once) {
 }
 
 // The dry op set's range check: a walk whose arena is too small for one op's tensor must die.
-static void too_far(const char *name) {
+static void too_far(const void *context) {
+    const char *name = (const char *)context;
     const Norm norm = {1e-6, 0, NORM_RMS};
     Arena arena;
     arena_plan(&arena);
@@ -211,28 +211,6 @@ static void too_far(const char *name) {
     }
 }
 
-#include <sys/wait.h>
-#include <unistd.h>
-static int dies(const char *name) {
-    int status;
-    pid_t child = fork();
-    if (child == 0) {
-        if (!freopen("/dev/null", "w", stderr)) _exit(3);
-        too_far(name);
-        _exit(0);
-    }
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUNTIME;
-}
-
-static RunSettings stream_settings(const Model *model, size_t method, size_t chunk, int backward) {
-    RunSettings settings = {0};
-    settings.model = model, settings.method = (Method)method;
-    settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0;
-    settings.backward = backward, settings.gradient_type = model->dtype;
-    return settings;
-}
-
 // A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into that.
 TEST(shorter_streams_need_no_more) {
     static const char *const wide[] = {"qwen3-0.6b,num_hidden_layers=2", "gpt2,num_hidden_layers=1",
@@ -245,7 +223,7 @@ TEST(shorter_streams_need_no_more) {
         for (size_t method = 0; method < 3; method++) {
             for (size_t c = 0; c < (method == METHOD_STREAM ? 4u : 1u); c++) {
                 for (size_t l = 0; l < 4; l++) {
-                    RunSettings settings = stream_settings(&model, method, chunks[c], l != 2);
+                    RunSettings settings = pass_settings(&model, method, chunks[c], l != 2);
                     size_t whole = longest[l];
                     Batch batch = shape_of(&whole, 1);
                     size_t most = plan_make(&settings, &batch).total_bytes;
@@ -280,7 +258,7 @@ TEST(formula_counts_what_the_walk_counts) {
         lora.rank = 3, lora.alpha = 6, lora.modules = lora_modules(model.config.family, "all", "test", EXIT_USAGE);
         lora_build(&lora, &model);
         for (size_t i = 0; i < 3 * 3 * 3 * 4 * 2 * 3; i++) { // method, keep, chunk, lengths, adapters, ranks
-            RunSettings settings = stream_settings(&model, i % 3, chunks[i / 9 % 3], 1);
+            RunSettings settings = pass_settings(&model, i % 3, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.keep = (Keep)(i / 3 % 3), settings.lora = i / 108 % 2 ? &lora : NULL;
             settings.objective.kind = kinds[i % 7 % 3], settings.reference = i % 5 == 0;
@@ -308,7 +286,7 @@ typedef struct {
 
 static Growth growth(const char *text, size_t near, size_t far) {
     Model model = planned_model(text, DTYPE_BF16);
-    RunSettings settings = stream_settings(&model, METHOD_STREAM, 256, 1);
+    RunSettings settings = pass_settings(&model, METHOD_STREAM, 256, 1);
     Batch first = shape_of(&near, 1), second = shape_of(&far, 1);
     Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
     const double tokens = (double)(far - near);
@@ -404,9 +382,9 @@ TEST(stages_are_nothing_alone) {
 }
 
 TEST(ranges_are_checked) {
-    if (dies("nothing")) test_fail("what fits was refused");
-    if (!dies("one row too many")) test_fail("a tensor that ends in the next region was not noticed");
-    if (!dies("popped")) test_fail("a tensor in a dead region was not noticed");
+    assert_int_equal(run_child(too_far, "nothing")->code, 0);
+    assert_int_equal(run_child(too_far, "one row too many")->code, EXIT_RUNTIME); // it ends in the next region
+    assert_int_equal(run_child(too_far, "popped")->code, EXIT_RUNTIME);           // in a dead one
 }
 
 int main(int argc, char **argv) {
