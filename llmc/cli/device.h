@@ -9,7 +9,7 @@ What this machine gives a run: OpenMP threads, and the peak rate of its matrix p
 #endif
 
 #ifdef _OPENMP
-// What this rank may use of its host, where others run, too: mpirun binds each to a core of its own, or lets all have all.
+// Processors for this rank where several share a host: mpirun binds each to a core of its own, or lets all have all.
 static size_t processors_of_rank(void) {
     const size_t granted = (size_t)omp_get_num_procs(), ranks = dist_local_ranks();
     const size_t share = max_size((size_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks, 1);

@@ -1,12 +1,12 @@
 /*
-The memory of a run: the largest sequence that data holds, the plan for it, and the choices that the options leave open, taken
-so that the plan fits. run_allocate makes the one allocation, or says before it what would fit.
+The memory of a run: the largest sequence that data holds, the plan for it, and the choices that the options leave
+open, taken so that the plan fits. run_allocate makes the one allocation, or says before it what would fit.
 */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 #include "run.h"
 
-// ---- the largest sequence -------------------------------------------------------------------------------------------
+// ---- the largest sequence ------------------------------------------------------------------------------------------
 // B documents of T tokens. B = 0: only generation
 static SequenceBound regular_bound(size_t B, size_t T) {
     if (B && T > PLAN_LONGEST / B) die_usage("--batch %zu x --seq-len %zu: more than %zu tokens", B, T, PLAN_LONGEST);
@@ -43,9 +43,9 @@ static Batch batch_shape(SequenceBound bound) {
     return batch;
 }
 
-// ---- choosing what fits ---------------------------------------------------------------------------------------------
-// What --kv auto and --keep-on auto leave open: a ring of keys and values, attention's outputs in host memory. Either
-// spares memory of the device; the second costs less time.
+// ---- choosing what fits --------------------------------------------------------------------------------------------
+// Choices left open by --kv auto and --keep-on auto: a ring of keys and values, attention outputs in host memory.
+// Either saves device memory; the second costs less time.
 enum { CHOOSE_HOST = 1, CHOOSE_RING = 2, CHOICES = 4 };
 
 // Sets what a choice stands for; 0 where it is not open.
@@ -61,7 +61,7 @@ static int settings_choose(RunSettings *settings, const Options *o, int choice) 
     return 1;
 }
 
-// Of a run: a plan may be made for another machine.
+// A run is held against the memory of its host; a plan may be made for another machine.
 static HostAvailable run_host(const Run *run) {
     return run->options->verb == VERB_PLAN ? NULL : ops_device->host_available;
 }
@@ -115,10 +115,10 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
             run->options->keep_on == KEEP_NOTHING ? "" : ", --keep-on device"); // else it has been tried
 }
 
-// ---- the one allocation ---------------------------------------------------------------------------------------------
+// ---- the one allocation --------------------------------------------------------------------------------------------
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static void run_allocate(Run *run, SequenceBound bound) {
-    // What a rank may use: --memory-limit, or what is available where that is less; 0: not known.
+    // --memory-limit, or the available memory where that is less; 0: not known
     const size_t wanted = run->options->memory_limit, available = ops_device->memory_available();
     const int less = available && (!wanted || available < wanted);
     const size_t limit = less ? available : wanted;

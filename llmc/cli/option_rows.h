@@ -1,11 +1,11 @@
 /*
-The table of options. Everything that depends on what options there are is generated from it by options.h: parsing and its
-refusals, --help of the program and of each verb, the echo of a run as a command line, and the JSON in the run log. To add
-an option, add a field to struct Options and a row to the table.
+The table of options. Everything that depends on what options there are is generated from it by options.h: parsing and
+its refusals, --help of the program and of each verb, the echo of a run as a command line, and the JSON in the run log.
+To add an option, add a field to struct Options and a row to the table.
 
-A number whose default is a word ("auto", "off") accepts that word too: the field is then 0, or NAN where it is a double, and means
-what the help says. A choice is stored as the value of its enum: the row gives those of the first and the last of its words,
-which stand in the order of the enum.
+A number whose default is a word ("auto", "off") accepts that word too: the field is then 0, or NAN where it is a
+double, and means what the help says. A choice is stored as the value of its enum: the row gives those of the first and
+the last of its words, which stand in the order of the enum.
 */
 #ifndef LLMC_OPTION_ROWS_H
 #define LLMC_OPTION_ROWS_H
@@ -55,7 +55,7 @@ typedef struct {
     size_t count;
 } IdList;
 
-// ---- what choices are stored as, in the order of their words; others are declared where they belong -----------------------
+// ---- what choices are stored as, in the order of their words; others are declared where they belong ----------------
 #define DTYPE_AUTO (-1) // the build's dtype, or the one that the run's other settings ask for
 
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
@@ -148,7 +148,7 @@ typedef struct {
     int help, version;
 } Options;
 
-// ---- the table -----------------------------------------------------------------------------------------------------------
+// ---- the table -----------------------------------------------------------------------------------------------------
 typedef enum {
     OPTION_FLAG,
     OPTION_SIZE,

@@ -3,8 +3,8 @@ The command line: what is generated from the table in option_rows.h.
 
     train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
 
-options_parse reads and checks it; options_out.h explains it and writes it back. A malformed command line ends with one line
-on stderr that says what is wrong and what is allowed, and with exit 2.
+options_parse reads and checks it; options_out.h explains it and writes it back. A malformed command line ends with one
+line on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -14,7 +14,7 @@ on stderr that says what is wrong and what is allowed, and with exit 2.
 #define STREAMBP_VERSION "0.1"
 #endif
 
-// ---- spelling ------------------------------------------------------------------------------------------------------------
+// ---- spelling ------------------------------------------------------------------------------------------------------
 #define SPELLING_MOST 32
 
 // Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
@@ -54,7 +54,7 @@ static const char *option_nearest(const char *typed, Verb verb) {
     return nearest;
 }
 
-// ---- refusals --------------------------------------------------------------------------------------------------------------
+// ---- refusals ------------------------------------------------------------------------------------------------------
 // One line, ending with where to read on; exit 2.
 __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
     char message[1024];
@@ -80,7 +80,7 @@ static void words_text(const char *choices, char *text, size_t size) {
     }
 }
 
-// What a value has to be.
+// Describes the values that an option accepts.
 static const char *option_allowed(const OptionRow *row, char *text, size_t size) {
     const char *kind = row->kind == OPTION_DOUBLE ? "a number" : "a whole number", *word = option_word(row);
     switch (row->kind) {
@@ -100,7 +100,7 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
     return text;
 }
 
-// ---- values --------------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------
 // The enum value of one of the row's words; its words are in the order of the enum.
 static int choice_parse(const OptionRow *row, const char *text, void *field) {
     const char *words = row->value;
@@ -168,7 +168,7 @@ static void options_set_defaults(Options *options) {
     }
 }
 
-// ---- parsing -------------------------------------------------------------------------------------------------------------
+// ---- parsing -------------------------------------------------------------------------------------------------------
 // The verb, and in *first the index of the first option.
 static Verb options_verb(int argc, char **argv, int *first) {
     char all[128] = "", text[128];
@@ -260,7 +260,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     return i + 1;
 }
 
-// ---- options that need or exclude each other --------------------------------------------------------------------------
+// ---- options that need or exclude each other -----------------------------------------------------------------------
 // Options that need or exclude each other.
 static void options_check(const Options *o) {
     int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
@@ -368,7 +368,7 @@ static void options_check_objective(const Options *o) {
                        objective_names[o->objective]);
 }
 
-// ---- the whole line ---------------------------------------------------------------------------------------------------
+// ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.

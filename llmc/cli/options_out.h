@@ -1,6 +1,7 @@
 /*
-Options written out, from the table in option_rows.h: options_help explains them, options_echo is the command line that repeats a
-run, without the defaults (it parses to the same options), options_json puts them into a log, with the defaults.
+Options written out, from the table in option_rows.h: options_help explains them, options_echo is the command line that
+repeats a run, without the defaults (it parses to the same options), options_json puts them into a log, with the
+defaults.
 */
 #ifndef LLMC_OPTIONS_OUT_H
 #define LLMC_OPTIONS_OUT_H
@@ -12,7 +13,7 @@ run, without the defaults (it parses to the same options), options_json puts the
 #define HELP_COLUMN 30
 #define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
 
-// ---- looking things up ---------------------------------------------------------------------------------------------------
+// ---- looking things up ---------------------------------------------------------------------------------------------
 // -1: no row has this name
 static int option_find(const char *name) {
     for (size_t i = 0; i < OPTION_ROWS; i++)
@@ -67,7 +68,7 @@ static const char *option_verbs_text(const OptionRow *row, char *text, size_t si
     return text;
 }
 
-// ---- help ----------------------------------------------------------------------------------------------------------------
+// ---- help ----------------------------------------------------------------------------------------------------------
 // Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
 static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
     while (*text) {
@@ -142,7 +143,7 @@ static void options_help(FILE *out, Verb verb) {
     help_options(out, verb);
 }
 
-// ---- command line and JSON ------------------------------------------------------------------------------------------
+// ---- command line and JSON -----------------------------------------------------------------------------------------
 // The word of a number that is open, such as "auto"; NULL where it has a value, and of other options.
 static const char *number_word(const OptionRow *row, const Options *options) {
     const void *field = (const char *)options + row->offset;
@@ -167,7 +168,7 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
 
 static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
 
-// Whether the row says anything about a run of this verb.
+// Options of the verb but for --help and --version.
 static int option_echoed(const OptionRow *row, Verb verb) {
     return option_of(row, verb) && strcmp(row->name, "help") != 0 && strcmp(row->name, "version") != 0;
 }

@@ -1,13 +1,13 @@
 /*
-What plans and models look like to people and as JSON: total, shares, the regions alive at the peak by name, FLOPs; configuration
-and tensors. Text goes to a stream of the caller's choice, so that stdout can be JSON alone.
+What plans and models look like to people and as JSON: total, shares, the regions alive at the peak by name, FLOPs;
+configuration and tensors. Text goes to a stream of the caller's choice, so that stdout can be JSON alone.
 */
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
 #include "llmc/base/json.h"
 #include "memory.h"
 
-// What people watch of an objective while it trains; everything else is in the log.
+// Metrics in step lines; the log has all of them.
 static const struct {
     const char *metric, *label;
 } metrics_shown[] = {
@@ -69,7 +69,7 @@ static void report_world(FILE *out, World w, int ring) {
             w.zero, ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
 }
 
-// Who did it, and the bytes that each rank sent in a step, by kind; into an open object. Nothing of a process alone.
+// Ranks, and the bytes that each of them sent in a step, by kind; into an open object. Nothing for a process alone.
 static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     if (world_ranks(w) == 1) return;
     json_size(json, "ranks", world_ranks(w));
@@ -152,7 +152,7 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     json_object_end(json);
 }
 
-// ---- a run ----------------------------------------------------------------------------------------------------------
+// ---- a run ---------------------------------------------------------------------------------------------------------
 // data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for.
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound) {
     if (run->options->quiet) return;
@@ -182,7 +182,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     fflush(run->text);
 }
 
-// What one step computes, and how, into an open object.
+// Method, chunks and FLOPs of a step, into an open object.
 static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
     json_text(json, "method", option_chosen(run->options, "method"));
     json_size(json, "chunk", run->plan.chunk);

@@ -40,8 +40,8 @@ typedef struct {
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
-// ---- model and settings ---------------------------------------------------------------------------------------------
-// Those of --adapter, or new ones of --lora-rank.
+// ---- model and settings --------------------------------------------------------------------------------------------
+// Adapters of --adapter, or new ones of --lora-rank.
 static void run_open_lora(Run *run) {
     const Options *o = run->options;
     Lora *lora = &run->lora;
@@ -107,7 +107,7 @@ static void run_open(Run *run, const Options *o, const char *model) {
                           : assign_step(world, o->grad_accum);
 }
 
-// ---- data -----------------------------------------------------------------------------------------------------------
+// ---- data ----------------------------------------------------------------------------------------------------------
 // The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a
 // run.
 static void run_find_tokenizer(Run *run) {
@@ -138,15 +138,15 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
     return loader;
 }
 
-// ---- weights --------------------------------------------------------------------------------------------------------
-// A file that is kept open keeps its place on the disk, also when it is pruned.
+// ---- weights -------------------------------------------------------------------------------------------------------
+// An open file keeps its space on the disk, also when its checkpoint is pruned.
 static void run_close_source(Run *run) {
     if (run->source) weights_close(run->source);
     if (run->adapter) weights_close(run->adapter);
     run->source = run->adapter = NULL;
 }
 
-// The model's; with LoRA the weights below the adapters, which must be those that the adapters of --adapter are for.
+// Weights of the model; adapters of --adapter must have been trained on them.
 static void run_load_base(Run *run) {
     const Options *o = run->options;
     const Sharding held = weights_sharding(&run->streambp.memory);
@@ -191,7 +191,7 @@ static void run_close(Run *run) {
     lora_free(&run->lora);
 }
 
-// What is trained: the model or its adapters.
+// The table that is trained: the model or its adapters.
 static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
 static void run_reference(Run *run, Batch *batch) {

@@ -1,6 +1,7 @@
 /*
-What the options mean for a run: dtype, objective, world, the settings that plan.h plans for, and those that data is opened with.
-Everything that follows from the options and the model alone is decided here; what is left open (auto) memory.h chooses.
+The meaning of the options for a run: dtype, objective, world, the settings that plan.h plans for, and those that data
+is opened with. Everything that follows from options and model alone is decided here; memory.h chooses what is left
+open (auto).
 */
 #ifndef LLMC_SETTINGS_H
 #define LLMC_SETTINGS_H
@@ -97,7 +98,7 @@ static int scales_rewards(const Options *o) {
     return o->scale_rewards == SCALE_AUTO ? o->normalisation != NORMALISE_DR_GRPO : o->scale_rewards == SCALE_GROUP;
 }
 
-// What data is opened with; log-probabilities and the tokenizer's path are the run's.
+// Settings that data is opened with; the run adds log-probabilities and the tokenizer's path.
 static DataSettings data_settings_from_options(const Options *o, const RunSettings *run, Shuffle shuffle) {
     DataSettings settings = {0};
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model->config.vocab_size;

@@ -1,7 +1,8 @@
 /*
-The draw of a token from its logits: temperature, top-k, top-p and a uniform number. The token at position t of a text is drawn
-with random number t of the text's seed, so the text is the same however much of it was fed and however much was drawn
-before, and whatever is drawn beside it (but for rounding: products of few rows and of many may sum in another order).
+The draw of a token from its logits: temperature, top-k, top-p and a uniform number. The token at position t of a text
+is drawn with random number t of the text's seed, so the text is the same however much of it was fed and however much
+was drawn before, and whatever is drawn beside it (but for rounding: products of few rows and of many may sum in
+another order).
 */
 #ifndef LLMC_DRAW_H
 #define LLMC_DRAW_H
@@ -57,8 +58,8 @@ static double token_mass(const SamplingSettings *settings, const double *logits,
     return exp((logits[id] - largest) / settings->temperature);
 }
 
-// The tokens to draw from: the last `count` (returned) of order[V]. A heap gives the likeliest one by one, so that a short
-// list out of a large vocabulary needs no sorting of the rest.
+// The tokens to draw from: the last `count` (returned) of order[V]. A heap gives the likeliest one by one, so that a
+// short list out of a large vocabulary needs no sorting of the rest.
 static size_t sampling_candidates(const SamplingSettings *settings, const double *logits, double largest, size_t V,
                                   int32_t *order) {
     size_t k = settings->top_k && settings->top_k < V ? settings->top_k : V, count;
@@ -95,7 +96,7 @@ static int32_t sampling_draw(const SamplingSettings *settings, const double *log
     return order[V - 1 - i];
 }
 
-// ---- logits as the device stores them -------------------------------------------------------------------------------
+// ---- logits as the device stores them ------------------------------------------------------------------------------
 typedef struct {
     size_t V; // vocab_size
     DType type;
@@ -114,7 +115,8 @@ static Draw draw_allocate(const Model *model, size_t rows) {
 
 static void draw_free(Draw *draw) { free(draw->stored), free(draw->logits), free(draw->order); }
 
-// draw->logits = a row of what is stored; refuses those of a model that has diverged. position: of the token to be drawn
+// draw->logits = a row of what is stored; refuses those of a model that has diverged. position: of the token to be
+// drawn
 static void draw_read(Draw *draw, size_t row, size_t position) {
     for (size_t i = 0; i < draw->V; i++) {
         draw->logits[i] = element_to_double(draw->stored, draw->type, row * draw->V + i);

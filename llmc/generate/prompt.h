@@ -1,6 +1,6 @@
 /*
-Prompts from the command line, and text generated from them. Text becomes ids, and ids become text, by the model's tokenizer file
-(tokenizer.h), or as bytes; where there is neither, a prompt is ids and so is the answer.
+Prompts from the command line, and text generated from them. Text becomes ids, and ids become text, by the model's
+tokenizer file (tokenizer.h), or as bytes; where there is neither, a prompt is ids and so is the answer.
 */
 #ifndef LLMC_PROMPT_H
 #define LLMC_PROMPT_H
@@ -22,7 +22,7 @@ typedef struct {
     int chat, show_special, ignore_end;
 } Prompt;
 
-// ---- the tokenizer -------------------------------------------------------------------------------------------------------------------
+// ---- the tokenizer -------------------------------------------------------------------------------------------------
 // Beside the model; where that has none, training finds the one that data/prepare.py wrote beside the shards.
 static int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
@@ -77,7 +77,7 @@ static void tokenizer_keep(const Run *run, const char *folder) {
     free(content);
 }
 
-// ---- the prompt ----------------------------------------------------------------------------------------------------------------------
+// ---- the prompt ----------------------------------------------------------------------------------------------------
 static void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
     TokenIds ids = {NULL, 0, 0};
     if (prompt->chat)
@@ -97,13 +97,13 @@ static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
         if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
 }
 
-// Whether turns are to be read from standard input, a line each.
+// A chat without a prompt: turns are read from standard input, a line each.
 static int prompt_is_interactive(const Options *o) {
     return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file;
 }
 
-// The tokenizer, and the prompt of --prompt-ids, --prompt or --prompt-file. Training without one starts a text: behind what the
-// tokenizer begins every text with, or else behind a line's end.
+// The tokenizer, and the prompt of --prompt-ids, --prompt or --prompt-file. Training without one starts a text: behind
+// what the tokenizer begins every text with, or else behind a line's end.
 static Prompt prompt_from_options(const Run *run) {
     const Options *o = run->options;
     size_t V = run->model.config.vocab_size;
@@ -152,7 +152,7 @@ static size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) 
     return prompt->count + options->max_new_tokens - 1;
 }
 
-// ---- tokens as text --------------------------------------------------------------------------------------------------------------------
+// ---- tokens as text ------------------------------------------------------------------------------------------------
 #define TEXT_BYTES_PER_TOKEN 12 // of an id and its space
 
 // The most bytes of text that a token can be.
@@ -190,7 +190,7 @@ static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count
     return out.bytes;
 }
 
-// ---- generating ------------------------------------------------------------------------------------------------------------------------
+// ---- generating ----------------------------------------------------------------------------------------------------
 static SamplingSettings sampling_from_options(const Options *options) {
     SamplingSettings settings;
     settings.temperature = options->temperature;
@@ -203,7 +203,8 @@ static int prompt_is_end(const Prompt *prompt, int32_t id) {
     return prompt->tokenizer && !prompt->ignore_end && tokenizer_is_end(prompt->tokenizer, id);
 }
 
-// Draws tokens into ids, `count` at most: one that ends the text is the last. Returns how many; `out` has each as it comes.
+// Draws tokens into ids, `count` at most: one that ends the text is the last. Returns how many; `out` has each as it
+// comes.
 static size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
                           size_t count, TextOut *out) {
     for (size_t i = 0; i < count; i++) {

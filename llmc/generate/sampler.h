@@ -10,17 +10,17 @@ Text generation with the key/value cache of orders/key_value_cache.h; draw.h dra
     sampler_batch_allocate   the same for many texts at once, each in a slot of the cache (RunSettings.rollout_slots)
     sampler_batch            completes texts, any number of them
 
-Nothing else allocates. In sampler_batch every step draws a token for each slot. A text whose end token is drawn, or that has
-its `room` of tokens, leaves its slot to the next one that waits, so that steps are as wide as they can be. A prompt goes
-through the model once for all texts that have it (those whose `prompt` is the same pointer, one after the other); the
-others copy its keys and values. Its last token is fed by a step like any token drawn.
+Nothing else allocates. In sampler_batch every step draws a token for each slot. A text whose end token is drawn, or
+that has its `room` of tokens, leaves its slot to the next one that waits, so that steps are as wide as they can be. A
+prompt goes through the model once for all texts that have it (those whose `prompt` is the same pointer, one after the
+other); the others copy its keys and values. Its last token is fed by a step like any token drawn.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 #include "draw.h"
 #include "llmc/plan/plan.h"
 
-// ---- one text -------------------------------------------------------------------------------------------------------
+// ---- one text ------------------------------------------------------------------------------------------------------
 typedef struct {
     StreamBP *stream;
     Cache cache;     // of one slot
@@ -114,7 +114,7 @@ static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) 
     return sampler->drawn;
 }
 
-// ---- many texts at once ---------------------------------------------------------------------------------------------
+// ---- many texts at once --------------------------------------------------------------------------------------------
 typedef struct {
     const int32_t *prompt; // [prompt_tokens], at least one
     size_t prompt_tokens;

@@ -147,7 +147,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     cache->last = c;
 }
 
-// Whether a slot still has the keys and values of its first tokens when later ones have come.
+// Slots keep the keys and values of their first tokens when later ones come: no layer slides.
 static int cache_keeps_all(const StreamBP *s) { return s->kv.rows[1] == s->kv.rows[0]; }
 
 // Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
@@ -184,7 +184,7 @@ static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
 
 static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
 
-// What a plan visits of all this: the longest chunk, a single token, a step of all slots, and the logits of the last.
+// The walk of a plan: the longest chunk, a single token, a step of all slots, and the logits of the last.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     Cache cache;
     size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan");

@@ -10,12 +10,12 @@ measured here, and whatever shows it calls it estimated.
     a step      its streams one after the other + the optimizer + U
 
 F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. G: gradients
-that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its
-last stream alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their
-gradients, which nothing goes on beside; round a ring (llmc/orders/ring.h) they pass while attention works, and are hidden
-like W and G: keys and values once forward, and backward twice, or once where attention is not run again. H: what
---keep attention keeps in host memory, on its way there or back. U: weights that come together again after the optimizer's
-step, in stages 1 and 2.
+that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its last
+stream alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their
+gradients, which nothing goes on beside; round a ring (llmc/orders/ring.h) they pass while attention works, and are
+hidden like W and G: keys and values once forward, and backward twice, or once where attention is not run again. H:
+what --keep attention keeps in host memory, on its way there or back. U: weights that come together again after the
+optimizer's step, in stages 1 and 2.
 
 Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal
 work (causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, and
@@ -87,12 +87,12 @@ static Traffic traffic_less(Traffic a, Traffic b) {
     return a;
 }
 
-// Of a run that trains. part: of a micro-batch, what this rank's streams are like.
+// A training step. part: the shape of this rank's part of a micro-batch
 static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;
     const Traffic last = plan_traffic(settings, part, 1), two = plan_traffic(settings, part, 2);
     const Traffic other = traffic_less(two, last); // of a stream but the last
-    RunSettings here = *settings; // which of its products wait for their operands
+    RunSettings here = *settings;                  // which of its products wait for their operands
     here.ridge = machine_ridge(m);
     Plan plan = plan_make(&here, part);
     Estimate e;

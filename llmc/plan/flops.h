@@ -1,7 +1,7 @@
 /*
-FLOPs that a pass executes, by formula: products (2 n in out) and attention (4 forward, 10 backward for each query-key pair and
-element of the queries), recomputation counted. A training step adds this up for each of its batches. It is what the
-dry walk of plan.h counts (test_plan.c holds them together): for ranks that share a sequence, that of the rank with the most tokens.
+FLOPs that a pass executes, by formula: products (2 n in out) and attention (4 forward, 10 backward for each query-key
+pair and element of the queries), recomputation counted. A training step adds them up over its batches. The dry walk of
+plan.h counts the same (test_plan.c); of ranks that share a sequence both mean the one with the most tokens.
 */
 #ifndef LLMC_FLOPS_H
 #define LLMC_FLOPS_H
@@ -28,7 +28,7 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, LayerTen
     return sum;
 }
 
-// What one rank has of a batch: tokens, and query-key pairs of all layers together.
+// One rank's share of a batch: tokens, and query-key pairs of all layers together.
 typedef struct {
     double tokens, pairs;
 } PassSize;

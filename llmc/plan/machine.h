@@ -120,7 +120,7 @@ static void machine_print(FILE *out, const Machine *m) {
     }
 }
 
-// ---- how long things take -------------------------------------------------------------------------------------------
+// ---- how long things take ------------------------------------------------------------------------------------------
 typedef struct {
     double products, attention_forward, attention_backward; // FLOPs
     double operands;                                        // bytes that products read and write
@@ -148,15 +148,15 @@ static double work_seconds(const Machine *m, Work w) {
     return t.products + t.attention_forward + t.attention_backward + t.memory;
 }
 
-// Of the `size` ranks of a group, those that are sure to share a node: `ranks` ranks fill node after node, and groups
-// follow each other.
+// Ranks of a group of `size` that are sure to share a node: all ranks fill node after node, and groups follow each
+// other.
 static size_t ranks_per_node(const Machine *m, size_t ranks, size_t size) {
     const size_t node = (size_t)machine_value(m, GPUS_PER_NODE);
     return ranks <= node ? size : greatest_common_divisor(node, size);
 }
 
-// Of collectives in which each of the `size` ranks of a group sends `bytes` in all, in so many hops, in rings: round
-// the ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
+// Seconds of collectives in which each rank of a group of `size` sends `bytes` in so many hops, in rings: round the
+// ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
 // adapters of all are in use.
 static double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const double together = (double)ranks_per_node(m, ranks, size), nodes = (double)size / together;

@@ -1,6 +1,6 @@
 /*
-Where the time of a pass goes: what ops_timed.h has measured, as a table and as JSON, an op a row, the longest first. A
-row's floor is the time in which a machine's rates (machine.h) would do what is counted of it. Where nothing is counted
+Where the time of a pass goes: the measurements of ops_timed.h as a table and as JSON, one row per op, the longest
+first. A row's floor is the time of its counted work at a machine's rates (machine.h). Where nothing is counted
 (copies, zeroing, sums of gradients) there are no rates and no floor. The last row is the rest of the pass: the host,
 the counting itself, and waiting for other ranks.
 */
@@ -22,7 +22,7 @@ static double row_flops(const TimedRow *row) {
 }
 static double row_bytes(const TimedRow *row) { return row->work.operands + row->work.moved; }
 
-// What a product's weight is of, by its shape; where several have it, which then share a row, all of them.
+// Parts of the model whose weights have this shape; where there are several, they share the row.
 static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
     const Shapes d = shapes_of(s->model);
     const size_t out = row->rows, in = row->cols, rank = s->memory.lora ? s->memory.lora->rank : 0;
@@ -51,7 +51,7 @@ static double seconds_of_floors(const Machine *machine) {
     return sum;
 }
 
-// ---- for people -----------------------------------------------------------------------------------------------------
+// ---- for people ----------------------------------------------------------------------------------------------------
 // A number of four digits, or a dash where there is none.
 static void print_cell(FILE *out, double value, double unit) {
     if (value > 0)
@@ -93,7 +93,7 @@ static void profile_report(FILE *out, const StreamBP *s, const Machine *machine,
     fprintf(out, "  %-48s %8s %9.4g %7.2f %%\n", "not in ops (host)", "", rest, 100 * rest / pass);
 }
 
-// ---- as JSON --------------------------------------------------------------------------------------------------------
+// ---- as JSON -------------------------------------------------------------------------------------------------------
 static void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, const Machine *machine) {
     char part[48];
     json_object(json, NULL);

@@ -1,6 +1,6 @@
 /*
-The verb `bp`: one forward and backward pass, measured. With --data its first micro-batches, else random ids; --grads-out writes what it
-computed for anybody to hold against another program.
+The verb `bp`: one forward and backward pass, measured. With --data its first micro-batches, else random ids;
+--grads-out writes the gradients, for anybody to compare with another program.
 */
 #ifndef LLMC_BP_H
 #define LLMC_BP_H
@@ -11,7 +11,7 @@ computed for anybody to hold against another program.
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"
 
-// Of all ranks together; seconds and peak of the slowest and the largest.
+// Sums over all ranks; seconds of the slowest, peak of the largest.
 typedef struct {
     double loss, grad_norm;
     double *seconds_each; // [repeats] in their order
@@ -23,7 +23,7 @@ typedef struct {
     Traffic sent; // by each rank
 } PassResult;
 
-// Whose rates a profile is held against; NULL: none.
+// The machine whose rates a profile is held against; NULL: none.
 static const Machine *bp_machine(const Options *o) { return option_given(o, "machine") ? &machines[o->machine] : NULL; }
 
 static int compare_doubles(const void *a, const void *b) {
@@ -31,7 +31,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Of random tokens, what objectives want to know: advantages of 1 and -1 by turns.
+// Groups, rewards and advantages of random tokens: 1 and -1 by turns.
 static void bp_answers(const Run *run, Batch *batch) {
     for (size_t d = 0; d < batch->documents; d++) {
         batch->group[d] = d / sample_documents(run->options);
@@ -53,7 +53,7 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     return batch_part(whole, run->assignment.parts, run->assignment.part);
 }
 
-// What the pass works on; returns what its losses are divided by.
+// Tokens and FLOPs of the pass; returns the loss denominator.
 static double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
     const World world = run->settings.world;
     TargetCounts counts = {0, 0, 0};

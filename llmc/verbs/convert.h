@@ -10,7 +10,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #include "llmc/cli/report.h"
 #include "llmc/files/weights.h"
 
-// Whether to write a Hugging Face folder, and not one file. What has no meaning then is refused.
+// 1: a Hugging Face folder is written, 0: one file. Refuses options that have no meaning for it.
 static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
     int folder = options->to == CONVERT_AUTO ? !text_ends_with(options->out, ".bin") : options->to == CONVERT_HF;
@@ -41,7 +41,7 @@ static size_t convert_write(const Run *run, const WeightSource *source, const DT
     return write.shards;
 }
 
-// Adapters are added to a model or not there at all; then its type must be one that is written.
+// --merge and --adapter belong together.
 static void convert_check_merge(const Options *options) {
     if (options->adapter && !options->merge)
         die_usage(

@@ -67,7 +67,7 @@ static int verb_eval(const Options *options) {
     return 0;
 }
 
-// ---- logprobs -------------------------------------------------------------------------------------------------------
+// ---- logprobs ------------------------------------------------------------------------------------------------------
 static void logprobs_report_json(const char *path, const LogprobHeader *h, LogprobSum sum, double seconds) {
     JsonOut json = json_open(stdout);
     char key[2][24];

@@ -15,7 +15,7 @@ static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     return rollout_plan(&settings, data, &run->settings, run->options->seq_len);
 }
 
-// ---- several processes ----------------------------------------------------------------------------------------------
+// ---- several processes ---------------------------------------------------------------------------------------------
 // Why there is no estimate of a step; NULL where there is one.
 static const char *estimate_missing(const Run *run) {
     if (run->model.dtype != DTYPE_BF16) return "machines are known by their rates in bf16; plan with --dtype bf16";
@@ -68,7 +68,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_object_end(json);
 }
 
-// ---- the verb -------------------------------------------------------------------------------------------------------
+// ---- the verb ------------------------------------------------------------------------------------------------------
 typedef struct {
     SequenceBound whole; // the largest micro-batch
     SequenceBound part;  // and of micro-batches, what a rank takes

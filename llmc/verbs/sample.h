@@ -1,6 +1,6 @@
 /*
-The verb `sample`: text from a model, with a key/value cache (sampler.h); one answer, or a chat whose turns are lines of standard
-input and whose cache goes on from turn to turn.
+The verb `sample`: text from a model, with a key/value cache (sampler.h): one answer, or a chat whose turns are lines of
+standard input and whose cache goes on from turn to turn.
 */
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H

@@ -1,6 +1,6 @@
 /*
-Command lines for the tests of options: from words, from a row of the table, from what the echo prints and a shell reads. A line that
-is parsed, echoed and parsed again must be the same. Part of test_options.c.
+Command lines for the tests of options: from words, from a row of the table, from what the echo prints and a shell
+reads. A line that is parsed, echoed and parsed again must be the same. Part of test_options.c.
 */
 #ifndef TEST_OPTION_LINES_H
 #define TEST_OPTION_LINES_H
@@ -62,7 +62,7 @@ static char *printed(void (*print)(FILE *, const Options *), const Options *opti
     return text;
 }
 
-// ---- round trips -----------------------------------------------------------------------------------------------------------
+// ---- round trips ---------------------------------------------------------------------------------------------------
 static int paths_differ(const PathList *a, const PathList *b) {
     if (a->count != b->count) return 1;
     for (size_t i = 0; i < a->count; i++)

@@ -161,7 +161,7 @@ TEST(numbers_that_are_open) {
             "--beta is 'off', it must be a number from 0 to 1000000, or auto");
 }
 
-// ---- verbs -----------------------------------------------------------------------------------------------------------------
+// ---- verbs ---------------------------------------------------------------------------------------------------------
 TEST(verbs) {
     for (int verb = 0; verb < VERBS; verb++) {
         CommandLine line = least_line((Verb)verb, "");
@@ -189,7 +189,7 @@ TEST(plan_takes_what_train_and_bp_take) {
     refused("plan --init gpt2 --val-steps 3 --prompt-file", "--prompt-file has no value");
 }
 
-// ---- help ------------------------------------------------------------------------------------------------------------------
+// ---- help ----------------------------------------------------------------------------------------------------------
 static Verb help_verb;
 static void print_help(FILE *file, const Options *options) {
     (void)options;
@@ -260,7 +260,7 @@ TEST(examples_of_the_help_parse) {
     }
 }
 
-// ---- refusals ----------------------------------------------------------------------------------------------------------------
+// ---- refusals ------------------------------------------------------------------------------------------------------
 TEST(numbers_are_refused) {
     static const char *const bad[] = {"",    "x",     "-1",   "1x",  "0x10", "1e3x", " 1",    "+1",
                                       "nan", "inf",   "-inf", "1,5", "--",   "1 2",  "1_000", "99999999999999999999999",
@@ -519,7 +519,7 @@ TEST(storage_without_meaning_is_refused) {
                    "--grad-dtype fp32 has no meaning for a model in double; leave it out; see train bp --help");
 }
 
-// ---- the table and its texts -----------------------------------------------------------------------------------------------
+// ---- the table and its texts ---------------------------------------------------------------------------------------
 TEST(the_table_is_sound) {
     size_t last = 0;
     for (size_t i = 0; i < OPTION_ROWS; i++) {

@@ -1,14 +1,15 @@
 /*
-Generation: the cache gives the logits of a full forward pass, whatever the family and however the prompt is fed; greedy text
-is that of Hugging Face transformers on the golden models; draws follow the distribution that temperature, top-k and top-p
-define; a run keeps to its plan, allocates nothing, and a sample between two steps changes nothing; refusals.
+Generation: the cache gives the logits of a full forward pass, whatever the family and however the prompt is fed;
+greedy text is that of Hugging Face transformers on the golden models; draws follow the distribution that temperature,
+top-k and top-p define; a run keeps to its plan, allocates nothing, and a sample between two steps changes nothing;
+refusals.
 */
 #include "sampler_run.h"
 #include "test/base/child.h"
 
-// ---- the cache against a full forward pass ------------------------------------------------------------------------------------
-// Of log-probabilities, absolute: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far from the double
-// build); bf16 logits near 4 are 0.016 apart
+// ---- the cache against a full forward pass -------------------------------------------------------------------------
+// Of log-probabilities, absolute: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far from the
+// double build); bf16 logits near 4 are 0.016 apart
 static double logp_bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
 }
@@ -67,7 +68,7 @@ TEST(cache_equals_full_pass) {
     }
 }
 
-// ---- greedy text against transformers ---------------------------------------------------------------------------------------
+// ---- greedy text against transformers ------------------------------------------------------------------------------
 TEST(greedy_text_of_golden_models) {
     static const char *const names[] = {"gpt2",          "gpt2-hub",   "llama",        "llama-sharded", "llama-tied",
                                         "qwen2",         "qwen2-fp16", "qwen3",        "qwen3-bf16",    "llama3",
@@ -89,7 +90,7 @@ TEST(greedy_text_of_golden_models) {
     }
 }
 
-// ---- the distribution ----------------------------------------------------------------------------------------------------------
+// ---- the distribution ----------------------------------------------------------------------------------------------
 // Probabilities 0.5, 0.25, 0.15, 0.07, 0.03 of ids 3, 0, 4, 1, 2.
 static const double five_logits[5] = {-1.3862943611198906 + 7, -2.659260036932778 + 7, -3.506557897319982 + 7,
                                       -0.6931471805599453 + 7, -1.8971199848858813 + 7};
@@ -142,7 +143,7 @@ TEST(top_k_and_top_p) {
                  {0, 0.74, 2},      {0, 0.76, 3}, {0, 0.89, 3}, {0, 0.91, 4},     {0, 0.96, 4},      {0, 0.98, 5},
                  {0, 0.9999999, 5}, {9, 0.76, 3}, {2, 0.66, 1}, {2, 0.67, 2},     {3, 0.55, 1},      {3, 0.56, 2},
                  {3, 0.83, 2},      {3, 0.84, 3}, {1, 0.01, 1}};
-    // top-p: the fewest that hold at least it; of the top k: 0.5/0.75 = 0.667, then 0.5/0.9 = 0.556 and 0.75/0.9 = 0.833
+    // top-p: the fewest that hold at least it, of the top k: 0.5/0.75 = 0.667, 0.5/0.9 = 0.556, 0.75/0.9 = 0.833
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         expect_shares(sampling(1, cases[i].top_k, cases[i].top_p), cases[i].count, five_p);
 }
@@ -224,7 +225,8 @@ TEST(candidates_are_a_sorted_prefix) {
     }
 }
 
-// Draws with the generator's own random numbers: chi-square with 4 degrees of freedom is above 23.5 once in 10,000 times.
+// Draws with the generator's own random numbers: chi-square with 4 degrees of freedom is above 23.5 once in 10,000
+// times.
 TEST(draws_follow_the_distribution) {
     enum { DRAWS = 200000 };
     for (uint64_t seed = 1; seed <= 2; seed++) {
@@ -242,7 +244,7 @@ TEST(draws_follow_the_distribution) {
     }
 }
 
-// ---- seeds ------------------------------------------------------------------------------------------------------------------------
+// ---- seeds ---------------------------------------------------------------------------------------------------------
 enum { CAPACITY = 24 };
 
 TEST(seeds_reproduce) {
@@ -294,7 +296,7 @@ TEST(feeding_goes_on) {
     run_close(run);
 }
 
-// ---- the plan, and training ---------------------------------------------------------------------------------------------------
+// ---- the plan, and training ----------------------------------------------------------------------------------------
 static void plan_is_run(size_t i, size_t chunk, size_t capacity, Method method, const Batch *batch) {
     static const SamplingSettings settings = {1, 0, 1, 0};
     RunSettings run_settings = sampling_run(chunk, capacity);
@@ -378,7 +380,7 @@ TEST(sampling_between_steps_changes_nothing) {
     }
 }
 
-// ---- refusals -------------------------------------------------------------------------------------------------------------------
+// ---- refusals ------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t capacity, fed;
     int32_t id;

@@ -9,7 +9,7 @@ allocates nothing, leaves the arena as it was and training untouched; refusals.
 
 enum { TEXTS = 9, ROOM = 11, LONGEST_PROMPT = 5, TOKENS = LONGEST_PROMPT + ROOM - 1 }; // 15 of GPT-2's 16 positions
 
-// ---- a run, and the texts it shall write ----------------------------------------------------------------------------
+// ---- a run, and the texts it shall write ---------------------------------------------------------------------------
 static Run *batch_run(size_t i, size_t chunk, size_t logits_chunk, size_t slots, const Batch *batch) {
     RunSettings settings = sampling_run(chunk, TOKENS);
     settings.logits_chunk = logits_chunk;
@@ -78,7 +78,7 @@ static void expect_texts(const Texts *found, const Texts *expected) {
     }
 }
 
-// ---- the tests ------------------------------------------------------------------------------------------------------
+// ---- the tests -----------------------------------------------------------------------------------------------------
 // In bf16 one rounding decides between tokens, so there token after token is held against token after token.
 TEST(texts_as_if_alone) {
     static const size_t slots[] = {1, 2, 7, TEXTS, 20}, chunks[] = {1, 3, 100};
@@ -231,7 +231,7 @@ TEST(plan_and_training) {
     }
 }
 
-// ---- refusals -------------------------------------------------------------------------------------------------------
+// ---- refusals ------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t prompt_tokens, room, capacity;
     int32_t id;    // at the end of the prompt

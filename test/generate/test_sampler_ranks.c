@@ -1,4 +1,5 @@
-// Generation by ranks that hold portions of the weights: they gather them for each other, so all must write the same text.
+// Generation by ranks that hold portions of the weights: they gather them for each other, so all must write the same
+// text.
 #include "sampler_run.h"
 
 enum { TOKENS = 24 };

@@ -58,7 +58,7 @@ TEST(work_by_hand) {
     close_to("memory", work_time(&m, work).memory, 1, 1e-12);
 }
 
-// ---- a small model, all of whose numbers can be counted -------------------------------------------------------------
+// ---- a small model, all of whose numbers can be counted ------------------------------------------------------------
 #define SMALL                                                                                                          \
     "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,vocab_" \
     "size=160,head_dim=16"
@@ -232,7 +232,7 @@ TEST(two_ranks_by_hand) {
     close_to("not hidden: updated weights", sending(1, 1, DTYPE_FP32, 1, 1) - small_flops(1), halves * all * 2, 1e-6);
 }
 
-// ---- real models ----------------------------------------------------------------------------------------------------
+// ---- real models ---------------------------------------------------------------------------------------------------
 static size_t region_bytes(const Plan *plan, const char *name) {
     for (size_t i = 0; i < plan->arena.regions_at_peak; i++)
         if (!strcmp(plan->arena.at_peak[i].name, name)) return plan->arena.at_peak[i].bytes;

@@ -1,6 +1,6 @@
 /*
-The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region of the
-arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
+The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region
+of the arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
 */
 #include "llmc/plan/flops.h"
 #include "test/base/child.h"
@@ -211,7 +211,8 @@ static void too_far(const void *context) {
     }
 }
 
-// A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into that.
+// A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into
+// that.
 TEST(shorter_streams_need_no_more) {
     static const char *const wide[] = {"qwen3-0.6b,num_hidden_layers=2", "gpt2,num_hidden_layers=1",
                                        ("llama,hidden_size=128,intermediate_size=352,num_hidden_layers=2,num_attention_"
@@ -300,8 +301,8 @@ static Growth growth(const char *text, size_t near, size_t far) {
     return g;
 }
 
-// What a window is for: keys and values of the stream's length are not there where every layer has one, and a token's attention
-// costs a window's pairs, not the stream's.
+// What a window is for: keys and values of the stream's length are not there where every layer has one, and a token's
+// attention costs a window's pairs, not the stream's.
 TEST(windows_bound_memory_and_flops) {
 #define WIDE                                                                                                           \
     ",hidden_size=128,intermediate_size=256,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,head_dim=" \
