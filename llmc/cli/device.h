@@ -48,7 +48,7 @@ static int cpu_threads(void) {
 }
 
 // FLOP/s of the op set's own product of two n x n matrices, the best of a few, in memory of the arena that is not in
-// use (between two streams: nearly all of it); 0 where that is too small.
+// use (between two sequences: nearly all of it); 0 where that is too small.
 static double run_product_rate(Run *run, size_t n) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;

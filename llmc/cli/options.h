@@ -302,12 +302,12 @@ static void options_check_rollout(const Options *o) {
         options_refuse(o->verb, "a plan with --rollout needs --data, whose prompts have a length");
     if (o->zero == 3 || o->sp > 1)
         options_refuse(o->verb, "--rollout writes texts on every rank by itself, for which each needs all weights and "
-                                "whole streams: not with --zero 3 or --sp above 1");
+                                "whole sequences: not with --zero 3 or --sp above 1");
     if (o->val_data.count)
         options_refuse(o->verb, "--val-data with --rollout is not in this version; eval the checkpoints on it");
     if (o->grad_accum > 1)
         options_refuse(o->verb, "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many "
-                                "streams as they take");
+                                "sequences as they take");
     if (o->old_logprobs || o->reference_logprobs)
         options_refuse(o->verb, "--old-logprobs and --reference-logprobs are of completions in the data; --rollout "
                                 "writes its own");

@@ -62,7 +62,7 @@ static void report_model(FILE *out, const Model *model) {
             dtype_name(model->dtype));
 }
 
-// ring: ranks of a stream pass keys and values around
+// ring: ranks of a sequence pass keys and values around
 static void report_world(FILE *out, World w, int ring) {
     if (world_ranks(w) == 1) return;
     fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),

@@ -219,10 +219,10 @@ static size_t generate_on(Sampler *sampler, const Prompt *prompt, const Sampling
 }
 
 // The same from the prompt on. To `file`, where it is not NULL, go the prompt and what is drawn.
-static size_t generate(Sampler *sampler, StreamBP *stream, const Prompt *prompt, const SamplingSettings *settings,
+static size_t generate(Sampler *sampler, StreamBP *s, const Prompt *prompt, const SamplingSettings *settings,
                        int32_t *ids, size_t count, FILE *file) {
     TextOut out = text_out_to(file, NULL);
-    sampler_begin(sampler, stream);
+    sampler_begin(sampler, s);
     sampler_feed(sampler, prompt->id, prompt->count);
     if (file && prompt->text) text_out(&out, prompt->text, prompt->text_bytes);
     if (file && !prompt->text && !prompt->chat && (prompt->tokenizer || prompt->bytes))

@@ -22,7 +22,7 @@ other); the others copy its keys and values. Its last token is fed by a step lik
 
 // ---- one text ------------------------------------------------------------------------------------------------------
 typedef struct {
-    StreamBP *stream;
+    StreamBP *streambp;
     Cache cache;     // of one slot
     size_t capacity; // tokens, prompt and all; the last one drawn need not fit
     Draw draw;
@@ -55,12 +55,12 @@ static void sampler_free(Sampler *sampler) {
 
 // Not while a sequence is on its way through forward_backward or forward_only.
 static void sampler_begin(Sampler *sampler, StreamBP *s) {
-    sampler->stream = s;
+    sampler->streambp = s;
     sampler->drawn = -1;
     cache_begin(&sampler->cache, s);
 }
 
-static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->stream); }
+static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->streambp); }
 
 static void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
@@ -75,7 +75,7 @@ static void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
                 sampler->draw.V - 1);
     for (size_t done = 0; done < count; done += n) {
         n = min_size(count - done, cache->chunk);
-        cache_feed(cache, sampler->stream, 0, ids + done, n);
+        cache_feed(cache, sampler->streambp, 0, ids + done, n);
     }
 }
 
@@ -99,7 +99,7 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
 static const double *sampler_logits(Sampler *sampler) {
     sampler_catch_up(sampler);
     if (sampler->cache.used[0] == 0) die("there is nothing to continue: a prompt has at least one token");
-    cache_logits(&sampler->cache, sampler->stream, sampler->draw.stored);
+    cache_logits(&sampler->cache, sampler->streambp, sampler->draw.stored);
     draw_read(&sampler->draw, 0, sampler->cache.used[0]);
     return sampler->draw.logits;
 }
@@ -109,7 +109,7 @@ static const double *sampler_logits(Sampler *sampler) {
 static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     sampler_logits(sampler);
     sampler->drawn = draw_token(&sampler->draw, settings, settings->seed, sampler->cache.used[0]);
-    if (weights_sharding(&sampler->stream->memory).ranks > 1)
+    if (weights_sharding(&sampler->streambp->memory).ranks > 1)
         dist_broadcast(RANKS_ALL, &sampler->drawn, sizeof(sampler->drawn), 0);
     return sampler->drawn;
 }
@@ -204,7 +204,7 @@ static int slot_draw(SamplerBatch *sampler, const SamplingSettings *settings, si
 }
 
 // Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a
-// text. Not while a stream is on its way through forward_backward or forward_only.
+// text. Not while a sequence is on its way through forward_backward or forward_only.
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, slot, steps;

@@ -6,12 +6,12 @@ measured here, and whatever shows it calls it estimated.
                 + attention backward / rate + bytes that the ops in between move / bandwidth
     traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way + hops * time of a hop
 
-    a stream    max(F, W/2, H) + max(B, W/2 + G, H) + KV
-    a step      its streams one after the other + the optimizer + U
+    a sequence  max(F, W/2, H) + max(B, W/2 + G, H) + KV
+    a step      its sequences one after the other + the optimizer + U
 
 F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. G: gradients
 that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its last
-stream alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their
+sequence alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their
 gradients, which nothing goes on beside; round a ring (llmc/orders/ring.h) they pass while attention works, and are
 hidden like W and G: keys and values once forward, and backward twice, or once where attention is not run again. H:
 what --keep attention keeps in host memory, on its way there or back. U: weights that come together again after the
@@ -26,7 +26,7 @@ what transfers take from the kernels that run beside them.
 #include "machine.h"
 
 typedef struct {
-    size_t streams;             // of a rank
+    size_t sequences;           // micro-batches of a rank
     double tokens, model_flops; // of all ranks; model_flops as Plan's
 } StepShape;
 
@@ -62,7 +62,7 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
-// One stream of a rank: F, B and H in seconds, and what it sends.
+// Seconds of one sequence of a rank, from its F, B and H and its traffic.
 static double sequence_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
                                double host, const Traffic *sent) {
     const World w = settings->world;
@@ -91,7 +91,7 @@ static Traffic traffic_less(Traffic a, Traffic b) {
 static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;
     const Traffic last = plan_traffic(settings, part, 1), two = plan_traffic(settings, part, 2);
-    const Traffic other = traffic_less(two, last); // of a stream but the last
+    const Traffic other = traffic_less(two, last); // of a sequence but the last
     RunSettings here = *settings;                  // which of its products wait for their operands
     here.ridge = machine_ridge(m);
     Plan plan = plan_make(&here, part);
@@ -104,14 +104,14 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     plan = plan_make(&here, part);
     double forward = work_seconds(m, work_of(&plan));
     double optimizer = work_seconds(m, update);
-    e.work.products *= (double)step.streams, e.work.memory *= (double)step.streams;
-    e.work.attention_forward *= (double)step.streams, e.work.attention_backward *= (double)step.streams;
+    e.work.products *= (double)step.sequences, e.work.memory *= (double)step.sequences;
+    e.work.attention_forward *= (double)step.sequences, e.work.attention_backward *= (double)step.sequences;
     e.work.memory += optimizer;
-    e.sent = plan_traffic(settings, part, step.streams);
-    e.seconds = (double)(step.streams - 1) * sequence_seconds(m, settings, forward, all - forward, host, &other) +
+    e.sent = plan_traffic(settings, part, step.sequences);
+    e.seconds = (double)(step.sequences - 1) * sequence_seconds(m, settings, forward, all - forward, host, &other) +
                 sequence_seconds(m, settings, forward, all - forward, host, &last) + optimizer;
     if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
-    double computing = (double)step.streams * all + optimizer;
+    double computing = (double)step.sequences * all + optimizer;
     e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
     e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * machine_value(m, PEAK_FLOPS));

@@ -1,6 +1,6 @@
 /*
-Forward passes over data: the verb `eval` (evaluate.h) and the verb `logprobs`, which writes
-log-probabilities into a file for objectives that have a reference or old log-probabilities (logprobs.h).
+Forward passes over data: the verb `eval` (train/evaluate.h), and the verb `logprobs`, which writes log-probabilities
+into a file for objectives that need those of a reference or of an old policy (data/logprobs.h).
 */
 #ifndef LLMC_EVAL_H
 #define LLMC_EVAL_H

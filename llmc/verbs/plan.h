@@ -94,7 +94,7 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     const double batches = (double)run->assignment.batches;
     Batch shape = batch_shape(whole);
     StepShape step;
-    step.streams = assigned_batches(run->assignment);
+    step.sequences = assigned_batches(run->assignment);
     step.tokens = batches * (double)shape.N;
     step.model_flops = batches * model_flops(&run->model, run->settings.lora, &shape, 1);
     free(shape.document_start);
@@ -104,13 +104,13 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
 // machine: NULL where no time is estimated
 static void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
                       const Estimate *estimate) {
-    const double streams = (double)(step.streams * world_ranks(run->settings.world));
+    const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     report_plan_json(&json, &run->plan.arena);
     json_size(&json, "host_bytes", run->plan.host_bytes);
     if (run->options->memory_limit) json_size(&json, "max_seq_len", longest);
-    report_work_json(&json, run, streams * run->plan.flops, step.model_flops);
+    report_work_json(&json, run, passes * run->plan.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, estimate);
     json_object_end(&json);
     json_finish(&json);

@@ -97,7 +97,7 @@ static double small_flops(int backward) {
     return 2 * N * (L * (4 * others + 3 * down) + 3 * V * C) + L * 4.5 * attention;
 }
 
-static StepShape one_stream(void) {
+static StepShape one_sequence(void) {
     StepShape step = {1, SMALL_N, 1000};
     return step;
 }
@@ -122,7 +122,7 @@ TEST(bytes_of_a_forward_by_hand) {
 TEST(a_step_by_hand) {
     const double rate = 1e6;
     Machine m = round_machine(rate, FREE, FREE, FREE);
-    StepShape step = one_stream();
+    StepShape step = one_sequence();
     Planned c;
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
@@ -131,7 +131,7 @@ TEST(a_step_by_hand) {
     close_to("tokens/s", e.tokens_per_second, SMALL_N / e.seconds, 1e-12);
     close_to("MFU", e.mfu, 1000 / (2 * rate * e.seconds), 1e-12);
     assert_true(fabs(e.communication) <= 1e-12 * e.seconds);
-    step.streams = 3;
+    step.sequences = 3;
     close_to("attention", e.work.attention_forward + e.work.attention_backward, 3 * 4.5 * 4 * 64 * 256 * 257 / 2 / rate,
              1e-12);
     close_to("all", e.work.products + e.work.attention_forward + e.work.attention_backward + e.work.memory, e.seconds,
@@ -167,11 +167,11 @@ TEST(products_that_wait_for_operands) {
 }
 
 // Seconds of a step of the small model on two ranks whose link is slow (a byte a second) and all else free.
-static double sending_with(int ring, size_t zero, size_t sp, DType gradients, size_t streams, double rate) {
+static double sending_with(int ring, size_t zero, size_t sp, DType gradients, size_t sequences, double rate) {
     const Machine m = round_machine(rate, FREE, 1, 1);
-    StepShape step = one_stream();
+    StepShape step = one_sequence();
     Planned c;
-    step.streams = streams;
+    step.sequences = sequences;
     planned(&c, SMALL, SMALL_N, 2, zero, sp);
     c.settings.gradient_type = gradients, c.settings.ring = ring;
     double seconds = estimate_step(&m, &c.settings, &c.batch, step).seconds;
@@ -179,8 +179,8 @@ static double sending_with(int ring, size_t zero, size_t sp, DType gradients, si
     return seconds;
 }
 
-static double sending(size_t zero, size_t sp, DType gradients, size_t streams, double rate) {
-    return sending_with(0, zero, sp, gradients, streams, rate);
+static double sending(size_t zero, size_t sp, DType gradients, size_t sequences, double rate) {
+    return sending_with(0, zero, sp, gradients, sequences, rate);
 }
 
 // With --keep attention its forward is run once; from host memory, what is kept goes out and comes back once.
@@ -188,7 +188,7 @@ TEST(kept_attention_by_hand) {
     const double rate = 1e6, L = 3, C = 64, NH = 4, N = SMALL_N, again = L * 2 * C * N * (N + 1);
     const double kept = L * N * (C * 2 + NH * 4);
     Machine m = round_machine(rate, FREE, FREE, FREE);
-    StepShape step = one_stream();
+    StepShape step = one_sequence();
     Planned c;
     (void)cmocka_state;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
