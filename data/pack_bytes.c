@@ -10,7 +10,7 @@ and together they resemble the whole. Shards are complete or absent.
 */
 #define PROGRAM_NAME "pack_bytes"
 #include "llmc/base/output.h"
-#include "llmc/base/random.h"
+#include "llmc/base/hash.h"
 
 #define VAL_PIECES   8
 #define SHARD_MAGIC  20240520 // llm.c: uint16 ids
@@ -101,12 +101,6 @@ static void reserve(Text *text, size_t more) {
     text->bytes = grown;
 }
 
-static uint64_t hash_bytes(const unsigned char *bytes, size_t length) {
-    uint64_t hash = random_mix(length);
-    for (size_t i = 0; i < length; i++) hash = (hash ^ bytes[i]) * 0x100000001b3ull; // FNV-1a's step
-    return random_mix(hash);
-}
-
 static void add_file(Text *text, const char *path) {
     struct stat status;
     size_t i;
@@ -116,7 +110,7 @@ static void add_file(Text *text, const char *path) {
         die("%s: with it the text has more than the %zu bytes of one shard; pack fewer files", path, MOST_BYTES);
     reserve(text, (size_t)file.bytes);
     input_read(&file, 0, text->bytes + text->length, (size_t)file.bytes);
-    uint64_t hash = hash_bytes(text->bytes + text->length, (size_t)file.bytes);
+    uint64_t hash = random_mix(fnv1a(random_mix((size_t)file.bytes), text->bytes + text->length, (size_t)file.bytes));
     for (i = 0; i < text->files; i++)
         if (text->hash[i] == hash) break;
     if (i < text->files)

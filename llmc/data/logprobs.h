@@ -11,7 +11,7 @@ both sides. Reading allocates nothing.
 */
 #ifndef LLMC_LOGPROBS_H
 #define LLMC_LOGPROBS_H
-#include "llmc/base/crc32.h"
+#include "llmc/base/hash.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/output.h"
 #include <assert.h>

@@ -9,7 +9,7 @@ when it is read (documents_read.h).
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
-#include "llmc/base/crc32.h"
+#include "llmc/base/hash.h"
 #include "llmc/base/file.h"
 #include <glob.h>
 

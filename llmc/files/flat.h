@@ -15,6 +15,7 @@ mapped. Numbers are in the byte order of the machine that wrote it (little-endia
 */
 #ifndef LLMC_FLAT_H
 #define LLMC_FLAT_H
+#include "llmc/base/hash.h"
 #include "weight_source.h"
 
 #define FLAT_MAGIC          "STREAMBP"
@@ -32,14 +33,9 @@ typedef struct {
 } FlatHeader;
 
 static uint64_t flat_checksum(const FlatHeader *header) {
-    const unsigned char *bytes = (const unsigned char *)header;
-    uint64_t hash = 0xcbf29ce484222325u;
-    size_t field = offsetof(FlatHeader, checksum);
-    for (size_t i = 0; i < sizeof(*header); i++) {
-        hash ^= i >= field && i < field + sizeof(header->checksum) ? 0 : bytes[i];
-        hash *= 0x100000001b3u;
-    }
-    return hash;
+    FlatHeader copy = *header;
+    copy.checksum = 0;
+    return fnv1a(FNV_BEGIN, &copy, sizeof(copy));
 }
 
 // ---- reading -----------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ group (sharding.h), whether memory holds the whole table or that portion alone.
 */
 #ifndef LLMC_TABLE_PARTS_H
 #define LLMC_TABLE_PARTS_H
-#include "llmc/ranks/checksum.h"
+#include "llmc/ranks/dist.h"
 #include "llmc/model/model.h"
 #include "weights.h"
 

@@ -6,7 +6,7 @@ absent.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
-#include "llmc/ranks/checksum.h"
+#include "llmc/ranks/dist.h"
 #include "flat.h"
 #include "hf_weights.h"
 #include "llmc/model/initial_weights.h"

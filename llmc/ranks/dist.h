@@ -9,7 +9,7 @@ whether they are at work; where they give no sign of it for dist_timeout, it end
 */
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
-#include "llmc/base/utils.h"
+#include "llmc/base/hash.h"
 #include "world.h"
 
 #ifdef __cplusplus
@@ -44,5 +44,14 @@ void dist_check_program(int argc, char **argv);
 #ifdef __cplusplus
 }
 #endif
+
+// Makes the sums of all ranks' bytes of every rank's own. Collective.
+static void checksum_join(Checksum *c) {
+    double part[8]; // 16 bits each: their sums over ranks are exact
+    for (size_t i = 0; i < 8; i++) part[i] = (double)(c->sum[i / 4] >> 16 * (i % 4) & 0xffff);
+    dist_sum(RANKS_ALL, part, 8);
+    memset(c, 0, sizeof(*c));
+    for (size_t i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
+}
 
 #endif

@@ -4,7 +4,6 @@ translation unit, whose collectives use the same communicators, requests and sta
 */
 #ifndef LLMC_DIST_MPI_H
 #define LLMC_DIST_MPI_H
-#include "checksum.h"
 #include "dist.h"
 #include <unistd.h>
 #ifdef HAVE_MPI

@@ -6,7 +6,7 @@ that fails ends the program with one line. Little-endian, as every file here.
 */
 #ifndef LLMC_TOKENIZER_FILE_H
 #define LLMC_TOKENIZER_FILE_H
-#include "llmc/base/crc32.h"
+#include "llmc/base/hash.h"
 #include "llmc/base/file.h"
 
 #define TOKENIZER_MAGIC   "SBPTOKEN"
@@ -144,8 +144,7 @@ static void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
 }
 
 static uint64_t hash_spelling(const unsigned char *data, size_t bytes) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    while (bytes--) hash = (hash ^ *data++) * 0x100000001b3u;
+    const uint64_t hash = fnv1a(FNV_BEGIN, data, bytes);
     return hash ^ (hash >> 29);
 }
 

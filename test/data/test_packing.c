@@ -1,7 +1,7 @@
 // Packing of pieces into streams: first-fit decreasing against a plain one, how full streams become, every piece exactly once,
 // orders that follow from seed and epoch alone; and crc32 against its definition.
 #include "test/base/child.h"
-#include "llmc/base/crc32.h"
+#include "llmc/base/hash.h"
 #include "llmc/data/packing.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
