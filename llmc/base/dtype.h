@@ -5,7 +5,7 @@ Files may hold more types than we compute in (fp16): those are converted while r
 */
 #ifndef LLMC_DTYPE_H
 #define LLMC_DTYPE_H
-#include "utils.h"
+#include "text.h"
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

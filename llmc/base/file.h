@@ -5,7 +5,7 @@ names the file, the offset and the size. Output is in output.h.
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
-#include "utils.h"
+#include "text.h"
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,11 +1,11 @@
 /*
-Strict reading of JSON from files nobody vouches for: cJSON does the parsing; here are the bounds and the checks it leaves
+JSON, read and written. Reading is strict, since nobody vouches for the files: cJSON does the parsing; here are the bounds and the checks it leaves
 out (UTF-8, nothing behind the text, keys given twice, whole numbers, a limit on the number of values and so on memory).
-A text that fails ends the program with one line that begins with `where`, the name of the file.
+A text that fails ends the program with one line that begins with `where`, the name of the file. The writer is below.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
-#include "utils.h"
+#include "text.h"
 #include <cjson/cJSON.h>
 
 // At about 80 bytes a value this bounds the tree's memory; a header of 100,000 tensors has half as many.
@@ -116,21 +116,48 @@ static const char *json_scalar_text(const cJSON *item, char *text, size_t size) 
 }
 
 /*
-Writing JSON to a FILE, one object or array at a time. Keys are written as given, text is escaped and made valid UTF-8
-(bytes that are not become U+FFFD), numbers have as many digits as are needed to read the same value back, and what JSON
-has no number for (NaN, infinities) becomes null. A key is NULL inside arrays and for the outermost value.
+Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. Keys are written as
+given, text is escaped and made valid UTF-8 (bytes that are not become U+FFFD), numbers have as many digits as are needed to
+read the same value back, and what JSON has no number for (NaN, infinities) becomes null. A key is NULL inside arrays and for
+the outermost value.
 */
+typedef enum {
+    JSON_LINE,    // {"a": 1, "b": 2}
+    JSON_COMPACT, // {"a":1,"b":2}
+    JSON_INDENTED // a line each, two spaces for each level
+} JsonStyle;
+
 typedef struct {
-    FILE *file;
+    FILE *file; // or NULL:
+    char *text; // [room]
+    size_t room, used;
+    JsonStyle style;
+    size_t level;
     int comma; // a value came before on this level
 } JsonOut;
 
 static JsonOut json_open(FILE *file) {
-    JsonOut json;
+    JsonOut json = {0};
     json.file = file;
-    json.comma = 0;
     return json;
 }
+
+static JsonOut json_open_text(char *text, size_t room, JsonStyle style) {
+    JsonOut json = {0};
+    json.text = text, json.room = room, json.style = style;
+    return json;
+}
+
+static void json_put(JsonOut *json, const char *text, size_t bytes) {
+    if (json->file)
+        fwrite(text, 1, bytes, json->file);
+    else if (json->used + bytes <= json->room)
+        memcpy(json->text + json->used, text, bytes);
+    json->used += bytes;
+}
+
+// A word as it is: a number, true, null.
+static void json_put_word(JsonOut *json, const char *word) { json_put(json, word, strlen(word)); }
 
 // The character at the beginning of text[left] as it stands in a JSON string: its bytes, at most 6. *taken: of the text
 static size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
@@ -146,58 +173,52 @@ static size_t json_escape(const char *text, size_t left, char out[8], size_t *ta
     return length;
 }
 
-static void json_quote(FILE *file, const char *text, size_t bytes) {
-    size_t taken;
-    char out[8];
-    fputc('"', file);
-    for (size_t i = 0; i < bytes; i += taken) fwrite(out, 1, json_escape(text + i, bytes - i, out, &taken), file);
-    fputc('"', file);
+static void json_line(JsonOut *json) {
+    if (json->style != JSON_INDENTED) return;
+    json_put(json, "\n", 1);
+    for (size_t i = 0; i < json->level; i++) json_put(json, "  ", 2);
 }
 
 static void json_key(JsonOut *json, const char *key) {
-    if (json->comma) fputs(", ", json->file);
+    if (json->comma) json_put_word(json, json->style == JSON_LINE ? ", " : ",");
+    if (json->level) json_line(json);
     json->comma = 1;
-    if (key) fprintf(json->file, "\"%s\": ", key);
+    if (!key) return;
+    json_put(json, "\"", 1);
+    json_put_word(json, key);
+    json_put_word(json, json->style == JSON_COMPACT ? "\":" : "\": ");
 }
 
-static void json_open_level(JsonOut *json, const char *key, char bracket) {
+static void json_open_level(JsonOut *json, const char *key, const char *bracket) {
     json_key(json, key);
-    fputc(bracket, json->file);
+    json_put(json, bracket, 1);
+    json->level++;
     json->comma = 0;
 }
 
-static void json_close_level(JsonOut *json, char bracket) {
-    fputc(bracket, json->file);
+static void json_close_level(JsonOut *json, const char *bracket) {
+    json->level--;
+    if (json->comma) json_line(json);
+    json_put(json, bracket, 1);
     json->comma = 1;
 }
 
-static void json_object(JsonOut *json, const char *key) { json_open_level(json, key, '{'); }
-static void json_object_end(JsonOut *json) { json_close_level(json, '}'); }
-static void json_array(JsonOut *json, const char *key) { json_open_level(json, key, '['); }
-static void json_array_end(JsonOut *json) { json_close_level(json, ']'); }
+static void json_object(JsonOut *json, const char *key) { json_open_level(json, key, "{"); }
+static void json_object_end(JsonOut *json) { json_close_level(json, "}"); }
+static void json_array(JsonOut *json, const char *key) { json_open_level(json, key, "["); }
+static void json_array_end(JsonOut *json) { json_close_level(json, "]"); }
 
-static void json_null(JsonOut *json, const char *key) {
+static void json_word(JsonOut *json, const char *key, const char *word) {
     json_key(json, key);
-    fputs("null", json->file);
+    json_put_word(json, word);
 }
 
-// The shortest of %.15g, %.16g and %.17g that reads back as the same number.
-static const char *number_text(double value, char text[32]) {
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, 32, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    return text;
-}
+static void json_null(JsonOut *json, const char *key) { json_word(json, key, "null"); }
+static void json_bool(JsonOut *json, const char *key, int value) { json_word(json, key, value ? "true" : "false"); }
 
 static void json_number(JsonOut *json, const char *key, double value) {
     char text[32];
-    if (!isfinite(value)) {
-        json_null(json, key);
-        return;
-    }
-    json_key(json, key);
-    fputs(number_text(value, text), json->file);
+    json_word(json, key, isfinite(value) ? number_text(value, text) : "null");
 }
 
 static void json_numbers(JsonOut *json, const char *key, const double *values, size_t count) {
@@ -207,18 +228,21 @@ static void json_numbers(JsonOut *json, const char *key, const double *values, s
 }
 
 static void json_size(JsonOut *json, const char *key, size_t value) {
-    json_key(json, key);
-    fprintf(json->file, "%zu", value);
-}
-
-static void json_bool(JsonOut *json, const char *key, int value) {
-    json_key(json, key);
-    fputs(value ? "true" : "false", json->file);
+    char text[32];
+    snprintf(text, sizeof(text), "%zu", value);
+    json_word(json, key, text);
 }
 
 static void json_bytes(JsonOut *json, const char *key, const char *text, size_t bytes) {
+    size_t taken;
+    char out[8];
     json_key(json, key);
-    json_quote(json->file, text, bytes);
+    json_put(json, "\"", 1);
+    for (size_t i = 0; i < bytes; i += taken) {
+        const size_t length = json_escape(text + i, bytes - i, out, &taken);
+        json_put(json, out, length);
+    }
+    json_put(json, "\"", 1);
 }
 
 // NULL becomes null.
@@ -229,7 +253,14 @@ static void json_text(JsonOut *json, const char *key, const char *text) {
         json_bytes(json, key, text, strlen(text));
 }
 
-// Ends the outermost value's line. Returns 0 when the file took everything, otherwise the error number.
+// Ends the outermost value's line in memory, with a zero behind it. Returns the length; 0 where it did not fit.
+static size_t json_text_end(JsonOut *json) {
+    json_put(json, "\n", 2);
+    json->used--;
+    return json->used < json->room ? json->used : 0;
+}
+
+// The same for a file. Returns 0 when it took everything, otherwise the error number.
 static int json_close(JsonOut *json) {
     errno = 0;
     if (fputc('\n', json->file) != EOF && fflush(json->file) == 0 && !ferror(json->file)) return 0;

@@ -5,7 +5,7 @@ and notes do so by themselves, see before_message in utils.h).
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
-#include "utils.h"
+#include "text.h"
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -22,32 +22,16 @@ typedef struct {
     int shown;
 } Progress;
 
-// "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h"
-static const char *human_seconds(double seconds, char text[32]) {
-    unsigned long s = seconds > 0 && seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 0;
-    if (!(seconds < 1e9))
-        snprintf(text, 32, "?");
-    else if (s < 60)
-        snprintf(text, 32, "%lu s", s);
-    else if (s < 3600)
-        snprintf(text, 32, "%lu min %02lu s", s / 60, s % 60);
-    else if (s < 86400)
-        snprintf(text, 32, "%lu h %02lu min", s / 3600, s / 60 % 60);
-    else
-        snprintf(text, 32, "%lu d %02lu h", s / 86400, s / 3600 % 24);
-    return text;
-}
-
 // One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not known yet.
 static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
-    char head[64], tail[64], left[32];
+    char head[64], tail[64];
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     width = min_size(width, PROGRESS_LINE - 1);
     snprintf(head, sizeof(head), "%.40s %3d %% ", label, (int)(100 * fraction));
     if (seconds_left < 0)
         tail[0] = 0;
     else
-        snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left, left));
+        snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left));
     int bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
     if (bar < 5) { // no room for a bar
         snprintf(line, PROGRESS_LINE, "%s%s", head, *tail ? tail + 1 : "");

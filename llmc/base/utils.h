@@ -1,6 +1,5 @@
 /*
-What every part needs and none owns: errors that end the program with one clear line, checked host allocation,
-strict number parsing, UTF-8, sizes for people, time. Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
+What every part needs and none owns: errors that end the program with one clear line, checked host allocation, time. Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -104,95 +103,6 @@ static char *checked_strdup(const char *text) {
     char *copy = (char *)checked_malloc(bytes, "a string");
     memcpy(copy, text, bytes);
     return copy;
-}
-
-// ---- numbers: the whole text must be one number, or 0 is returned -------------------------------------------------
-static int parse_size(const char *text, size_t *value) {
-    char *end;
-    if (*text < '0' || *text > '9') return 0;
-    errno = 0;
-    unsigned long long parsed = strtoull(text, &end, 10);
-    if (errno || *end) return 0;
-    *value = (size_t)parsed;
-    return 1;
-}
-
-static int parse_double(const char *text, double *value) {
-    char *end;
-    if (!((*text >= '0' && *text <= '9') || *text == '-' || *text == '.')) return 0;
-    if (strpbrk(text, "xX")) return 0;
-    errno = 0;
-    *value = strtod(text, &end);
-    return *end == 0 && isfinite(*value);
-}
-
-static int parse_bool(const char *text, int *value) {
-    if (!strcmp(text, "true") || !strcmp(text, "True") || !strcmp(text, "1")) return *value = 1, 1;
-    if (!strcmp(text, "false") || !strcmp(text, "False") || !strcmp(text, "0")) return *value = 0, 1;
-    return 0;
-}
-
-// "80GiB", "78.5GB", "900MiB", "1024": bytes
-static int parse_bytes(const char *text, size_t *bytes) {
-    static const struct {
-        const char *unit;
-        double factor;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"KiB", 1024.0},
-                 {"MiB", 1048576.0},
-                 {"GiB", 1073741824.0},
-                 {"TiB", 1099511627776.0},
-                 {"kB", 1e3},
-                 {"KB", 1e3},
-                 {"MB", 1e6},
-                 {"GB", 1e9},
-                 {"TB", 1e12},
-                 {"G", 1073741824.0},
-                 {"M", 1048576.0},
-                 {"K", 1024.0}};
-    char *end;
-    if (!((*text >= '0' && *text <= '9') || *text == '.') || strpbrk(text, "xX")) return 0;
-    double number = strtod(text, &end);
-    while (*end == ' ') end++;
-    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (!strcmp(end, units[i].unit)) {
-            number *= units[i].factor;
-            if (!(number >= 0 && number < 9e18)) return 0;
-            *bytes = (size_t)number;
-            return 1;
-        }
-    }
-    return 0;
-}
-
-// ---- text ---------------------------------------------------------------------------------------------------------
-// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
-static size_t utf8_length(const unsigned char *text, size_t left) {
-    unsigned char c = text[0], least = 0x80, most = 0xbf;
-    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
-    if (length == 0 || length > left) return 0;
-    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
-    if (c == 0xed) most = 0x9f;
-    if (c == 0xf0) least = 0x90;
-    if (c == 0xf4) most = 0x8f;
-    for (size_t i = 1; i < length; i++) {
-        if (text[i] < least || text[i] > most) return 0;
-        least = 0x80, most = 0xbf;
-    }
-    return length;
-}
-
-// Bytes for people: "1.25 GiB". The buffer is one of a few static ones, so that several fit in one printf.
-static const char *human_bytes(double bytes) {
-    static char buffers[16][24];
-    static int next;
-    static const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    char *out = buffers[next++ % 16];
-    int unit = 0;
-    while (bytes >= 1024 && unit < 5) bytes /= 1024, unit++;
-    snprintf(out, sizeof(buffers[0]), unit ? "%.2f %s" : "%.0f %s", bytes, units[unit]);
-    return out;
 }
 
 static double seconds_now(void) {

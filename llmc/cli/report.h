@@ -30,29 +30,6 @@ static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     }
 }
 
-// 8190735360 -> "8.19 B"
-static const char *human_count(double count) {
-    static char buffers[8][24];
-    static int next;
-    static const char *const units[] = {"", " k", " M", " B", " T"};
-    char *out = buffers[next++ % 8];
-    int unit = 0;
-    while (count >= 1000 && unit < 4) count /= 1000, unit++;
-    snprintf(out, sizeof(buffers[0]), unit ? "%.2f%s" : "%.0f%s", count, units[unit]);
-    return out;
-}
-
-static const char *human_flops(double flops) {
-    static char buffers[4][24];
-    static int next;
-    static const char *const units[] = {"", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP", " EFLOP", " ZFLOP"};
-    char *out = buffers[next++ % 4];
-    int unit = 0;
-    while (flops >= 1000 && unit < 7) flops /= 1000, unit++;
-    snprintf(out, sizeof(buffers[0]), "%.2f%s", flops, units[unit]);
-    return out;
-}
-
 static void report_model(FILE *out, const Model *model) {
     const Config *c = &model->config;
     fprintf(out,

@@ -46,13 +46,10 @@ static void adapter_write_targets(JsonOut *json, const Lora *lora) {
     json_array_end(json);
 }
 
-// base: --model, or NULL. Returns the length; nothing of ours is allocated. path: for messages
+// base: --model, or NULL. Returns the length. path: for messages
 static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
                                   const char *path) {
-    FILE *file = fmemopen(text, ADAPTER_CONFIG_TEXT, "w");
-    long length;
-    if (!file) die("%s: no memory to write it: %s", path, strerror(errno));
-    JsonOut json = json_open(file);
+    JsonOut json = json_open_text(text, ADAPTER_CONFIG_TEXT, JSON_LINE);
     json_object(&json, NULL);
     json_object(&json, "alpha_pattern"), json_object_end(&json);
     json_null(&json, "auto_mapping");
@@ -74,10 +71,9 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     json_text(&json, "task_type", "CAUSAL_LM");
     json_bool(&json, "use_rslora", lora->rslora);
     json_object_end(&json);
-    if (json_close(&json) || (length = ftell(file)) <= 0 || length >= ADAPTER_CONFIG_TEXT)
-        die("%s: does not fit into %d bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
-    fclose(file);
-    return (size_t)length;
+    const size_t length = json_text_end(&json);
+    if (!length) die("%s: does not fit into %d bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
+    return length;
 }
 
 // ---- reading: what is refused ---------------------------------------------------------------------------------------

@@ -91,11 +91,11 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 // The first bytes of adapter_model.safetensors, up to the data, which follow in the order of the table; returns how
 // many.
 static size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
-    char more[96] = "";
-    if (base->weights)
-        snprintf(more, sizeof(more), ",\"" ADAPTER_BASE_KEY "\":\"" ADAPTER_BASE_VER "%016llx %016llx\"",
-                 (unsigned long long)base->config, (unsigned long long)base->weights);
-    SafetensorsWriter writer = safetensors_write_text(text, room, more);
+    char keys[64];
+    SafetensorsWriter writer;
+    snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
+             (unsigned long long)base->weights);
+    safetensors_write_begin(&writer, NULL, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
     for (size_t i = 0; i < table->parameter_count; i++) safetensors_write_entry(&writer, &table->parameters[i], type);
     return (size_t)safetensors_write_end(&writer);
 }

@@ -71,20 +71,6 @@ static const char *hf_dtype_name(DType type) {
                                 : "float64";
 }
 
-// ---- a text that grows ---------------------------------------------------------------------------------------------------
-typedef struct {
-    char *bytes; // [HF_CONFIG_TEXT]
-    size_t used;
-} HfText;
-
-__attribute__((format(printf, 2, 3))) static void hf_put(HfText *text, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    text->used += (size_t)vsnprintf(text->bytes + text->used, HF_CONFIG_TEXT - text->used, format, args);
-    va_end(args);
-    if (text->used >= HF_CONFIG_TEXT) die("internal: config.json is longer than %d bytes", HF_CONFIG_TEXT);
-}
-
 // The next "key=value" of the text form, cut into its halves; 0 at the end.
 static int hf_next_pair(char **cursor, char **key, char **value) {
     if (!*cursor || !**cursor) return 0;
@@ -98,6 +84,7 @@ static int hf_next_pair(char **cursor, char **key, char **value) {
     return 1;
 }
 
+// ---- writing one -----------------------------------------------------------------------------------------------------------
 // A value of the text form as JSON: a number that is real in transformers stays one ("10000.0"; query_pre_attn_scalar is a whole
 // one there), words become text.
 static const char *hf_value_text(const char *key, const char *value, char text[64]) {
@@ -117,7 +104,6 @@ static const char *hf_value_text(const char *key, const char *value, char text[6
     return text;
 }
 
-// ---- writing one -----------------------------------------------------------------------------------------------------------
 // Factors of which 0 says that none is given, and which are not written then.
 static int hf_not_given(const char *key, const char *value) {
     static const char *const keys[] = {"attention_factor", "mscale", "mscale_all_dim"};
@@ -128,8 +114,8 @@ static int hf_not_given(const char *key, const char *value) {
 
 // The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of transformers 5 has
 // rope_theta, too.
-static void hf_put_keys(HfText *text, const Config *config, HfConfigPlace rope, const char *indent) {
-    char form[4096], *key, *value, json[64];
+static void hf_put_keys(JsonOut *json, const Config *config, HfConfigPlace rope) {
+    char form[4096], *key, *value, text[64];
     const char *family = config->family->name;
     config_to_text(config, form, sizeof(form));
     char *cursor = strchr(form, ',') ? strchr(form, ',') + 1 : NULL;
@@ -143,42 +129,39 @@ static void hf_put_keys(HfText *text, const Config *config, HfConfigPlace rope, 
         }
         if (place == HF_SPECIAL || hf_not_given(key, value)) continue;
         if (rope == HF_TOP ? place != HF_ROPE : place == HF_ROPE || place == rope)
-            hf_put(text, ",\n%s\"%s\": %s", indent, name, hf_value_text(key, value, json));
+            json_word(json, name, hf_value_text(key, value, text));
     }
 }
 
-static void hf_put_rope_object(HfText *text, const Config *config, HfConfigPlace place, const char *indent) {
-    char inner[16];
-    snprintf(inner, sizeof(inner), "%s  ", indent);
-    hf_put(text, "{\n%s\"rope_type\": \"%s\"", inner, rope_type_names[config->rope_type]);
-    hf_put_keys(text, config, place, inner);
-    hf_put(text, "\n%s}", indent);
+static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfConfigPlace place) {
+    json_object(json, name);
+    json_text(json, "rope_type", rope_type_names[config->rope_type]);
+    hf_put_keys(json, config, place);
+    json_object_end(json);
 }
 
 // Rotary positions: the classic rope_scaling beside rope_theta, and rope_parameters, which Gemma has for each kind of layer.
-static void hf_put_rope(HfText *text, const Config *config) {
-    char json[64], local[64];
-    if (config->rope_type != ROPE_DEFAULT) {
-        hf_put(text, ",\n  \"rope_scaling\": ");
-        hf_put_rope_object(text, config, HF_ROPE, "  ");
-    }
-    hf_put(text, ",\n  \"rope_parameters\": ");
+static void hf_put_rope(JsonOut *json, const Config *config) {
+    char text[64], local[64];
+    if (config->rope_type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE);
     if (!family_has_key(config->family, "rope_local_base_freq")) {
-        hf_put_rope_object(text, config, HF_TOP_AND_ROPE, "  ");
+        hf_put_rope_object(json, "rope_parameters", config, HF_TOP_AND_ROPE);
         return;
     }
-    hf_put(text, "{\n    \"full_attention\": ");
-    hf_put_rope_object(text, config, HF_TOP_AND_ROPE, "    ");
     snprintf(local, sizeof(local), "%.17g", config->rope_local_base_freq);
-    hf_put(text,
-           ",\n    \"sliding_attention\": {\n      \"rope_type\": \"default\",\n      \"rope_theta\": %s\n    }\n  }",
-           hf_value_text("rope_theta", local, json));
+    json_object(json, "rope_parameters");
+    hf_put_rope_object(json, "full_attention", config, HF_TOP_AND_ROPE);
+    json_object(json, "sliding_attention");
+    json_text(json, "rope_type", "default");
+    json_word(json, "rope_theta", hf_value_text("rope_theta", local, text));
+    json_object_end(json);
+    json_object_end(json);
 }
 
 // Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and counts the
 // layers before the first one that has it; Gemma's number is there even where no layer has it, and its first class knew a period
 // only.
-static void hf_put_windows(HfText *text, const Config *config) {
+static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = !strcmp(config->family->name, "gemma3"), windows = period != 0;
     const int mistral = !strcmp(config->family->name, "mistral");
@@ -188,39 +171,44 @@ static void hf_put_windows(HfText *text, const Config *config) {
         die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
     for (first = 0; first < L && !layer_window(config, first); first++) continue;
     if (windows || gemma)
-        hf_put(text, ",\n  \"sliding_window\": %zu", windows ? config->sliding_window : 4096);
+        json_size(json, "sliding_window", windows ? config->sliding_window : 4096);
     else
-        hf_put(text, ",\n  \"sliding_window\": null");
+        json_null(json, "sliding_window");
     if (mistral) return;
-    if (!gemma)
-        hf_put(text, ",\n  \"use_sliding_window\": %s,\n  \"max_window_layers\": %zu", windows ? "true" : "false",
-               first);
+    if (!gemma) {
+        json_bool(json, "use_sliding_window", windows);
+        json_size(json, "max_window_layers", first);
+    }
     if (gemma && windows && strspn(config->layer_types, "s") == period - 1)
-        hf_put(text, ",\n  \"sliding_window_pattern\": %zu", period);
+        json_size(json, "sliding_window_pattern", period);
     if (!windows && L > LAYER_TYPES_MAX) return;
+    json_array(json, "layer_types");
     for (size_t l = 0; l < L; l++)
-        hf_put(text, "%s\n    \"%s\"", l ? "," : ",\n  \"layer_types\": [",
-               layer_window(config, l) ? "sliding_attention" : "full_attention");
-    hf_put(text, "\n  ]");
+        json_text(json, NULL, layer_window(config, l) ? "sliding_attention" : "full_attention");
+    json_array_end(json);
 }
 
 // A config.json for this model, whose weights are of `type`. text: [HF_CONFIG_TEXT]; returns the length.
-static size_t hf_config_write(const Config *config, DType type, char *bytes) {
+static size_t hf_config_write(const Config *config, DType type, char *text) {
     const char *family = config->family->name;
-    HfText text = {bytes, 0};
-    hf_put(&text, "{\n  \"architectures\": [\n    \"%s\"\n  ],\n", config->family->architecture);
-    hf_put(&text, "  \"model_type\": \"%s\",\n", config->family->model_type);
-    hf_put(&text, "  \"dtype\": \"%s\",\n", hf_dtype_name(type));
-    hf_put(&text, "  \"torch_dtype\": \"%s\"", hf_dtype_name(type)); // what dtype was called before transformers 5
-    hf_put_keys(&text, config, HF_TOP, "  ");
-    if (!config->family->learned_positions) hf_put_rope(&text, config);
-    hf_put_windows(&text, config);
-    for (size_t i = 0; i < sizeof(hf_config_constants) / sizeof(hf_config_constants[0]); i++) {
+    JsonOut json = json_open_text(text, HF_CONFIG_TEXT, JSON_INDENTED);
+    json_object(&json, NULL);
+    json_array(&json, "architectures");
+    json_text(&json, NULL, config->family->architecture);
+    json_array_end(&json);
+    json_text(&json, "model_type", config->family->model_type);
+    json_text(&json, "dtype", hf_dtype_name(type));
+    json_text(&json, "torch_dtype", hf_dtype_name(type)); // what dtype was called before transformers 5
+    hf_put_keys(&json, config, HF_TOP);
+    if (!config->family->learned_positions) hf_put_rope(&json, config);
+    hf_put_windows(&json, config);
+    for (size_t i = 0; i < sizeof(hf_config_constants) / sizeof(hf_config_constants[0]); i++)
         if (!hf_config_constants[i].family || !strcmp(hf_config_constants[i].family, family))
-            hf_put(&text, ",\n  \"%s\": %s", hf_config_constants[i].key, hf_config_constants[i].value);
-    }
-    hf_put(&text, "\n}\n");
-    return text.used;
+            json_word(&json, hf_config_constants[i].key, hf_config_constants[i].value);
+    json_object_end(&json);
+    const size_t length = json_text_end(&json);
+    if (!length) die("internal: config.json is longer than %d bytes", HF_CONFIG_TEXT);
+    return length;
 }
 
 // ---- keeping one -----------------------------------------------------------------------------------------------------------

@@ -179,11 +179,6 @@ static void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_
     tensor->used = 1;
 }
 
-static int text_ends_with(const char *text, const char *end) {
-    size_t length = strlen(text), tail = strlen(end);
-    return length >= tail && !strcmp(text + length - tail, end);
-}
-
 // Masks and frequencies that older versions saved, and the second copy of a tied matrix.
 static int hf_is_no_weight(const Config *config, const char *name) {
     if (config->family->learned_positions)

@@ -217,7 +217,8 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 // ---- the tensors -----------------------------------------------------------------------------------------------------------
 // The header of a file that holds the parameters order[begin .. end). Returns where its data begin.
 static uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
-    SafetensorsWriter writer = safetensors_write_begin(file);
+    SafetensorsWriter writer;
+    safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     for (size_t i = begin; i < end; i++)
         safetensors_write_entry(&writer, &write->source->model.parameters[write->order[i]],
                                 write->types[write->order[i]]);
@@ -255,20 +256,23 @@ static int hf_compare_names(const void *a, const void *b) {
 // Which tensor is in which file, by name. Uses up write->order.
 static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     const Model *model = &write->source->model;
-    size_t room = 256 + model->parameter_count * 200; // a line has two names of at most 96 and 64 bytes
+    const size_t room = 256 + model->parameter_count * 200; // a line has two names of at most 96 and 64 bytes
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
-    size_t used =
-        (size_t)snprintf(text, room,
-                         "{\n  \"metadata\": {\n    \"total_parameters\": %zu,\n    \"total_size\": %llu\n  },\n"
-                         "  \"weight_map\": {",
-                         model->elements, (unsigned long long)write->bytes);
+    JsonOut json = json_open_text(text, room, JSON_INDENTED);
+    json_object(&json, NULL);
+    json_object(&json, "metadata");
+    json_size(&json, "total_parameters", model->elements);
+    json_size(&json, "total_size", (size_t)write->bytes);
+    json_object_end(&json);
+    json_object(&json, "weight_map");
     hf_sorting = write;
     qsort(write->order, model->parameter_count, sizeof(size_t), hf_compare_names);
     for (size_t i = 0; i < model->parameter_count; i++)
-        used += (size_t)snprintf(text + used, room - used, "%s\n    \"%s\": \"%s\"", i ? "," : "",
-                                 model->parameters[write->order[i]].name,
-                                 hf_shard_name(write, write->shard[write->order[i]], name));
-    used += (size_t)snprintf(text + used, room - used, "\n  }\n}\n");
+        json_text(&json, model->parameters[write->order[i]].name,
+                  hf_shard_name(write, write->shard[write->order[i]], name));
+    json_object_end(&json);
+    json_object_end(&json);
+    const size_t used = json_text_end(&json);
     folder_write_file(folder, HF_INDEX_FILE, text, used);
     free(text);
 }

@@ -242,6 +242,8 @@ typedef struct {
     size_t room;
     uint64_t at;   // byte of the file where the header goes on
     uint64_t data; // bytes of the tensors so far
+    char entry[512];
+    JsonOut json; // into entry
 } SafetensorsWriter;
 
 static const char *safetensors_dtype_name(DType type) {
@@ -256,40 +258,43 @@ static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t 
     writer->at += length;
 }
 
-// more: further metadata, from its comma on
-static void safetensors_put_begin(SafetensorsWriter *writer, const char *more) {
-    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\"";
-    safetensors_put(writer, begin, sizeof(begin) - 1);
-    safetensors_put(writer, more, strlen(more));
-    safetensors_put(writer, "}", 1);
+// What the JSON has grown by.
+static void safetensors_put_entry(SafetensorsWriter *writer) {
+    if (writer->json.used > writer->json.room) die("internal: a safetensors entry of %zu bytes", writer->json.used);
+    safetensors_put(writer, writer->entry, writer->json.used);
+    writer->json.used = 0;
 }
 
-static SafetensorsWriter safetensors_write_begin(const OutputFile *file) {
-    SafetensorsWriter writer = {file, NULL, 0, 8, 0};
-    safetensors_put_begin(&writer, "");
-    return writer;
-}
-
-static SafetensorsWriter safetensors_write_text(char *text, size_t room, const char *more) {
-    SafetensorsWriter writer = {NULL, text, room, 8, 0};
-    safetensors_put_begin(&writer, more);
-    return writer;
+// key, value: of the metadata, beside "format"; NULL: none.
+static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile *file, char *text, size_t room,
+                                    const char *key, const char *value) {
+    memset(writer, 0, sizeof(*writer));
+    writer->file = file, writer->text = text, writer->room = room, writer->at = 8;
+    writer->json = json_open_text(writer->entry, sizeof(writer->entry), JSON_COMPACT);
+    json_object(&writer->json, NULL);
+    json_object(&writer->json, "__metadata__");
+    json_text(&writer->json, "format", "pt");
+    if (key) json_text(&writer->json, key, value);
+    json_object_end(&writer->json);
+    safetensors_put_entry(writer);
 }
 
 // The next tensor; its bytes follow those of the tensor before it.
 static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
-    size_t first = p->transposed ? p->cols : p->rows, second = p->transposed ? p->rows : p->cols;
-    uint64_t end = writer->data + (uint64_t)parameter_elements(p) * dtype_size(type);
-    char entry[512], shape[64];
-    if (p->cols)
-        snprintf(shape, sizeof(shape), "%zu,%zu", first, second);
-    else
-        snprintf(shape, sizeof(shape), "%zu", p->rows);
-    safetensors_put(writer, entry,
-                    (size_t)snprintf(entry, sizeof(entry),
-                                     ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%llu,%llu]}", p->name,
-                                     safetensors_dtype_name(type), shape, (unsigned long long)writer->data,
-                                     (unsigned long long)end));
+    const uint64_t end = writer->data + (uint64_t)parameter_elements(p) * dtype_size(type);
+    JsonOut *json = &writer->json;
+    json_object(json, p->name);
+    json_text(json, "dtype", safetensors_dtype_name(type));
+    json_array(json, "shape");
+    json_size(json, NULL, p->transposed ? p->cols : p->rows);
+    if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);
+    json_array_end(json);
+    json_array(json, "data_offsets");
+    json_size(json, NULL, (size_t)writer->data);
+    json_size(json, NULL, (size_t)end);
+    json_array_end(json);
+    json_object_end(json);
+    safetensors_put_entry(writer);
     writer->data = end;
 }
 
@@ -297,7 +302,8 @@ static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *
 static uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     static const char spaces[] = "       ";
     unsigned char prefix[8];
-    safetensors_put(writer, "}", 1);
+    json_object_end(&writer->json);
+    safetensors_put_entry(writer);
     safetensors_put(writer, spaces, (size_t)((8 - writer->at % 8) % 8));
     uint64_t header_bytes = writer->at - 8;
     for (size_t i = 0; i < 8; i++) prefix[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);

@@ -287,7 +287,8 @@ typedef struct {
 
 // The header of a file of gradients, of parameters that match. file NULL: only the sizes.
 static GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
-    SafetensorsWriter writer = safetensors_write_begin(file);
+    SafetensorsWriter writer;
+    safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     GradientFile sizes;
     for (size_t i = 0; i < model->parameter_count; i++)
         if (globs_match(globs, model->parameters[i].name))

@@ -7,7 +7,7 @@ tokenizer file (tokenizer.h), or as bytes; where there is neither, a prompt is i
 #include "llmc/tokenizer/chat.h"
 #include "llmc/cli/run.h"
 #include "sampler.h"
-#include "llmc/base/text_out.h"
+#include "llmc/base/text.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 
 #define PROMPT_MAX ((size_t)1 << 30) // bytes: as many as there can be positions

@@ -5,7 +5,7 @@ The configuration of a model: a family (family.h) and its numbers, which bear th
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
 #include "family.h"
-#include "llmc/base/utils.h"
+#include "llmc/base/text.h"
 #include <stddef.h>
 
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;

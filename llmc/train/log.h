@@ -121,16 +121,6 @@ static void runlog_options(RunLog *log, size_t step, const Options *options) {
 }
 
 // ---- what is said ----------------------------------------------------------------------------------------------------------
-// "123.4 GFLOP/s", five digits at most
-static const char *human_rate(double per_second, char text[32]) {
-    static const char *const units[] = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
-    int unit = 0;
-    per_second /= 1e6;
-    while (per_second >= 1e4 && unit < 3) per_second /= 1e3, unit++;
-    snprintf(text, 32, "%6.1f %s", per_second, units[unit]);
-    return text;
-}
-
 static int digits_of(size_t number) {
     int digits = 1;
     while (number >= 10) number /= 10, digits++;
@@ -143,10 +133,8 @@ static double training_seconds(const StepReport *r) { return r->seconds - r->rol
 static void step_line(FILE *out, const StepReport *r, size_t steps) {
     double seconds = training_seconds(r), rate = seconds > 0 ? r->flops / seconds : 0;
     double speed = seconds > 0 ? r->tokens / seconds : 0;
-    char rate_text[32];
     fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
-            steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed,
-            human_rate(rate, rate_text));
+            steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate));
     if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
     fprintf(out, " | %s", human_bytes(r->memory_bytes));
     if (r->ranks > 1) fprintf(out, " | %.1f MB sent", 1e-6 * r->sent_bytes);

@@ -81,13 +81,10 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     return schedule;
 }
 
-// Returns the length of the text. Nothing of ours is allocated: the stdio buffer is the C library's.
+// Returns the length of the text.
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
-    FILE *file = fmemopen(text, RUN_STATE_LIMIT, "w");
-    long length;
-    if (!file) die("%s: no memory to write it: %s", path, strerror(errno));
-    JsonOut json = json_open(file);
+    JsonOut json = json_open_text(text, RUN_STATE_LIMIT, JSON_LINE);
     json_object(&json, NULL);
     json_text(&json, "format", RUN_STATE_FORMAT);
     json_size(&json, "version", RUN_STATE_VERSION);
@@ -107,10 +104,9 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     for (size_t i = 0; i < run->setting_count; i++) json_text(&json, run->settings[i].name, run->settings[i].value);
     json_object_end(&json);
     json_object_end(&json);
-    if (json_close(&json) || (length = ftell(file)) <= 0 || length >= RUN_STATE_LIMIT)
-        die("%s: the state of this run does not fit into %d bytes, please report it", path, RUN_STATE_LIMIT);
-    fclose(file);
-    return (size_t)length;
+    const size_t length = json_text_end(&json);
+    if (!length) die("%s: the state of this run does not fit into %d bytes, please report it", path, RUN_STATE_LIMIT);
+    return length;
 }
 
 // ---- comparing --------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ that are damaged, with and without a checksum that is right, which are refused i
 */
 #include "test/base/child.h"
 #include "llmc/tokenizer/chat.h"
-#include "llmc/base/text_out.h"
+#include "llmc/base/text.h"
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 

@@ -1,0 +1,215 @@
+/*
+Text: numbers read strictly and written for people, UTF-8, and text that comes in parts which may end within a character.
+*/
+#ifndef LLMC_TEXT_H
+#define LLMC_TEXT_H
+#include "utils.h"
+
+// ---- numbers: the whole text must be one number, or 0 is returned -------------------------------------------------
+static int parse_size(const char *text, size_t *value) {
+    char *end;
+    if (*text < '0' || *text > '9') return 0;
+    errno = 0;
+    unsigned long long parsed = strtoull(text, &end, 10);
+    if (errno || *end) return 0;
+    *value = (size_t)parsed;
+    return 1;
+}
+
+static int parse_double(const char *text, double *value) {
+    char *end;
+    if (!((*text >= '0' && *text <= '9') || *text == '-' || *text == '.')) return 0;
+    if (strpbrk(text, "xX")) return 0;
+    errno = 0;
+    *value = strtod(text, &end);
+    return *end == 0 && isfinite(*value);
+}
+
+static int parse_bool(const char *text, int *value) {
+    if (!strcmp(text, "true") || !strcmp(text, "True") || !strcmp(text, "1")) return *value = 1, 1;
+    if (!strcmp(text, "false") || !strcmp(text, "False") || !strcmp(text, "0")) return *value = 0, 1;
+    return 0;
+}
+
+// "80GiB", "78.5GB", "900MiB", "1024": bytes
+static int parse_bytes(const char *text, size_t *bytes) {
+    static const struct {
+        const char *unit;
+        double factor;
+    } units[] = {{"", 1},
+                 {"B", 1},
+                 {"KiB", 1024.0},
+                 {"MiB", 1048576.0},
+                 {"GiB", 1073741824.0},
+                 {"TiB", 1099511627776.0},
+                 {"kB", 1e3},
+                 {"KB", 1e3},
+                 {"MB", 1e6},
+                 {"GB", 1e9},
+                 {"TB", 1e12},
+                 {"G", 1073741824.0},
+                 {"M", 1048576.0},
+                 {"K", 1024.0}};
+    char *end;
+    if (!((*text >= '0' && *text <= '9') || *text == '.') || strpbrk(text, "xX")) return 0;
+    double number = strtod(text, &end);
+    while (*end == ' ') end++;
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+        if (!strcmp(end, units[i].unit)) {
+            number *= units[i].factor;
+            if (!(number >= 0 && number < 9e18)) return 0;
+            *bytes = (size_t)number;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// The shortest of %.15g, %.16g and %.17g that reads back as the same number.
+static const char *number_text(double value, char text[32]) {
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, 32, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    return text;
+}
+
+// ---- numbers for people ---------------------------------------------------------------------------------------------
+// In the largest of units[count] in which it is below `most`, each `base` times the one before. whole: the format in the first
+// unit. Results are in a few static buffers, so that several fit in one printf.
+static const char *human(double value, double base, double most, const char *const *units, size_t count,
+                         const char *whole, const char *format) {
+    static char buffers[16][32];
+    static int next;
+    char *out = buffers[next++ % 16];
+    size_t unit = 0;
+    while (value >= most && unit + 1 < count) value /= base, unit++;
+    snprintf(out, sizeof(buffers[0]), unit ? format : whole, value, units[unit]);
+    return out;
+}
+
+// "1.25 GiB"
+static const char *human_bytes(double bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    return human(bytes, 1024, 1024, units, 6, "%.0f %s", "%.2f %s");
+}
+
+// "8.19 B" for 8190735360
+static const char *human_count(double count) {
+    static const char *const units[] = {"", " k", " M", " B", " T"};
+    return human(count, 1000, 1000, units, 5, "%.0f%s", "%.2f%s");
+}
+
+static const char *human_flops(double flops) {
+    static const char *const units[] = {"", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP", " EFLOP", " ZFLOP"};
+    return human(flops, 1000, 1000, units, 8, "%.2f%s", "%.2f%s");
+}
+
+// " 123.4 GFLOP/s", five digits at most
+static const char *human_rate(double per_second) {
+    static const char *const units[] = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
+    return human(per_second / 1e6, 1000, 1e4, units, 4, "%6.1f %s", "%6.1f %s");
+}
+
+// "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h"
+static const char *human_seconds(double seconds) {
+    static char buffers[4][32];
+    static int next;
+    char *text = buffers[next++ % 4];
+    unsigned long s = seconds > 0 && seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 0;
+    if (!(seconds < 1e9))
+        snprintf(text, 32, "?");
+    else if (s < 60)
+        snprintf(text, 32, "%lu s", s);
+    else if (s < 3600)
+        snprintf(text, 32, "%lu min %02lu s", s / 60, s % 60);
+    else if (s < 86400)
+        snprintf(text, 32, "%lu h %02lu min", s / 3600, s / 60 % 60);
+    else
+        snprintf(text, 32, "%lu d %02lu h", s / 86400, s / 3600 % 24);
+    return text;
+}
+
+// ---- UTF-8 ----------------------------------------------------------------------------------------------------------
+// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
+static size_t utf8_length(const unsigned char *text, size_t left) {
+    unsigned char c = text[0], least = 0x80, most = 0xbf;
+    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
+    if (length == 0 || length > left) return 0;
+    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
+    if (c == 0xed) most = 0x9f;
+    if (c == 0xf0) least = 0x90;
+    if (c == 0xf4) most = 0x8f;
+    for (size_t i = 1; i < length; i++) {
+        if (text[i] < least || text[i] > most) return 0;
+        least = 0x80, most = 0xbf;
+    }
+    return length;
+}
+
+static int text_ends_with(const char *text, const char *end) {
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && !strcmp(text + length - tail, end);
+}
+
+/*
+Text in parts, to a file or into memory: only whole characters are passed on. What can no longer become one is U+FFFD, once
+for each stretch that began as one (Unicode's recommended practice), and so is what is left at the end. Memory is the
+caller's: three times as many bytes as come in suffice.
+*/
+typedef struct {
+    FILE *file;            // or NULL:
+    char *memory;          // [bytes] so far
+    size_t bytes;          // passed on
+    unsigned char part[4]; // the beginning of a character
+    size_t count;
+} TextOut;
+
+static TextOut text_out_to(FILE *file, char *memory) {
+    TextOut out = {0};
+    out.file = file, out.memory = memory;
+    return out;
+}
+
+static void text_out_pass(TextOut *out, const void *text, size_t bytes) {
+    if (out->file)
+        fwrite(text, 1, bytes, out->file);
+    else
+        memcpy(out->memory + out->bytes, text, bytes);
+    out->bytes += bytes;
+}
+
+// Whether bytes can be put behind part[count] so that it is a character: the lowest and the highest continuations are tried.
+static int is_beginning_of_character(const unsigned char *part, size_t count) {
+    static const unsigned char ends[] = {0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf};
+    unsigned char whole[4] = {0, 0x80, 0x80, 0x80};
+    if (count >= 4) return 0;
+    memcpy(whole, part, count);
+    if (count > 1) return utf8_length(whole, 4) > count;
+    for (size_t i = 0; i < sizeof(ends); i++) {
+        whole[1] = ends[i];
+        if (utf8_length(whole, 4) > 1) return 1;
+    }
+    return 0;
+}
+
+static void text_out(TextOut *out, const char *text, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        out->part[out->count++] = (unsigned char)text[i];
+        if (utf8_length(out->part, out->count)) {
+            text_out_pass(out, out->part, out->count);
+            out->count = 0;
+        } else if (!is_beginning_of_character(out->part, out->count)) {
+            text_out_pass(out, "\xef\xbf\xbd", 3);
+            if (out->count > 1) i--; // the last byte may begin a character of its own
+            out->count = 0;
+        }
+    }
+}
+
+static void text_out_end(TextOut *out) {
+    if (out->count) text_out_pass(out, "\xef\xbf\xbd", 3);
+    out->count = 0;
+}
+
+#endif
