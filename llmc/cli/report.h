@@ -148,12 +148,12 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     report_regions(run->text, &run->plan.arena);
     if (run->plan.host_bytes)
         fprintf(run->text, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
-    if (data && !data->regular && data->settings.use == DATA_PROMPTS)
+    if (data && data->shards && !data->regular && data->settings.use == DATA_PROMPTS)
         fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts,
                 data->longest_prompt, data->shard[0].header.tokenizer_name);
-    else if (data && !data->regular)
+    else if (data && data->shards && !data->regular)
         dataloader_report(run->text, data);
-    if (data && !data->regular)
+    if (data && data->shards && !data->regular)
         fprintf(run->text, "longest  the plan is for a sequence of %zu positions, of at most %zu documents\n", bound.N,
                 bound.documents);
     fflush(run->text);
