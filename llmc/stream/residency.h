@@ -66,7 +66,9 @@ typedef struct {
     float *master; // or NULL
 } OptimizerState;
 
-static void *at(void *base, size_t element, size_t size) { return (char *)base + element * size; }
+static void *at(void *base, size_t element, size_t size) {
+    return (void *)((uintptr_t)base + element * size); // NOLINT(performance-no-int-to-ptr): in a plan base may be NULL
+}
 
 // The table of what is trained, and its memory
 static const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
