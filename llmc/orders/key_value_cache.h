@@ -176,7 +176,7 @@ static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.row = c.token = cache->last.row + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
-        s->ops->copy_out((char *)logits + done * row, head_forward(s, c, w).logits, c.n * row);
+        s->ops->copy_out(at(logits, done, row), head_forward(s, c, w).logits, c.n * row);
         arena_pop(s->arena, mark);
     }
     weights_release(&s->memory, GROUP_HEAD);

@@ -27,9 +27,9 @@ static void own_copy_out(const StreamBP *s, void *host, void *device, size_t siz
 static void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
     const size_t most = sequence_share_max(s->N, S);
+    if (S == 1) return;
     char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
     size_t half;
-    if (S == 1) return;
     for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
         memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
     dist_gather(RANKS_SEQUENCE, own, most * size, all);
