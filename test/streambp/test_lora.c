@@ -92,8 +92,8 @@ static double *case_merge(const Case *c) {
             const LoraPart *part = &c->lora.part[lora_tensors[t]];
             const TensorShape shape = layer_tensor_shape(&c->model.config, lora_tensors[t]);
             const double *layer = c->adapters + l * c->lora.table.layer_elements;
-            double *w = merged + group_begin(&c->model, l) + c->model.layer_offset[lora_tensors[t]];
             if (part->a == ABSENT || !shape.rows) continue;
+            double *w = merged + group_begin(&c->model, l) + c->model.layer_offset[lora_tensors[t]];
             for (size_t i = 0; i < shape.rows; i++)
                 for (size_t j = 0; j < shape.cols; j++)
                     for (size_t k = 0; k < r; k++)
