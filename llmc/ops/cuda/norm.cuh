@@ -177,7 +177,7 @@ static void cuda_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored 
     const size_t takers = norm_takers(n);
     const bool packed = C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w);
     float *lines = dw ? (float *)scratch : NULL;
-    const auto launch = [&](auto CENTRED, auto W, auto P) {
+    const auto run = [&](auto CENTRED, auto W, auto P) {
         dim3 threads(LANES);
         while (threads.x < NORM_MOST_THREADS && threads.x * P * W < C) threads.x *= 2;
         if (threads.x * P * W < C)
@@ -191,9 +191,9 @@ static void cuda_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored 
         with_width<floatX>(packed, [&](auto W) {
             constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
             if (NORM_MOST_THREADS * FEW * W >= C)
-                launch(CENTRED, W, Width<FEW>());
+                run(CENTRED, W, Width<FEW>());
             else
-                launch(CENTRED, W, Width<4 * FEW>());
+                run(CENTRED, W, Width<4 * FEW>());
         });
     });
     if (!dw) return;
