@@ -466,7 +466,7 @@ static void head_forward_only(StreamBP *s) {
 static void head_forward_backward(StreamBP *s) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums dw = grads_acquire(&s->memory, GROUP_HEAD);
-    if (objective_weights_wait(&s->objective) == WEIGHTS_BY_STREAM) {
+    if (objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE) {
         head_logprobs(s, w);
         host_collect(s, s->host_sums, s->logp);
         sequence_weights(s);

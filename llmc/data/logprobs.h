@@ -1,6 +1,6 @@
 /*
 A file of log-probabilities (data/README.md): those that a model gives the targets of some shards, a float32 for every
-token of all of them, in the order of their paths; 0 where a token is no target that counts. The verb `logprobs`
+token of all of them, in the order of their paths; 0 where a token is no target. The verb `logprobs`
 writes it, and so does a run whose objective has a reference, before its first step (reference.h); the data loader
 reads from it what it puts into a batch.
 
@@ -24,7 +24,7 @@ both sides. Reading allocates nothing.
 #define LOGPROBS_AT_ONCE        4096  // values on the way between a file and somewhere else
 #define LOGPROBS_ROUNDING       1e-3f // above 0 that a value may be by rounding
 
-// What became of documents that were longer than T: it decides what their tokens saw, and which of them were looked at.
+// How documents longer than T were cut: it decides what their tokens saw, and which of them were computed.
 typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
 
 // The file's first 256 bytes, little-endian.
@@ -33,7 +33,7 @@ typedef struct {
     uint32_t version, byte_order;
     uint64_t header_bytes, file_bytes;
     uint64_t tokens, documents; // of the shards
-    uint64_t counted;           // log-probabilities that are there
+    uint64_t targets;           // log-probabilities that are there
     uint64_t model_key, data_key;
     uint64_t seq_len; // T, where a document was longer; 0: all are whole
     uint32_t cut;     // DocumentsCut
@@ -56,7 +56,7 @@ static uint32_t logprobs_header_crc(const LogprobHeader *header) {
     return crc32_of(0, &copy, sizeof(copy));
 }
 
-static uint64_t logprobs_place(uint64_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
+static uint64_t logprobs_offset(uint64_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
 // name = the text, or as much of its end as there is room for.
 static void logprobs_name(char name[64], const char *text) {
@@ -79,7 +79,7 @@ static LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) {
     size_t n;
     for (uint64_t first = 0; first < tokens; first += n) {
         n = (size_t)(tokens - first < LOGPROBS_AT_ONCE ? tokens - first : LOGPROBS_AT_ONCE);
-        input_read(file, logprobs_place(first), value, n * sizeof(float));
+        input_read(file, logprobs_offset(first), value, n * sizeof(float));
         scan.crc = crc32_of(scan.crc, value, n * sizeof(float));
         for (size_t i = 0; i < n; i++) {
             scan.set += value[i] != 0;
@@ -97,7 +97,7 @@ typedef struct {
 } LogprobWriter;
 
 // A file of another kind is not replaced: a shard or a model named by mistake.
-static void logprobs_check_place(const char *path) {
+static void logprobs_check_path(const char *path) {
     char magic[8] = "";
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return; // output_open's to judge
@@ -108,16 +108,16 @@ static void logprobs_check_place(const char *path) {
         die("%s: is there already and is no file of log-probabilities; choose another name, or remove it", path);
 }
 
-// header: what it shall say; sizes, checksums and `counted` are filled in. Every value is 0 at first.
+// header: what it shall say; sizes, checksums and `targets` are filled in. Every value is 0 at first.
 static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
     LogprobHeader *h = &w->header;
     crc32_prepare();
     *h = *header;
     memcpy(h->magic, LOGPROBS_MAGIC, sizeof(h->magic));
     h->version = LOGPROBS_VERSION, h->byte_order = LOGPROBS_BYTE_ORDER;
-    h->header_bytes = sizeof(*h), h->file_bytes = logprobs_place(h->tokens);
+    h->header_bytes = sizeof(*h), h->file_bytes = logprobs_offset(h->tokens);
     memset(h->zeros, 0, sizeof(h->zeros));
-    logprobs_check_place(path);
+    logprobs_check_path(path);
     output_open(&w->output, path, h->file_bytes);
     if (ftruncate(w->output.fd, (off_t)h->file_bytes) != 0) output_fail(&w->output, "setting its size", errno);
 }
@@ -126,15 +126,15 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
 static void logprobs_write(LogprobWriter *w, uint64_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
         die("internal: log-probabilities of tokens that are not in the data");
-    output_write(&w->output, logprobs_place(token), value, n * sizeof(float));
+    output_write(&w->output, logprobs_offset(token), value, n * sizeof(float));
 }
 
-// What was written is read back for its checksum, wherever the values came in; then the file is there.
-static void logprobs_commit(LogprobWriter *w, uint64_t counted) {
+// Reads the values back for their checksum, whatever their order was; then the file is there.
+static void logprobs_commit(LogprobWriter *w, uint64_t targets) {
     InputFile written = input_open(w->output.temporary);
     w->header.body_crc = logprobs_scan(&written, w->header.tokens).crc;
     input_close(&written);
-    w->header.counted = counted;
+    w->header.targets = targets;
     w->header.header_crc = logprobs_header_crc(&w->header);
     output_write(&w->output, 0, &w->header, sizeof(w->header));
     output_commit(&w->output);
@@ -167,9 +167,9 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
     const char *fault = h->byte_order != LOGPROBS_BYTE_ORDER ? "byte order mark"
                         : h->header_bytes != sizeof(*h)      ? "length of the header"
-                        : h->tokens > h->file_bytes || h->file_bytes != logprobs_place(h->tokens) ? "number of tokens"
+                        : h->tokens > h->file_bytes || h->file_bytes != logprobs_offset(h->tokens) ? "number of tokens"
                         : h->documents < 1 || h->documents > h->tokens / 2   ? "number of documents"
-                        : h->counted > h->tokens - h->documents              ? "number of log-probabilities"
+                        : h->targets > h->tokens - h->documents              ? "number of log-probabilities"
                         : h->cut > DOCUMENTS_TRUNCATED                       ? "way in which documents were cut"
                         : (h->cut == DOCUMENTS_WHOLE) != (h->seq_len == 0)   ? "length to which documents were cut"
                         : h->dtype > DTYPE_FP64                              ? "element type"
@@ -197,12 +197,12 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     if (scan.bad < h->tokens)
         die("%s: the log-probability of token %llu is %g; it must be finite and at most 0; " LOGPROBS_AGAIN, path,
             (unsigned long long)scan.bad, (double)scan.value);
-    if (scan.set > h->counted)
+    if (scan.set > h->targets)
         die("%s: holds %llu log-probabilities, its header says %llu; " LOGPROBS_AGAIN, path,
-            (unsigned long long)scan.set, (unsigned long long)h->counted);
+            (unsigned long long)scan.set, (unsigned long long)h->targets);
 }
 
-// Of zeros, one that was never opened: nothing.
+// Does nothing with a zeroed one, which was never opened.
 static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
 }
@@ -215,8 +215,7 @@ static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     return text;
 }
 
-// Whether tokens that `wanted` looks at are in `have`, and saw the same tokens before them: what comes later does not
-// matter.
+// True where the tokens of `wanted` are in `have` and saw the same tokens before them; what comes later does not matter.
 static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
@@ -258,7 +257,7 @@ static void logprobs_read(const LogprobFile *f, uint64_t token, size_t n, float 
     if (token > f->header.tokens || n > f->header.tokens - token)
         die("%s: has no log-probabilities of tokens %llu to %llu", f->file.path, (unsigned long long)token,
             (unsigned long long)(token + n));
-    input_read(&f->file, logprobs_place(token), out, n * sizeof(float));
+    input_read(&f->file, logprobs_offset(token), out, n * sizeof(float));
 }
 
 #endif

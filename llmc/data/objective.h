@@ -9,7 +9,7 @@ wrote the completion; m is its loss weight, 0 where it is masked; sums, means an
 targets, each of which counts m times; sigma is the logistic function; Z is objective_normaliser of the whole
 accumulated batch. TRL is Hugging Face's, version 1.16.
 
-sft    L = -sum_t m logp / Z, Z = counted tokens
+sft    L = -sum_t m logp / Z, Z = targets
 
 Pairs of documents, chosen and rejected: L = sum of the pairs' losses / Z, Z = pairs.
 dpo    (arXiv 2305.18290) c = sum_t m (logp - ref) of the chosen less that of the rejected, and by dpo_loss
@@ -24,11 +24,11 @@ orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o =
 
 Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta k3) where
 k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020). n by normalisation:
-       grpo     1 / (the document's counted tokens x Z), Z = documents with any (arXiv 2402.03300)
-       bnpo     1 / Z, Z = counted tokens; TRL's Z is a micro-batch's
+       grpo     1 / (the document's targets x Z), Z = documents with any (arXiv 2402.03300)
+       bnpo     1 / Z, Z = targets; TRL's Z is a micro-batch's
        dapo     the same, with an upper clip that is wider (arXiv 2503.14476)
        dr_grpo  1 / Z, Z = documents x completion_tokens (arXiv 2503.20783)
-       In grpo and dr_grpo, TRL's documents include those without a counted token.
+       In grpo and dr_grpo, TRL's documents include those without a target.
 grpo   r = exp(logp - old). Where old is not known it is the policy's own: r is 1, its gradient that of logp
 ppo    (arXiv 1707.06347) the same with advantages that differ from token to token; the value function is not here
 gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
@@ -70,19 +70,12 @@ typedef struct {
     double completion_tokens; // dr_grpo: the most that a completion may have
 } Objective;
 
-// What an objective's weights wait for.
+// When the weights of an objective are known.
 typedef enum {
-    WEIGHTS_AT_ONCE,  // nothing: they are known before the head runs
-    WEIGHTS_BY_TOKEN, // the token's own log-probability
-    WEIGHTS_BY_STREAM // those of the whole stream
+    WEIGHTS_AT_ONCE,    // before the head runs
+    WEIGHTS_BY_TOKEN,   // from the token's own log-probability
+    WEIGHTS_BY_SEQUENCE // from the log-probabilities of the whole sequence
 } ObjectiveWeights;
-
-// The place of a word in one of the tables above; options.h has let no other pass.
-static int objective_word(const char *const *names, int count, const char *word) {
-    for (int i = 0; i < count; i++)
-        if (!strcmp(names[i], word)) return i;
-    die("internal: the objective's tables have no '%s'", word);
-}
 
 static int objective_is_of_pairs(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_SIMPO || o->kind == OBJECTIVE_ORPO;
@@ -107,18 +100,18 @@ static void objective_resolve(Objective *o) {
 
 static ObjectiveWeights objective_weights_wait(const Objective *o) {
     if (o->kind == OBJECTIVE_SFT) return WEIGHTS_AT_ONCE;
-    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_PPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_STREAM;
+    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_PPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
 }
 
-// Whether the batch must know the reference's log-probabilities.
+// True where the batch must know the reference's log-probabilities.
 static int objective_needs_reference(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || (objective_is_of_policy(o) && o->beta != 0);
 }
 
-// Whether the entropy of the distributions is wanted, for its metrics.
+// True where the entropy of the distributions is wanted, for its metrics.
 static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
 
-// What the step's losses are divided by.
+// Denominator of the losses of a step.
 static double objective_normaliser(const Objective *o, TargetCounts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;
     if (!objective_is_of_policy(o)) return counts.tokens;
@@ -162,7 +155,7 @@ static void value_set(void *values, DType type, size_t i, double value) {
 // An infinity could be lost in a clip or in the flat part of a loss; NaN is not.
 static double logp_at(const void *logp, DType type, size_t i) { return finite_or_nan(value_at(logp, type, i)); }
 
-// Of target t in the loss; 0 where it is masked.
+// Loss weight of target t; 0 where it is masked.
 static double target_weight(const Batch *batch, size_t t) {
     return batch->targets[t] >= 0 ? (double)batch->loss_weight[t] : 0.0;
 }
@@ -175,7 +168,7 @@ static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 
 // Sums over the targets of a document.
 typedef struct {
     double logp, reference; // reference: 0 where it is not needed
-    double counted;
+    double weight;          // of all its targets
 } DocumentSums;
 
 // A pair's loss, and its derivatives by the two sums of log-probabilities.
@@ -189,7 +182,7 @@ static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
         double m = target_weight(batch, t);
         if (m == 0) continue;
-        sums.logp += m * logp_at(logp, type, t), sums.counted += m;
+        sums.logp += m * logp_at(logp, type, t), sums.weight += m;
         if (objective_needs_reference(o)) sums.reference += m * finite_or_nan((double)batch->reference[t]);
     }
     return sums;
@@ -241,7 +234,7 @@ static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
     PairLoss pair;
     for (int i = 0; i < 2; i++) {
         double sum = side[i].logp - side[i].reference;
-        share[i] = of_means && side[i].counted != 0 ? 1 / side[i].counted : 1;
+        share[i] = of_means && side[i].weight != 0 ? 1 / side[i].weight : 1;
         x[i] = sum * share[i];
         pair.logps[i] = dpo ? side[i].logp : x[i];
         pair.reward[i] = o->beta * (dpo ? sum : x[i]);
@@ -260,7 +253,7 @@ static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
 static PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     DocumentSums side[2];
     if (d + 1 >= batch->documents || batch->group[d] != batch->group[d + 1])
-        die("internal: document %zu of a stream of pairs has no partner", d);
+        die("internal: document %zu of a sequence of pairs has no partner", d);
     side[0] = document_sums(o, batch, d, logp, type), side[1] = document_sums(o, batch, d + 1, logp, type);
     return pair_loss(o, side);
 }
@@ -307,12 +300,12 @@ static double reference_over(const Batch *batch, size_t t, double logp) {
     return finite_or_nan((double)batch->reference[t]) - logp;
 }
 
-// n of the formulas above; of documents with counted tokens, as the next two.
+// n of the formulas above; of documents with targets, as the next two.
 static double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
 
-// gspo's r of document d; logp[N] of the whole stream.
+// gspo's r of document d; logp[N] of the whole sequence.
 static double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
     double sum = 0;
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
@@ -368,13 +361,13 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
 }
 
 // weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
-// WEIGHTS_BY_STREAM of the whole stream. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
+// WEIGHTS_BY_SEQUENCE of the whole sequence. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
 // masked) gives no gradient. batch_count has seen the batch.
 static void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
                               const void *logp, void *weight, DType type) {
     objective_check_batch(o, batch);
-    if (objective_weights_wait(o) == WEIGHTS_BY_STREAM && (begin != 0 || n != batch->N))
-        die("internal: weights of a part of a stream, but %s needs all of it", objective_names[o->kind]);
+    if (objective_weights_wait(o) == WEIGHTS_BY_SEQUENCE && (begin != 0 || n != batch->N))
+        die("internal: weights of a part of a sequence, but %s needs all of it", objective_names[o->kind]);
     if (batch->empty) {
         for (size_t i = 0; i < n; i++) value_set(weight, type, i, 0);
     } else if (objective_is_of_pairs(o)) {
@@ -387,7 +380,7 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
 }
 
 // ---- the loss, and what people watch --------------------------------------------------------------------------------
-// Sums and what they are divided by; two streams' add up.
+// Sums and what they are divided by; those of two sequences add up.
 #define METRICS_MOST 16
 typedef struct {
     const char *name; // as in log.jsonl
@@ -436,7 +429,7 @@ static double pairs_loss(const Objective *o, const Batch *batch, double Z, const
     return sum / Z;
 }
 
-// Sums over the counted tokens of a stream; lengths over its documents.
+// Sums over the targets of a sequence; lengths over its documents.
 typedef struct {
     double tokens, ratio, divergence, low, high, documents, reward;
 } PolicySums;
@@ -491,7 +484,7 @@ static void entropy_metric(const Batch *batch, const void *entropy, DType type, 
     metric_add(metrics, "entropy", sum, tokens);
 }
 
-// This stream's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
+// This sequence's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
 // metrics: NULL, or what its metrics are added to. batch_count has seen the batch.
 static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
                              DType type, Metrics *metrics) {

@@ -1,10 +1,10 @@
 /*
 The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an
-epoch's packing) while the run has the other. What comes is what dataloader_next gives, in its order; the loader is the
-thread's between prefetch_start and prefetch_stop.
+epoch's packing) while the run has the other. Micro-batches come in the order of dataloader_next; the loader belongs to the
+thread between prefetch_start and prefetch_stop.
 
-Of the micro-batches of a step a rank gets those, or those parts, that are dealt to it (deal.h). A step is normalised by
-the counts of all of them, whoever works on them, so each comes with these: the data's tables tell. An error of the
+A rank gets those micro-batches of a step, or those parts, that are assigned to it (world.h). A step is normalised by the counts of
+all of them, on all ranks, so each comes with these, from the tables of the data. An error of the
 thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had
 there: steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
 allocates.
@@ -21,7 +21,7 @@ typedef struct {
     Batch batch;              // the part that is this rank's
     size_t number;            // within its step
     TargetCounts step_counts; // of all micro-batches of its step
-    uint64_t after;           // the place behind it; of a rank's last in a step, behind the step
+    uint64_t after;           // the position after it; of a rank's last in a step, after the step
 } MicroBatch;
 
 typedef struct Prefetch {
@@ -62,7 +62,7 @@ static int prefetch_may_fill(Prefetch *p) {
     return !stop;
 }
 
-// The rank's i-th of a step; the loader is behind the one before it.
+// The rank's i-th of a step; the loader is at the position after the one before it.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
     const size_t own = assigned_batches(assignment);
@@ -116,13 +116,13 @@ static void prefetch_stop_all(void) {
     while (prefetch_running) prefetch_stop(prefetch_running);
 }
 
-// The first micro-batch will be the one at `place`, the first of a step.
-static void prefetch_start(Prefetch *p, uint64_t place) {
+// The first micro-batch will be the one at `position`, the first of a step.
+static void prefetch_start(Prefetch *p, uint64_t position) {
     static int prepared;
     sigset_t all, before;
     if (!prepared) atexit(prefetch_stop_all);
     prepared = 1;
-    dataloader_seek(p->loader, place);
+    dataloader_seek(p->loader, position);
     p->filled = p->taken = p->freed = 0;
     p->stop = p->failed = 0;
     sigfillset(&all);

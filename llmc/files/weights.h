@@ -128,13 +128,13 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
         if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
             p->cols != stored->cols)
             die("%s: holds another model than the one to be loaded", source->path);
-        ParameterShard held = parameter_shard(model, sharding, p);
-        for (size_t done = 0; done < held.count; done += n) {
-            n = min_size(held.count - done, SLAB_ELEMENTS);
-            weights_read(source, i, held.first + done, n, model->dtype, staged.bytes);
-            ops->copy_in(element_address(device_base, model->dtype, held.place + done), staged.bytes,
+        ParameterShard shard = parameter_shard(model, sharding, p);
+        for (size_t done = 0; done < shard.count; done += n) {
+            n = min_size(shard.count - done, SLAB_ELEMENTS);
+            weights_read(source, i, shard.first + done, n, model->dtype, staged.bytes);
+            ops->copy_in(element_address(device_base, model->dtype, shard.offset + done), staged.bytes,
                          n * dtype_size(model->dtype));
-            progress_update(&progress, (double)(held.place + done + n));
+            progress_update(&progress, (double)(shard.offset + done + n));
         }
     }
     progress_end(&progress);
@@ -146,13 +146,13 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
     Progress progress = progress_begin(stderr, "initialising", 0, (double)sharding_elements(model, sharding));
     size_t n;
     for (size_t i = 0; i < model->parameter_count; i++) {
-        const ParameterShard held = parameter_shard(model, sharding, &model->parameters[i]);
-        for (size_t done = 0; done < held.count; done += n) {
-            n = min_size(held.count - done, SLAB_ELEMENTS);
-            initial_weights(model, i, held.first + done, n, seed, model->dtype, staged.bytes);
-            ops->copy_in(element_address(device_base, model->dtype, held.place + done), staged.bytes,
+        const ParameterShard shard = parameter_shard(model, sharding, &model->parameters[i]);
+        for (size_t done = 0; done < shard.count; done += n) {
+            n = min_size(shard.count - done, SLAB_ELEMENTS);
+            initial_weights(model, i, shard.first + done, n, seed, model->dtype, staged.bytes);
+            ops->copy_in(element_address(device_base, model->dtype, shard.offset + done), staged.bytes,
                          n * dtype_size(model->dtype));
-            progress_update(&progress, (double)(held.place + done + n));
+            progress_update(&progress, (double)(shard.offset + done + n));
         }
     }
     progress_end(&progress);
@@ -161,15 +161,15 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
 // ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
 // Names the first bad element of what is held of a parameter. Only called when there is one.
 __attribute__((noreturn)) static void weights_name_bad_element(const Model *model, const Parameter *p,
-                                                               ParameterShard held, const Ops *ops,
+                                                               ParameterShard shard, const Ops *ops,
                                                                const void *device_base, const char *when,
                                                                const char *advice) {
     size_t n, cols = p->cols ? p->cols : 1;
-    for (size_t done = 0; done < held.count; done += n) {
+    for (size_t done = 0; done < shard.count; done += n) {
         const float *values = (const float *)(const void *)staged_reformed.bytes;
-        const size_t begin = held.first + done;
-        n = min_size(held.count - done, SLAB_ELEMENTS);
-        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, held.place + done),
+        const size_t begin = shard.first + done;
+        n = min_size(shard.count - done, SLAB_ELEMENTS);
+        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, shard.offset + done),
                       n * dtype_size(model->dtype));
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, n);
         for (size_t i = 0; i < n; i++) {
@@ -187,9 +187,9 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
                                     const char *when, const char *advice) {
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
-        const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
-        const char *values = element_address_const(device_base, model->dtype, held.place);
-        if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
+        const ParameterShard shard = parameter_shard(model, sharding, &model->parameters[bad]);
+        const char *values = element_address_const(device_base, model->dtype, shard.offset);
+        if (shard.count && !isfinite(ops->sum_of_squares(values, model->dtype, shard.count))) break;
     }
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
@@ -328,15 +328,15 @@ static void gradients_close(OutputFile *output, World world) {
     if (world_ranks(world) > 1) dist_barrier(); // and so is the file
 }
 
-// What is held of one parameter, from `held.first` on, into a file whose tensor begins at byte `at`; in memory it lies
+// What is held of one parameter, from `shard.first` on, into a file whose tensor begins at byte `at`; in memory it lies
 // from element `place` on.
-static void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p, ParameterShard held,
+static void gradients_write_parameter(const OutputFile *output, uint64_t at, const Parameter *p, ParameterShard shard,
                                       const Ops *ops, const void *device_gradients, DType stored, size_t place) {
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     size_t n;
-    for (size_t done = 0; done < held.count; done += n) {
-        const size_t begin = held.first + done;
-        n = min_size(held.count - done, SLAB_ELEMENTS);
+    for (size_t done = 0; done < shard.count; done += n) {
+        const size_t begin = shard.first + done;
+        n = min_size(shard.count - done, SLAB_ELEMENTS);
         ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, place + done),
                       n * dtype_size(stored));
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, n);
@@ -360,10 +360,10 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     gradients_open(&output, path, globs, world, model, sizes.bytes);
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const ParameterShard held = parameter_shard(model, own, p);
+        const ParameterShard shard = parameter_shard(model, own, p);
         if (!globs_match(globs, p->name)) continue;
-        gradients_write_parameter(&output, at, p, held, ops, device_gradients, stored,
-                                  held.count ? shard_offset(model, memory, p, held.first) : 0);
+        gradients_write_parameter(&output, at, p, shard, ops, device_gradients, stored,
+                                  shard.count ? shard_offset(model, memory, p, shard.first) : 0);
         at += (uint64_t)parameter_elements(p) * sizeof(float);
         progress_update(&progress, (double)at);
     }

@@ -98,7 +98,7 @@ static int config_key_find(const char *name) {
     return -1;
 }
 
-// Whether the family's config class has the key. `name` is the common one.
+// True where the family's config class has the key. `name` is the common one.
 static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "rope_theta")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
@@ -114,7 +114,7 @@ static int family_has_key(const Family *family, const char *name) {
     return 1;
 }
 
-// Whether the key means anything for this very model: those of another way of scaling do not, nor does a window that the family
+// True where the key means anything for this very model: keys of another way of scaling do not, nor does a window that the family
 // does not have by itself.
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
@@ -251,7 +251,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
     config->layer_types[period] = 0;
 }
 
-// What a way of scaling rotary positions needs.
+// Refuses a way of scaling rotary positions without the keys that it needs.
 static void config_resolve_rope(Config *config, const char *where, int code) {
     static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
     for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {

@@ -46,7 +46,7 @@ static const char *lora_module(const Family *family, size_t i) {
     return NULL;
 }
 
-// Whether `target`, of `length` characters, names the module: as its whole name, or as the end of it behind a dot.
+// True where `target`, of `length` characters, names the module: as its whole name, or as the end of it behind a dot.
 static int lora_names_module(const char *module, const char *target, size_t length) {
     const size_t all = strlen(module);
     if (length > all || strncmp(module + all - length, target, length) != 0) return 0;
@@ -127,13 +127,13 @@ static void lora_build(Lora *lora, const Model *model) {
                                                     "the table of adapters");
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         const size_t begin = table->elements;
-        size_t place = 0;
+        size_t module = 0;
         char prefix[64];
         snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
         for (size_t t = 0; t < LORA_TENSORS; t++) {
             if (!c->family->layer_names[lora_tensors[t]]) continue;
-            if (lora->modules >> place & 1) lora_add_module(lora, prefix, lora_module(c->family, place), &t, begin);
-            place++;
+            if (lora->modules >> module & 1) lora_add_module(lora, prefix, lora_module(c->family, module), &t, begin);
+            module++;
         }
         table->layer_elements = table->elements - begin;
     }

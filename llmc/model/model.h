@@ -1,6 +1,7 @@
 /*
-The parameter table: every tensor of a model with its Hugging Face name, its shape, its role and its place in one flat
-run of elements. Readers, writers, the optimizer and the driver all walk this table; nothing else knows the tensors.
+The parameter table: every tensor of a model with its Hugging Face name, its shape, its role and its offset in one flat
+run of elements; and how ranks shard it. Readers, writers, the optimizer and the driver all walk this table; nothing else knows the
+tensors.
 
 In memory and in flat .bin files the order is: token embedding, position embedding, layer 0, layer 1, ..., final norm,
 lm_head; no padding anywhere. Linear weights are [out, in] (as in Hugging Face's Linear; GPT-2's Conv1D files are transposed).
@@ -32,7 +33,7 @@ typedef struct {
     Parameter *parameters;
     size_t parameter_count;
     size_t elements; // of the whole model
-    // Where things begin, in elements; ABSENT where the family has no such tensor.
+    // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
     size_t layer_offset[LAYER_TENSORS]; // within a layer
     size_t layer_begin, layer_elements; // layer l begins at layer_begin + l * layer_elements
@@ -110,7 +111,7 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 }
 
 // ---- building the table ------------------------------------------------------------------------------------------------
-// A tensor without a name of its own is held by the one before it (GPT-2's c_attn holds q, k and v).
+// A tensor without a name of its own is a part of the one before it (GPT-2's c_attn holds q, k and v).
 static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
     const Config *c = &model->config;
     if (!name) {
@@ -189,16 +190,14 @@ static size_t layers_with_window(const Config *config) {
     return count;
 }
 
-/*
-Which elements of a table of parameters a rank holds where they are dealt over ranks (ZeRO). Tables come in groups that
-are computed with, gathered and reduced as one: the embeddings, each layer, the head. Every rank has its portion of every
-group (shard_range), and its memory holds these one behind the other, each in the room of the largest.
-*/
-// Groups 0..L-1 are the layers. The head's group is the final norm, followed by lm_head where it is not tied.
+// ---- sharding over ranks (ZeRO) ------------------------------------------------------------------------------------------
+// A table is sharded in groups that are gathered, computed with and reduced as one: the embeddings, each layer, the head (the final
+// norm, and lm_head where it is not tied). Every rank owns a range of every group (shard_range); its memory holds these ranges one
+// after another, each in a slot as large as the largest rank's. Groups 0..L-1 are the layers.
 #define GROUP_EMBEDDING (SIZE_MAX - 1)
 #define GROUP_HEAD      (SIZE_MAX)
 
-// Of a table of adapters the layers are all there is.
+// First element of a group. A table of adapters has layers only.
 static size_t group_begin(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return 0;
     if (group == GROUP_HEAD) return table->layer_begin + table->config.num_hidden_layers * table->layer_elements;
@@ -218,7 +217,7 @@ static size_t group_of(const Model *table, size_t offset) {
     return (offset - table->layer_begin) / table->layer_elements;
 }
 
-// How memory holds a table: ranks 1, all of it, in its own order; else this rank's portions.
+// Layout of a table in memory: with ranks 1 the whole table in its own order, else the ranges that `rank` owns.
 typedef struct {
     size_t ranks, rank;
 } Sharding;
@@ -228,25 +227,25 @@ static Sharding sharding_whole(void) {
     return whole;
 }
 
-// What a stage of ZeRO deals over the ranks, and all below it.
+// Stages of ZeRO: each shards this, and what the stages before it shard.
 enum { ZERO_NONE, ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_WEIGHTS };
 
-static Sharding sharding_of(World world, size_t dealt) {
+static Sharding sharding_of(World world, size_t stage) {
     Sharding ranges = {world_ranks(world), world.rank};
-    return world.zero >= dealt ? ranges : sharding_whole();
+    return world.zero >= stage ? ranges : sharding_whole();
 }
 
 static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
-// Elements of memory that holds the table so.
+// Elements of such memory.
 static size_t sharding_elements(const Model *table, Sharding s) {
     return sharding_room(table, s, GROUP_EMBEDDING) + sharding_room(table, s, GROUP_HEAD) +
            table->config.num_hidden_layers * sharding_room(table, s, 0);
 }
 
-// The place in such memory where a group's portion begins.
+// Offset in such memory of a group's slot.
 static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     const size_t layers = sharding_room(table, s, GROUP_EMBEDDING);
     if (group == GROUP_EMBEDDING) return 0;
@@ -254,9 +253,9 @@ static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     return layers + group * sharding_room(table, s, 0);
 }
 
-// The part of a parameter that is held: its elements [first, first + count), from element `place` of the memory on.
+// Elements [first, first + count) of a parameter, at element `offset` of the memory.
 typedef struct {
-    size_t first, count, place;
+    size_t first, count, offset;
 } ParameterShard;
 
 static ParameterShard parameter_shard(const Model *table, Sharding s, const Parameter *p) {
@@ -264,17 +263,17 @@ static ParameterShard parameter_shard(const Model *table, Sharding s, const Para
     const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
     const size_t own_begin = begin + own.begin, own_end = own_begin + own.count;
     const size_t from = max_size(own_begin, p->offset), to = min_size(own_end, p->offset + parameter_elements(p));
-    ParameterShard held = {0, 0, 0};
-    if (from >= to) return held;
-    held.first = from - p->offset, held.count = to - from;
-    held.place = sharding_begin(table, s, group) + from - own_begin;
-    return held;
+    ParameterShard shard = {0, 0, 0};
+    if (from >= to) return shard;
+    shard.first = from - p->offset, shard.count = to - from;
+    shard.offset = sharding_begin(table, s, group) + from - own_begin;
+    return shard;
 }
 
-// Where such memory has element `first` of a parameter, one that is held.
+// Offset in such memory of element `first` of a parameter, which must be in this rank's shard.
 static size_t shard_offset(const Model *table, Sharding s, const Parameter *p, size_t first) {
-    const ParameterShard held = parameter_shard(table, s, p);
-    return held.place + first - held.first;
+    const ParameterShard shard = parameter_shard(table, s, p);
+    return shard.offset + first - shard.first;
 }
 
 #endif

@@ -58,7 +58,7 @@ static void rope_frequencies(const Config *c, int local, float *inverse_frequenc
 
 static double rope_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
-// What YaRN multiplies rotated queries and keys by; 1 otherwise
+// The factor of YaRN for rotated queries and keys; 1 otherwise
 static double rope_attention_factor(const Config *c, int local) {
     if (c->rope_type != ROPE_YARN || (local && c->rope_local_base_freq > 0)) return 1;
     if (c->attention_factor > 0) return c->attention_factor;

@@ -76,7 +76,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         if (settings->keep == KEEP_NOTHING) flops += 4 * attention;
     }
     layers += (lora ? head : 2 * head);
-    if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_STREAM) layers += head;
+    if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE) layers += head;
     return flops_forward(settings, batch, 1) + size.tokens * layers + flops;
 }
 

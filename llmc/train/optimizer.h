@@ -57,7 +57,7 @@ static void optimizer_fill_master(const Model *model, World world, const Ops *op
             n = min_size(own.count - done, SLAB_ELEMENTS);
             ops->copy_out(staged_raw.bytes, (const char *)weights + (from + done) * size, n * size);
             elements_convert(staged_reformed.bytes, DTYPE_FP32, staged_raw.bytes, model->dtype, n);
-            ops->copy_in(master + own.place + done, staged_reformed.bytes, n * sizeof(float));
+            ops->copy_in(master + own.offset + done, staged_reformed.bytes, n * sizeof(float));
         }
     }
 }
@@ -85,9 +85,9 @@ static void optimizer_step(const Model *model, World world, const Ops *ops, void
         size_t slope = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
         if (!parameter_decays(p)) s.weight_decay = 0;
         s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step), s.first = own.first;
-        ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.place : NULL,
-                   (const char *)gradients + slope * gradient, gradient_type, (char *)state->m + own.place * moment,
-                   (char *)state->v + own.place * moment, moment_type, own.count, &s);
+        ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.offset : NULL,
+                   (const char *)gradients + slope * gradient, gradient_type, (char *)state->m + own.offset * moment,
+                   (char *)state->v + own.offset * moment, moment_type, own.count, &s);
     }
 }
 

@@ -66,7 +66,7 @@ TEST(what_is_written_is_read) {
     logprobs_open(&f, path);
     assert_int_equal(f.header.tokens, TOKENS);
     assert_int_equal(f.header.documents, DOCUMENTS);
-    assert_int_equal(f.header.counted, 6666);
+    assert_int_equal(f.header.targets, 6666);
     assert_true(f.header.model_key == h.model_key && f.header.data_key == h.data_key);
     assert_true(f.header.cut == h.cut && f.header.seq_len == 300 && f.header.dtype == DTYPE_BF16);
     assert_true(f.header.temperature == 0.75);

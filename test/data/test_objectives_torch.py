@@ -42,9 +42,9 @@ def train(*arguments):
     return run.stdout
 
 
-def near(what, ours, theirs, tolerance=METRIC):
+def near(what, ours, theirs, tolerance=METRIC, rounding=0.0):
     theirs = float(theirs)
-    check(what, ours is not None and abs(ours - theirs) <= tolerance * abs(theirs) + 1e-6, f"{ours}, not {theirs}")
+    check(what, ours is not None and abs(ours - theirs) <= tolerance * abs(theirs) + max(1e-6, float(rounding)), f"{ours}, not {theirs}")
 
 
 def near_tensors(what, ours, theirs, tolerance):
@@ -168,14 +168,16 @@ def known(scored, **values):
 
 
 # ---- objectives: from scored documents to the loss and its metrics -----------------------------------------------------------
-def of_pairs(documents, loss_of, reward, logps):
-    """loss_of(chosen, rejected), reward(document), logps(document)."""
+def of_pairs(documents, loss_of, reward, logps, rounding=lambda d: 0.0):
+    """loss_of(chosen, rejected), reward(document), logps(document). rounding(document): of its reward, where that is a difference of
+    log-probabilities in fp32, each of which is known to half an ulp; relative to the difference this has no bound."""
     pairs = list(zip(documents[::2], documents[1::2]))
     mean = lambda values: sum(values) / len(pairs)
     margins = [reward(c) - reward(r) for c, r in pairs]
+    chosen, rejected = mean([rounding(c) for c, _ in pairs]), mean([rounding(r) for _, r in pairs])
     return mean([loss_of(c, r) for c, r in pairs]), {
-        "rewards/chosen": mean([reward(c) for c, _ in pairs]), "rewards/rejected": mean([reward(r) for _, r in pairs]),
-        "rewards/margins": mean(margins), "rewards/accuracies": mean([float(m > 0) for m in margins]),
+        "rewards/chosen": (mean([reward(c) for c, _ in pairs]), chosen), "rewards/rejected": (mean([reward(r) for _, r in pairs]), rejected),
+        "rewards/margins": (mean(margins), chosen + rejected), "rewards/accuracies": mean([float(m > 0) for m in margins]),
         "logps/chosen": mean([logps(c) for c, _ in pairs]), "logps/rejected": mean([logps(r) for _, r in pairs])}
 
 
@@ -189,7 +191,8 @@ def dpo(loss="sigmoid", beta=0.1, smoothing=0.0):
             if loss == "hinge":
                 return F.relu(1 - beta * h)
             return -(1 - smoothing) * F.logsigmoid(beta * h) - smoothing * F.logsigmoid(-beta * h)
-        return of_pairs(documents, loss_of, lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp))
+        return of_pairs(documents, loss_of, lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp),
+                        lambda d: beta * 2.0**-24 * d.sum(abs(d.logp) + abs(d.reference)))
     return formula
 
 
@@ -371,7 +374,8 @@ def gradients(model, loss):
 
 def metrics_agree(what, ours, theirs):
     for key, value in theirs.items():
-        near(f"{what}: {key}", ours.get(key), value)
+        value, rounding = value if isinstance(value, tuple) else (value, 0.0)
+        near(f"{what}: {key}", ours.get(key), value, rounding=rounding)
 
 
 # ---- bp and eval -------------------------------------------------------------------------------------------------------------
@@ -385,17 +389,17 @@ def passes(what, options, model, scored, formula):
                                  "--grads-out", out) or "{}")
         if found:
             near(f"{name}: loss", found["loss"], loss.detach(), LOSS)
-            metrics_agree(name, found, {key: float(value) for key, value in metrics.items()})
+            metrics_agree(name, found, metrics)
             near_tensors(f"{name}: gradients", load_file(out), expected, GRADIENT)
 
 
 def evaluated(what, options, scored, formula):
-    """eval against torch: of streams of few pairs or groups."""
+    """eval against torch: of sequences of few pairs or groups."""
     found = json.loads(train("eval", *options, "--json", "--quiet"))
     with torch.no_grad():
         loss, metrics = formula(scored)
     near(f"{what}, eval: loss", found["loss"], loss, LOSS)
-    metrics_agree(f"{what}, eval", found, {key: float(value) for key, value in metrics.items()})
+    metrics_agree(f"{what}, eval", found, metrics)
 
 
 def accumulated(bench, case):

@@ -402,9 +402,9 @@ TEST(bad_gradients_are_named) {
         beside_gradient(&b, &c);
         for (size_t i = last - 1; i <= last && world.rank + 1 == world.ranks; i++) {
             const Parameter *p = &c.model.parameters[i];
-            const ParameterShard held = parameter_shard(&c.model, own, p);
-            if (!held.count) continue;
-            size_t place = shard_offset(&c.model, gradients_sharding(&b.s.memory), p, held.first + held.count - 1);
+            const ParameterShard shard = parameter_shard(&c.model, own, p);
+            if (!shard.count) continue;
+            size_t place = shard_offset(&c.model, gradients_sharding(&b.s.memory), p, shard.first + shard.count - 1);
             device_write(ops_device, at(b.s.memory.gradients, place, dtype_size(settings.gradient_type)),
                          settings.gradient_type, &nan, 1);
         }

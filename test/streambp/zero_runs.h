@@ -120,10 +120,10 @@ typedef struct {
 static void write_held(const Model *table, Sharding sharding, void *memory, const double *values) {
     for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
-        const ParameterShard held = parameter_shard(table, sharding, p);
-        if (held.count)
-            device_write(ops_device, at(memory, held.place, dtype_size(table->dtype)), table->dtype,
-                         values + p->offset + held.first, held.count);
+        const ParameterShard shard = parameter_shard(table, sharding, p);
+        if (shard.count)
+            device_write(ops_device, at(memory, shard.offset, dtype_size(table->dtype)), table->dtype,
+                         values + p->offset + shard.first, shard.count);
     }
 }
 
@@ -133,12 +133,12 @@ static double *read_held(const Model *table, Sharding held_by, Sharding layout, 
     for (size_t i = 0; i < table->elements; i++) values[i] = NAN;
     for (size_t i = 0; i < table->parameter_count; i++) {
         const Parameter *p = &table->parameters[i];
-        const ParameterShard held = parameter_shard(table, held_by, p);
-        if (!held.count) continue;
+        const ParameterShard shard = parameter_shard(table, held_by, p);
+        if (!shard.count) continue;
         double *part = device_read(ops_device,
-                                   (const char *)memory + shard_offset(table, layout, p, held.first) * dtype_size(type),
-                                   type, held.count);
-        memcpy(values + p->offset + held.first, part, held.count * sizeof(double));
+                                   (const char *)memory + shard_offset(table, layout, p, shard.first) * dtype_size(type),
+                                   type, shard.count);
+        memcpy(values + p->offset + shard.first, part, shard.count * sizeof(double));
         free(part);
     }
     return values;

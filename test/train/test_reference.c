@@ -201,7 +201,7 @@ static float *computed(const Setup *s, const char *name, size_t *tokens, Logprob
     logprobs_open(&f, scratch_path(name));
     logprobs_check(&f, &header, s->shards);
     *tokens = (size_t)f.header.tokens;
-    assert_int_equal(f.header.counted, sum->counted);
+    assert_int_equal(f.header.targets, sum->counted);
     float *value = (float *)case_memory(*tokens * sizeof(float));
     logprobs_read(&f, 0, *tokens, value);
     logprobs_close(&f);
