@@ -21,10 +21,10 @@ limit='timeout -k 10 900' # what hangs fails
 run=build/test-run # the rows of this run, and what the driver and its jobs tell each other
 
 # ---- one row ----------------------------------------------------------------------------------------------------------------------
-# Sets what a line of the table says: program, precision, library (its op set), ranks, threads, tests, name, quick, words; and where
+# Sets what a line of the table says: program, precision, library (its op set), ranks, threads, tests, name, quick, all, words; and where
 # its log goes, its label.
 read_row() {
-    program=$1 precision=$2 library=$3 name=$1 ranks= threads=1 tests= quick= words=
+    program=$1 precision=$2 library=$3 name=$1 ranks= threads=1 tests= quick= all= words=
     shift 3
     for word; do
         case $word in
@@ -33,6 +33,7 @@ read_row() {
         tests=*) tests=$(echo "${word#*=}" | tr , ' ') ;;
         as=*) name=${word#*=} ;;
         quick) quick=yes ;;
+        all) all=yes ;;
         bare) ;;
         *) words="$words $word" ;;
         esac
@@ -217,6 +218,7 @@ sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
         case $library in gpu | gpu-script | sanitizer) on_gpu=yes ;; *) on_gpu= ;; esac
         [ "$on_gpu" = "$gpu" ] || continue
         [ -n "$quick_only" ] && [ -z "$quick" ] && continue
+        case $names${ALL_CASES:-} in '' | 0) [ -z "$all" ] || continue ;; esac
         case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $program/$precision/$library "*) echo "$line" ;; esac
     done
 done >"$run/rows"
