@@ -1,10 +1,11 @@
 /*
-A model small enough to try everything on: random weights, a packed stream of documents of given lengths with given masks,
-and one or more passes of a method, which leave the loss and every gradient on the host in double.
+A model small enough to try everything on: random weights, a packed sequence of documents of given lengths with given
+masks, and one or more passes of a method, which leave the loss and every gradient on the host in double.
 */
 #ifndef TEST_TINY_H
 #define TEST_TINY_H
 #include "llmc/plan/plan.h"
+#include "test/base/testing.h"
 
 typedef struct {
     double loss;
@@ -55,7 +56,7 @@ static double *device_read(const Ops *ops, const void *device, DType type, size_
     return values;
 }
 
-// One stream of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at random;
+// A packed sequence of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at random;
 // 2 also every target of the documents with odd numbers; 3 every target.
 static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int masked, uint64_t seed) {
     size_t N = 0, d;
@@ -89,37 +90,58 @@ static void *poisoned_host_memory(const Ops *ops, size_t bytes) {
     return memory;
 }
 
-// Gradients and loss of `count` micro-batches accumulated, with settings on the given op set. Planned first, so every
-// result also says that the run keeps to its plan; the memory is poisoned with NaN. adapters: with LoRA, whose gradients the
-// result then has.
+// ---- a run: planned first, in memory that begins as NaN --------------------------------------------------------------
+typedef struct {
+    const Ops *ops;
+    RunSettings settings;
+    Plan plan;
+    void *memory, *host;
+    Arena arena;
+    StreamBP s;
+    OptimizerState state;
+} TinyRun;
+
+// largest: the run's largest micro-batch. The run keeps pointers into *r: it must stay where it is. A shard of weights is
+// written by the caller (weights NULL).
+static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const double *weights, const double *adapters,
+                       const Batch *largest) {
+    memset(r, 0, sizeof(*r));
+    r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
+    r->memory = poisoned_memory(ops, r->plan.total_bytes);
+    r->host = poisoned_host_memory(ops, r->plan.host_bytes);
+    arena_init(&r->arena, r->memory, r->plan.total_bytes);
+    run_begin(&r->s, &r->state, &r->settings, ops, &r->arena, largest);
+    arena_init(&r->s.host, r->host, r->plan.host_bytes);
+    const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
+    if (weights) device_write(ops, r->s.memory.weights, model->dtype, weights, model->elements);
+    if (adapters) device_write(ops, r->s.memory.adapters, model->dtype, adapters, trained->elements);
+    if (settings.backward) grads_zero(&r->s.memory);
+}
+
+static void tiny_end(TinyRun *r) {
+    run_end(&r->s);
+    r->ops->release(r->memory, r->plan.total_bytes);
+    if (r->host) r->ops->host_release(r->host, r->plan.host_bytes);
+}
+
+// Loss and gradients of `count` micro-batches accumulated. adapters: with LoRA, whose gradients the result then has
 static TinyResult tiny_run_trained(const Ops *ops, RunSettings settings, const double *weights, const double *adapters,
                                    const Batch *batches, size_t count) {
-    const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
+    const Model *trained = settings.lora ? &settings.lora->table : settings.model;
     Batch largest = batches[0];
     TinyResult result = {0, NULL, trained->elements};
     TargetCounts counts = {0, 0, 0};
-    OptimizerState state;
-    StreamBP s;
-    Arena arena;
+    TinyRun r;
     for (size_t i = 0; i < count; i++) {
         counts = target_counts_add(counts, batch_count(&batches[i]));
         if (batches[i].N > largest.N) largest = batches[i];
     }
-    double Z = objective_normaliser(&settings.objective, counts);
+    const double Z = objective_normaliser(&settings.objective, counts);
     settings.backward = 1;
-    Plan plan = plan_make(&settings, &largest);
-    void *memory = poisoned_memory(ops, plan.total_bytes), *host = poisoned_host_memory(ops, plan.host_bytes);
-    arena_init(&arena, memory, plan.total_bytes);
-    run_begin(&s, &state, &settings, ops, &arena, &largest);
-    arena_init(&s.host, host, plan.host_bytes);
-    device_write(ops, s.memory.weights, model->dtype, weights, model->elements);
-    if (adapters) device_write(ops, s.memory.adapters, model->dtype, adapters, trained->elements);
-    ops->zero(s.memory.gradients, trained->elements * dtype_size(settings.gradient_type));
-    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&s, &batches[i], Z, i + 1 == count, NULL);
-    result.gradient = device_read(ops, s.memory.gradients, settings.gradient_type, trained->elements);
-    run_end(&s);
-    ops->release(memory, plan.total_bytes);
-    if (host) ops->host_release(host, plan.host_bytes);
+    tiny_begin(&r, ops, settings, weights, adapters, &largest);
+    for (size_t i = 0; i < count; i++) result.loss += forward_backward(&r.s, &batches[i], Z, i + 1 == count, NULL);
+    result.gradient = device_read(ops, r.s.memory.gradients, settings.gradient_type, trained->elements);
+    tiny_end(&r);
     return result;
 }
 
@@ -146,6 +168,98 @@ static double tiny_difference(const Parameter *p, const double *found, const dou
     }
     if (difference == 0) return 0;
     return size > 0 ? sqrt(difference / size) : INFINITY;
+}
+
+// ---- a case: a model, or its adapters, and a batch -------------------------------------------------------------------
+typedef struct {
+    Model model;
+    Lora lora;            // rank 0: none
+    RunSettings settings; // its pointers are set where it is run
+    double *weights, *adapters;
+    Batch batch;
+} TinyCase;
+
+// rank: of adapters on all linear layers; 0: the model itself is trained
+static TinyCase tiny_case(const char *config_text, size_t rank) {
+    Config config = config_from_text(config_text, "test", EXIT_USAGE);
+    TinyCase c = {0};
+    c.model = model_build(&config, ops_device->stored);
+    c.weights = tiny_weights(&c.model, 7);
+    c.settings.gradient_type = c.model.dtype;
+    if (rank) {
+        c.lora.rank = rank, c.lora.alpha = 5;
+        c.lora.modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
+        lora_build(&c.lora, &c.model);
+        c.adapters = tiny_weights(&c.lora.table, 19);
+    }
+    return c;
+}
+
+static void tiny_case_free(TinyCase *c) {
+    free(c->weights), free(c->adapters);
+    batch_free(&c->batch);
+    if (c->lora.rank) lora_free(&c->lora);
+    model_free(&c->model);
+}
+
+static const Model *tiny_table(const TinyCase *c) { return c->lora.rank ? &c->lora.table : &c->model; }
+
+static RunSettings tiny_settings(const TinyCase *c, Method method, size_t chunk, size_t logits_chunk) {
+    RunSettings settings = c->settings;
+    settings.model = &c->model, settings.lora = c->lora.rank ? &c->lora : NULL;
+    settings.method = method, settings.chunk = chunk, settings.logits_chunk = logits_chunk;
+    return settings;
+}
+
+static TinyResult tiny_case_run(const TinyCase *c, Method method, size_t chunk, size_t logits_chunk,
+                                const Batch *batches, size_t count) {
+    return tiny_run_trained(ops_device, tiny_settings(c, method, chunk, logits_chunk), c->weights, c->adapters, batches,
+                            count);
+}
+
+// Loss and every parameter's gradient: relative L2 difference, of a loss or gradient near zero relative to loss_floor and to
+// the share `floor` of the whole gradient's length. test_fail and testing are those of testing.h.
+static void tiny_expect_same(const Model *table, TinyResult found, TinyResult expected, double allowed,
+                             double loss_floor, double floor) {
+    double whole = 0;
+    if (!(fabs(found.loss - expected.loss) <= allowed * (fabs(expected.loss) + loss_floor)))
+        test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
+    for (size_t j = 0; j < table->elements; j++) whole += expected.gradient[j] * expected.gradient[j];
+    for (size_t i = 0; i < table->parameter_count; i++) {
+        const Parameter *p = &table->parameters[i];
+        double difference = 0, size = 0;
+        for (size_t j = p->offset; j < p->offset + parameter_elements(p); j++) {
+            difference += (found.gradient[j] - expected.gradient[j]) * (found.gradient[j] - expected.gradient[j]);
+            size += expected.gradient[j] * expected.gradient[j];
+        }
+        const double bound = allowed * (sqrt(size) + floor * sqrt(whole));
+        if (!(sqrt(difference) <= bound))
+            test_fail("gradient of %s differs by %.3g, allowed %.3g", p->name, sqrt(difference), bound);
+        if (difference > 0) testing.worst = fmax(testing.worst, sqrt(difference) / bound);
+    }
+}
+
+// d loss along a random direction in values[begin .. begin + count), by central differences at -2h, -h, h, 2h, against the
+// gradient's. values: those of the case that are trained. Double build.
+static void tiny_expect_slope(TinyCase *c, const char *name, const double *gradient, size_t begin, size_t count,
+                              uint64_t direction, double h, double allowed, Method method, size_t chunk,
+                              size_t logits_chunk) {
+    double *values = c->adapters ? c->adapters : c->weights, slope = 0, size = 0, loss[4];
+    for (int side = 0; side < 4; side++) {
+        const double step = (side < 2 ? side - 2 : side - 1) * h;
+        for (size_t k = 0; k < count; k++) values[begin + k] += step * random_normal(17, direction, k);
+        TinyResult at_step = tiny_case_run(c, method, chunk, logits_chunk, &c->batch, 1);
+        for (size_t k = 0; k < count; k++) values[begin + k] -= step * random_normal(17, direction, k);
+        loss[side] = at_step.loss;
+        free(at_step.gradient);
+    }
+    for (size_t k = 0; k < count; k++) {
+        slope += gradient[begin + k] * random_normal(17, direction, k);
+        size += gradient[begin + k] * gradient[begin + k];
+    }
+    const double numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
+    if (!(fabs(numeric - slope) <= allowed * (sqrt(size) + 1e-3)))
+        test_fail("%s: slope %.12g, by differences %.12g", name, slope, numeric);
 }
 
 #endif

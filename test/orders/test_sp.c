@@ -18,12 +18,9 @@ static double bound(int adapters) {
 enum { STREAMS_MOST = 2 };
 
 typedef struct {
-    Model model;
-    Lora lora; // rank 0: none
-    RunSettings settings;
-    double *weights, *adapters;
+    TinyCase tiny;
     Batch batch[STREAMS_MOST]; // of the step
-    size_t streams, parts;     // parts: the last streams are parts of one micro-batch
+    size_t streams, parts;     // parts: the last sequences are parts of one micro-batch
     double Z;
 } Case;
 
@@ -92,18 +89,10 @@ static const Lengths lengths[] = {
 #define LENGTHS (sizeof(lengths) / sizeof(lengths[0]))
 
 static Case case_make(const char *text, int lora) {
-    Config config = config_from_text(text, "test", EXIT_USAGE);
     Case c = {0};
-    c.model = model_build(&config, ops_device->stored);
-    c.weights = tiny_weights(&c.model, 7);
-    if (lora) {
-        c.lora.rank = 3, c.lora.alpha = 5, c.lora.dropout = 0.3;
-        c.lora.modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
-        lora_build(&c.lora, &c.model);
-        c.adapters = tiny_weights(&c.lora.table, 19);
-    }
-    c.settings.gradient_type = dtype_of_sums(c.model.dtype);
-    c.settings.chunk = c.settings.logits_chunk = 7;
+    c.tiny = tiny_case(text, lora ? 3 : 0);
+    c.tiny.lora.dropout = 0.3;
+    c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype);
     return c;
 }
 
@@ -112,14 +101,12 @@ static void case_add(Case *c, Batch batch) { c->batch[c->streams++] = batch; }
 static void case_normalise(Case *c) {
     TargetCounts counts = {0, 0, 0};
     for (size_t i = 0; i < c->streams; i++) counts = target_counts_add(counts, batch_count(&c->batch[i]));
-    c->Z = objective_normaliser(&c->settings.objective, counts);
+    c->Z = objective_normaliser(&c->tiny.settings.objective, counts);
 }
 
 static void case_free(Case *c) {
     while (c->streams) batch_free(&c->batch[--c->streams]);
-    free(c->weights), free(c->adapters);
-    if (c->lora.rank) lora_free(&c->lora);
-    model_free(&c->model);
+    tiny_case_free(&c->tiny);
 }
 
 // Whether this rank takes part in a stream: they are dealt over replicas in turn.
@@ -144,33 +131,21 @@ static void run_streams(const Case *c, StreamBP *s, World w, Result *r) {
 }
 
 static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_chunk) {
-    const Model *trained = c->lora.rank ? &c->lora.table : &c->model;
+    const Model *trained = tiny_table(&c->tiny);
     Batch largest = c->batch[c->streams > 1 && c->batch[1].N > c->batch[0].N];
     const int fp64 = ops_device->stored == DTYPE_FP64;
-    OptimizerState state;
-    StreamBP s;
-    Arena arena;
+    TinyRun t;
     Result r = {0};
-    c->settings.model = &c->model, c->settings.lora = c->lora.rank ? &c->lora : NULL, c->settings.world = w;
-    c->settings.method = method, c->settings.chunk = chunk, c->settings.logits_chunk = logits_chunk;
-    c->settings.backward = 1;
-    Plan plan = plan_make(&c->settings, &largest);
-    void *memory = poisoned_memory(ops_device, plan.total_bytes);
-    void *host = poisoned_host_memory(ops_device, plan.host_bytes);
-    arena_init(&arena, memory, plan.total_bytes);
+    RunSettings settings = tiny_settings(&c->tiny, method, chunk, logits_chunk);
+    settings.world = w, settings.backward = 1;
+    c->tiny.settings = settings; // plans of what is sent are made from these
     if (c->streams > 1) largest.documents = max_size(c->batch[0].documents, c->batch[1].documents);
-    run_begin(&s, &state, &c->settings, ops_device, &arena, &largest);
-    arena_init(&s.host, host, plan.host_bytes);
-    device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
-    if (c->adapters) device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, trained->elements);
-    ops_device->zero(s.memory.gradients, trained->elements * dtype_size(c->settings.gradient_type));
-    run_streams(c, &s, w, &r);
-    r.gradient = device_read(ops_device, s.memory.gradients, c->settings.gradient_type, trained->elements);
-    r.peak = arena.peak, r.planned = plan.total_bytes;
-    run_end(&s);
-    ops_device->release(memory, plan.total_bytes);
-    if (host) ops_device->host_release(host, plan.host_bytes);
-    double loss = r.loss / (double)world_sp(w); // each rank of a stream knows all of its loss
+    tiny_begin(&t, ops_device, settings, c->tiny.weights, c->tiny.adapters, &largest);
+    run_streams(c, &t.s, w, &r);
+    r.gradient = device_read(ops_device, t.s.memory.gradients, settings.gradient_type, trained->elements);
+    r.peak = t.arena.peak, r.planned = t.plan.total_bytes;
+    tiny_end(&t);
+    double loss = r.loss / (double)world_sp(w); // each rank of a sequence knows all of its loss
     if (world_ranks(w) > 1) dist_sum(RANKS_ALL, &loss, 1);
     r.loss = fp64 || world_ranks(w) > 1 ? loss : r.loss;
     return r;
@@ -181,26 +156,14 @@ static void result_free(Result *r) {
     free(r->gradient);
 }
 
+// Some gradients are zero but for rounding: biases of keys, queries that see one key.
 static void expect_same(const Case *c, const Result *found, const Result *expected) {
-    const double allowed = bound(c->lora.rank > 0);
-    const Model *table = c->lora.rank ? &c->lora.table : &c->model;
+    const double allowed = bound(c->tiny.lora.rank > 0);
+    const Model *table = tiny_table(&c->tiny);
     const double precision = fmax(allowed, 1e-6); // log-probabilities are handed out as fp32
-    double norm = 0;
-    for (size_t i = 0; i < table->elements; i++) norm += expected->gradient[i] * expected->gradient[i];
-    if (!(fabs(found->loss - expected->loss) <= allowed * (fabs(expected->loss) + 0.1)))
-        test_fail("loss %.17g, alone %.17g", found->loss, expected->loss);
-    for (size_t i = 0; i < table->parameter_count; i++) {
-        const Parameter *p = &table->parameters[i];
-        double difference = 0, size = 0;
-        for (size_t t = p->offset; t < p->offset + parameter_elements(p); t++) {
-            difference += pow(found->gradient[t] - expected->gradient[t], 2);
-            size += pow(expected->gradient[t], 2);
-        }
-        // some have no gradient but rounding: biases of keys, which softmax does not mind, queries that see one key
-        difference = sqrt(difference) / (sqrt(size) + 0.03 * sqrt(norm) + 1e-30);
-        if (!(difference <= allowed)) test_fail("gradient of %s differs by %.3g", p->name, difference);
-        testing.worst = fmax(testing.worst, difference / allowed);
-    }
+    const TinyResult here = {found->loss, found->gradient, table->elements};
+    const TinyResult alone = {expected->loss, expected->gradient, table->elements};
+    tiny_expect_same(table, here, alone, allowed, 0.1, 0.03);
     for (size_t i = 0; i < c->streams; i++)
         for (size_t t = 0; found->logp[i] && t < c->batch[i].N; t++)
             if (!(fabs((double)found->logp[i][t] - (double)expected->logp[i][t]) <=
@@ -241,16 +204,16 @@ static size_t seen_tokens(const Batch *batch, size_t S, size_t owner, size_t see
 }
 
 static void expect_sent(const Case *c, const Result *r, Method method) {
-    const Shapes d = shapes_of(&c->model);
-    const size_t S = world.sp, windows = layers_with_window(&c->model.config), rank = world.rank % S;
+    const Shapes d = shapes_of(&c->tiny.model);
+    const size_t S = world.sp, windows = layers_with_window(&c->tiny.model.config), rank = world.rank % S;
     const double row = 2 * (double)d.KV, layers = (double)(d.L - windows), others = (double)(S - 1) / (double)S;
     const double passes = method == METHOD_FULL ? 1 : 2;
-    const double rounds = method == METHOD_FULL || c->settings.keep ? 2 : 3; // of the ring
+    const double rounds = method == METHOD_FULL || c->tiny.settings.keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
     for (size_t i = 0; i < c->streams; i++) {
         const size_t N = c->batch[i].N, rows = (N + S - 1) / S * S; // gathered in equal portions
         if (!takes(world, i)) continue;
-        if (c->settings.ring) { // every block but the next rank's goes on, once more with its gradient
+        if (c->tiny.settings.ring) { // every block but the next rank's goes on, once more with its gradient
             keys += rounds * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
             gradients += layers * row * (double)(N * d.summed);
         } else {
@@ -258,7 +221,7 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
             gradients += layers * row * (double)(rows * d.summed) * others;
         }
         for (size_t peer = 0; windows && peer < S; peer++) {
-            const size_t window = c->model.config.sliding_window;
+            const size_t window = c->tiny.model.config.sliding_window;
             if (peer == rank) continue;
             keys +=
                 passes * (double)windows * row * (double)(seen_tokens(&c->batch[i], S, rank, peer, window) * d.stored);
@@ -276,7 +239,7 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
 static void expect_sent_as_planned(const Case *c, const Result *r) {
     double sent[TRAFFIC_KINDS], plans[TRAFFIC_KINDS] = {0};
     for (size_t i = 0; i < c->streams; i++) {
-        const Traffic plan = plan_traffic(&c->settings, &c->batch[i], 1);
+        const Traffic plan = plan_traffic(&c->tiny.settings, &c->batch[i], 1);
         for (int kind = 0; kind < TRAFFIC_KINDS && takes(world, i); kind++) plans[kind] += plan.bytes[kind];
     }
     memcpy(sent, r->sent.bytes, sizeof(sent));
@@ -299,7 +262,7 @@ static void expect_planned(const Result *r) {
 // ring: keys and values are passed around, instead of being gathered.
 static void expect_shared(Case *c, const Result *expected, int ring, Method method, size_t chunk, size_t logits_chunk) {
     static int call; // attention's outputs are computed again, kept on the device, in host memory
-    c->settings.ring = ring, c->settings.keep = (Keep)(call++ % 3);
+    c->tiny.settings.ring = ring, c->tiny.settings.keep = (Keep)(call++ % 3);
     Result found = run(c, world, method, chunk, logits_chunk);
     expect_same(c, &found, expected);
     expect_sent(c, &found, method);
@@ -318,7 +281,7 @@ static void families_agree(size_t sp) {
             Case c = case_make(models[i], 0);
             for (size_t replica = 0; replica < world_replicas(world); replica++) {
                 const Lengths *l = &lengths[(j + replica * 4) % LENGTHS];
-                case_add(&c, tiny_batch(l->length, l->documents, c.model.config.vocab_size, l->documents > 3, 11));
+                case_add(&c, tiny_batch(l->length, l->documents, c.tiny.model.config.vocab_size, l->documents > 3, 11));
             }
             case_normalise(&c);
             test_case("%zu ranks, sp %zu, %.30s..., %zu tokens in %zu documents", world.ranks, sp, models[i],
@@ -393,7 +356,7 @@ static Batch part_of(const Batch *whole, size_t begin, size_t end) {
 }
 
 static void case_objective(Case *c, const Tried *t) {
-    Objective *o = &c->settings.objective;
+    Objective *o = &c->tiny.settings.objective;
     o->kind = t->kind, o->normalisation = t->normalisation, o->beta = t->beta, o->temperature = t->temperature;
     o->gamma = 0.5, o->clip_low = 0.2, o->clip_high = NAN, o->completion_tokens = 12;
     objective_resolve(o);
@@ -407,7 +370,7 @@ static void objectives_agree(size_t sp) {
             Case c = case_make(models[lora ? 2 : 3], lora);
             case_objective(&c, &tried[i]);
             for (size_t replica = 0; replica < world_replicas(world); replica++)
-                case_add(&c, answers_batch(&tried[i], length[replica], 6, c.model.config.vocab_size, 3 * replica));
+                case_add(&c, answers_batch(&tried[i], length[replica], 6, c.tiny.model.config.vocab_size, 3 * replica));
             case_normalise(&c);
             test_case("%zu ranks, sp %zu, %s%s", world.ranks, sp, objective_names[tried[i].kind], lora ? ", LoRA" : "");
             Result expected = run(&c, one_process(), METHOD_STREAM, 4, 9);
@@ -458,7 +421,7 @@ TEST(deterministic) {
     case_add(&c, tiny_batch(lengths[8].length, lengths[8].documents, 21, 1, 3));
     case_normalise(&c);
     Result first = run(&c, world, METHOD_STREAM, 4, 5), second = run(&c, world, METHOD_STREAM, 4, 5);
-    assert_memory_equal(first.gradient, second.gradient, c.model.elements * sizeof(double));
+    assert_memory_equal(first.gradient, second.gradient, c.tiny.model.elements * sizeof(double));
     assert_true(first.loss == second.loss);
     result_free(&first), result_free(&second);
     case_free(&c);

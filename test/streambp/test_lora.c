@@ -34,56 +34,30 @@ static const struct {
 };
 #define ADAPTERS (sizeof(adapters) / sizeof(adapters[0]))
 
-typedef struct {
-    Model model;
-    Lora lora;
-    double *weights, *adapters;
-    Batch batch;
-} Case;
-
-static Case case_make(size_t m, size_t a) {
+static TinyCase case_make(size_t m, size_t a) {
     static const size_t length[] = {6, 1, 13, 9};
-    Config config = config_from_text(models[m], "test", EXIT_USAGE);
-    Case c = {0};
-    c.model = model_build(&config, ops_device->stored);
+    TinyCase c = tiny_case(models[m], 0);
     c.lora.rank = adapters[a].rank, c.lora.alpha = adapters[a].alpha, c.lora.dropout = adapters[a].dropout;
     c.lora.rslora = adapters[a].rslora;
     c.lora.modules =
-        lora_modules(config.family, m ? adapters[a].targets : adapters[a].gpt2_targets, "test", EXIT_USAGE);
+        lora_modules(c.model.config.family, m ? adapters[a].targets : adapters[a].gpt2_targets, "test", EXIT_USAGE);
     lora_build(&c.lora, &c.model);
-    c.weights = tiny_weights(&c.model, 7);
     c.adapters = tiny_weights(&c.lora.table, 19);
-    c.batch = tiny_batch(length, 4, config.vocab_size, 1, 11);
+    c.batch = tiny_batch(length, 4, c.model.config.vocab_size, 1, 11);
     test_case("%.20s..., rank %zu, %s", models[m], adapters[a].rank, adapters[a].targets);
     return c;
 }
 
-static void case_free(Case *c) {
-    free(c->weights), free(c->adapters);
-    batch_free(&c->batch);
-    lora_free(&c->lora), model_free(&c->model);
+static TinyResult case_run(const TinyCase *c, Method method, size_t chunk, size_t logits_chunk) {
+    return tiny_case_run(c, method, chunk, logits_chunk, &c->batch, 1);
 }
 
-static TinyResult case_run(const Case *c, Method method, size_t chunk, size_t logits_chunk) {
-    RunSettings settings = {0};
-    settings.model = &c->model, settings.lora = &c->lora, settings.method = method;
-    settings.chunk = chunk, settings.logits_chunk = logits_chunk, settings.gradient_type = c->model.dtype;
-    return tiny_run_trained(ops_device, settings, c->weights, c->adapters, &c->batch, 1);
-}
-
-static void expect_same(const Case *c, TinyResult found, TinyResult expected, double allowed) {
-    if (!(fabs(found.loss - expected.loss) <= allowed * fabs(expected.loss)))
-        test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
-    for (size_t i = 0; i < c->lora.table.parameter_count; i++) {
-        const Parameter *p = &c->lora.table.parameters[i];
-        double difference = tiny_difference(p, found.gradient, expected.gradient);
-        if (!(difference <= allowed)) test_fail("gradient of %s differs by %.3g", p->name, difference);
-        testing.worst = fmax(testing.worst, difference / allowed);
-    }
+static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected, double allowed) {
+    tiny_expect_same(&c->lora.table, found, expected, allowed, 0, 0);
 }
 
 // W + scale B A, in double.
-static double *case_merge(const Case *c) {
+static double *case_merge(const TinyCase *c) {
     double *merged = (double *)checked_malloc(c->model.elements * sizeof(double), "merged weights");
     const size_t r = c->lora.rank;
     memcpy(merged, c->weights, c->model.elements * sizeof(double));
@@ -108,7 +82,7 @@ TEST(methods_agree) {
     const size_t sizes[] = {1, 7, 10, 28, 30};
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a < ADAPTERS; a++) {
-            Case c = case_make(m, a);
+            TinyCase c = case_make(m, a);
             TinyResult full = case_run(&c, METHOD_FULL, 0, 0), other = case_run(&c, METHOD_CHECKPOINT, 0, 0);
             expect_same(&c, other, full, bound());
             free(other.gradient);
@@ -119,7 +93,7 @@ TEST(methods_agree) {
                 free(other.gradient);
             }
             free(full.gradient);
-            case_free(&c);
+            tiny_case_free(&c);
         }
     }
 }
@@ -128,7 +102,7 @@ TEST(methods_agree) {
 TEST(merged_weights) {
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
-            Case c = case_make(m, a);
+            TinyCase c = case_make(m, a);
             double *merged = case_merge(&c);
             TinyResult with = case_run(&c, METHOD_STREAM, 7, 5), expected = with;
             TinyResult full = tiny_run(&c.model, merged, METHOD_FULL, 0, 0, &c.batch);
@@ -156,7 +130,7 @@ TEST(merged_weights) {
             }
             expect_same(&c, with, expected, 10 * bound());
             free(merged), free(with.gradient), free(expected.gradient), free(full.gradient);
-            case_free(&c);
+            tiny_case_free(&c);
         }
     }
 }
@@ -168,59 +142,33 @@ TEST(finite_differences) {
         return;
     }
     for (size_t m = 0; m < MODELS; m++) {
-        Case c = case_make(m, ADAPTERS - 1);
+        TinyCase c = case_make(m, ADAPTERS - 1);
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
         for (size_t i = 0; i < c.lora.table.parameter_count; i++) {
             const Parameter *p = &c.lora.table.parameters[i];
-            double slope = 0, size = 0, loss[4];
-            const double h = 1e-4;
-            for (int side = 0; side < 4; side++) { // at -2h, -h, h, 2h
-                const double step = (side < 2 ? side - 2 : side - 1) * h;
-                for (size_t k = 0; k < parameter_elements(p); k++)
-                    c.adapters[p->offset + k] += step * random_normal(17, i, k);
-                TinyResult at_step = case_run(&c, METHOD_STREAM, 9, 4);
-                for (size_t k = 0; k < parameter_elements(p); k++)
-                    c.adapters[p->offset + k] -= step * random_normal(17, i, k);
-                loss[side] = at_step.loss;
-                free(at_step.gradient);
-            }
-            for (size_t k = 0; k < parameter_elements(p); k++) {
-                slope += full.gradient[p->offset + k] * random_normal(17, i, k);
-                size += full.gradient[p->offset + k] * full.gradient[p->offset + k];
-            }
-            double numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
-            if (!(fabs(numeric - slope) <= 1e-7 * (sqrt(size) + 1e-3)))
-                test_fail("%s: slope %.12g, by differences %.12g", p->name, slope, numeric);
+            tiny_expect_slope(&c, p->name, full.gradient, p->offset, parameter_elements(p), i, 1e-4, 1e-7,
+                              METHOD_STREAM, 9, 4);
         }
         free(full.gradient);
-        case_free(&c);
+        tiny_case_free(&c);
     }
 }
 
 // A run of forwards alone: log-probabilities with and without adapters.
-static void forwards(const Case *c, int with_lora, int without, float *out) {
-    OptimizerState state;
-    StreamBP s;
-    Arena arena;
-    RunSettings settings = {0};
-    settings.model = &c->model, settings.chunk = 7, settings.logits_chunk = 5;
-    if (with_lora) settings.lora = &c->lora;
-    Plan plan = plan_make(&settings, &c->batch);
-    void *memory = ops_device->allocate(plan.total_bytes);
-    arena_init(&arena, memory, plan.total_bytes);
-    run_begin(&s, &state, &settings, ops_device, &arena, &c->batch);
-    device_write(ops_device, s.memory.weights, c->model.dtype, c->weights, c->model.elements);
-    if (with_lora) device_write(ops_device, s.memory.adapters, c->model.dtype, c->adapters, c->lora.table.elements);
-    forward_policy(&s, &c->batch, without, out);
-    run_end(&s);
-    ops_device->release(memory, plan.total_bytes);
+static void forwards(const TinyCase *c, int with_lora, int reference, float *out) {
+    RunSettings settings = tiny_settings(c, METHOD_STREAM, 7, 5);
+    TinyRun r;
+    if (!with_lora) settings.lora = NULL;
+    tiny_begin(&r, ops_device, settings, c->weights, with_lora ? c->adapters : NULL, &c->batch);
+    forward_policy(&r.s, &c->batch, reference, out);
+    tiny_end(&r);
 }
 
 // B = 0, as initialised: not a bit changes. Left out: neither. And left out only for that pass.
 TEST(without_adapters) {
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a < ADAPTERS; a++) {
-            Case c = case_make(m, a);
+            TinyCase c = case_make(m, a);
             float *base = (float *)checked_calloc(3 * c.batch.N, sizeof(float), "log-probabilities");
             float *found = base + c.batch.N, *with = found + c.batch.N;
             forwards(&c, 0, 0, base);
@@ -235,7 +183,7 @@ TEST(without_adapters) {
             forwards(&c, 1, 0, found);
             assert_memory_equal(found, base, c.batch.N * sizeof(float));
             free(base);
-            case_free(&c);
+            tiny_case_free(&c);
         }
     }
 }
@@ -243,7 +191,7 @@ TEST(without_adapters) {
 // No gradient, optimizer state or sum of dW of what is frozen: the plan knows of the adapters' alone.
 TEST(plan_of_adapters) {
     for (size_t m = 0; m < MODELS; m++) {
-        Case c = case_make(m, 0);
+        TinyCase c = case_make(m, 0);
         const size_t n = c.lora.table.elements, stored = dtype_size(c.model.dtype);
         RunSettings settings = {0};
         settings.model = &c.model, settings.lora = &c.lora, settings.chunk = 7, settings.logits_chunk = 5;
@@ -256,7 +204,7 @@ TEST(plan_of_adapters) {
             test_fail("gradients take %zu bytes for %zu elements", plan.share[SHARE_GRADIENTS], n);
         for (size_t i = 0; i < plan.arena.regions_at_peak; i++)
             if (strstr(plan.arena.at_peak[i].name, "head's gradient")) test_fail("the head's dW is summed");
-        case_free(&c);
+        tiny_case_free(&c);
     }
 }
 
@@ -264,7 +212,7 @@ TEST(plan_of_adapters) {
 TEST(dropout_follows_a) {
     static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
     for (size_t m = 0; m < 2; m++) {
-        Case c = case_make(m, ADAPTERS - 1);
+        TinyCase c = case_make(m, ADAPTERS - 1);
         GroupWeights w = {NULL, (char *)c.adapters, NULL};
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[2];
@@ -280,7 +228,7 @@ TEST(dropout_follows_a) {
         assert_int_equal(seed[0] == seed[1] && seed[1] == seed[2], m == 0);
         assert_int_equal(seed[0] == seed[1] || seed[1] == seed[2], m == 0);
         assert_true(other_layer != seed[2] && other_step != seed[2]);
-        case_free(&c);
+        tiny_case_free(&c);
     }
 }
 
@@ -288,13 +236,13 @@ TEST(names) {
     static const char *const expected[] = {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight",
                                            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"};
     for (size_t m = 0; m < 2; m++) {
-        Case c = case_make(m, 0);
+        TinyCase c = case_make(m, 0);
         const Parameter *a = &c.lora.table.parameters[0], *b = &c.lora.table.parameters[1];
         assert_string_equal(a->name, expected[m]);
         assert_int_equal(a->rows, 3), assert_int_equal(b->cols, 3);
         assert_int_equal(a->cols, c.model.config.hidden_size);
         assert_int_equal(b->rows, m ? 30 : 72); // c_attn holds queries, keys and values
-        case_free(&c);
+        tiny_case_free(&c);
     }
 }
 

@@ -42,14 +42,6 @@ static const char text[] = "qwen3,hidden_size=20,intermediate_size=24,num_hidden
 #define UNITS 4 // pairs or groups of two
 static const size_t length[2 * UNITS] = {6, 9, 1, 7, 11, 3, 5, 8};
 
-typedef struct {
-    Model model;
-    Lora lora;
-    RunSettings settings;
-    double *weights, *adapters;
-    Batch batch;
-} Case;
-
 // All that objectives look at, of one stream. Every document keeps one target at least.
 static Batch case_batch(const Tried *t, size_t V) {
     Batch batch = tiny_batch(length, 2 * UNITS, V, 1, 5);
@@ -69,52 +61,21 @@ static Batch case_batch(const Tried *t, size_t V) {
     return batch;
 }
 
-static Case case_make(const Tried *t, int lora) {
-    Config config = config_from_text(text, "test", EXIT_USAGE);
-    Case c = {0};
-    c.model = model_build(&config, ops_device->stored);
-    c.weights = tiny_weights(&c.model, 7);
-    if (lora) {
-        c.lora.rank = 3, c.lora.alpha = 5;
-        c.lora.modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
-        lora_build(&c.lora, &c.model);
-        c.adapters = tiny_weights(&c.lora.table, 19);
-    }
+static TinyCase case_make(const Tried *t, int lora) {
+    TinyCase c = tiny_case(text, lora ? 3 : 0);
     Objective *o = &c.settings.objective;
     o->kind = t->kind, o->dpo_loss = t->dpo_loss, o->normalisation = t->normalisation;
     o->beta = t->beta, o->gamma = 0.5, o->label_smoothing = t->label_smoothing;
     o->clip_low = 0.2, o->clip_high = NAN, o->temperature = t->temperature, o->completion_tokens = 12;
     objective_resolve(o);
     c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also of several micro-batches
-    c.batch = case_batch(t, config.vocab_size);
+    c.batch = case_batch(t, c.model.config.vocab_size);
     test_case("%s%s", t->text, lora ? ", LoRA" : "");
     return c;
 }
 
-static TinyResult case_run(Case *c, Method method, size_t chunk, size_t logits_chunk, const Batch *batches,
-                           size_t count) {
-    c->settings.model = &c->model, c->settings.lora = c->adapters ? &c->lora : NULL;
-    c->settings.method = method, c->settings.chunk = chunk, c->settings.logits_chunk = logits_chunk;
-    return tiny_run_trained(ops_device, c->settings, c->weights, c->adapters, batches, count);
-}
-
-static void case_free(Case *c) {
-    free(c->weights), free(c->adapters);
-    batch_free(&c->batch);
-    if (c->lora.rank) lora_free(&c->lora);
-    model_free(&c->model);
-}
-
-static void expect_same(const Case *c, TinyResult found, TinyResult expected) {
-    const Model *table = c->adapters ? &c->lora.table : &c->model;
-    if (!(fabs(found.loss - expected.loss) <= bound() * (fabs(expected.loss) + 0.1)))
-        test_fail("loss %.17g, expected %.17g", found.loss, expected.loss);
-    for (size_t i = 0; i < table->parameter_count; i++) {
-        double difference = tiny_difference(&table->parameters[i], found.gradient, expected.gradient);
-        if (!(difference <= bound()))
-            test_fail("gradient of %s differs by %.3g", table->parameters[i].name, difference);
-        testing.worst = fmax(testing.worst, difference / bound());
-    }
+static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected) {
+    tiny_expect_same(tiny_table(c), found, expected, bound(), 0.1, 0);
 }
 
 TEST(methods_agree) {
@@ -123,19 +84,19 @@ TEST(methods_agree) {
     int lora;
     FOR_TRIED(i) {
         for (lora = 0; lora < 2; lora++) {
-            Case c = case_make(&tried[i], lora);
-            TinyResult full = case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
-            TinyResult other = case_run(&c, METHOD_CHECKPOINT, 0, 0, &c.batch, 1);
+            TinyCase c = case_make(&tried[i], lora);
+            TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
+            TinyResult other = tiny_case_run(&c, METHOD_CHECKPOINT, 0, 0, &c.batch, 1);
             if (!isfinite(full.loss)) test_fail("the loss is %g", full.loss);
             expect_same(&c, other, full);
             free(other.gradient);
             for (j = 0; j < sizeof(chunks) / sizeof(chunks[0]); j++) {
-                other = case_run(&c, METHOD_STREAM, chunks[j][0], chunks[j][1], &c.batch, 1);
+                other = tiny_case_run(&c, METHOD_STREAM, chunks[j][0], chunks[j][1], &c.batch, 1);
                 expect_same(&c, other, full);
                 free(other.gradient);
             }
             free(full.gradient);
-            case_free(&c);
+            tiny_case_free(&c);
         }
     }
 }
@@ -168,75 +129,55 @@ TEST(accumulation_and_order) {
     static const size_t order[UNITS] = {2, 0, 3, 1};
     size_t i;
     FOR_TRIED(i) {
-        Case c = case_make(&tried[i], i % 2);
-        TinyResult whole = case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1), found;
+        TinyCase c = case_make(&tried[i], i % 2);
+        TinyResult whole = tiny_case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1), found;
         Batch parts[3];
         parts[0] = batch_of_units(&c.batch, order, 1);
         parts[1] = batch_of_units(&c.batch, order + 1, 2);
         parts[2] = batch_of_units(&c.batch, order + 3, 1);
-        found = case_run(&c, METHOD_STREAM, 4, 6, parts, 3);
+        found = tiny_case_run(&c, METHOD_STREAM, 4, 6, parts, 3);
         expect_same(&c, found, whole);
         free(found.gradient);
         batch_free(&parts[0]);
         parts[0] = batch_of_units(&c.batch, order, UNITS);
-        found = case_run(&c, METHOD_STREAM, 10, 11, parts, 1);
+        found = tiny_case_run(&c, METHOD_STREAM, 10, 11, parts, 1);
         expect_same(&c, found, whole);
         free(found.gradient), free(whole.gradient);
         batch_free(&parts[0]), batch_free(&parts[1]), batch_free(&parts[2]);
-        case_free(&c);
+        tiny_case_free(&c);
     }
 }
 
 // Along a random direction in all parameters, by central differences. Where old is the policy's own, the loss has another slope than
 // what the gradient is of; that case is left to the next test.
 TEST(gradient_is_the_slope) {
-    size_t i, k;
-    int side;
+    size_t i;
     if (ops_device->stored != DTYPE_FP64) {
         test_skip("finite differences need the double build");
         return;
     }
     FOR_TRIED(i) {
-        Case c = case_make(&tried[i], i % 2);
-        double *values = c.adapters ? c.adapters : c.weights, slope = 0, size = 0, loss[4], numeric;
-        const double h = 1e-5;
-        TinyResult found = case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
-        if (objective_is_of_policy(&c.settings.objective) && !c.batch.old) {
+        TinyCase c = case_make(&tried[i], i % 2);
+        if (!objective_is_of_policy(&c.settings.objective) || c.batch.old) {
+            TinyResult found = tiny_case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
+            tiny_expect_slope(&c, "the whole gradient", found.gradient, 0, found.elements, 1, 1e-5, 1e-6, METHOD_STREAM,
+                              9, 4);
             free(found.gradient);
-            case_free(&c);
-            continue;
         }
-        for (side = 0; side < 4; side++) { // at -2h, -h, h, 2h
-            const double step = (side < 2 ? side - 2 : side - 1) * h;
-            TinyResult at_step;
-            for (k = 0; k < found.elements; k++) values[k] += step * random_normal(17, 1, k);
-            at_step = case_run(&c, METHOD_STREAM, 9, 4, &c.batch, 1);
-            for (k = 0; k < found.elements; k++) values[k] -= step * random_normal(17, 1, k);
-            loss[side] = at_step.loss;
-            free(at_step.gradient);
-        }
-        for (k = 0; k < found.elements; k++) {
-            slope += found.gradient[k] * random_normal(17, 1, k);
-            size += found.gradient[k] * found.gradient[k];
-        }
-        numeric = (8 * (loss[2] - loss[1]) - (loss[3] - loss[0])) / (12 * h);
-        if (!(fabs(numeric - slope) <= 1e-6 * (sqrt(size) + 1e-3)))
-            test_fail("slope %.12g, by differences %.12g", slope, numeric);
-        free(found.gradient);
-        case_free(&c);
+        tiny_case_free(&c);
     }
 }
 
 // Old = the policy's own: the plain policy gradient, which is that of sft with advantages as weights.
 TEST(plain_policy_gradient) {
-    Case c = case_make(&tried[6], 0), plain = case_make(&tried[6], 0);
-    TinyResult found = case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
+    TinyCase c = case_make(&tried[6], 0), plain = case_make(&tried[6], 0);
+    TinyResult found = tiny_case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
     batch_count(&plain.batch);
     for (size_t d = 0; d < plain.batch.documents; d++)
         for (size_t t = plain.batch.document_start[d]; t < plain.batch.document_start[d + 1]; t++)
             plain.batch.loss_weight[t] = (float)((double)plain.batch.advantage[t] / plain.batch.document_weight[d]);
     memset(&plain.settings.objective, 0, sizeof(plain.settings.objective));
-    TinyResult expected = case_run(&plain, METHOD_STREAM, 7, 5, &plain.batch, 1);
+    TinyResult expected = tiny_case_run(&plain, METHOD_STREAM, 7, 5, &plain.batch, 1);
     for (size_t t = 0; t < expected.elements; t++) // sft divides by the sum of the weights, grpo by the documents
         expected.gradient[t] *= batch_count(&plain.batch).tokens / (2 * UNITS);
     expected.loss = found.loss;
@@ -248,7 +189,7 @@ TEST(plain_policy_gradient) {
         expect_same(&c, found, expected);
     }
     free(found.gradient), free(expected.gradient);
-    case_free(&c), case_free(&plain);
+    tiny_case_free(&c), tiny_case_free(&plain);
 }
 
 int main(int argc, char **argv) {

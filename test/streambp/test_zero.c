@@ -17,17 +17,17 @@ typedef struct {
 static Step step_run(const Case *c, RunSettings settings) {
     const Model *table = case_table(c);
     const Parameter *bad;
-    Beside b;
+    TinyRun b;
     Step step;
-    beside_begin(&b, c, settings);
-    step.loss = beside_gradient(&b, c);
-    step.gradient = read_held(table, sharding_of(settings.world, ZERO_NONE), gradients_sharding(&b.s.memory),
-                              b.s.memory.gradients, settings.gradient_type);
+    case_begin(&b, c, settings);
+    step.loss = case_gradient(&b, c);
+    step.gradient = read_shard(table, sharding_of(settings.world, ZERO_NONE), gradients_sharding(&b.s.memory),
+                               b.s.memory.gradients, settings.gradient_type);
     step.norm = gradient_norm(table, settings.world, ops_device, b.s.memory.gradients, settings.gradient_type, &bad);
     assert_null(bad);
     if (b.arena.peak > b.plan.total_bytes) test_fail("peak %zu, planned %zu", b.arena.peak, b.plan.total_bytes);
     step.sent = b.s.memory.sent;
-    beside_end(&b);
+    tiny_end(&b);
     return step;
 }
 
@@ -82,7 +82,7 @@ static void case_stage(size_t stage) {
 
 // Stages 0 and 1 add sums in place up once a step, the others once a stream.
 static int reduced_alike(const Case *c, size_t stage) {
-    return stage != 2 || c->streams == 1 || c->settings.gradient_type != dtype_of_sums(c->model.dtype);
+    return stage != 2 || c->micro_batches == 1 || c->tiny.settings.gradient_type != dtype_of_sums(c->tiny.model.dtype);
 }
 
 // All stages against the process alone, and each against the one before it.
@@ -131,7 +131,7 @@ TEST(gradients_of_the_type_of_weights) {
     for (size_t m = 0; m < cases; m++)
         for (size_t streams = 1; streams <= 3; streams += 2) {
             Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, streams);
-            c.settings.gradient_type = c.model.dtype;
+            c.tiny.settings.gradient_type = c.tiny.model.dtype;
             stages_agree(&c);
         }
 }
@@ -140,7 +140,7 @@ TEST(gradients_of_the_type_of_weights) {
 // What this rank does not own of memory that holds all: nobody may look at it.
 static void poison_others(const Model *table, void *memory, DType type) {
     double *values = device_read(ops_device, memory, type, table->elements);
-    double *own = read_held(table, sharding_of(world, ZERO_NONE), sharding_whole(), memory, type);
+    double *own = read_shard(table, sharding_of(world, ZERO_NONE), sharding_whole(), memory, type);
     device_write(ops_device, memory, type, own, table->elements);
     free(values), free(own);
 }
@@ -152,16 +152,16 @@ static int64_t steps(void) { return ops_device->stored == DTYPE_BF16 ? 2 : 5; }
 static double *train(const Case *c, RunSettings settings, double *norms) {
     const Model *table = case_table(c);
     const Sharding own = sharding_of(settings.world, ZERO_NONE);
-    Beside b;
+    TinyRun b;
     AdamW step = {0};
     step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
     step.seed = 5;
     settings.optimizer = 1;
-    beside_begin(&b, c, settings);
+    case_begin(&b, c, settings);
     optimizer_init(table, settings.world, ops_device, trained_weights(&b.s.memory), &b.state, settings.moment_type);
     for (step.step = 1; step.step <= steps(); step.step++) {
         const Parameter *bad;
-        beside_gradient(&b, c);
+        case_gradient(&b, c);
         if (settings.world.zero == 1) poison_others(table, b.s.memory.gradients, settings.gradient_type);
         norms[step.step - 1] =
             gradient_norm(table, settings.world, ops_device, b.s.memory.gradients, settings.gradient_type, &bad);
@@ -172,11 +172,11 @@ static double *train(const Case *c, RunSettings settings, double *norms) {
             poison_others(table, trained_weights(&b.s.memory), table->dtype);
         weights_updated(&b.s.memory);
     }
-    double *weights = read_held(table, own, weights_sharding(&b.s.memory), trained_weights(&b.s.memory), table->dtype);
+    double *weights = read_shard(table, own, weights_sharding(&b.s.memory), trained_weights(&b.s.memory), table->dtype);
     double *all = (double *)checked_malloc(table->elements * sizeof(double), "weights");
     for (size_t i = 0; i < table->elements; i++) all[i] = isnan(weights[i]) ? 0 : weights[i];
     if (own.ranks > 1) dist_sum(RANKS_ALL, all, table->elements);
-    beside_end(&b);
+    tiny_end(&b);
     free(weights);
     return all;
 }
@@ -195,10 +195,10 @@ static double drift(const double *found, const double *alone, const double *star
 // differ in their rounding.
 static void train_case(Case *c, int master, DType moments, double allowed) {
     const Model *table = case_table(c);
-    const double *start = c->adapters ? c->adapters : c->weights;
+    const double *start = c->tiny.adapters ? c->tiny.adapters : c->tiny.weights;
     double norms[2][5], *before = NULL;
     RunSettings settings;
-    c->settings.master = master, c->settings.moment_type = moments;
+    c->tiny.settings.master = master, c->tiny.settings.moment_type = moments;
     settings = case_settings(c, 0), settings.world = world_alone();
     double *alone = train(c, settings, norms[0]);
     for (size_t stage = 0; stage < STAGES; stage++) {
@@ -225,7 +225,7 @@ TEST(steps_of_adamw) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, (Method)(m % 3), 1);
         train_case(&c, bf16 && m % 2, dtype_of_sums(ops_device->stored), allowed);
         c = case_make(m, OBJECTIVE_SFT, m == 0, METHOD_STREAM, 1);
-        c.settings.gradient_type = c.model.dtype;
+        c.tiny.settings.gradient_type = c.tiny.model.dtype;
         train_case(&c, bf16, DTYPE_BF16, bf16 ? allowed : 0.05);
     }
 }
@@ -233,8 +233,8 @@ TEST(steps_of_adamw) {
 // ---- what is sent, and what is held ---------------------------------------------------------------------------------
 // The least that a stage has to send in a step, and what is due to accumulation.
 static Traffic formula(const Case *c, RunSettings settings) {
-    const Model *m = &c->model, *table = case_table(c);
-    const double share = (double)(world.ranks - 1) / (double)world.ranks, streams = (double)c->streams;
+    const Model *m = &c->tiny.model, *table = case_table(c);
+    const double share = (double)(world.ranks - 1) / (double)world.ranks, streams = (double)c->micro_batches;
     const double summed = (double)dtype_size(dtype_of_sums(m->dtype)), stored = (double)dtype_size(m->dtype);
     const double gradient = (double)dtype_size(settings.gradient_type);
     const double layers = (double)(m->config.num_hidden_layers * m->layer_elements);
@@ -248,7 +248,7 @@ static Traffic formula(const Case *c, RunSettings settings) {
     if (settings.world.zero == 3)
         t.bytes[TRAFFIC_WEIGHTS] = streams * stored *
                                    (2 * layers + embedding + head + (head_is_tied(m) ? embedding : 0) +
-                                    (c->adapters ? 2 * (double)c->lora.table.elements : 0));
+                                    (c->tiny.adapters ? 2 * (double)c->tiny.lora.table.elements : 0));
     t.bytes[TRAFFIC_GRADIENTS] *= share, t.bytes[TRAFFIC_WEIGHTS] *= share;
     return t;
 }
@@ -267,14 +267,14 @@ static void expect_traffic(const char *what, const Traffic *found, const Traffic
 // By a step with its optimizer. The arena's peak is the plan's to the byte: all streams are of the planned shape; of
 // ranks that share one, the last has the most tokens.
 static Traffic sent_by(const Case *c, RunSettings settings) {
-    Beside b;
-    beside_begin(&b, c, settings);
-    beside_gradient(&b, c);
+    TinyRun b;
+    case_begin(&b, c, settings);
+    case_gradient(&b, c);
     weights_updated(&b.s.memory);
     Traffic sent = b.s.memory.sent;
     if (b.arena.peak != b.plan.total_bytes && world.sp == 1)
         test_fail("peak %zu, planned %zu", b.arena.peak, b.plan.total_bytes);
-    beside_end(&b);
+    tiny_end(&b);
     return sent;
 }
 
@@ -288,7 +288,7 @@ static void traffic_case(Case *c) {
         for (size_t i = 0; i < 2; i++) {
             settings.chunk = chunks[i], settings.logits_chunk = chunks[1 - i];
             sent[i] = sent_by(c, settings);
-            Traffic planned = plan_traffic(&settings, &c->largest, c->streams);
+            Traffic planned = plan_traffic(&settings, &c->largest, c->micro_batches);
             expect_traffic("the plan", &planned, &sent[i], 1);
         }
         expect_traffic("the formula", &sent[0], &expected, 0);
@@ -301,11 +301,11 @@ TEST(traffic_and_memory) {
     for (size_t m = 0; m < MODELS; m++)
         for (size_t streams = 1; streams <= 3; streams += 2) {
             Case c = case_make(m, OBJECTIVE_SFT, m % 2 && streams == 1, METHOD_STREAM, streams);
-            c.settings.moment_type = DTYPE_FP32;
-            if (m == 2) c.settings.gradient_type = c.model.dtype;
+            c.tiny.settings.moment_type = DTYPE_FP32;
+            if (m == 2) c.tiny.settings.gradient_type = c.tiny.model.dtype;
             for (size_t i = 0; i < streams * world_replicas(world); i++) { // all alike
                 batch_free(&c.batch[i]);
-                c.batch[i] = case_batch(&c.settings.objective, c.model.config.vocab_size, 100);
+                c.batch[i] = case_batch(&c.tiny.settings.objective, c.tiny.model.config.vocab_size, 100);
             }
             c.largest = c.batch[0];
             traffic_case(&c);
@@ -317,15 +317,15 @@ enum { PROMPT = 9 };
 
 // Log-probabilities of a stream, with adapters and without, and logits after a prompt and one token more.
 static double *passes(const Case *c, RunSettings settings, size_t *n) {
-    const size_t N = c->batch[0].N, V = c->model.config.vocab_size;
+    const size_t N = c->batch[0].N, V = c->tiny.model.config.vocab_size;
     const int32_t tokens[PROMPT] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
     float *logp = (float *)checked_malloc(N * sizeof(float), "log-probabilities");
-    void *logits = checked_malloc(V * dtype_size(c->model.dtype), "logits");
+    void *logits = checked_malloc(V * dtype_size(c->tiny.model.dtype), "logits");
     double *values = (double *)checked_malloc((2 * N + 2 * V) * sizeof(double), "values");
     Cache cache;
-    Beside b;
+    TinyRun b;
     settings.cache_tokens = PROMPT + 1, settings.backward = 0;
-    beside_begin(&b, c, settings);
+    case_begin(&b, c, settings);
     for (size_t round = 0; round < 2; round++) {
         forward_policy(&b.s, &c->batch[0], (int)round, logp);
         for (size_t i = 0; i < N; i++) values[round * N + i] = (double)logp[i];
@@ -339,11 +339,11 @@ static double *passes(const Case *c, RunSettings settings, size_t *n) {
             cache_feed(&cache, &b.s, 0, round ? tokens : tokens + begin, count);
         }
         cache_logits(&cache, &b.s, logits);
-        for (size_t i = 0; i < V; i++) values[2 * N + round * V + i] = host_read(logits, c->model.dtype, i);
+        for (size_t i = 0; i < V; i++) values[2 * N + round * V + i] = host_read(logits, c->tiny.model.dtype, i);
     }
     cache_end(&cache, &b.s);
     cache_free(&cache);
-    beside_end(&b);
+    tiny_end(&b);
     free(logp), free(logits);
     *n = 2 * N + 2 * V;
     return values;
@@ -370,15 +370,15 @@ TEST(initial_weights_by_portions) {
     for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
         const Sharding own = sharding_of(world, ZERO_NONE);
-        const size_t bytes = c.model.elements * dtype_size(c.model.dtype);
+        const size_t bytes = c.tiny.model.elements * dtype_size(c.tiny.model.dtype);
         void *memory = ops_device->allocate(bytes);
-        weights_init_random(&c.model, sharding_whole(), ops_device, memory, 3);
-        double *whole = device_read(ops_device, memory, c.model.dtype, c.model.elements);
+        weights_init_random(&c.tiny.model, sharding_whole(), ops_device, memory, 3);
+        double *whole = device_read(ops_device, memory, c.tiny.model.dtype, c.tiny.model.elements);
         ops_device->zero(memory, bytes);
-        weights_init_random(&c.model, own, ops_device, memory, 3);
-        weights_check_finite(&c.model, own, ops_device, memory);
-        double *ranges = read_held(&c.model, own, own, memory, c.model.dtype);
-        for (size_t i = 0; i < c.model.elements; i++)
+        weights_init_random(&c.tiny.model, own, ops_device, memory, 3);
+        weights_check_finite(&c.tiny.model, own, ops_device, memory);
+        double *ranges = read_shard(&c.tiny.model, own, own, memory, c.tiny.model.dtype);
+        for (size_t i = 0; i < c.tiny.model.elements; i++)
             if (!isnan(ranges[i]) && ranges[i] != whole[i])
                 test_fail("element %zu is %.9g, of the whole %.9g", i, ranges[i], whole[i]);
         free(whole), free(ranges);
@@ -393,24 +393,25 @@ TEST(bad_gradients_are_named) {
     for (size_t stage = 0; stage < STAGES; stage++) {
         const RunSettings settings = case_settings(&c, stage);
         const Sharding own = sharding_of(world, ZERO_NONE);
-        const size_t last = c.model.parameter_count - 1; // the last rank's, or a portion of it
+        const size_t last = c.tiny.model.parameter_count - 1; // the last rank's, or a portion of it
         const double nan = NAN;
         const Parameter *bad;
-        Beside b;
+        TinyRun b;
         case_stage(stage);
-        beside_begin(&b, &c, settings);
-        beside_gradient(&b, &c);
+        case_begin(&b, &c, settings);
+        case_gradient(&b, &c);
         for (size_t i = last - 1; i <= last && world.rank + 1 == world.ranks; i++) {
-            const Parameter *p = &c.model.parameters[i];
-            const ParameterShard shard = parameter_shard(&c.model, own, p);
-            if (!shard.count) continue;
-            size_t place = shard_offset(&c.model, gradients_sharding(&b.s.memory), p, shard.first + shard.count - 1);
+            const Parameter *p = &c.tiny.model.parameters[i];
+            const ParameterShard held = parameter_shard(&c.tiny.model, own, p);
+            if (!held.count) continue;
+            size_t place = shard_offset(&c.tiny.model, gradients_sharding(&b.s.memory), p, held.first + held.count - 1);
             device_write(ops_device, at(b.s.memory.gradients, place, dtype_size(settings.gradient_type)),
                          settings.gradient_type, &nan, 1);
         }
-        gradient_norm(&c.model, settings.world, ops_device, b.s.memory.gradients, settings.gradient_type, &bad);
-        if (!bad || bad < &c.model.parameters[last - 1]) test_fail("the bad gradient is %s", bad ? bad->name : "none");
-        beside_end(&b);
+        gradient_norm(&c.tiny.model, settings.world, ops_device, b.s.memory.gradients, settings.gradient_type, &bad);
+        if (!bad || bad < &c.tiny.model.parameters[last - 1])
+            test_fail("the bad gradient is %s", bad ? bad->name : "none");
+        tiny_end(&b);
     }
     case_free(&c);
 }
@@ -436,25 +437,26 @@ TEST(gradients_are_written_together) {
             Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
             const RunSettings settings = case_settings(&c, stage);
             char *text[2];
-            Beside b;
+            TinyRun b;
             case_stage(stage);
-            beside_begin(&b, &c, settings);
-            beside_gradient(&b, &c);
-            gradients_write(path[1], globs[stage], &c.model, settings.world, ops_device, b.s.memory.gradients,
+            case_begin(&b, &c, settings);
+            case_gradient(&b, &c);
+            gradients_write(path[1], globs[stage], &c.tiny.model, settings.world, ops_device, b.s.memory.gradients,
                             settings.gradient_type);
-            double *gradient = read_held(&c.model, sharding_of(world, ZERO_NONE), gradients_sharding(&b.s.memory),
-                                         b.s.memory.gradients, settings.gradient_type);
-            for (size_t i = 0; i < c.model.elements; i++) gradient[i] = isnan(gradient[i]) ? 0 : gradient[i];
-            dist_sum(RANKS_ALL, gradient, c.model.elements);
-            void *whole = ops_device->allocate(c.model.elements * sizeof(double));
-            device_write(ops_device, whole, settings.gradient_type, gradient, c.model.elements);
-            gradients_write(path[0], globs[stage], &c.model, world_alone(), ops_device, whole, settings.gradient_type);
+            double *gradient = read_shard(&c.tiny.model, sharding_of(world, ZERO_NONE), gradients_sharding(&b.s.memory),
+                                          b.s.memory.gradients, settings.gradient_type);
+            for (size_t i = 0; i < c.tiny.model.elements; i++) gradient[i] = isnan(gradient[i]) ? 0 : gradient[i];
+            dist_sum(RANKS_ALL, gradient, c.tiny.model.elements);
+            void *whole = ops_device->allocate(c.tiny.model.elements * sizeof(double));
+            device_write(ops_device, whole, settings.gradient_type, gradient, c.tiny.model.elements);
+            gradients_write(path[0], globs[stage], &c.tiny.model, world_alone(), ops_device, whole,
+                            settings.gradient_type);
             text[0] = file_bytes(path[0], &bytes[0]), text[1] = file_bytes(path[1], &bytes[1]);
             if (bytes[0] != bytes[1] || memcmp(text[0], text[1], bytes[0]) != 0)
                 test_fail("the file of all ranks is not that of one");
-            ops_device->release(whole, c.model.elements * sizeof(double));
+            ops_device->release(whole, c.tiny.model.elements * sizeof(double));
             free(text[0]), free(text[1]), free(gradient);
-            beside_end(&b);
+            tiny_end(&b);
             case_free(&c);
             dist_barrier();
             unlink(path[0]);
