@@ -11,30 +11,17 @@ to the pass, in JSON, too.
 static const struct {
     const char *text;
     size_t lora_rank;
-    const char *ops; // of its run with method stream, by name
 } models[] = {
-    {"gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64", 0,
-     "attention_backward attention_forward copy_in copy_out embedding_backward embedding_forward gelu_backward "
-     "gelu_forward layernorm_backward layernorm_forward linear_backward_input linear_backward_weight linear_forward "
-     "logprob round_sums zero"},
+    {"gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64", 0},
     {"qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
      "dim=8,vocab_size=43",
-     0,
-     "attention_backward attention_forward copy_in copy_out embedding_backward embedding_forward linear_backward_input "
-     "linear_backward_weight linear_forward logprob rmsnorm_backward rmsnorm_forward rope_backward rope_forward "
-     "round_sums swiglu_backward swiglu_forward zero"},
+     0},
     {"gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
      "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf,query_pre_attn_scalar=5",
-     0,
-     "attention_backward attention_forward copy copy_in copy_out embedding_backward embedding_forward geglu_backward "
-     "geglu_forward linear_backward_input linear_backward_weight linear_forward logprob rmsnorm_backward "
-     "rmsnorm_forward rope_backward rope_forward round_sums zero"},
+     0},
     {"llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,head_"
      "dim=6,vocab_size=29",
-     3,
-     "adapter_backward adapter_forward attention_backward attention_forward copy_in copy_out embedding_forward "
-     "linear_backward_input linear_backward_weight linear_forward logprob rmsnorm_backward rmsnorm_forward "
-     "rope_backward rope_forward round_sums scale swiglu_backward swiglu_forward zero"},
+     3},
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 
@@ -108,19 +95,6 @@ TEST(every_op_is_timed) {
     }
 }
 
-// The kinds of ops that have rows, in alphabetical order.
-static int compare_names(const void *a, const void *b) {
-    return strcmp(((const TimedRow *)a)->op, ((const TimedRow *)b)->op);
-}
-static const char *kinds_of_ops(char *text, size_t size) {
-    *text = 0;
-    qsort(timing.row, timing.count, sizeof(TimedRow), compare_names);
-    for (size_t i = 0; i < timing.count; i++)
-        if (!i || strcmp(timing.row[i].op, timing.row[i - 1].op) != 0)
-            snprintf(text + strlen(text), size - strlen(text), "%s%s", *text ? " " : "", timing.row[i].op);
-    return text;
-}
-
 static size_t calls_of(const char *op) {
     size_t calls = 0;
     for (size_t i = 0; i < timing.count; i++)
@@ -161,7 +135,6 @@ static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
     const size_t visits = (c.batch.N + plan.chunk - 1) / plan.chunk, L = c.model.config.num_hidden_layers;
     const size_t transfers = keep == KEEP_IN_HOST_MEMORY ? 2 * L * visits : 0;
     const Ops timed = ops_timed(ops_device, settings.ridge);
-    char kinds[1024];
     TinyResult plain = tiny_run_trained(ops_device, settings, c.weights, c.adapters, &c.batch, 1);
     if (timing.count) test_fail("ops that are not timed have rows");
     TinyResult found = tiny_run_trained(&timed, settings, c.weights, c.adapters, &c.batch, 1);
@@ -172,9 +145,6 @@ static void check_pass(size_t m, Method method, size_t chunk, Keep keep) {
     expect_calls("attention_forward", (method == METHOD_FULL || keep ? 1 : 2) * L * visits);
     expect_calls("store", transfers);
     expect_calls("load", transfers);
-    kinds_of_ops(kinds, sizeof(kinds));
-    if (keep != KEEP_IN_HOST_MEMORY && method == METHOD_STREAM && chunk == 8 && strcmp(kinds, models[m].ops) != 0)
-        test_fail("ops that ran: %s", kinds);
     free(plain.gradient), free(found.gradient);
     case_free(&c);
 }
