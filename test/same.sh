@@ -1,89 +1,77 @@
 #!/bin/sh
-# test/same.sh OLD NEW: two checkouts of streambp.c do the same. For changes that must change nothing: moves, renames, merges.
-# Builds the CPU program of each in fp32, bf16 and double, gives both the same command lines, and compares options and their
-# defaults, plans, gradients, checkpoints, logs and what resumes from them, converted models, losses and samples: bytes of files,
-# text of JSON. Only measured times and measured memory may differ. Descriptions and error messages are free.
-# A difference is printed with the command that shows it, to be run in the two folders that are kept then.
+# test/same.sh OLD NEW [SECTION...]: two checkouts of streambp.c do the same. For a change that must change nothing.
+# Builds the CPU programs of both in fp32, bf16 and double, gives both the same command lines, and compares options and
+# defaults, plans, gradients, checkpoints, logs, what resumes from them, converted models, losses and samples: files by
+# their bytes, JSON by its text. Measured times and memory may differ, and so may descriptions and error messages.
+# A difference is printed with the command that shows it; the two folders to run it in are kept.
 set -u
-[ $# = 2 ] && [ -f "$1/train_gpt.cu" ] && [ -f "$2/train_gpt.cu" ] || { echo 'usage: test/same.sh OLD NEW, two checkouts' >&2; exit 2; }
-OLD=$(cd "$1" && pwd) NEW=$(cd "$2" && pwd)
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive # a sum's order follows the number of threads
+[ $# -ge 2 ] || { echo 'usage: test/same.sh OLD NEW [SECTION...]' >&2; exit 2; }
+OLD=$(cd "$1" && pwd) && NEW=$(cd "$2" && pwd) || exit 2
+shift 2
+sections=${*:-options plans gradients ranks training conversions inference}
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive # the number of threads decides the order of sums
 WORK=$(mktemp -d)
 passed=0 failed=0 skipped=0
 trap '[ $failed != 0 ] || rm -rf "$WORK"' EXIT
 
-# ---- both programs, each in a folder of its own with the same names ------------------------------------------------------------
+# ---- $WORK/old and $WORK/new: the programs and the data, under the same names in both --------------------------------
 CC=${CC:-cc}
 compiler=${CC%% *}
 compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
-mpirun=$NEW/test/ranks/mpirun.sh
-[ -f "$mpirun" ] || mpirun=$NEW/test/mpirun.sh
-writer=$(ls "$NEW"/test/data/make_documents.c "$NEW"/test/make_documents.c 2>/dev/null | head -n 1)
+mpirun=$(ls "$NEW"/test/ranks/mpirun.sh "$NEW"/test/mpirun.sh 2>/dev/null | head -n 1)
+for side in old new; do
+    mkdir "$WORK/$side"
+    ln -s "$NEW/test/golden" "$WORK/data" "$mpirun" "$WORK/$side"
+done
 for precision in fp32 bf16 double; do
+    program=build/cpu-$precision$compiler/train
     for side in old new; do
         checkout=$OLD
         [ $side = new ] && checkout=$NEW
-        mkdir -p "$WORK/$side"
-        ${MAKE:-make} -C "$checkout" --no-print-directory BACKEND=cpu PRECISION=$precision ONEDNN= \
-            build/cpu-$precision$compiler/train >"$WORK/$side/build-$precision.log" 2>&1 &
-        ln -s "$checkout/build/cpu-$precision$compiler/train" "$WORK/$side/train-$precision"
+        ln -s "$checkout/$program" "$WORK/$side/train-$precision"
+        ${MAKE:-make} -C "$checkout" BACKEND=cpu PRECISION=$precision ONEDNN= $program \
+            >"$WORK/$side/$precision.make" 2>&1 &
     done
     wait
     for side in old new; do
         [ -x "$WORK/$side/train-$precision" ] && continue
-        tail -n 20 "$WORK/$side/build-$precision.log"
-        echo "FAILED: the $side checkout does not compile in $precision"
+        tail -n 20 "$WORK/$side/$precision.make"
+        echo "FAILED: the $side program does not compile in $precision"
         exit 1
     done
 done
-$CC -D_GNU_SOURCE -O1 -I"$NEW" "$writer" -lm -o "$WORK/make_documents" || exit 1
-make_documents() { # name, vocabulary (no model's is smaller), arguments: a shard for both
-    name=$1
-    shift
-    "$WORK/make_documents" "$WORK/data/$name.bin" "$@" || exit 1
-}
 mkdir "$WORK/data"
-make_documents text 80 "$(awk 'BEGIN { for (i = 0; i < 60; i++) printf "%d,", 2 + (i * 37) % 71 }')" 1 1
-make_documents val 80 20,44,31,17 2
-make_documents pairs 80 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11,20,21,30,31,40,12,9,11 3 4 pairs
-make_documents groups 80 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13,20,21,22,10,11,12,30,31,32,33,34,35,9,9,9,8,8,8 3 4 3
-make_documents values 80 20,25,15,9,23,25,14,30,8,12,13,14,15 3 4 advantages
-make_documents prompts 80 5,9,3,7,12,4,6,8 3 0 prompts
+writer=$(ls "$NEW"/test/data/make_documents.c "$NEW"/test/make_documents.c 2>/dev/null | head -n 1)
+$CC -D_GNU_SOURCE -O1 -I"$NEW" "$writer" -lm -o "$WORK/make_documents" || exit 1
+made() { # name, lengths, seed, masked, kind: a shard; no golden model has a vocabulary below 80
+    "$WORK/make_documents" "$WORK/data/$1.bin" 80 "$2" "$3" "$4" "$5" || exit 1
+}
+made text "$(awk 'BEGIN { for (i = 0; i < 60; i++) printf "%d,", 2 + (i * 37) % 71 }')" 1 1 documents
+made val 20,44,31,17 2 0 documents
+made pairs 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11,20,21,30,31,40,12,9,11 3 4 pairs
+made groups 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13,20,21,22,10,11,12,30,31,32,33,34,35,9,9,9,8,8,8 3 4 3
+made values 20,25,15,9,23,25,14,30,8,12,13,14,15 3 4 advantages
+made prompts 5,9,3,7,12,4,6,8 3 0 prompts
 tokens=$NEW/test/golden/tokens_uint16.bin # of llm.c's kind; ids from 80 on become 0 to 15
 { head -c 1024 "$tokens"; tail -c +1025 "$tokens" | tr '\120-\137' '\000-\017'; } >"$WORK/data/shard.bin"
-# Worth 1 where the first id of the completion begins with 1 to 4.
-cat >"$WORK/data/reward.sh" <<'END'
-while read -r line; do
-    case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo 0 ;; esac
-done
-END
-for side in old new; do
-    ln -s "$NEW/test/golden" "$WORK/$side/golden"
-    ln -s "$WORK/data" "$WORK/$side/data"
-    ln -s "$mpirun" "$WORK/$side/mpirun.sh"
-done
-TINY=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=96
-GEMMA=gemma3,hidden_size=24,intermediate_size=32,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_dim=8,sliding_window=9,layer_types=sf,query_pre_attn_scalar=8,vocab_size=96
-GOLDEN=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
+printf '%s\n' 's/.*"completion_ids": .\([0-9]\).*/\1/' >"$WORK/data/reward.sed" # the first digit
+tiny='--init llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2'
+large=$tiny,vocab_size=800 tiny=$tiny,vocab_size=96
+gemma='--init gemma3,hidden_size=24,intermediate_size=32,num_hidden_layers=3,num_attention_heads=4'
+gemma=$gemma,num_key_value_heads=2,head_dim=8,sliding_window=9,layer_types=sf,query_pre_attn_scalar=8,vocab_size=96
+golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 
-# ---- what is compared ----------------------------------------------------------------------------------------------------------
-begin() { section=$1 same=0 all=0; }
-end() { echo "$section: $same of $all the same"; }
-differs() { failed=$((failed + 1)); echo "DIFFERS: $1: $command"; }
+# ---- comparing -------------------------------------------------------------------------------------------------------
 # Measured values are masked. Rows of a profile stand in the order of their times.
-times='seconds|seconds_each|data_seconds|profile_seconds|tokens_per_second|flops_per_second|peak_share|peak_bytes|memory_bytes'
+times='seconds|seconds_each|(data|profile|rollout|reward)_seconds'
+times="$times|tokens_per_second|flops_per_second|peak_share|peak_bytes|memory_bytes"
 masked() { # file: a text of JSON, or the list of a checkpoint's files
     sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/^state.json .*/state.json/' "$1" | tr '{' '\n' |
         case $command in *--profile*) sort ;; *) cat ;; esac
 }
-each() { # command: in both folders at once; exit status in the file `status`, what it prints in `stdout` and `stderr`
-    for side in old new; do
-        (cd "$WORK/$side" && eval "$1" >stdout 2>stderr </dev/null; echo $? >"$WORK/$side/status") &
-    done
-    wait
-}
-same_text() { # file: the same in both but for what is masked
+differs() { failed=$((failed + 1)); echo "DIFFERS: $1: $command"; }
+same_text() { # file
     masked "$WORK/old/$1" >"$WORK/masked"
     masked "$WORK/new/$1" | cmp -s - "$WORK/masked" && return
     differs "$1"
@@ -91,94 +79,109 @@ same_text() { # file: the same in both but for what is masked
     tr ',' '\n' <"$WORK/masked" | diff - "$WORK/lines" | sed -n 's/^\([<>]\)/    \1/p' | head -n 6
     return 1
 }
-same_files() { # all below out/, which is there or not
+same_files() { # below out/, where there is one
     for side in old new; do (cd "$WORK/$side" && find out -type f 2>/dev/null | sort >files); done
-    cmp -s "$WORK/old/files" "$WORK/new/files" || { differs 'names of files'; diff "$WORK/old/files" "$WORK/new/files"; return 1; }
+    cmp -s "$WORK/old/files" "$WORK/new/files" || { differs 'names of files'; return 1; }
     while read -r file; do
         case ${file##*/} in
-        lock) continue ;; # a process and when it began
+        lock) ;; # a process and when it began
         log.jsonl | state.json | DONE) same_text "$file" || return 1 ;;
         *) cmp -s "$WORK/old/$file" "$WORK/new/$file" || { differs "$file"; return 1; } ;;
         esac
     done <"$WORK/new/files"
 }
-compare() { # precision, processes, arguments: exit 0, and the same
-    command="./train-$1 $3"
-    [ "$2" = 1 ] || command="OMP_NUM_THREADS=1 ./mpirun.sh $2 $command"
-    [ "$2" = 1 ] || command -v mpirun >/dev/null || { skipped=$((skipped + 1)); return; }
-    all=$((all + 1))
-    each "$command --json --quiet"
+each() { # command line: in both folders at once
     for side in old new; do
-        [ "$(cat "$WORK/$side/status")" = 0 ] && continue
-        differs "exit $(cat "$WORK/$side/status") of $side"
-        tail -n 2 "$WORK/$side/stderr" | sed 's/^/    /'
+        (cd "$WORK/$side" && eval "$1" >stdout 2>stderr </dev/null; echo $? >"$WORK/$side/status") &
+    done
+    wait
+}
+agree() { same=$((same + 1)) passed=$((passed + 1)); }
+compare() { # precision, processes, arguments: exit 0 in both, the same JSON and the same files
+    command="./train-$1 $3 --json --quiet"
+    if [ "$2" != 1 ]; then
+        command -v mpirun >/dev/null || { skipped=$((skipped + 1)); return; }
+        command="OMP_NUM_THREADS=1 ./mpirun.sh $2 $command"
+    fi
+    all=$((all + 1))
+    each "$command"
+    for side in old new; do
+        status=$(cat "$WORK/$side/status")
+        [ "$status" = 0 ] && continue
+        differs "exit $status in $side"
+        grep '^train: ' "$WORK/$side/stderr" | sed 's/^/    /' | head -n 2
         return
     done
-    same_text stdout && same_files && same=$((same + 1)) && passed=$((passed + 1))
+    same_text stdout && same_files && agree
 }
-clear() { rm -rf "$WORK"/old/out "$WORK"/new/out; }
-# Rows that hold every pair of levels of two factors. A line of input is a factor, `|` between its levels; a row has one level
-# of each. Greedy: of 40 rows drawn at random, the one with most pairs that are new.
+clear() { rm -rf "$WORK"/*/out; mkdir "$WORK/old/out" "$WORK/new/out"; }
+# Command lines in which every two factors meet in all their levels. A factor is an argument; `|` stands between levels.
+# Greedy: of 40 command lines drawn at random the one with most pairs of levels that are new.
 pairwise() {
-    awk -F ' *[|] *' '
+    for factor; do echo $factor; done | awk -F ' *[|] *' '
         function draw(n) { seed = (seed * 16807) % 2147483647; return int(seed / 2147483647 * n) + 1 }
-        { factors++; levels[factors] = NF; for (i = 1; i <= NF; i++) name[factors, i] = $i }
+        { levels[NR] = NF; for (i = 1; i <= NF; i++) text[NR, i] = $i }
         END {
             seed = 20240611
-            for (a = 1; a < factors; a++) for (b = a + 1; b <= factors; b++) left += levels[a] * levels[b]
+            for (a = 1; a <= NR; a++) for (b = 1; b < a; b++) left += levels[a] * levels[b]
             while (left > 0) {
-                most = -1
+                most = 0
                 for (try = 0; try < 40; try++) {
-                    for (a = 1; a <= factors; a++) row[a] = draw(levels[a])
-                    new = 0
-                    for (a = 1; a < factors; a++) for (b = a + 1; b <= factors; b++) new += !((a, row[a], b, row[b]) in seen)
-                    if (new > most) { most = new; for (a = 1; a <= factors; a++) best[a] = row[a] }
+                    gain = 0
+                    for (a = 1; a <= NR; a++) {
+                        row[a] = draw(levels[a])
+                        for (b = 1; b < a; b++) gain += !((a, row[a], b, row[b]) in seen)
+                    }
+                    if (gain > most) { most = gain; for (a = 1; a <= NR; a++) best[a] = row[a] }
                 }
                 if (!most) continue
-                text = ""
-                for (a = 1; a <= factors; a++) {
-                    text = text " " name[a, best[a]]
-                    for (b = a + 1; b <= factors; b++) seen[a, best[a], b, best[b]] = 1
+                for (a = 1; a <= NR; a++) {
+                    printf "%s%s", text[a, best[a]], a < NR ? " " : "\n"
+                    for (b = 1; b < a; b++) seen[a, best[a], b, best[b]] = 1
                 }
                 left -= most
-                print substr(text, 2)
             }
         }'
 }
-
-# ---- options --------------------------------------------------------------------------------------------------------------------
-begin options
-options() { # verb: its options, each with its choices and default
-    "./train-fp32" $1 --help | awk '
-        function put() { if (option != "") { sub(/.*\[/, "[", text); print option, text ~ /^\[/ ? text : "" } }
-        /^  --/ { put(); split(substr($0, 3), part, /  +/); option = part[1]; text = part[2]; next }
-        /^   / { sub(/^ +/, ""); text = text " " $0; next }
-        { put(); option = "" }
-        END { put() }'
+compare_pairwise() { # factors, of which the first two are precision and processes
+    pairwise "$@" >"$WORK/rows"
+    while read -r precision processes arguments; do
+        clear
+        compare "$precision" "$processes" "$arguments"
+    done <"$WORK/rows"
 }
-for verb in train bp plan eval logprobs sample convert info; do
-    command="./train-fp32 $verb --help"
-    all=$((all + 1))
-    for side in old new; do (cd "$WORK/$side" && options $verb >stdout); done
-    [ -s "$WORK/old/stdout" ] && same_text stdout && same=$((same + 1)) && passed=$((passed + 1))
-done
-end
+precisions='fp32 | bf16 | double'
+models="$tiny | $gemma | $(echo $golden | sed 's|[^ ]*|--model golden/&|g; s| --m| \| --m|g')"
 
-# ---- plans ----------------------------------------------------------------------------------------------------------------------
-begin plans
-# The message about an unknown name holds all names; what is no name is refused.
-for side in old new; do (cd "$WORK/$side" && ./train-fp32 plan --init nothing 2>&1); done | tr -cs 'a-z0-9.\n-' '\n' | sort -u >"$WORK/words"
-presets=
-while read -r word; do
-    for side in old new; do (cd "$WORK/$side" && ./train-fp32 plan --quiet --init "$word" </dev/null) && break; done >"$WORK/plan" 2>&1 && presets="$presets $word"
-done <"$WORK/words"
-[ "$(echo "$presets" | wc -w)" -gt 20 ] || { command='./train-fp32 plan --init nothing'; differs "presets are only$presets"; }
-for preset in $presets; do
-    length=20000
-    case $preset in gpt2*) length=1000 ;; esac
-    while read -r options; do
-        compare fp32 1 "plan --init $preset --seq-len $length $options"
-    done <<'END'
+# ---- sections --------------------------------------------------------------------------------------------------------
+options() {
+    for verb in train bp plan eval logprobs sample convert info; do
+        command="./train-fp32 $verb --help"
+        all=$((all + 1))
+        each "$command"
+        for side in old new; do # of an option its choices and the last thing in brackets, its default
+            awk 'function put() { if (option) { sub(/.*\[/, "[", text); print option, text ~ /^\[/ ? text : "" } }
+                /^  --/ { put(); split(substr($0, 3), part, /  +/); option = part[1]; text = part[2]; next }
+                /^   / { text = text " " $0; next }
+                { put(); option = "" }
+                END { put() }' "$WORK/$side/stdout" >"$WORK/$side/options"
+        done
+        [ -s "$WORK/old/options" ] && same_text options && agree
+    done
+}
+plans() {
+    # What is said about an unknown name holds all names; what is no name is refused.
+    each './train-fp32 plan --init nothing'
+    presets=$(for word in $(cat "$WORK"/old/stderr "$WORK"/new/stderr | tr -cs 'a-z0-9.\n-' '\n' | sort -u); do
+        each "./train-fp32 plan --init $word"
+        case $(cat "$WORK"/*/status) in *0*) echo "$word" ;; esac
+    done)
+    command='./train-fp32 plan --init nothing'
+    [ "$(echo "$presets" | wc -l)" -gt 20 ] || differs "only presets $presets"
+    for preset in $presets; do
+        length=20000
+        case $preset in gpt2*) length=1000 ;; esac
+        while read -r arguments; do compare fp32 1 "plan --init $preset --seq-len $length $arguments"; done <<'END'
 --for bp --dtype bf16
 --for bp --dtype fp32 --method checkpoint
 --dtype bf16 --grad-accum 2 --moments bf16 --memory-limit 80GiB
@@ -191,29 +194,114 @@ for preset in $presets; do
 --dtype bf16 --objective dpo --batch 2 --master none
 --dtype double --for bp --objective grpo --beta 0.1 --group-size 4 --logits-chunk 100
 END
-done
-end
-
-# ---- gradients ------------------------------------------------------------------------------------------------------------------
-begin gradients
-models="--init $TINY | --init $GEMMA | $(echo $GOLDEN | sed 's|[^ ]*|--model golden/&|g; s| --m| \| --m|g')"
-kinds='--seq-len 40 --batch 2 | --seq-len 20 --batch 6 --grad-accum 2 | --seq-len 31 --batch 2 --grad-accum 3 --data data/shard.bin |
-    --seq-len 60 --batch 2 --grad-accum 2 --data data/text.bin --seed 7 | --seq-len 40 --batch 2 --objective dpo --data data/pairs.bin |
-    --seq-len 40 --batch 3 --objective simpo --data data/pairs.bin | --seq-len 30 --batch 2 --objective orpo |
-    --seq-len 34 --batch 2 --grad-accum 2 --objective grpo --beta 0.1 --data data/groups.bin |
-    --seq-len 20 --batch 2 --objective gspo --group-size 3 | --seq-len 30 --objective ppo --data data/values.bin'
-methods='--method full | --method checkpoint | --method stream | --chunk 9 --logits-chunk 7 | --chunk 24 --logits-chunk 64 |
+    done
+    compare bf16 1 "plan $tiny --data data/text.bin --val-data data/val.bin --seq-len 100000 --batch 2"
+    compare fp32 1 "plan $tiny --data data/prompts.bin --seq-len 32 --max-new-tokens 4 --objective gspo --rollout"
+}
+loaded='--seq-len 31 --batch 4 --grad-accum 3 --data data/shard.bin |
+    --seq-len 60 --batch 2 --grad-accum 2 --data data/text.bin |
+    --seq-len 40 --batch 2 --grad-accum 2 --objective dpo --data data/pairs.bin |
+    --seq-len 40 --batch 12 --objective simpo --data data/pairs.bin |
+    --seq-len 36 --batch 2 --grad-accum 2 --objective grpo --beta 0.1 --data data/groups.bin |
+    --seq-len 30 --batch 3 --objective ppo --data data/values.bin'
+methods='--method full | --method checkpoint | --chunk 9 --logits-chunk 7 | --chunk 24 --logits-chunk 64 |
     --chunk 16 --keep attention --keep-on host | --chunk 11 --keep attention | --method checkpoint --keep attention'
-adapters=' | --lora-rank 4 | --lora-rank 3 --lora-dropout 0.2 --lora-targets q_proj,v_proj,down_proj,c_attn'
-precisions='fp32 1 bp | bf16 1 bp | double 1 bp'
-factors() { for factor; do echo $factor; done; }
-factors "$precisions" "$models" "$kinds" "$methods" | pairwise >"$WORK/rows"
-while read -r precision processes arguments; do
-    compare "$precision" "$processes" "$arguments --grads-out out"
-done <"$WORK/rows"
-end
-clear
+adapters='| --lora-rank 4 | --lora-rank 3 --lora-dropout 0.2 --rslora'
+gradients() {
+    compare_pairwise "$precisions" 1 'bp --grads-out out/g' "$models" "--seq-len 41 --batch 2 |
+        --seq-len 23 --batch 3 --grad-accum 2 --seed 5 | --seq-len 30 --batch 2 --objective orpo |
+        --seq-len 20 --batch 2 --objective gspo --group-size 3 | $loaded" "$methods" "$adapters"
+    compare bf16 1 "bp $tiny --seq-len 40 --grad-dtype fp32 --grads-out out/g"
+    compare bf16 1 "bp $tiny --seq-len 40 --grad-accum 3 --grad-dtype bf16 --grads-out out/g"
+    compare fp32 1 "bp $tiny --seq-len 40 --chunk 16 --profile --machine h200 --grads-out out/g --grads-of '*.1.*proj*'"
+}
+ranks() {
+    compare_pairwise "$precisions" \
+        '2 bp | 3 bp | 4 bp --sp 2 | 2 bp --sp 2 --kv gather | 2 bp --sp 2 --kv ring | 3 bp --sp 3 --kv gather |
+        3 bp --sp 3 --kv ring' '--zero 0 | --zero 1 | --zero 2 | --zero 3' '--grads-out out/g' \
+        "$tiny | $gemma | --model golden/gpt2 | --model golden/qwen3 | --model golden/mistral" \
+        "--seq-len 23 --batch 12 | --seq-len 20 --batch 3 --grad-accum 4 --objective gspo --group-size 3 | $loaded" \
+        "$methods" "$adapters"
+}
+training() { # and going on from the middle of what the other has written; precision, processes of each
+    while read -r precision processes arguments; do
+        clear
+        each 'cp data/pairs.bin out' # beside it the reference's log-probabilities are kept
+        compare "$precision" "${processes%,*}" "train $arguments --steps 6 --save-every 3 --out out/run"
+        mv "$WORK/old/out" "$WORK/out"
+        mv "$WORK/new/out" "$WORK/old/out"
+        mv "$WORK/out" "$WORK/new/out"
+        rm -rf "$WORK"/*/out/run/checkpoint-00000006
+        compare "$precision" "${processes#*,}" "train $arguments --steps 6 --save-every 3 --out out/run --resume"
+    done <<END
+fp32 1,1 $tiny --data data/shard.bin --seq-len 64 --batch 2 --grad-accum 2 --val-data data/shard.bin --val-every 2 \
+    --val-steps 2
+double 1,1 $tiny --data data/shard.bin --seq-len 64 --shuffle on --schedule wsd --sample-every 2 --prompt-ids 1
+bf16 1,1 $tiny --data data/text.bin --seq-len 60 --batch 2 --grad-accum 3 --warmup 1 \
+    --val-data data/val.bin --val-every 3
+bf16 1,1 $gemma --data data/text.bin --seq-len 60 --master none --moments bf16 --schedule linear --chunk 17
+fp32 1,1 --model golden/gpt2 --data data/text.bin --seq-len 48 --long truncate --shuffle off --method full
+fp32 1,1 $tiny --data data/text.bin --seq-len 60 --batch 2 --grad-accum 2 --lora-rank 4 --lora-dropout 0.1
+bf16 1,2 --model golden/qwen3-bf16 --data data/text.bin --seq-len 60 --batch 2 --lora-rank 3 --zero 1
+fp32 1,1 $tiny --data out/pairs.bin --seq-len 40 --batch 2 --objective dpo
+fp32 2,2 $tiny --data out/pairs.bin --seq-len 40 --batch 2 --objective dpo --zero 1
+fp32 1,1 $tiny --data data/groups.bin --seq-len 40 --batch 2 --objective grpo --beta 0.1 --lora-rank 3
+fp32 1,1 $tiny --data data/prompts.bin --seq-len 32 --batch 4 --objective grpo --rollout --group-size 3 \
+    --max-new-tokens 4 --reward-command 'sed -u -f data/reward.sed'
+fp32 2,2 $tiny --data data/prompts.bin --seq-len 32 --batch 4 --objective gspo --rollout --updates 3 \
+    --max-new-tokens 4 --reward-command 'sed -u -f data/reward.sed'
+fp32 2,1 $tiny --data data/shard.bin --seq-len 48 --batch 2 --grad-accum 2 --zero 2
+fp32 2,3 $tiny --data data/text.bin --val-data data/val.bin --val-every 2 --seq-len 60 --batch 3 --grad-accum 2 --zero 2
+bf16 3,2 $tiny --data data/text.bin --seq-len 60 --batch 3 --grad-accum 2 --zero 3
+double 2,2 $gemma --data data/text.bin --seq-len 60 --batch 3 --sp 2 --kv ring --zero 1
+END
+}
+conversions() {
+    for model in $golden; do
+        clear
+        compare fp32 1 "convert --model golden/$model --out out/hf"
+        compare fp32 1 "convert --model golden/$model --out out/small --dtype bf16 --max-shard-size 50KB"
+        compare bf16 1 "convert --model golden/$model --out out/flat.bin"
+        compare double 1 "convert --model out/flat.bin --out out/wide.bin --dtype double"
+        compare fp32 1 "convert --model out/flat.bin --out out/again --like golden/$model"
+        compare fp32 1 "info --model out/flat.bin"
+    done
+    clear
+    compare fp32 1 'convert --model golden/gpt2 --to llmc --out out/llmc'
+    compare fp32 1 'convert --model golden/gpt2 --to llmc --dtype bf16 --out out/llmc-bf16'
+    compare fp32 1 'convert --model golden/gpt2/gpt2_llmc_bf16.bin --to hf --out out/hf'
+    compare fp32 1 "convert $gemma --seed 3 --out out/random"
+    compare bf16 1 "convert $tiny --seed 3 --out out/base.bin"
+    compare bf16 1 'train --model out/base.bin --data data/shard.bin --seq-len 64 --steps 2 --lora-rank 4 --out out/run'
+    compare fp32 1 'convert --model out/base.bin --adapter out/run --merge --out out/merged'
+    compare bf16 1 'convert --model out/base.bin --adapter out/run --merge --out out/merged.bin'
+    compare bf16 1 'eval --model out/base.bin --adapter out/run --data data/shard.bin --seq-len 64'
+}
+inference() {
+    compare_pairwise "$precisions" 1 'eval --data data/shard.bin --seq-len 64 --val-steps 3 --curve |
+        eval --data data/text.bin --seq-len 60 --batch 3 --chunk 9 |
+        eval --data data/pairs.bin --seq-len 40 --objective orpo |
+        eval --data data/groups.bin --seq-len 40 --objective grpo --curve |
+        logprobs --data data/text.bin --seq-len 40 --out out/l |
+        logprobs --data data/pairs.bin --seq-len 40 --temperature 0.7 --out out/l |
+        sample --prompt-ids 1,2,3 --max-new-tokens 12 --temperature 0 |
+        sample --prompt-ids 5 --max-new-tokens 12 --seed 3 |
+        sample --prompt-ids 4,5 --max-new-tokens 12 --temperature 0.8 --top-k 20 --top-p 0.9' "$models"
+    for world in 2 '3 --zero 3' '2 --sp 2'; do
+        compare fp32 "${world%% *}" "eval $tiny --data data/text.bin --seq-len 60 --curve ${world#[23]}"
+    done
+    for tokenizer in gpt2.tok llama2.tok llama3.tok mistral.tok 'qwen2.tok --chat' 'gemma.tok --chat'; do
+        compare fp32 1 "sample $large --tokenizer golden/tokenizers/$tokenizer --prompt 'Hello: 12' --max-new-tokens 9"
+    done
+}
 
+for section in $sections; do
+    same=0 all=0
+    clear
+    $section
+    echo "$section: $same of $all the same"
+done
+[ $skipped = 0 ] || echo '[  SKIPPED ] what several processes do: NOT TESTED, because there is no mpirun'
+[ $failed = 0 ] || echo "the commands above are for the folders $WORK/old and $WORK/new"
 echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ] || echo "the commands above run in $WORK/old and $WORK/new"
 [ $failed = 0 ]
