@@ -86,6 +86,23 @@ for signal in INT TERM HUP; do
     check "SIG$signal leaves nothing half written" [ -z "$(find "$WORK/ended-$signal" -name '*partial*' -o -name '*tmp')" ]
 done
 
+# ---- a checkpoint that commit 88e0adb wrote: the rest of its run, within rounding ------------------------------------------------
+if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
+    earlier=$GOLDEN/run-88e0adb # README.md there has the command; a checkpoint of step 4, the log of all 8 steps
+    cp -r $earlier "$WORK/earlier"
+    succeeds train --init $(echo $TINY | sed 's/=32/=16/; s/=48/=24/'),tie_word_embeddings=true --data $SHARD --val-data $SHARD \
+        --val-steps 4 --val-every 2 --seq-len 64 --batch 2 --grad-accum 2 --shuffle on --steps 8 --lr 1e-2 --warmup 2 --chunk 24 \
+        --logits-chunk 20 --save-every 4 --seed 7 --out "$WORK/earlier" --resume
+    check 'it goes on' [ -f "$WORK/earlier/checkpoint-00000008/DONE" ]
+    logged() { grep -v '"options"' "$1/log.jsonl" | sed 's/, "\(val_\)\{0,1\}tokens".*//' | tr -s ' {}":,' '\n'; } # a word a line
+    logged $earlier >"$WORK/expected"
+    logged "$WORK/earlier" >"$WORK/found"
+    far=$(paste -d' ' "$WORK/expected" "$WORK/found" | awk -v bound=$same_gradient '
+        { d = $1 - $2; if ($1 != $2 && (d == 0 || d * d > (bound * $1) ^ 2)) print }
+        END { if (NR < 80) print "only", NR, "words" }')
+    check "losses, norms and learning rates are those of 88e0adb: $far" [ -z "$far" ]
+fi
+
 # ---- accumulation, methods -----------------------------------------------------------------------------------------------------
 succeeds bp --init $TINY --seq-len 40 --batch 4 --json
 loss=$(json loss) norm=$(json grad_norm)
