@@ -19,7 +19,7 @@ CC=${CC:-cc}
 compiler=${CC%% *}
 compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
-mpirun=$(ls "$NEW"/test/ranks/mpirun.sh "$NEW"/test/mpirun.sh 2>/dev/null | head -n 1)
+mpirun=$(find "$NEW/test" -name mpirun.sh)
 for side in old new; do
     mkdir "$WORK/$side"
     ln -s "$NEW/test/golden" "$WORK/data" "$mpirun" "$WORK/$side"
@@ -30,20 +30,19 @@ for precision in fp32 bf16 double; do
         checkout=$OLD
         [ $side = new ] && checkout=$NEW
         ln -s "$checkout/$program" "$WORK/$side/train-$precision"
-        ${MAKE:-make} -C "$checkout" BACKEND=cpu PRECISION=$precision ONEDNN= $program \
-            >"$WORK/$side/$precision.make" 2>&1 &
+        (${MAKE:-make} -C "$checkout" BACKEND=cpu PRECISION=$precision ONEDNN= $program >"$WORK/$side/stdout" 2>&1 &&
+            : >"$WORK/$side/built-$precision") &
     done
     wait
     for side in old new; do
-        [ -x "$WORK/$side/train-$precision" ] && continue
-        tail -n 20 "$WORK/$side/$precision.make"
+        [ -f "$WORK/$side/built-$precision" ] && continue
+        tail -n 20 "$WORK/$side/stdout"
         echo "FAILED: the $side program does not compile in $precision"
         exit 1
     done
 done
 mkdir "$WORK/data"
-writer=$(ls "$NEW"/test/data/make_documents.c "$NEW"/test/make_documents.c 2>/dev/null | head -n 1)
-$CC -D_GNU_SOURCE -O1 -I"$NEW" "$writer" -lm -o "$WORK/make_documents" || exit 1
+$CC -D_GNU_SOURCE -O1 -I"$NEW" "$(find "$NEW/test" -name make_documents.c)" -lm -o "$WORK/make_documents" || exit 1
 made() { # name, lengths, seed, masked, kind: a shard; no golden model has a vocabulary below 80
     "$WORK/make_documents" "$WORK/data/$1.bin" 80 "$2" "$3" "$4" "$5" || exit 1
 }
@@ -70,13 +69,19 @@ masked() { # file: a text of JSON, or the list of a checkpoint's files
     sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/^state.json .*/state.json/' "$1" | tr '{' '\n' |
         case $command in *--profile*) sort ;; *) cat ;; esac
 }
-differs() { failed=$((failed + 1)); echo "DIFFERS: $1: $command"; }
+differs() { # what; the commands that follow begin alike again
+    failed=$((failed + 1))
+    echo "DIFFERS: $1: $command"
+    rm -rf "$WORK/new/out"
+    cp -r "$WORK/old/out" "$WORK/new"
+}
 same_text() { # file
     masked "$WORK/old/$1" >"$WORK/masked"
-    masked "$WORK/new/$1" | cmp -s - "$WORK/masked" && return
+    masked "$WORK/new/$1" >"$WORK/masked_new"
+    cmp -s "$WORK/masked" "$WORK/masked_new" && return
     differs "$1"
-    masked "$WORK/new/$1" | tr ',' '\n' >"$WORK/lines"
-    tr ',' '\n' <"$WORK/masked" | diff - "$WORK/lines" | sed -n 's/^\([<>]\)/    \1/p' | head -n 6
+    tr ',' '\n' <"$WORK/masked_new" >"$WORK/lines"
+    tr ',' '\n' <"$WORK/masked" | diff - "$WORK/lines" | sed -n 's/^\([<>]\)/    \1/p' | cut -c1-110 | head -n 6
     return 1
 }
 same_files() { # below out/, where there is one
