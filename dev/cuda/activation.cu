@@ -1,12 +1,13 @@
 /*
-Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels loop over packs with the grid's stride and divide to find the row;
-the candidates give every pack a thread of its own, rows on the grid's y axis (no division, no loop), and one of them takes
-the hardware's fast exponential and division.
+Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels loop over packs with the grid's stride and divide
+to find the row; the candidates give every pack a thread of its own, rows on the grid's y axis (no division, no loop),
+and one of them takes the hardware's fast exponential and division.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/activation.cuh"
 
-// s(z), as sigmoid() but by the special function units: a few units in the last place of fp32, far below bf16's rounding
+// s(z), as sigmoid() but by the special function units: a few units in the last place of fp32, far below bf16's
+// rounding
 __device__ inline float fast_sigmoid(float z, float *one_minus) {
 #ifdef CUDA_ON_CPU
     const float e = expf(-fabsf(z)), large = 1.0f / (1.0f + e), small = e * large;
@@ -17,7 +18,7 @@ __device__ inline float fast_sigmoid(float z, float *one_minus) {
     return z >= 0.0f ? large : small;
 }
 
-// ---- candidates: thread (x, y) has pack x of row y -----------------------------------------------------------------------------
+// ---- candidates: thread (x, y) has pack x of row y ------------------------------------------------------------------
 template <int W, bool FAST> __global__ void swiglu_forward_flat_kernel(floatX *out, const floatX *gate_up, size_t FF) {
     const size_t t = blockIdx.y, c = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     if (c >= FF) return;
@@ -48,7 +49,7 @@ __global__ void swiglu_backward_flat_kernel(floatX *dgate_up, const floatX *dout
     pack_write(dgate_up + row + FF, dup);
 }
 
-// ---- cases --------------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 struct Shape2 {
     size_t n, FF;
 };
@@ -114,11 +115,11 @@ template <bool FAST> static void backward_flat(Backward &c) {
 int main(int argc, char **argv) {
     playground_begin(argc, argv);
     compare<Forward>("swiglu_forward, n = 4096, FF = 12288", BYTES, {37, 2312}, {4096, 12288},
-                     {{"llmc/cuda/activation.cuh", forward_real},
+                     {{"llmc/ops/cuda/activation.cuh", forward_real},
                       {"a thread for a pack", forward_flat<false>},
                       {"a thread for a pack, fast exponential", forward_flat<true>}});
     compare<Backward>("swiglu_backward, n = 4096, FF = 12288", BYTES, {37, 2312}, {4096, 12288},
-                      {{"llmc/cuda/activation.cuh", backward_real},
+                      {{"llmc/ops/cuda/activation.cuh", backward_real},
                        {"a thread for a pack", backward_flat<false>},
                        {"a thread for a pack, fast exponential", backward_flat<true>}});
     return playground_end();

@@ -1,7 +1,8 @@
 /*
-Playground of llmc/ops/cuda/adamw.cuh. Candidates: eight elements a thread (two packs of each tensor are asked for before anything is
-computed), and, where there is rounding to be drawn for, the keys of the random numbers once for a block instead of in every thread.
-All variants have to agree with plain loops; how a value is rounded stochastically is within the tolerance.
+Playground of llmc/ops/cuda/adamw.cuh. Candidates: eight elements a thread (two packs of each tensor are asked for
+before anything is computed), and, where there is rounding to be drawn for, the keys of the random numbers once for a
+block instead of in every thread. All variants have to agree with plain loops; how a value is rounded stochastically is
+within the tolerance.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/adamw.cuh"
@@ -75,7 +76,7 @@ __global__ void adamw_keys_kernel(T *weights, floatX *rounded, const G *gradient
     if (rounded) pack_write(rounded + first, nearest);
 }
 
-// ---- cases: T what is stepped (the fp32 master copy, or the weights themselves), M the moments -------------------------------------
+// ---- cases: T what is stepped (the fp32 master copy, or the weights themselves), M the moments ----------------------
 template <typename T, typename M> struct Step {
     struct Shape {
         size_t count; // a multiple of 2 * ADAMW_PACK
@@ -146,7 +147,7 @@ template <typename T, typename M> static void keys_once(Step<T, M> &c) {
 
 template <typename T, typename M> static void compare_steps(const char *title) {
     compare<Step<T, M>>(title, BYTES, {5000}, {192937984}, // a layer of Qwen3-8B
-                        {{"llmc/cuda/adamw.cuh", real<T, M>},
+                        {{"llmc/ops/cuda/adamw.cuh", real<T, M>},
                          {"8 elements a thread", twice<T, M>},
                          {"a block for 1024 elements, keys once", keys_once<T, M>}});
 }

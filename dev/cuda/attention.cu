@@ -1,7 +1,8 @@
 /*
-Playground of llmc/ops/cuda/attention.cuh, forward, at head_dim 128: the kernel with other tiles than those it takes by itself. More
-queries a block read keys and values less often, more keys a tile or more stages hide more of the wait for them, fewer of either let
-more blocks share a processor. cuDNN is not among them: how far these are from it has to be seen against its own figures.
+Playground of llmc/ops/cuda/attention.cuh, forward, at head_dim 128: the kernel with other tiles than those it takes by
+itself. More queries a block read keys and values less often, more keys a tile or more stages hide more of the wait for
+them, fewer of either let more blocks share a processor. cuDNN is not among them: how far these are from it has to be
+seen against its own figures.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/attention.cuh"
@@ -11,7 +12,7 @@ more blocks share a processor. cuDNN is not among them: how far these are from i
 
 constexpr int HEAD = 128;
 
-// ---- cases --------------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 struct Attention {
     struct Shape {
         size_t cut, begin, end, NH, NKV; // queries [begin, end); a second document begins at `cut` unless that is 0
@@ -98,7 +99,7 @@ int main(int argc, char **argv) {
              : "attention_forward, the last 1024 queries of 4096, 32/8 heads of 128",
         FLOPS, {190, 133, 331, 4, 2},
         bf16 ? Attention::Shape{0, 28672, 32768, 32, 8} : Attention::Shape{0, 3072, 4096, 32, 8},
-        {{"llmc/cuda/attention.cuh", real},
+        {{"llmc/ops/cuda/attention.cuh", real},
          {"64 queries, tiles of 32 keys, 1 stage", tiled<Tiles{64, 32, 1}>, fits<Tiles{64, 32, 1}>},
          {"64 queries, tiles of 32 keys, 2 stages", tiled<Tiles{64, 32, 2}>, fits<Tiles{64, 32, 2}>},
          {"64 queries, tiles of 32 keys, 3 stages", tiled<Tiles{64, 32, 3}>, fits<Tiles{64, 32, 3}>},

@@ -1,13 +1,14 @@
 /*
-Every op of the linked op set at the shapes of Qwen3-8B, as `stream` calls them for chunks of 4096 tokens of a stream of 32768 (the
-last chunk, which sees all keys) and logits chunks of 2048. One object of JSON on stdout, the same as a table on stderr: median
-milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best square product, measured in the same
-run. Bytes are those that an op cannot do without: every input read once, every output written once; a sum that is added to is
-read and written. dev/bench_gpu.sh runs it.
+Every op of the linked op set at the shapes of Qwen3-8B, as `stream` calls them for chunks of 4096 tokens of a stream
+of 32768 (the last chunk, which sees all keys) and logits chunks of 2048. One object of JSON on stdout, the same as a
+table on stderr: median milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best
+square product, measured in the same run. Bytes are those that an op cannot do without: every input read once, every
+output written once; a sum that is added to is read and written. dev/bench_gpu.sh runs it.
 
     bench [REPEATS]
 
-Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: their arguments are tested, nothing is timed.
+Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: their arguments are tested, nothing is
+timed.
 */
 #include "playground.cuh"
 #include "llmc/base/json.h"
@@ -61,12 +62,13 @@ Tensors::Tensors()
       frequency(HD / 2, [](size_t i) { return pow(1e6, -2.0 * (double)i / (double)HD); }),
       weights(n, random_values(11)) {}
 
-// ---- measuring -----------------------------------------------------------------------------------------------------------------------
+// ---- measuring ------------------------------------------------------------------------------------------------------
 struct Bench {
     JsonOut *json;
     const Tensors &t;
 
-    // rows, in, wide: shape, as far as an op has it: rows, columns in, columns out. work: bytes or FLOPs. before: of each timed run
+    // rows, in, wide: shape, as far as an op has it: rows, columns in, columns out. work: bytes or FLOPs. before: of
+    // each timed run
     template <typename Run, typename Before>
     void measure(const char *op, const char *of, size_t rows, size_t in, size_t wide, Work unit, double work, Run run,
                  Before before) const;
@@ -116,7 +118,7 @@ void Bench::measure(const char *op, const char *of, size_t rows, size_t in, size
     json_object_end(json);
 }
 
-// ---- the ops -----------------------------------------------------------------------------------------------------------------------------
+// ---- the ops --------------------------------------------------------------------------------------------------------
 constexpr Norm RMS = {1e-6, 0.0, NORM_RMS}, LAYER_NORM = {1e-5, 0.0, NORM_LAYER};
 
 static void bench_elements(const Bench &b) {
@@ -185,8 +187,8 @@ static void bench_attention(const Bench &b) {
                                 t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), &shape, t.scratch.summed());
     });
 #if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
-    // What a chunk's rate is held against: cuDNN over the whole stream at once. Backward, which is deterministic in memory for every
-    // pair, over the heads of one key/value head.
+    // What a chunk's rate is held against: cuDNN over the whole stream at once. Backward, which is deterministic in
+    // memory for every pair, over the heads of one key/value head.
     const double pairs = 0.5 * (double)T * (double)(T + 1);
     const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, (float)shape.scale, 1},
                          some = {T, T, NH / NKV, 1, NH, NKV, HD, (float)shape.scale, 1};
@@ -256,7 +258,7 @@ static void bench_all(const Bench &b) {
     bench_linear(b, "head", m, C, V);
 }
 
-// ---- output --------------------------------------------------------------------------------------------------------------------------------
+// ---- output ---------------------------------------------------------------------------------------------------------
 static void report_machine(JsonOut *json) {
     json_text(json, "dtype", dtype_name(FLOATX_DTYPE));
     json_size(json, "repeats", playground.repeats);

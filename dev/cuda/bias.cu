@@ -1,7 +1,8 @@
 /*
-Playground of llmc/ops/cuda/bias.cuh: column sums of dout[n,OC]. The real kernel gives 32 columns to a block, so that few blocks walk
-all rows and a warp reads 32 neighbouring elements (64 bytes in bf16). The candidate reads packs of 16 bytes, cuts the rows over
-blocks too, and adds the parts in order with a second kernel; it needs scratch memory that the op does not have today.
+Playground of llmc/ops/cuda/bias.cuh: column sums of dout[n,OC]. The real kernel gives 32 columns to a block, so that
+few blocks walk all rows and a warp reads 32 neighbouring elements (64 bytes in bf16). The candidate reads packs of 16
+bytes, cuts the rows over blocks too, and adds the parts in order with a second kernel; it needs scratch memory that
+the op does not have today.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/bias.cuh"
@@ -72,7 +73,7 @@ int main(int argc, char **argv) {
         char title[80];
         snprintf(title, sizeof(title), "bias_backward, n = 4096, OC = %zu", OC);
         compare<Bias>(title, BYTES, {601, 392}, {4096, OC},
-                      {{"llmc/cuda/bias.cuh", real}, {"packs, rows in parts of 256, two kernels", in_parts}});
+                      {{"llmc/ops/cuda/bias.cuh", real}, {"packs, rows in parts of 256, two kernels", in_parts}});
     }
     return playground_end();
 }

@@ -1,7 +1,8 @@
 /*
-make dev-cudnn-plans: asks cuDNN for the plans that llmc/ops/cuda/attention_cudnn.cuh will want, for GPUs that are not here, and holds their
-workspace against what is planned for. It shows that the graphs are ones that this cuDNN takes, and what a new length costs; it runs
-none of them. cuDNN >= 9.11 makes plans from a description of a device, and libcuda_stand_in.c is enough of a driver.
+make dev-cudnn-plans: asks cuDNN for the plans that llmc/ops/cuda/attention_cudnn.cuh will want, for GPUs that are not
+here, and holds their workspace against what is planned for. It shows that the graphs are ones that this cuDNN takes,
+and what a new length costs; it runs none of them. cuDNN >= 9.11 makes plans from a description of a device, and
+libcuda_stand_in.c is enough of a driver.
 */
 #include "llmc/ops/cuda/cudnn_attention.cc"
 

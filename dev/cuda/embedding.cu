@@ -1,8 +1,8 @@
 /*
-Playground of llmc/ops/cuda/embedding.cuh: the scattered sum of embedding_backward. The real kernel gives all tokens of one table row to
-one block, so that the most frequent token of a text decides how long it takes. The candidate cuts the run of a row in the sorted
-stream into pieces of CUT tokens: pieces of long runs leave partial sums in scratch memory, a second kernel adds them in order.
-Both sort in the same way; that is part of their time.
+Playground of llmc/ops/cuda/embedding.cuh: the scattered sum of embedding_backward. The real kernel gives all tokens of
+one table row to one block, so that the most frequent token of a text decides how long it takes. The candidate cuts the
+run of a row in the sorted stream into pieces of CUT tokens: pieces of long runs leave partial sums in scratch memory,
+a second kernel adds them in order. Both sort in the same way; that is part of their time.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/embedding.cuh"
@@ -23,8 +23,8 @@ __device__ inline size_t run_begin(const int32_t *order, const int32_t *index, s
     return low;
 }
 
-// Partial sums of [first, first + CUT), a piece of a run that began at `begin`. In any CUT places at most one long run begins and
-// at most one goes on with a new piece, so these two slots for each CUT places are enough.
+// Partial sums of [first, first + CUT), a piece of a run that began at `begin`. In any CUT places at most one long run
+// begins and at most one goes on with a new piece, so these two slots for each CUT places are enough.
 __device__ inline size_t slot_of(size_t first, size_t begin) { return first / CUT * 2 + (first > begin); }
 
 template <typename T, int W>
@@ -65,7 +65,7 @@ __global__ void add_pieces_kernel(T *dw, const float *parts, const int32_t *orde
     set_value(to, value_of(*to) + sum);
 }
 
-// ---- cases --------------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 struct Scatter {
     struct Shape {
         size_t N, rows, C;
@@ -114,6 +114,6 @@ int main(int argc, char **argv) {
         compare<Scatter>(natural ? "embedding_backward, N = 32768, C = 4096, 151936 rows as frequent as words"
                                  : "embedding_backward, N = 32768, C = 4096, 151936 rows alike",
                          BYTES, {1500, 300, 72, natural}, {32768, 151936, 4096, natural},
-                         {{"llmc/cuda/embedding.cuh", real}, {"runs cut into pieces of 64 tokens", in_pieces}});
+                         {{"llmc/ops/cuda/embedding.cuh", real}, {"runs cut into pieces of 64 tokens", in_pieces}});
     return playground_end();
 }

@@ -1,6 +1,7 @@
 /*
-Playground of llmc/ops/cuda/gradient.cuh: round_sums and gradient_add. Candidates: a thread for every pack instead of a loop with the
-grid's stride, and that with loads and stores marked as not needed again (evict first), so that they leave the cache to others.
+Playground of llmc/ops/cuda/gradient.cuh: round_sums and gradient_add. Candidates: a thread for every pack instead of a
+loop with the grid's stride, and that with loads and stores marked as not needed again (evict first), so that they
+leave the cache to others.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/gradient.cuh"
@@ -60,7 +61,7 @@ template <bool STREAM> __global__ void add_flat_kernel(floatX *gradient, const f
         pack_write(gradient + i * QUAD, sum);
 }
 
-// ---- cases --------------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 struct Gradient {
     struct Shape {
         size_t count; // a multiple of QUAD
@@ -107,11 +108,11 @@ int main(int argc, char **argv) {
     const size_t layer = 192937984; // parameters of a layer of Qwen3-8B in matrices
     playground_begin(argc, argv);
     compare<Round>("round_sums of a layer of Qwen3-8B", BYTES, {70004}, {layer},
-                   {{"llmc/cuda/gradient.cuh", round_real},
+                   {{"llmc/ops/cuda/gradient.cuh", round_real},
                     {"a thread for a pack", round_flat<false>},
                     {"a thread for a pack, evict first", round_flat<true>}});
     compare<Add>("gradient_add of a layer of Qwen3-8B", BYTES, {70004}, {layer},
-                 {{"llmc/cuda/gradient.cuh", add_real},
+                 {{"llmc/ops/cuda/gradient.cuh", add_real},
                   {"a thread for a pack", add_flat<false>},
                   {"a thread for a pack, evict first", add_flat<true>}});
     return playground_end();

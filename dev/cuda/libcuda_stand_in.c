@@ -1,6 +1,7 @@
 /*
-Stands where libcuda.so.1 is looked for, so that cuDNN makes plans for GPUs that are not here (cudnn_plans.cc): it "loads" what was
-compiled, and there is no device. What cuDNN looks up but does not call to make a plan only has to be there.
+Stands where libcuda.so.1 is looked for, so that cuDNN makes plans for GPUs that are not here (cudnn_plans.cc): it
+"loads" what was compiled, and there is no device. What cuDNN looks up but does not call to make a plan only has to be
+there.
 */
 static char loaded[4096];
 

@@ -1,11 +1,12 @@
 /*
-Playground of llmc/ops/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's heuristics name; the
-candidate times all that they return and takes the fastest. Both are checked against plain sums in double at random elements.
+Playground of llmc/ops/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's
+heuristics name; the candidate times all that they return and takes the fastest. Both are checked against plain sums in
+double at random elements.
 */
 #include "product.cuh"
 
-// A weight [OC, C] and n rows: out[row][column] of a product is the sum over i of b[row * b_row + i * b_step] * a[column * a_column +
-// i * a_step], in op set terms
+// A weight [OC, C] and n rows: out[row][column] of a product is the sum over i of b[row * b_row + i * b_step] *
+// a[column * a_column + i * a_step], in op set terms
 struct Product {
     const char *direction;
     Matmul matmul;

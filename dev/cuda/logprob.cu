@@ -1,15 +1,17 @@
 /*
-Playground of llmc/ops/cuda/logprob.cuh. The second reading of a row is meant to come from the cache, but all rows that are in flight
-have to fit there: 4 blocks of 512 threads on each of 132 processors and a vocabulary of 151,936 in bf16 are 160 MB at a time, an
-H100's L2 cache has 50. The candidates have fewer and faster rows in flight: 1024 threads for a row, one row for each processor
-(by asking for all of its shared memory), and that with the row's beginning kept there.
+Playground of llmc/ops/cuda/logprob.cuh. The second reading of a row is meant to come from the cache, but all rows that
+are in flight have to fit there: 4 blocks of 512 threads on each of 132 processors and a vocabulary of 151,936 in bf16
+are 160 MB at a time, an H100's L2 cache has 50. The candidates have fewer and faster rows in flight: 1024 threads for
+a row, one row for each processor (by asking for all of its shared memory), and that with the row's beginning kept
+there.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/logprob.cuh"
 
 constexpr unsigned WIDE_THREADS = 1024;
 
-// As logprob_kernel with a weight for every row and no ignored targets; the first kept_packs of a row stay in shared memory.
+// As logprob_kernel with a weight for every row and no ignored targets; the first kept_packs of a row stay in shared
+// memory.
 __global__ void __launch_bounds__(WIDE_THREADS)
     logprob_wide_kernel(float *logp, floatX *logits, const int32_t *targets, const float *weight, size_t V,
                         double inverse, size_t kept_packs) {
@@ -69,7 +71,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
     }
 }
 
-// ---- cases --------------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 struct LogProb {
     struct Shape {
         size_t n, V;
@@ -127,7 +129,7 @@ int main(int argc, char **argv) {
     playground_begin(argc, argv);
     compare<LogProb>("logprob with its gradient, n = 512, V = 151936 (bytes: one reading, one writing)", BYTES,
                      {3, 5003}, {512, 151936},
-                     {{"llmc/cuda/logprob.cuh", real},
+                     {{"llmc/ops/cuda/logprob.cuh", real},
                       {"1024 threads for a row", wide_plain},
                       {"1024 threads, one row a processor", wide_alone},
                       {"the same, its beginning in shared memory", wide_kept}});

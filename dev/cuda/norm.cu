@@ -1,6 +1,6 @@
 /*
-Playground of llmc/ops/cuda/norm.cuh: RMSNorm. The real kernels read a row again from the cache where they need it again; the
-candidates keep it in registers. Backward's candidate also gets both of a row's sums from one pass, since
+Playground of llmc/ops/cuda/norm.cuh: RMSNorm. The real kernels read a row again from the cache where they need it
+again; the candidates keep it in registers. Backward's candidate also gets both of a row's sums from one pass, since
 mean(g * xhat) = rstd * mean(g * x) needs no rstd beforehand.
 */
 #include "playground.cuh"
@@ -9,7 +9,7 @@ mean(g * xhat) = rstd * mean(g * x) needs no rstd beforehand.
 constexpr double EPSILON = 1e-6;
 constexpr Norm RMS = {EPSILON, 0.0, NORM_RMS};
 
-// ---- candidates ---------------------------------------------------------------------------------------------------------------
+// ---- candidates -----------------------------------------------------------------------------------------------------
 // blockDim.x threads have a row, P packs each; blockDim.y rows a block.
 template <int W, int P>
 __global__ void __launch_bounds__(NORM_THREADS)
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(NORM_THREADS)
     }
 }
 
-// ---- cases --------------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 struct NormForward {
     struct Shape {
         size_t n, C;
@@ -166,14 +166,14 @@ static bool backward_kept_fits(const NormBackward &c) { return kept_fits(c); }
 int main(int argc, char **argv) {
     playground_begin(argc, argv);
     compare<NormForward>("rmsnorm_forward, n = 4096, C = 4096", BYTES, {77, 1096}, {4096, 4096},
-                         {{"llmc/cuda/norm.cuh", forward_real},
+                         {{"llmc/ops/cuda/norm.cuh", forward_real},
                           {"a block for a row, kept in registers", forward_block, kept_fits},
                           {"a warp for a row, kept in registers", forward_warp, kept_fits}});
     compare<NormForward>(
         "rmsnorm_forward of 32 heads, n = 4096 x 32, C = 128", BYTES, {77, 128}, {4096 * 32, 128},
-        {{"llmc/cuda/norm.cuh", forward_real}, {"a warp for a row, kept in registers", forward_warp, kept_fits}});
+        {{"llmc/ops/cuda/norm.cuh", forward_real}, {"a warp for a row, kept in registers", forward_warp, kept_fits}});
     compare<NormBackward>("rmsnorm_backward, n = 4096, C = 4096", BYTES, {77, 1096}, {4096, 4096},
-                          {{"llmc/cuda/norm.cuh", backward_real},
+                          {{"llmc/ops/cuda/norm.cuh", backward_real},
                            {"rows in registers, both sums at once", backward_kept, backward_kept_fits}});
     return playground_end();
 }

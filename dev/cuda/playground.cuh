@@ -1,9 +1,9 @@
 /*
-What the programs of the kernel playground share. A program includes the real file of llmc/cuda, adds other ways to write its
-kernels, and calls compare<Case>() with all of them: every variant is checked against plain loops in double at a small shape, then
-timed at a large one, in turns, with cold caches (a buffer larger than the L2 cache is written before each run), and one line of
-the table is printed for each: median time, rate, share of the rate of a copy (or of a square matrix product) measured in the same
-run, largest error. A Case owns its tensors and says
+What the programs of the kernel playground share. A program includes the real file of llmc/ops/cuda, adds other ways to
+write its kernels, and calls compare<Case>() with all of them: every variant is checked against plain loops in double
+at a small shape, then timed at a large one, in turns, with cold caches (a buffer larger than the L2 cache is written
+before each run), and one line of the table is printed for each: median time, rate, share of the rate of a copy (or of
+a square matrix product) measured in the same run, largest error. A Case owns its tensors and says
 
     Case(Shape)          makes and fills them                     work()       bytes or FLOPs of one run
     reset()              puts back what a run changes             error()      of the last run, against plain loops
@@ -33,7 +33,7 @@ static void cuda_zero(void *to, size_t bytes) { memset(to, 0, bytes); }
 #include "llmc/ops/cuda/memory.cuh"
 #endif
 
-// ---- tensors on the device -----------------------------------------------------------------------------------------------------
+// ---- tensors on the device ------------------------------------------------------------------------------------------
 static inline void set_element(float *x, double value) { *x = (float)value; }
 static inline void set_element(int32_t *x, double value) { *x = (int32_t)value; }
 template <typename T> static inline void set_element(T *x, double value) { x->bits = float_to_bf16((float)value); }
@@ -90,7 +90,7 @@ static inline auto constant(double value) {
 // One rounding to floatX (half a unit of bf16 is up to 1/256); or what fp32 sums of a few thousand terms lose
 constexpr double ROUNDING = sizeof(floatX) == 2 ? 1.0 / 250 : 2e-6;
 
-// ---- what a variant is --------------------------------------------------------------------------------------------------------
+// ---- what a variant is ----------------------------------------------------------------------------------------------
 typedef enum { BYTES, FLOPS } Work;
 
 template <typename Case> struct Variant {
@@ -111,7 +111,7 @@ static struct {
 #endif
 } playground;
 
-// ---- timing -------------------------------------------------------------------------------------------------------------------
+// ---- timing ---------------------------------------------------------------------------------------------------------
 static inline double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     const size_t half = values.size() / 2;
@@ -119,7 +119,8 @@ static inline double median(std::vector<double> values) {
 }
 
 #ifndef CUDA_ON_CPU
-// Seconds of one run. The flush before it also keeps the device busy while the host queues the run, so that no launch is timed.
+// Seconds of one run. The flush before it also keeps the device busy while the host queues the run, so that no launch
+// is timed.
 template <typename Run> static double cold_seconds(Run run) {
     float ms;
     CUDA_CHECK(cudaMemsetAsync(playground.flush, 0, playground.flush_bytes), "flushing the L2 cache");
@@ -198,7 +199,7 @@ static int playground_end(void) {
     return playground.wrong ? EXIT_RUNTIME : EXIT_SUCCESS;
 }
 
-// ---- the table ------------------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 template <typename Case> static double check_variant(Case &c, const Variant<Case> &variant) {
     double error = 0;
 #ifdef CUDA_ON_CPU

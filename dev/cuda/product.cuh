@@ -1,6 +1,6 @@
 /*
-Matrix products beside the algorithm that llmc/ops/cuda/linear.cuh takes: every one that cuBLASLt offers for the same description, and
-the best rate of a square product, which rates of other products are held against.
+Matrix products beside the algorithm that llmc/ops/cuda/linear.cuh takes: every one that cuBLASLt offers for the same
+description, and the best rate of a square product, which rates of other products are held against.
 */
 #ifndef DEV_CUDA_PRODUCT_CUH
 #define DEV_CUDA_PRODUCT_CUH

@@ -1,6 +1,6 @@
 /*
-Playground of llmc/ops/cuda/rope.cuh. The real kernel's threads take one pair of elements of eight heads; the candidate's take a pack of
-pairs (16 bytes of either half of a head) and as many sines and cosines.
+Playground of llmc/ops/cuda/rope.cuh. The real kernel's threads take one pair of elements of eight heads; the
+candidate's take a pack of pairs (16 bytes of either half of a head) and as many sines and cosines.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/rope.cuh"
@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
         char title[80];
         snprintf(title, sizeof(title), "rope_forward, n = 4096, %zu heads of 128", heads);
         compare<Rope>(title, BYTES, {53, 5, 64}, {4096, heads, 128},
-                      {{"llmc/cuda/rope.cuh", real},
+                      {{"llmc/ops/cuda/rope.cuh", real},
                        {"packs, 8 heads a thread", packed<8>},
                        {"packs, 2 heads a thread", packed<2>}});
     }

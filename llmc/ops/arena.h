@@ -1,10 +1,11 @@
 /*
-One planned allocation for everything a run keeps in a place: device memory, or host memory that tensors go to. Regions are pushed and popped like a stack, so what
-never lives together shares bytes, and the same pushes give the same addresses every time.
+One planned allocation for everything a run keeps in a place: device memory, or host memory that tensors go to. Regions
+are pushed and popped like a stack, so what never lives together shares bytes, and the same pushes give the same
+addresses every time.
 
-A plan is a walk of the very same code over an arena that has no memory: its addresses are outside of any address space,
-so that touching one faults. The walk leaves the peak, its shares, and the regions alive at the peak, by name; the run then
-allocates exactly that peak, once.
+A plan is a walk of the very same code over an arena that has no memory: its addresses are outside of any address
+space, so that touching one faults. The walk leaves the peak, its shares, and the regions alive at the peak, by name;
+the run then allocates exactly that peak, once.
 */
 #ifndef LLMC_ARENA_H
 #define LLMC_ARENA_H
@@ -165,8 +166,8 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
-// What the machine, or the container this runs in (cgroup 2 or 1), has left for this process: its share, where other ranks
-// run there.
+// What the machine, or the container this runs in (cgroup 2 or 1), has left for this process: its share, where other
+// ranks run there.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t host_memory_available(void) {
     size_t machine = system_kilobytes("/proc/meminfo", "MemAvailable");

@@ -1,8 +1,8 @@
 /*
-Op set "dry": computes nothing. It counts floating-point operations (a multiply-add is two) of matrix products and attention, and
-the bytes that other ops of a pass move; it checks that every tensor lies within one live region of the arena, to its last
-element. It makes plans, and in the tests it holds the driver to its own arena. Any build plans for any element type; scratch
-sizes are those of the op set that was linked.
+Op set "dry": computes nothing. It counts floating-point operations (a multiply-add is two) of matrix products and
+attention, and the bytes that other ops of a pass move; it checks that every tensor lies within one live region of the
+arena, to its last element. It makes plans, and in the tests it holds the driver to its own arena. Any build plans for
+any element type; scratch sizes are those of the op set that was linked.
 */
 #ifndef LLMC_OPS_DRY_H
 #define LLMC_OPS_DRY_H
@@ -20,7 +20,8 @@ typedef struct {
     double operands;                              // bytes that the products of flops read and write
     double stalled;                               // FLOPs that products could do while they wait for operands (ridge)
     double moved;                                 // bytes that the ops between products move
-    // the call counted last: its op, by kind where an op has kinds, and its weight [rows, cols], a norm's [cols]; else 0
+    // the call counted last: its op, by kind where an op has kinds, and its weight [rows, cols], a norm's [cols]; else
+    // 0
     const char *op;
     size_t rows, cols;
 } DryCount;
@@ -38,7 +39,7 @@ static void dry_range(const char *tensor, const void *pointer, size_t count, siz
 
 static void dry_move(size_t elements, size_t size) { dry.moved += dry.factor * (double)elements * (double)size; }
 
-// ---- memory and transfers ----------------------------------------------------------------------------------------------
+// ---- memory and transfers -------------------------------------------------------------------------------------------
 static void count_copy_in(void *device, const void *host, size_t bytes) {
     (void)host;
     DRY_BYTES(device, bytes);
@@ -56,7 +57,7 @@ static void count_store(void *host, const void *device, size_t bytes) { count_co
 static void count_load(void *device, const void *host, size_t bytes) { count_copy_in(device, host, bytes); }
 static void count_await_transfer(int64_t ticket) { (void)ticket; }
 
-// ---- embedding ---------------------------------------------------------------------------------------------------------
+// ---- embedding ------------------------------------------------------------------------------------------------------
 static void count_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
                                     const Stored *wpe, size_t n, size_t C, double scale) {
     (void)scale;
@@ -83,7 +84,7 @@ static void count_scatter_rows(Stored *out, const Stored *in, const int32_t *row
     dry_move(2 * n * width, dry.stored);
 }
 
-// ---- norms -------------------------------------------------------------------------------------------------------------
+// ---- norms ----------------------------------------------------------------------------------------------------------
 static void count_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                                size_t n, size_t C, Norm norm) {
     dry.op = norm.kind == NORM_RMS ? "rmsnorm_forward" : "layernorm_forward", dry.cols = C;
@@ -107,7 +108,7 @@ static void count_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored
     dry_move((accumulate ? 4 : 3) * n * C, dry.stored);
 }
 
-// ---- linear ------------------------------------------------------------------------------------------------------------
+// ---- linear ---------------------------------------------------------------------------------------------------------
 // matrix: bytes of an element of the weight, or of its gradient in and out
 static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
@@ -174,7 +175,7 @@ static void count_dropout(Stored *out, const Stored *in, size_t n, size_t width,
     dry_move((accumulate ? 3 : 2) * n * width, dry.stored);
 }
 
-// ---- RoPE and attention ------------------------------------------------------------------------------------------------
+// ---- RoPE and attention ---------------------------------------------------------------------------------------------
 static void count_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n,
                                size_t heads, size_t HD) {
     DRY_STORED(x, n * heads * HD);
@@ -228,7 +229,7 @@ static void count_attention_backward(void *dq, Summed *dk, Summed *dv, const Sto
     dry.attention_backward += dry_attention(dq, q, k, v, lse, shape, scratch, 5); // q k^T again, dp, dq, dk, dv
 }
 
-// ---- activations, the loss head, gradients, the optimizer ---------------------------------------------------------------
+// ---- activations, the loss head, gradients, the optimizer -----------------------------------------------------------
 static void count_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
     static const char *const names[] = {"swiglu_forward", "gelu_forward", "geglu_forward"};
     const size_t width = kind == ACTIVATION_GELU ? FF : 2 * FF;
@@ -279,7 +280,7 @@ static void count_adamw(Stored *w, float *master, const void *gradient, DType gr
     dry_range("v", v, count, dtype_size(moment_type));
 }
 
-// ---- between processes -------------------------------------------------------------------------------------------------
+// ---- between processes ----------------------------------------------------------------------------------------------
 static void count_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     (void)group, (void)unit;
     DRY_SUMMED(x, count);
@@ -297,7 +298,7 @@ static void count_exchange(RankGroup group, const Message *messages, size_t n) {
 }
 static void count_await(int64_t ticket) { (void)ticket; }
 
-// ---- the op set: an op counts, and returns nothing, ticket 0 or 0.0 -------------------------------------------------------
+// ---- the op set: an op counts, and returns nothing, ticket 0 or 0.0 -------------------------------------------------
 static void *dry_allocate(size_t bytes) {
     (void)bytes;
     return NULL;

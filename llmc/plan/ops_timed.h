@@ -1,10 +1,11 @@
 /*
-An op set around another, for a pass that tells where its time goes: each op is counted by op set "dry" (FLOPs and bytes), run,
-and waited for, with a clock around it. Transfers and collectives are waited for where they are asked for: nothing runs beside
-anything else, so this pass takes longer than others. Results are those of the other op set, to the bit.
+An op set around another, for a pass that tells where its time goes: each op is counted by op set "dry" (FLOPs and
+bytes), run, and waited for, with a clock around it. Transfers and collectives are waited for where they are asked for:
+nothing runs beside anything else, so this pass takes longer than others. Results are those of the other op set, to the
+bit.
 
-A row is one op; of products and norms one op and one shape of its weight. Passed on without a clock: memory, scratch sizes, and
-the optimizer's step, which no pass has.
+A row is one op; of products and norms one op and one shape of its weight. Passed on without a clock: memory, scratch
+sizes, and the optimizer's step, which no pass has.
 */
 #ifndef LLMC_OPS_TIMED_H
 #define LLMC_OPS_TIMED_H

@@ -1,8 +1,7 @@
 /*
-What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory, matrix products and
-collectives.
-Biases are our own kernels' (llmc/ops/cuda/bias.cuh).
-With HAVE_CUDNN also cuDNN's attention, in plain loops that round and overwrite what cuDNN does; it refuses head sizes of 8 modulo 16.
+What op set "cuda" has from libraries, taken from op set "cpu" (linked under the name ops_cpu_device): memory, matrix
+products and collectives. Biases are our own kernels' (llmc/ops/cuda/bias.cuh). With HAVE_CUDNN also cuDNN's attention,
+in plain loops that round and overwrite what cuDNN does; it refuses head sizes of 8 modulo 16.
 */
 #ifndef TEST_CUDA_LIBRARY_ON_CPU_H
 #define TEST_CUDA_LIBRARY_ON_CPU_H

@@ -1,7 +1,7 @@
 /*
 Runs the kernels of llmc/cuda on the CPU, for the tests: the host compiler builds them as they are (-DCUDA_ON_CPU makes
-llmc/ops/cuda/platform.cuh include this instead of CUDA's own headers), and LAUNCH runs a grid block by block, the threads of
-a block as fibers of one system thread that give way at barriers and warp operations only.
+llmc/ops/cuda/platform.cuh include this instead of CUDA's own headers), and LAUNCH runs a grid block by block, the
+threads of a block as fibers of one system thread that give way at barriers and warp operations only.
 
 What a wrong kernel does here:
 
@@ -14,8 +14,8 @@ What a wrong kernel does here:
     a misaligned packed load           packed loads check their address
     a missing wait for a fetch         what is fetched comes when its thread waits for it; NaNs until then
 
-What it cannot show: lane layouts of the matrix instructions other than as written here (from the PTX manual's tables), the
-asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
+What it cannot show: lane layouts of the matrix instructions other than as written here (from the PTX manual's tables),
+the asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
 */
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
@@ -94,8 +94,8 @@ struct Thread {
     unsigned fetch_count, fetch_room, groups; // groups: as many were committed
 };
 
-// What the lanes of a warp bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one still
-// has to read the last; nobody gets further ahead than that.
+// What the lanes of a warp bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one
+// still has to read the last; nobody gets further ahead than that.
 struct Warp {
     unsigned arrived, turn; // turn: which set
     int line;
@@ -126,7 +126,7 @@ inline Fiber pool[MOST_THREADS];
 inline unsigned pool_free[MOST_THREADS], pool_free_count, pool_made;
 inline int reverse; // thread order: last to first
 
-// ---- switching ----------------------------------------------------------------------------------------------------------
+// ---- switching ------------------------------------------------------------------------------------------------------
 #if defined(__x86_64__)
 extern "C" void cuda_on_cpu_switch(void **from, void *to);
 #ifndef CUDA_ON_CPU_NO_ASM
@@ -143,7 +143,8 @@ __asm__(".text\n"
 #endif
 #endif
 
-// AddressSanitizer wants to know where the stack lies that is switched to. That of whoever called LAUNCH shows when it is left.
+// AddressSanitizer wants to know where the stack lies that is switched to. That of whoever called LAUNCH shows when it
+// is left.
 inline const void *home_stack;
 inline size_t home_bytes;
 inline bool left_home;
@@ -230,7 +231,7 @@ inline void fiber_start(Fiber *from, Fiber *f) {
     switch_fiber(from, f);
 }
 
-// ---- the scheduler --------------------------------------------------------------------------------------------------------
+// ---- the scheduler --------------------------------------------------------------------------------------------------
 // The next thread that can go on, in the order of this run, beginning behind place `after`; MOST_THREADS: none.
 inline unsigned next_ready(unsigned after) {
     for (unsigned i = 1; i <= block.threads; i++) {
@@ -298,8 +299,8 @@ inline void barrier(int line) {
     give_way(block.threads - 1); // the first thread goes on first
 }
 
-// Brings `bytes` of this lane to its warp; returns once all lanes in mask have brought theirs. The other lanes' values are
-// in the returned set until the next but one operation. last: called by the last lane to come, before any goes on.
+// Brings `bytes` of this lane to its warp; returns once all lanes in mask have brought theirs. The other lanes' values
+// are in the returned set until the next but one operation. last: called by the last lane to come, before any goes on.
 inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes, int line,
                                  void (*last)(unsigned char (*set)[BROUGHT])))[BROUGHT] {
     unsigned self = block.running, lane = self % LANES, first = self - lane;
@@ -355,7 +356,7 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
     }
 }
 
-// ---- shared memory: NaNs at first, whatever a block left there before ------------------------------------------------------
+// ---- shared memory: NaNs at first, whatever a block left there before -----------------------------------------------
 inline void *shared_array(const void *site, size_t bytes) {
     for (unsigned i = 0; i < block.shared_count; i++)
         if (block.shared[i].site == site) return block.shared[i].memory;
@@ -367,7 +368,7 @@ inline void *shared_array(const void *site, size_t bytes) {
     return array->memory;
 }
 
-// ---- launching ----------------------------------------------------------------------------------------------------------------
+// ---- launching ------------------------------------------------------------------------------------------------------
 inline void run_block() {
     unsigned first;
     for (unsigned t = 0; t < block.threads; t++) {
@@ -434,7 +435,7 @@ template <typename T> inline T *aligned(T *pointer, uintptr_t bytes, int line) {
     return pointer;
 }
 
-// ---- asynchronous copies: carried out by the wait, the latest time that they may come ------------------------------------------------
+// ---- asynchronous copies: carried out by the wait, the latest time that they may come -------------------------------
 inline void fetch_begin(void *to, const void *from, unsigned bytes, int line) {
     Thread *t = &block.thread[block.running];
     aligned((char *)to, bytes, line), aligned((const char *)from, bytes, line);
@@ -466,7 +467,7 @@ inline void fetch_end(unsigned groups_left) {
 
 #define ALIGNED(pointer, bytes) cuda_on_cpu::aligned(pointer, bytes, __LINE__)
 
-// ---- what kernels say -----------------------------------------------------------------------------------------------------------
+// ---- what kernels say -----------------------------------------------------------------------------------------------
 #define LAUNCH(kernel, grid, threads, bytes) cuda_on_cpu::launch(#kernel, kernel, grid, threads, bytes)
 #define SHARED(T, name, count)                                                                                         \
     static const char name##_site = 0;                                                                                 \

@@ -1,13 +1,13 @@
 /*
-What llmc/ops/cuda/memory.cuh, transfer.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over MPI,
-for tests: the files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several processes without
-a GPU.
+What llmc/ops/cuda/memory.cuh, transfer.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over
+MPI, for tests: the files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several
+processes without a GPU.
 
 Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
-told to wait for. The streams of transfers and of collectives are queues; that of transfers is worked off when the default
-stream waits for it. The stream of collectives is a queue, worked off in its order and as late as CUDA allows: when the
-default stream waits for it, or when the host has asked an event for long. So what reads a result too early finds what
-was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
+told to wait for. The streams of transfers and of collectives are queues; that of transfers is worked off when the
+default stream waits for it. The stream of collectives is a queue, worked off in its order and as late as CUDA allows:
+when the default stream waits for it, or when the host has asked an event for long. So what reads a result too early
+finds what was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
 
 What a wrong caller does here:
 

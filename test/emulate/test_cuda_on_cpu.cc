@@ -1,7 +1,7 @@
 /*
-The tests' own tests: what test/emulate/cuda_on_cpu.h says it catches in a wrong kernel, shown with kernels that are wrong on purpose, each in
-a child process, beside one that is right. And the lanes of the matrix instruction against plain loops, from the tables of the PTX
-manual.
+The tests' own tests: what test/emulate/cuda_on_cpu.h says it catches in a wrong kernel, shown with kernels that are
+wrong on purpose, each in a child process, beside one that is right. And the lanes of the matrix instruction against
+plain loops, from the tables of the PTX manual.
 */
 #include "llmc/ops/cuda/mma.cuh"
 extern "C" {
@@ -113,7 +113,7 @@ TEST(out_of_bounds) {
 #endif
 }
 
-// ---- asynchronous copies ---------------------------------------------------------------------------------------------------------------
+// ---- asynchronous copies --------------------------------------------------------------------------------------------
 typedef enum {
     FETCH_RIGHT,
     NO_WAIT,
@@ -125,8 +125,8 @@ typedef enum {
 } FetchFault;
 enum { FETCH_TILES = 5, FETCH_WIDTH = 4 * BLOCK_THREADS };
 
-// out[i] = the sum of element i of all tiles of x[FETCH_TILES][FETCH_WIDTH], but for the last row of the last tile, which is not valid;
-// two tiles in shared memory, and each thread adds what another one has fetched.
+// out[i] = the sum of element i of all tiles of x[FETCH_TILES][FETCH_WIDTH], but for the last row of the last tile,
+// which is not valid; two tiles in shared memory, and each thread adds what another one has fetched.
 __global__ void fetch_kernel(float *out, const float *x, FetchFault fault) {
     SHARED(float, tile, 2 * FETCH_WIDTH);
     const unsigned mine = 4 * threadIdx.x, other = 4 * ((threadIdx.x + 1) % BLOCK_THREADS);
@@ -215,7 +215,7 @@ TEST(an_impossible_launch) {
     if (child->code == 0 || !strstr(child->err, "cannot be launched")) test_fail("a grid of no blocks was launched");
 }
 
-// ---- the matrix instruction -------------------------------------------------------------------------------------------------------------
+// ---- the matrix instruction -----------------------------------------------------------------------------------------
 enum { STRIDE = 24 };
 
 // c[16][16] += a[16][16] b, of which each half of the columns is a product of its own

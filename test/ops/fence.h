@@ -1,9 +1,9 @@
 /*
 A fence around device memory, for tests on the CPU: ops_fenced() is the linked op set, except that everything obtained
-through its allocate is inaccessible (mprotect) but for the time an op runs. A host dereference of device memory, which a
-GPU build would not survive, faults here on any machine. The reverse is caught too: a tensor that lies outside device
-memory, and a copy whose host side lies inside, end the program with a line that names the op. A GPU needs no help to make its
-memory inaccessible; there only the latter is checked.
+through its allocate is inaccessible (mprotect) but for the time an op runs. A host dereference of device memory, which
+a GPU build would not survive, faults here on any machine. The reverse is caught too: a tensor that lies outside device
+memory, and a copy whose host side lies inside, end the program with a line that names the op. A GPU needs no help to
+make its memory inaccessible; there only the latter is checked.
 */
 #ifndef TEST_FENCE_H
 #define TEST_FENCE_H
@@ -71,7 +71,7 @@ static void fence_host(const char *op, const char *name, const void *memory) {
     if (fence_block(memory) != FENCE_BLOCKS) die("%s: %s is device memory, not host memory", op, name);
 }
 
-// ---- the ops -----------------------------------------------------------------------------------------------------------
+// ---- the ops --------------------------------------------------------------------------------------------------------
 #define FENCE_LIST(...)                                                                                                \
     { __VA_ARGS__ }
 #define OP(type, op, parameters, arguments, tensors)                                                                   \
@@ -129,7 +129,7 @@ static int64_t load_checked(void *device, const void *host, size_t bytes) {
     return fenced_load(device, host, bytes);
 }
 
-// ---- the op set --------------------------------------------------------------------------------------------------------
+// ---- the op set -----------------------------------------------------------------------------------------------------
 #define FENCE_SLOTS ((sizeof(Ops) - offsetof(Ops, allocate)) / sizeof(void (*)(void)))
 
 static const Ops *ops_fenced(void) {

@@ -1,8 +1,8 @@
 /*
-Every op of llmc/ops/ops.h in double, one element at a time, written from the formula in its comment and nothing else: what
-the tests hold op sets against. Forward functions overwrite their output. Backward functions ADD to every gradient they
-are given; the caller clears what the op overwrites. test_ops.c holds each backward against central differences of its
-forward.
+Every op of llmc/ops/ops.h in double, one element at a time, written from the formula in its comment and nothing else:
+what the tests hold op sets against. Forward functions overwrite their output. Backward functions ADD to every gradient
+they are given; the caller clears what the op overwrites. test_ops.c holds each backward against central differences of
+its forward.
 */
 #ifndef TEST_REFERENCE_H
 #define TEST_REFERENCE_H
@@ -11,7 +11,7 @@ forward.
 #include <stdint.h>
 #include "llmc/ops/ops.h"
 
-// ---- embedding ----------------------------------------------------------------------------------------------------------
+// ---- embedding ------------------------------------------------------------------------------------------------------
 static void reference_embedding_forward(double *out, const int32_t *tokens, const int32_t *position, const double *wte,
                                         const double *wpe, size_t n, size_t C, double scale) {
     for (size_t t = 0; t < n; t++)
@@ -25,7 +25,7 @@ static void reference_embedding_backward(double *dw, const double *dx, const int
         for (size_t i = 0; i < C; i++) dw[(size_t)index[t] * C + i] += scale * dx[t * C + i];
 }
 
-// ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm --------------
+// ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm ------
 static double norm_statistics(int layernorm, const double *x, size_t C, double eps, double *mean) {
     double variance = 0.0;
     *mean = 0.0;
@@ -66,7 +66,7 @@ static void reference_norm_backward(double *dx, double *dw, double *db, const do
     }
 }
 
-// ---- linear -------------------------------------------------------------------------------------------------------------
+// ---- linear ---------------------------------------------------------------------------------------------------------
 static void reference_linear_forward(double *out, const double *x, const double *weight, const double *bias,
                                      const double *residual, size_t n, size_t C, size_t OC) {
     for (size_t t = 0; t < n; t++)
@@ -89,7 +89,7 @@ static void reference_linear_backward(double *dx, double *dweight, double *dbias
         }
 }
 
-// ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine are rounded to fp32 ---------------
+// ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine are rounded to fp32 ----
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                            size_t HD, int backward) {
     size_t half = HD / 2;
@@ -105,7 +105,7 @@ static void reference_rope(double *x, const int32_t *position, const float *inve
             }
 }
 
-// ---- attention ------------------------------------------------------------------------------------------------------------
+// ---- attention ------------------------------------------------------------------------------------------------------
 // The first key that query t of a span sees, by the window's definition.
 static size_t attention_first_key(Spans spans, size_t s, size_t t) {
     size_t first = spans.span[s].document;
@@ -159,8 +159,8 @@ static void reference_attention_forward(double *out, double *lse, const double *
     reference_attention_forward_part(out, lse, q, k, v, spans, all_keys, NH, NKV, HD, scale, p);
 }
 
-// With s = scale q k, p = softmax(s), out = p v:   dv += p dout,   ds = p (dout v - dout out),   dq, dk += scale ds k, q.
-// out is an input, as it is of the op, so that the rounding it has been through counts on both sides.
+// With s = scale q k, p = softmax(s), out = p v:   dv += p dout,   ds = p (dout v - dout out),   dq, dk += scale ds k,
+// q. out is an input, as it is of the op, so that the rounding it has been through counts on both sides.
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, Spans spans, size_t NH,
                                          size_t NKV, size_t HD, double scale, double *p) {
@@ -187,7 +187,7 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
             }
 }
 
-// ---- activations ------------------------------------------------------------------------------------------------------------
+// ---- activations ----------------------------------------------------------------------------------------------------
 static double sigmoid(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
 
 static void reference_swiglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
@@ -244,7 +244,7 @@ static void reference_geglu_backward(double *dgate_up, const double *dout, const
         }
 }
 
-// ---- loss head ----------------------------------------------------------------------------------------------------------------
+// ---- loss head ------------------------------------------------------------------------------------------------------
 // log of the sum of exp((logit - *largest) / temperature). The largest is kept apart: added in, it would cost digits.
 static double row_logsumexp(const double *logits, size_t V, double temperature, double *largest) {
     double sum = 0.0;
@@ -290,7 +290,7 @@ static void reference_logprob_backward(double *dlogits, const double *logits, co
     }
 }
 
-// ---- AdamW (Loshchilov and Hutter 2019, algorithm 2, with the decay scaled by the learning rate) --------------------------------
+// ---- AdamW (Loshchilov and Hutter 2019, algorithm 2, with the decay scaled by the learning rate) --------------------
 // Steps *m and *v; returns by how much w changes.
 static double reference_adamw(double w, double *m, double *v, double gradient, const AdamW *step) {
     double g = gradient * step->gradient_scale;

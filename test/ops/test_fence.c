@@ -1,7 +1,7 @@
 /*
-Does the fence hold? A child that dereferences device memory outside an op dies, one that goes through ops does not; host
-memory passed as a tensor is named. Then what the fence is for: every method, the optimizer and generation run behind it,
-and give the same bits as without it.
+Does the fence hold? A child that dereferences device memory outside an op dies, one that goes through ops does not;
+host memory passed as a tensor is named. Then what the fence is for: every method, the optimizer and generation run
+behind it, and give the same bits as without it.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -11,7 +11,7 @@ and give the same bits as without it.
 
 enum { FLOATS = 5000 }; // more than a page, not a whole number of pages
 
-// ---- the fence itself ---------------------------------------------------------------------------------------------------
+// ---- the fence itself -----------------------------------------------------------------------------------------------
 TEST(every_op_is_wrapped) {
     const Ops *ops = ops_fenced();
     for (size_t slot = 0; slot < FENCE_SLOTS; slot++) {
@@ -110,7 +110,7 @@ TEST(host_and_device_are_not_confused) {
     ops->release(device, FLOATS * sizeof(float));
 }
 
-// ---- everything runs behind it ----------------------------------------------------------------------------------------------
+// ---- everything runs behind it --------------------------------------------------------------------------------------
 static const char *const models[] = {
     "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
     "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"

@@ -1,7 +1,8 @@
 /*
-Op set "cuda" against op set "cpu", both linked into one program, at the sizes of real models: Qwen3-8B's and GPT-2's widths,
-thousands of tokens, vocabularies of 50257 and 151936, 8192 keys, counts that are no multiple of anything, and tensors of more than
-2^31 elements. As everywhere (testing.h): guards around tensors, NaN in outputs, the same bits twice. Part of `make test-gpu`.
+Op set "cuda" against op set "cpu", both linked into one program, at the sizes of real models: Qwen3-8B's and GPT-2's
+widths, thousands of tokens, vocabularies of 50257 and 151936, 8192 keys, counts that are no multiple of anything, and
+tensors of more than 2^31 elements. As everywhere (testing.h): guards around tensors, NaN in outputs, the same bits
+twice. Part of `make test-gpu`.
 
 Both op sets round their results to floatX, each within one rounding of the truth: two roundings between them (SLACK).
 */
@@ -60,7 +61,7 @@ static int32_t *random_indices(size_t n, size_t limit) {
     return index;
 }
 
-// ---- matrix products -----------------------------------------------------------------------------------------------------------
+// ---- matrix products ------------------------------------------------------------------------------------------------
 static void linear_case(size_t n, size_t C, size_t OC, int with_bias) {
     test_case("n=%zu C=%zu OC=%zu%s", n, C, OC, with_bias ? " with bias" : "");
     Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *bias = with_bias ? input("bias", OC) : NULL;
@@ -92,7 +93,7 @@ TEST(linear) {
     linear_case(3001, 1031, 509, 1); // primes
 }
 
-// ---- rows ----------------------------------------------------------------------------------------------------------------------
+// ---- rows -----------------------------------------------------------------------------------------------------------
 static void norm_case(int layernorm, size_t n, size_t C, int accumulate) {
     const double eps = 1e-6, offset = n % 2 ? 1.0 : 0.0; // as Gemma has it
     test_case("%s n=%zu C=%zu", layernorm ? "layernorm" : "rmsnorm", n, C);
@@ -173,7 +174,7 @@ TEST(embedding) {
     embedding_case(100003, 3, 1024); // long sums
 }
 
-// ---- elementwise -----------------------------------------------------------------------------------------------------------------
+// ---- elementwise ----------------------------------------------------------------------------------------------------
 static void activation_case(const char *name, ActivationKind kind, size_t n, size_t FF) {
     const size_t width = kind == ACTIVATION_GELU ? FF : 2 * FF;
     test_case("%s n=%zu FF=%zu", name, n, FF);
@@ -229,7 +230,7 @@ TEST(optimizer) {
     }
 }
 
-// ---- the loss head -----------------------------------------------------------------------------------------------------------------
+// ---- the loss head --------------------------------------------------------------------------------------------------
 TEST(logprob) {
     static const size_t shapes[][2] = {{1031, 50257}, {1024, 50304}, {301, 151936}};
     for (size_t s = 0; s < 3; s++) {
@@ -249,7 +250,7 @@ TEST(logprob) {
     }
 }
 
-// ---- attention: by cuDNN where op set "cuda" has it (llmc/ops/cuda/attention_cudnn.cuh) -----------------------------------------------------
+// ---- attention: by cuDNN where op set "cuda" has it (llmc/ops/cuda/attention_cudnn.cuh) -----------------------------
 size_t cudnn_attention_calls(int backward) __attribute__((weak)); // comes with an op set that was built with cuDNN
 int cudaDeviceGetAttribute(int *value, int attribute, int device) __attribute__((weak));
 
@@ -343,7 +344,7 @@ TEST(attention_large) {
     expect_cudnn();
 }
 
-// ---- more than 2^31 elements: the last of them are right ------------------------------------------------------------------------------
+// ---- more than 2^31 elements: the last of them are right ------------------------------------------------------------
 enum { PATTERN = 1 << 20, TAIL = 4096 };
 
 // count elements of device memory, of which element i is pattern[i % PATTERN]; NULL where there is not enough.

@@ -1,7 +1,8 @@
 /*
-Every op of llmc/ops/ops.h, of whichever op set this was linked with, against the double reference (reference.h) at many
-shapes. For every call: NaN in outputs and scratch beforehand, guards around every tensor, inputs untouched, the same bits
-twice (CALL in testing.h). Inputs are rounded to their element type first, so what is measured is the op alone.
+Every op of llmc/ops/ops.h, of whichever op set this was linked with, against the double reference (reference.h) at
+many shapes. For every call: NaN in outputs and scratch beforehand, guards around every tensor, inputs untouched, the
+same bits twice (CALL in testing.h). Inputs are rounded to their element type first, so what is measured is the op
+alone.
 */
 #include "test/base/testing.h"
 #include "reference.h"
@@ -19,7 +20,7 @@ twice (CALL in testing.h). Inputs are rounded to their element type first, so wh
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
-// ---- memory -----------------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 TEST(memory) {
     static const size_t sizes[] = {1, 3, 64, 4095, 4096, 4097, 100003, 524288, 1234567};
     assert_true(ops->name && ops->name[0]);
@@ -47,7 +48,7 @@ TEST(memory) {
     }
 }
 
-// ---- embedding ----------------------------------------------------------------------------------------------------------------
+// ---- embedding ------------------------------------------------------------------------------------------------------
 static int32_t *random_rows(size_t n, size_t rows) {
     int32_t *index = (int32_t *)case_memory(n * sizeof(int32_t));
     for (size_t t = 0; t < n; t++) index[t] = (int32_t)test_random_below(rows);
@@ -90,7 +91,7 @@ TEST(embedding) {
     }
 }
 
-// ---- norms --------------------------------------------------------------------------------------------------------------------
+// ---- norms ----------------------------------------------------------------------------------------------------------
 enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 4 };
 
 static void norm_forward_case(int layernorm, size_t n, size_t C, double mean, double slack, int variant) {
@@ -114,8 +115,8 @@ static void norm_forward_case(int layernorm, size_t n, size_t C, double mean, do
     expect_within(out, expected, slack, 0.0);
 }
 
-// dx is a difference of terms of this size: what its rounding is measured by where they cancel (C of 1 and 2), and where
-// x - mean has cancelled.
+// dx is a difference of terms of this size: what its rounding is measured by where they cancel (C of 1 and 2), and
+// where x - mean has cancelled.
 static double norm_gradient_size(int layernorm, const double *dout, const double *x, const double *w, size_t n,
                                  size_t C, double eps, double offset) {
     double sum = 0.0, mean;
@@ -201,7 +202,7 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
     }
 }
 
-// ---- linear -------------------------------------------------------------------------------------------------------------------
+// ---- linear ---------------------------------------------------------------------------------------------------------
 static void linear_forward_case(size_t n, size_t C, size_t OC, int with_bias, int residual) { // 2: out is residual
     test_case("linear_forward n=%zu C=%zu OC=%zu bias=%d residual=%d", n, C, OC, with_bias, residual);
     Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *bias = with_bias ? input("bias", OC) : NULL;
@@ -234,12 +235,13 @@ static void linear_backward_case(size_t n, size_t C, size_t OC, int with_bias, i
 
 TEST(linear) {
     static const size_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 129};
-    // the last rows cross the blocks of a product (hundreds deep, a thousand wide or high) in each of the three directions
+    // the last rows cross the blocks of a product (hundreds deep, a thousand wide or high) in each of the three
+    // directions
     static const size_t shapes[][3] = {{1, 1, 1},       {1, 4099, 9},     {1, 16, 1000},   {1, 1030, 300},
                                        {3, 300, 1100},  {300, 64, 64},    {257, 129, 130}, {1000, 20, 24},
                                        {64, 512, 300},  {33, 100, 777},   {1100, 300, 40}, {40, 300, 1100},
                                        {300, 1100, 40}, {1045, 30, 1030}, {30, 1045, 260}, {530, 40, 1045}};
-    for (size_t s = 0; s < COUNT_OF(shapes) + 150; s++) {
+    for (size_t s = 0; s < COUNT_OF(shapes) + 150 / CASE_STEP; s++) {
         int listed = s < COUNT_OF(shapes), variant = (int)test_random_below(6);
         size_t n = listed ? shapes[s][0] : sizes[test_random_below(COUNT_OF(sizes))];
         size_t C = listed ? shapes[s][1] : sizes[test_random_below(COUNT_OF(sizes))];
@@ -255,7 +257,7 @@ TEST(linear) {
     linear_backward_case(1, 33, 150000, 0, 0);
 }
 
-// ---- rotary position embedding ------------------------------------------------------------------------------------------------
+// ---- rotary position embedding --------------------------------------------------------------------------------------
 static void rope_case(size_t n, size_t heads, size_t HD, double theta, size_t positions, int backward) {
     int32_t *position;
     float *frequency;
@@ -288,7 +290,7 @@ TEST(rope) {
     rope_case(500, 4, 128, 1e4, 1000001, 1);
 }
 
-// ---- activations ----------------------------------------------------------------------------------------------------------------
+// ---- activations ----------------------------------------------------------------------------------------------------
 static const double extremes[] = {0.0, -0.0, 1e-30, -1e-30, 5.0, -5.0, 20.0, -20.0, 100.0, -100.0, 3000.0, -3000.0};
 
 // A gate and what it lets through, by either function.
@@ -367,7 +369,7 @@ TEST(activations_of_extremes) { // no overflow, no 0 * inf
     }
 }
 
-// ---- gradients ------------------------------------------------------------------------------------------------------------------
+// ---- gradients ------------------------------------------------------------------------------------------------------
 static const size_t lengths_of_vectors[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 1000, 4099, 100003};
 
 TEST(round_sums) {
@@ -409,7 +411,7 @@ TEST(sum_of_squares) {
         size_t count = lengths_of_vectors[l / 4];
         DType type = types[l % 4];
         double expected = 0.0, first = 0.0, found = 0.0;
-        if (EMULATED && l % 4 != l / 4 % 4) continue; // each launch is of a whole GPU
+        if (CASE_STEP > 1 && l % 4 != l / 4 % 4) continue; // emulated, each launch is of a whole GPU
         test_case("count=%zu, %s", count, dtype_name(type));
         Guarded *x = guarded_normal(INPUT, "x", type, count, 0.0, 1.0);
         CALL((first = found, found = ops->sum_of_squares(x->data, type, count)));

@@ -173,8 +173,8 @@ TEST(adamw_parts) {
     }
 }
 
-// bf16 moments must follow small changes on average: rounded to nearest they would stop where a step is below half a unit,
-// v with beta2 = 0.999 at a quarter of what it should become.
+// bf16 moments must follow small changes on average: rounded to nearest they would stop where a step is below half a
+// unit, v with beta2 = 0.999 at a quarter of what it should become.
 TEST(adamw_bf16_moments_follow) {
     enum { STEPS = 1500, COUNT = 400 };
     double path_m = 0.0, path_v = 0.0, mean_m = 0.0, mean_v = 0.0;
@@ -198,7 +198,8 @@ TEST(adamw_bf16_moments_follow) {
     if (fabs(mean_v - path_v) > 0.01 * path_v) test_fail("the mean of v is %g, expected %g", mean_v, path_v);
 }
 
-// w after one step without master from m = v = 0, gradients all 1 and no decay: exactly start - learning_rate before rounding.
+// w after one step without master from m = v = 0, gradients all 1 and no decay: exactly start - learning_rate before
+// rounding.
 static Guarded *rounded_step(size_t count, double start, double learning_rate, int64_t step, uint64_t seed) {
     double *starts = case_doubles(count), *ones = case_doubles(count), *m_start = case_doubles(count);
     double *v_start = case_doubles(count);
@@ -248,7 +249,8 @@ TEST(adamw_stochastic_rounding) {
         }
     if (ops_device->stored != DTYPE_BF16) return;
 
-    // Neither another step nor another seed may repeat the choices, nor may neighbouring elements agree more than by chance.
+    // Neither another step nor another seed may repeat the choices, nor may neighbouring elements agree more than by
+    // chance.
     for (size_t f = 0; f < 3; f++) {
         static unsigned char first[COUNT];
         test_case("independence of %s", f == 0 ? "steps" : f == 1 ? "seeds" : "elements");

@@ -1,6 +1,7 @@
 /*
-Adapters in part of a product's columns, scaling, dropout and scattered rows against plain loops. What lies beside the columns must
-keep its bits. Tests of the products are named linear_*: they run where other matrix products are (test/run.sh). Part of test_ops.c.
+Adapters in part of a product's columns, scaling, dropout and scattered rows against plain loops. What lies beside the
+columns must keep its bits. Tests of the products are named linear_*: they run where other matrix products are
+(test/run.sh). Part of test_ops.c.
 */
 #ifndef TEST_OPS_ADAPTER_H
 #define TEST_OPS_ADAPTER_H
@@ -58,7 +59,7 @@ static void adapter_cases(int backward) {
 TEST(linear_adapter_forward) { adapter_cases(0); }
 TEST(linear_adapter_backward) { adapter_cases(1); }
 
-// ---- scaling --------------------------------------------------------------------------------------------------------------
+// ---- scaling --------------------------------------------------------------------------------------------------------
 TEST(scale) {
     static const size_t counts[] = {1, 2, 7, 8, 15, 16, 17, 33, 1000, 4099, 70001};
     static const double factors[] = {2.0, 1.0, -0.3, 0.0};
@@ -76,7 +77,7 @@ TEST(scale) {
     }
 }
 
-// ---- dropout --------------------------------------------------------------------------------------------------------------
+// ---- dropout --------------------------------------------------------------------------------------------------------
 enum { ELSEWHERE, ON_ITSELF, ADDED, DROPOUT_VARIANTS };
 
 static void dropout_case(size_t n, size_t width, size_t first_row, double rate, uint64_t seed, int variant) {
@@ -139,7 +140,7 @@ TEST(dropout_is_of_places) {
     }
 }
 
-// ---- rows put elsewhere -----------------------------------------------------------------------------------------------------
+// ---- rows put elsewhere ---------------------------------------------------------------------------------------------
 TEST(scatter_rows) {
     static const size_t shapes[][3] = {{1, 1, 1},   {1, 5, 3},    {2, 2, 8},       {7, 20, 5}, {16, 16, 64},
                                        {33, 70, 1}, {70, 90, 96}, {200, 1000, 130}}; // n, rows of out, width

@@ -86,8 +86,8 @@ TEST(logprob_of_extreme_logits) {
     }
 }
 
-// Nearly certain of the target or of another word, in its place among blocks and packs; words that cannot be (-inf); a vocabulary
-// whose maximum grows all along; one that is flat; and a NaN, which must show.
+// Nearly certain of the target or of another word, in its place among blocks and packs; words that cannot be (-inf); a
+// vocabulary whose maximum grows all along; one that is flat; and a NaN, which must show.
 TEST(logprob_entropy_of_few_words) {
     enum { ROW = 2600 };
     static double logits[ROW];

@@ -1,5 +1,6 @@
 /*
-SwiGLU, GELU and GeGLU (a GELU that gates), forward and backward. All rest on the logistic function s(z) = 1 / (1 + exp(-z)):
+SwiGLU, GELU and GeGLU (a GELU that gates), forward and backward. All rest on the logistic function s(z) = 1 / (1 +
+exp(-z)):
 
     silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
     gelu(x) = x s(z(x))               gelu'(x) = s + x s (1 - s) z'(x)

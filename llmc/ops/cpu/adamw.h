@@ -56,17 +56,18 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
     }
 }
 
-// ---- stochastic rounding to bf16 --------------------------------------------------------------------------------------
+// ---- stochastic rounding to bf16 ------------------------------------------------------------------------------------
 
-// A good hash of 32 bits that vectorises (the finaliser of MurmurHash3; random_mix's 64-bit products do not everywhere).
+// A good hash of 32 bits that vectorises (the finaliser of MurmurHash3; random_mix's 64-bit products do not
+// everywhere).
 static inline uint32_t mix32(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) * 0xc2b2ae35u;
     return x ^ (x >> 16);
 }
 
-// Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest. first:
-// of the elements that share the key, the one at out[0].
+// Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest.
+// first: of the elements that share the key, the one at out[0].
 static void round_stochastically(uint16_t *out, const floatS *in, size_t count, uint64_t key, uint32_t first) {
     const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
 #pragma omp simd
@@ -80,7 +81,8 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
 
 enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
 
-// block_close for what AdamW keeps: bf16 stochastically, everything else as usual. BLOCK_ELEMENTS is part of the random stream.
+// block_close for what AdamW keeps: bf16 stochastically, everything else as usual. BLOCK_ELEMENTS is part of the
+// random stream.
 static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values, const AdamW *step,
                         int role) {
     const size_t place = step->first + begin;

@@ -1,7 +1,7 @@
 /*
 Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in ops.h).
-Keys are taken in blocks with a running softmax, so nothing of size T x T exists; a key/value head's block is packed once
-for all query heads that read it; keys that no query of a block sees are never touched. The arithmetic is in
+Keys are taken in blocks with a running softmax, so nothing of size T x T exists; a key/value head's block is packed
+once for all query heads that read it; keys that no query of a block sees are never touched. The arithmetic is in
 attention_block.h; here is what is left: which block meets which, on which thread, and in which order sums are made.
 
 A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
@@ -9,9 +9,9 @@ shares nothing. Backward, dK and dV belong to one task at a time, a key/value he
 threads idle, a query block's keys are cut into segments, and their partial dQ are added in the order of the segments.
 So no result depends on which thread did what; forward not even on the chunk or on the number of threads.
 
-A row's output is a sum over keys, and backward lives on its digits (delta = dout . out is taken from every dout . v). So
-it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6 keys.
-The sum of its weights is double.
+A row's output is a sum over keys, and backward lives on its digits (delta = dout . out is taken from every dout . v).
+So it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6
+keys. The sum of its weights is double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
@@ -22,10 +22,10 @@ The sum of its weights is double.
 #include "llmc/base/utils.h"
 #include "attention_block.h"
 
-// Scratch memory is three query blocks per thread and one per task of a cut document. So that it does not grow with the
-// threads as it likes, blocks are smaller above 16 threads. Keys are then packed more often: 2^16 elements cost 1 - 3 % of
-// the time of 2^17, 2^15 cost 4 - 11 %, 2^14 20 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70
-// with 16, 77 with 32, 91 with 64, 274 with 192.)
+// Scratch memory is three query blocks per thread and one per task of a cut document. So that it does not grow with
+// the threads as it likes, blocks are smaller above 16 threads. Keys are then packed more often: 2^16 elements cost 1
+// - 3 % of the time of 2^17, 2^15 cost 4 - 11 %, 2^14 20 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with
+// 2 threads, 70 with 16, 77 with 32, 91 with 64, 274 with 192.)
 #define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
 #define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
 #define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits
@@ -54,8 +54,8 @@ typedef struct {
     int accumulate; // to the sums
 } RowResult;
 
-// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first stands
-// among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
+// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first
+// stands among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
 typedef struct {
     size_t head, document, begin, end, place;
 } QueryBlock;
@@ -90,7 +90,7 @@ static size_t attention_thread(void) {
 #endif
 }
 
-// ---- scratch ---------------------------------------------------------------------------------------------------------
+// ---- scratch --------------------------------------------------------------------------------------------------------
 
 // Of a query block, at most, in a chunk of n tokens.
 static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
@@ -140,11 +140,11 @@ static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) 
 
 static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
 
-// ---- blocks ----------------------------------------------------------------------------------------------------------
+// ---- blocks ---------------------------------------------------------------------------------------------------------
 
 // What rows [row, row + rows) of a query block see of keys [key, key + keys), see attention_block.h.
 typedef struct {
-    size_t seen[BLOCK_ROWS], gate_up[BLOCK_ROWS];
+    size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
 } Sight;
 
 static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row, size_t rows, size_t key, size_t keys) {
@@ -152,7 +152,7 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
     for (size_t r = 0; r < rows; r++) {
         const size_t first = first_key(b.document, position, a->window);
         sight->seen[r] = position < key ? 0 : min_size(position - key + 1, keys);
-        sight->gate_up[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
+        sight->hidden[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
         if (++head == a->group) head = 0, position++;
     }
 }
@@ -164,8 +164,8 @@ static KeyRange keys_of(const Attention *a, QueryBlock b) {
     return keys;
 }
 
-// The blocks of these begin at the first and end at whole numbers of blocks from the document's start, so that sums hardly
-// depend on where the query block begins.
+// The blocks of these begin at the first and end at whole numbers of blocks from the document's start, so that sums
+// hardly depend on where the query block begins.
 static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
     return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
 }
@@ -195,7 +195,8 @@ static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t
     block_pack(block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD, 1);
 }
 
-// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, NULL: nothing.
+// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, NULL:
+// nothing.
 static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
                          const AttentionScratch *s) {
     const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, TILE_ROWS);
@@ -256,8 +257,8 @@ static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryB
             see_keys(&sight, a, b, row, count, key, keys);
             block_scores(s->scores, s->q + row * width, s->kt, sight.seen, count, HD);
             block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
-                          s->sum + row, sight.seen, sight.gate_up, count, HD);
-            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.gate_up, count);
+                          s->sum + row, sight.seen, sight.hidden, count, HD);
+            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.hidden, count);
             block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
         }
     }
@@ -304,7 +305,7 @@ static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t k
         see_keys(&sight, a, b, row, count, key, keys);
         block_scores(s->scores, q, s->kt, sight.seen, count, HD);
         block_scores(s->dscores, dout, s->vt, sight.seen, count, HD);
-        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, sight.seen, sight.gate_up, count);
+        block_softmax_backward(s->scores, s->dscores, s->lse + row, s->delta + row, sight.seen, sight.hidden, count);
         block_apply(dq + row * width, s->dscores, s->keys, sight.seen, count, HD);
         block_apply_transposed(s->dv, s->scores, dout, sight.seen, exact, HD);
         block_apply_transposed(s->dk, s->dscores, q, sight.seen, exact, HD);
@@ -348,7 +349,7 @@ static void close_queries(RowResult dq, const floatS *part, size_t stride, size_
         close_row(dq, row_place(a, b, r), part + r * packed_width(a->HD), stride, segments, a->HD, a->scale);
 }
 
-// ---- the ops -----------------------------------------------------------------------------------------------------------
+// ---- the ops --------------------------------------------------------------------------------------------------------
 
 // Cuts a span into equal blocks of at most `most` tokens; returns their size.
 static size_t even_tokens(Span span, size_t most) {

@@ -3,17 +3,17 @@ Attention on blocks that lie packed in a thread's scratch memory: at most BLOCK_
 Everything that costs time is one of three small matrix products, all of them one register tile, and an exponential
 between them. Query rows are tokens x the query heads of one key/value head, so a key block serves the whole group.
 
-What a row sees of a block's keys is two arrays: seen[r], keys up to its own (causality), and hidden[r], the first of them
-that lie before its window; neither ever falls with r. A tile of TILE_ROWS rows does the work of its last row up to seen, so
-tiles on the diagonal, and those at a window's far end, compute something that is masked afterwards.
-What is masked is a weight of 0, and 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1
+What a row sees of a block's keys is two arrays: seen[r], keys up to its own (causality), and hidden[r], the first of
+them that lie before its window; neither ever falls with r. A tile of TILE_ROWS rows does the work of its last row up
+to seen, so tiles on the diagonal, and those at a window's far end, compute something that is masked afterwards. What
+is masked is a weight of 0, and 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1
 rows before it. Harmless, since a run with such values is stopped.
 
-Sizes. With 64-byte vectors and 32 registers a tile is 8 rows x 3 vectors of sums, with 3 loaded vectors and a broadcast:
-24 multiply-adds for 11 loads. The right operand of a product is walked in panels of 3 vectors; 128 keys or dimensions
-x 192 bytes are 24 KiB, half of a 48 KiB L1 cache, and all rows reuse them. 128 keys make sums long enough to pay for
-reading and writing the result; a block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and the scores
-(36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
+Sizes. With 64-byte vectors and 32 registers a tile is 8 rows x 3 vectors of sums, with 3 loaded vectors and a
+broadcast: 24 multiply-adds for 11 loads. The right operand of a product is walked in panels of 3 vectors; 128 keys or
+dimensions x 192 bytes are 24 KiB, half of a 48 KiB L1 cache, and all rows reuse them. 128 keys make sums long enough
+to pay for reading and writing the result; a block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and
+the scores (36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
 */
 #ifndef LLMC_CPU_ATTENTION_BLOCK_H
 #define LLMC_CPU_ATTENTION_BLOCK_H
@@ -39,8 +39,8 @@ static inline size_t packed_width(size_t HD) { return (((HD + CACHE_LINE - 1) / 
 
 // ---- the register tile -------------------------------------------------------------------------------------------
 
-// c[TILE_ROWS][vectors] = or += sum over i < length of a[r * a_row + i * a_step] * b[i][vectors]. A fresh sum is added to
-// c at the end: blocked summation, whose rounding error grows with the number of blocks, not of terms.
+// c[TILE_ROWS][vectors] = or += sum over i < length of a[r * a_row + i * a_step] * b[i][vectors]. A fresh sum is added
+// to c at the end: blocked summation, whose rounding error grows with the number of blocks, not of terms.
 VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                 const floatS *b, size_t b_stride, size_t length, int vectors, int accumulate) {
     Vector sum[TILE_ROWS][TILE_VECTORS], right[TILE_VECTORS];
@@ -121,7 +121,7 @@ static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *we
     }
 }
 
-// ---- softmax ---------------------------------------------------------------------------------------------------------
+// ---- softmax --------------------------------------------------------------------------------------------------------
 
 // Keys of row r that the products read: those its tile sees, in whole vectors (and whole tiles of keys).
 static inline size_t row_extent(const size_t *seen, size_t r) {
@@ -132,8 +132,8 @@ static inline size_t row_extent(const size_t *seen, size_t r) {
 VECTOR_INLINE VectorBits lanes_before(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 
 // The mask of those that a row sees.
-VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t gate_up, size_t j) {
-    return lanes_before(seen, j) & ~lanes_before(gate_up, j);
+VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t hidden, size_t j) {
+    return lanes_before(seen, j) & ~lanes_before(hidden, j);
 }
 
 // row[HD] *= factor
@@ -141,18 +141,18 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
 }
 
-// Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL: nothing is
-// yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
+// Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL:
+// nothing is yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
 static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
-                                          const size_t *seen, const size_t *gate_up, size_t rows, size_t HD) {
+                                          const size_t *seen, const size_t *hidden, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
     const Vector unseen = vector_of(-(floatS)INFINITY);
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         Vector most = vector_of(largest[r]);
-        for (size_t j = 0; j < gate_up[r]; j += VECTOR_LANES)
-            vector_store(row + j, vector_select(lanes_before(gate_up[r], j), unseen, vector_load(row + j)));
+        for (size_t j = 0; j < hidden[r]; j += VECTOR_LANES)
+            vector_store(row + j, vector_select(lanes_before(hidden[r], j), unseen, vector_load(row + j)));
         for (size_t j = seen[r] - seen[r] % VECTOR_LANES; j < extent; j += VECTOR_LANES)
             vector_store(row + j, vector_select(lanes_before(seen[r], j), vector_load(row + j), unseen));
         for (size_t j = 0; j < extent; j += VECTOR_LANES) most = vector_max(vector_load(row + j), most);
@@ -169,15 +169,15 @@ static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *f
 
 // Scores (to base 2) become weights relative to the row's largest score; 0 for keys that the row does not see.
 static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, double *sum, const size_t *seen,
-                                          const size_t *gate_up, size_t rows) {
+                                          const size_t *hidden, size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         Vector total = {0};
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             Vector weight = vector_exp2(vector_load(row + j) - largest[r]);
-            if (j + VECTOR_LANES > seen[r] || j < gate_up[r])
-                weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], gate_up[r], j));
+            if (j + VECTOR_LANES > seen[r] || j < hidden[r])
+                weight = (Vector)((VectorBits)weight & lanes_seen(seen[r], hidden[r], j));
             vector_store(row + j, weight);
             total += weight;
         }
@@ -197,15 +197,15 @@ static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows,
 // The backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and
 // dscores = p * (dweights - delta) in place of dweights; both 0 for keys that the row does not see.
 static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweights, const floatS *lse,
-                                                   const floatS *delta, const size_t *seen, const size_t *gate_up,
+                                                   const floatS *delta, const size_t *seen, const size_t *hidden,
                                                    size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         floatS *row = scores + r * SCORE_STRIDE, *drow = dweights + r * SCORE_STRIDE;
         const size_t extent = row_extent(seen, r);
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             Vector p = vector_exp2(vector_load(row + j) - lse[r]), ds = p * (vector_load(drow + j) - delta[r]);
-            if (j + VECTOR_LANES > seen[r] || j < gate_up[r]) {
-                const VectorBits mask = lanes_seen(seen[r], gate_up[r], j);
+            if (j + VECTOR_LANES > seen[r] || j < hidden[r]) {
+                const VectorBits mask = lanes_seen(seen[r], hidden[r], j);
                 p = (Vector)((VectorBits)p & mask);
                 ds = (Vector)((VectorBits)ds & mask);
             }
@@ -222,7 +222,7 @@ static VECTOR_FUNCTION floatS row_dot(const floatS *a, const floatS *b, size_t H
     return vector_sum_across(sum);
 }
 
-// ---- packing -----------------------------------------------------------------------------------------------------------
+// ---- packing --------------------------------------------------------------------------------------------------------
 
 // A token's row is far from the next one's, further than the processor looks ahead by itself.
 #define PREFETCH_TOKENS 8

@@ -1,7 +1,7 @@
 /*
-The collectives of op set "cpu", over MPI. A call only joins a queue; the queue is worked off, in its order, when a ticket
-is awaited. That is as late as the contract allows, so what reads or overwrites a tensor too early is wrong here, too, and
-not on a GPU alone.
+The collectives of op set "cpu", over MPI. A call only joins a queue; the queue is worked off, in its order, when a
+ticket is awaited. That is as late as the contract allows, so what reads or overwrites a tensor too early is wrong
+here, too, and not on a GPU alone.
 */
 #ifndef LLMC_CPU_COLLECTIVE_H
 #define LLMC_CPU_COLLECTIVE_H
@@ -23,8 +23,8 @@ static Collective queue[COLLECTIVES];
 static int64_t asked, done; // queue[i % COLLECTIVES] of done <= i < asked wait
 
 #ifdef HAVE_MPI
-// All three go directly from rank to rank, in pieces, so that MPI needs no memory of the tensor's size, and each rank sends
-// what has to be sent and no more. Ranks begin with their neighbour: nobody is everybody's first.
+// All three go directly from rank to rank, in pieces, so that MPI needs no memory of the tensor's size, and each rank
+// sends what has to be sent and no more. Ranks begin with their neighbour: nobody is everybody's first.
 static Range piece_of(Range p, size_t begin, size_t most) {
     Range piece;
     piece.begin = p.begin + min_size(begin, p.count);

@@ -89,7 +89,7 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
     }
 }
 
-// ---- rows put elsewhere -----------------------------------------------------------------------------------------------
+// ---- rows put elsewhere ---------------------------------------------------------------------------------------------
 
 static void cpu_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
 #pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)

@@ -1,6 +1,6 @@
 /*
-From a layer's sums over tokens (floatS) to stored gradients, and their norm. A layer's sums are rounded to the gradient's
-type once per micro-batch, never once per chunk.
+From a layer's sums over tokens (floatS) to stored gradients, and their norm. A layer's sums are rounded to the
+gradient's type once per micro-batch, never once per chunk.
 */
 #ifndef LLMC_CPU_GRADIENT_H
 #define LLMC_CPU_GRADIENT_H

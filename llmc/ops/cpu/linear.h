@@ -1,6 +1,7 @@
 /*
-Linear layers, weight[OC,C]: forward out = x weight^T, and the two products of the backward pass. In the bf16 build every
-sum is fp32 and is rounded once, after bias, residual or the accumulated gradient have joined it; dweight stays fp32.
+Linear layers, weight[OC,C]: forward out = x weight^T, and the two products of the backward pass. In the bf16 build
+every sum is fp32 and is rounded once, after bias, residual or the accumulated gradient have joined it; dweight stays
+fp32.
 */
 #ifndef LLMC_CPU_LINEAR_H
 #define LLMC_CPU_LINEAR_H

@@ -1,11 +1,11 @@
 /*
-The loss head's log-probabilities and their gradient: the only op over [n,V]. A row of logits is read twice: once for its
-maximum and its sum of exponentials together, block by block while the block is in cache (when a block raises the
+The loss head's log-probabilities and their gradient: the only op over [n,V]. A row of logits is read twice: once for
+its maximum and its sum of exponentials together, block by block while the block is in cache (when a block raises the
 maximum, the sum so far is scaled to it), and once to be overwritten by its gradient. Exponentials are fp32, their sum
 over the vocabulary is double.
 
-Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) / S, two
-terms that are never negative and so do not cancel.
+Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
+S, two terms that are never negative and so do not cancel.
 */
 #ifndef LLMC_CPU_LOGPROB_H
 #define LLMC_CPU_LOGPROB_H
@@ -35,7 +35,8 @@ typedef struct {
     double sum, weighted; // of exp z, and where entropy is wanted of z exp z
 } Exponentials;
 
-// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one sign.
+// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one
+// sign.
 static void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
     const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
     if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);

@@ -37,7 +37,7 @@ static void cpu_release(void *memory, size_t bytes) {
     if (memory) munmap(memory, allocation_size(bytes));
 }
 
-// ---- copies and clears ---------------------------------------------------------------------------------------------------
+// ---- copies and clears ----------------------------------------------------------------------------------------------
 // Large copies and clears are shared by all threads: one core alone does not reach the memory's bandwidth.
 #define COPY_PIECE ((size_t)1 << 20)
 

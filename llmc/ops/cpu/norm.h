@@ -3,9 +3,9 @@ RMSNorm and LayerNorm over the last dimension of x[n,C]. Both are
 
     out = xhat * (w + offset) (+ shift)    with    xhat = (x - mean) * rstd,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 
-where RMSNorm takes 0 for the mean and shifts by a residual, if by anything; LayerNorm shifts by b and has no offset. So one
-row function serves both. The statistics are taken in two passes (mean, then
-squares of deviations), which loses no digits where the mean is large, and are recomputed in backward rather than kept.
+where RMSNorm takes 0 for the mean and shifts by a residual, if by anything; LayerNorm shifts by b and has no offset.
+So one row function serves both. The statistics are taken in two passes (mean, then squares of deviations), which loses
+no digits where the mean is large, and are recomputed in backward rather than kept.
 
 dw and db are sums over tokens: the rows are cut into parts, a function of n alone, each of which sums into a row of
 scratch of its own; the parts are then added in order. So the result does not depend on the number of threads.
@@ -72,8 +72,8 @@ static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * C; }
 
 /*
-One row. With g = dout * (w + offset):  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm, and
-dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: dx alone.
+One row. With g = dout * (w + offset):  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm,
+and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: dx alone.
 */
 static inline void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
                                      const floatX *w, size_t C, double eps, floatS offset, int centred,

@@ -1,7 +1,8 @@
 /*
-Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + HD/2]) is turned by the angle
-position * inverse_frequency[i]. The angle is rounded to fp32, and so are its sine and cosine, in every build: models are
-trained with these very angles (transformers computes them so), and at position 1e6 an exact angle would be another one.
+Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + HD/2]) is turned by the angle position
+* inverse_frequency[i]. The angle is rounded to fp32, and so are its sine and cosine, in every build: models are
+trained with these very angles (transformers computes them so), and at position 1e6 an exact angle would be another
+one.
 */
 #ifndef LLMC_CPU_ROPE_H
 #define LLMC_CPU_ROPE_H

@@ -1,6 +1,6 @@
 /*
-Transfers of op set "cpu", whose device is the host: copies. A call only joins a queue, which is worked off, in its order,
-when a ticket is awaited, or when it is full: as late as the contract allows, as in collective.h.
+Transfers of op set "cpu", whose device is the host: copies. A call only joins a queue, which is worked off, in its
+order, when a ticket is awaited, or when it is full: as late as the contract allows, as in collective.h.
 */
 #ifndef LLMC_CPU_TRANSFER_H
 #define LLMC_CPU_TRANSFER_H

@@ -1,9 +1,9 @@
 /*
 A vector of floatS as wide as the machine's registers, in the vector extensions that gcc and clang share, and what
-attention and the plain-C matrix product need of it: loads, comparisons, reductions across the lanes, the transpose of a
-square tile and exp2. For these two kernels, whose speed depends on the registers; all else is plain loops (simd_math.h).
-The compiler must be allowed to contract a * b + c into one instruction: gcc is in its gnu11 mode, or with
--ffp-contract=fast; clang always is.
+attention and the plain-C matrix product need of it: loads, comparisons, reductions across the lanes, the transpose of
+a square tile and exp2. For these two kernels, whose speed depends on the registers; all else is plain loops
+(simd_math.h). The compiler must be allowed to contract a * b + c into one instruction: gcc is in its gnu11 mode, or
+with -ffp-contract=fast; clang always is.
 */
 #ifndef LLMC_CPU_VECTOR_H
 #define LLMC_CPU_VECTOR_H
@@ -137,9 +137,9 @@ VECTOR_INLINE floatS vector_sum_across(Vector v) {
 }
 
 /*
-out[j][i] = in[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half. Seen as
-bits of an element's address (row bits, then lane bits) that turns the address left by one bit; after as many rounds as
-a lane number has bits, row and lane have changed places.
+out[j][i] = in[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half. Seen
+as bits of an element's address (row bits, then lane bits) that turns the address left by one bit; after as many rounds
+as a lane number has bits, row and lane have changed places.
 */
 VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
 #define LANE_INTERLEAVE_LOW(i)  (i / 2 + i % 2 * VECTOR_LANES)

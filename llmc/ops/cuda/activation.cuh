@@ -1,7 +1,7 @@
 /*
-SwiGLU, GELU and GeGLU of op set "cuda", forward and backward, in the formulas of llmc/ops/cpu/activation.h: everything through the logistic
-function, so that the far negative side keeps its digits. A thread takes a pack of 16 bytes of each tensor.
-Bytes moved per element of out: a gated one 3 s forward, 5 s backward; gelu 2 s and 3 s.
+SwiGLU, GELU and GeGLU of op set "cuda", forward and backward, in the formulas of llmc/ops/cpu/activation.h: everything
+through the logistic function, so that the far negative side keeps its digits. A thread takes a pack of 16 bytes of
+each tensor. Bytes moved per element of out: a gated one 3 s forward, 5 s backward; gelu 2 s and 3 s.
 */
 #ifndef LLMC_CUDA_ACTIVATION_CUH
 #define LLMC_CUDA_ACTIVATION_CUH
@@ -14,7 +14,7 @@ __device__ inline float sigmoid(float z, float *one_minus) {
     return z >= 0.0f ? large : small;
 }
 
-// ---- GELU, tanh form: x s(z(x)) with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3) ------------------------------------------------------
+// ---- GELU, tanh form: x s(z(x)) with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3) -----------------------------------------
 constexpr float GELU_SCALE = 1.5957691216057308f, GELU_CUBIC = GELU_SCALE * 0.044715f;
 
 // A gate's z, whose logistic function it is multiplied by, and the slope of z; GELU or silu
@@ -65,7 +65,7 @@ static void gelu_backward(Stored *dx, const Stored *dout, const Stored *x, size_
     });
 }
 
-// ---- gated: out = silu(gate) * up, or gelu(gate) * up -------------------------------------------------------------------------
+// ---- gated: out = silu(gate) * up, or gelu(gate) * up ---------------------------------------------------------------
 template <int W, bool GELU>
 __global__ void gated_forward_kernel(floatX *out, const floatX *gate_up, size_t n, size_t FF) {
     const size_t packs = FF / W;

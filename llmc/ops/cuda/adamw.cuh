@@ -1,7 +1,7 @@
 /*
-AdamW of op set "cuda": the formulas, and to the bit the random numbers, of llmc/ops/cpu/adamw.h. w (without a master copy), m and v are
-rounded stochastically where they are bf16. A thread takes ADAMW_PACK elements, so that every type is read in one access.
-Bytes moved per element: 2 (w + m + v) + gradient, and 2 * 4 more with a master copy.
+AdamW of op set "cuda": the formulas, and to the bit the random numbers, of llmc/ops/cpu/adamw.h. w (without a master
+copy), m and v are rounded stochastically where they are bf16. A thread takes ADAMW_PACK elements, so that every type
+is read in one access. Bytes moved per element: 2 (w + m + v) + gradient, and 2 * 4 more with a master copy.
 */
 #ifndef LLMC_CUDA_ADAMW_CUH
 #define LLMC_CUDA_ADAMW_CUH

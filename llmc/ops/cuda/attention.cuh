@@ -1,12 +1,14 @@
 /*
-Attention of op set "cuda" without cuDNN, and the check of the path with it: queries of one chunk against the keys of their
-documents, causal, any ratio of query to key/value heads, in the manner of FlashAttention-2 (arXiv 2307.08691): tiles of keys pass
-by, softmax is kept up to date with the largest score so far, and no matrix of scores is ever stored.
+Attention of op set "cuda" without cuDNN, and the check of the path with it: queries of one chunk against the keys of
+their documents, causal, any ratio of query to key/value heads, in the manner of FlashAttention-2 (arXiv 2307.08691):
+tiles of keys pass by, softmax is kept up to date with the largest score so far, and no matrix of scores is ever
+stored.
 
-Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys of one
-key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that shares them, then adds
-to dk and dv once. A sum has one owner, so there are no atomics; scores are computed once more than an implementation with atomics
-would. Head sizes are padded to the next of with_head_size; what is padded is zero and is not stored.
+Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys
+of one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that
+shares them, then adds to dk and dv once. A sum has one owner, so there are no atomics; scores are computed once more
+than an implementation with atomics would. Head sizes are padded to the next of with_head_size; what is padded is zero
+and is not stored.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
@@ -14,8 +16,8 @@ would. Head sizes are padded to the next of with_head_size; what is padded is ze
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// Elements of out and dq: rounded, or sums over ranges of keys. These are kernels of their own, so that plain attention does not
-// pay for them in registers.
+// Elements of out and dq: rounded, or sums over ranges of keys. These are kernels of their own, so that plain
+// attention does not pay for them in registers.
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 template <typename Out> __device__ inline float get_result(const Out &from) {
     if constexpr (std::is_same_v<Out, float>)
@@ -30,10 +32,10 @@ template <typename Out> __device__ inline void set_result(Out &to, float value) 
         to = store(value);
 }
 
-// ---- forward -------------------------------------------------------------------------------------------------------------------------------
-// A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum over so many keys aside, so that no
-// step of it has many terms, as op set "cpu" does; in bf16 the rounding of the weights is larger than what this would save. It waits
-// in `out`, which is fp32 then, for registers are few.
+// ---- forward --------------------------------------------------------------------------------------------------------
+// A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum over so many keys
+// aside, so that no step of it has many terms, as op set "cpu" does; in bf16 the rounding of the weights is larger
+// than what this would save. It waits in `out`, which is fp32 then, for registers are few.
 constexpr bool FOLDS = sizeof(floatX) == 4;
 constexpr unsigned FOLD_KEYS = 2048;
 
@@ -151,7 +153,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     });
 }
 
-// ---- backward: p = exp(s - lse), ds = p (dout v^T - delta), delta = dout . out ----------------------------------------------------------
+// ---- backward: p = exp(s - lse), ds = p (dout v^T - delta), delta = dout . out --------------------------------------
 constexpr unsigned DELTA_THREADS = 128;
 
 // delta[rows] of rows = queries x heads: a warp for each
@@ -219,8 +221,9 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         }
 }
 
-// Rows of results are keys here, columns queries, so that p and ds can be the left operands of dv and dk. The sums of 16 keys take
-// HD registers; where these are too many, two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
+// Rows of results are keys here, columns queries, so that p and ds can be the left operands of dv and dk. The sums of
+// 16 keys take HD registers; where these are too many, two warps share 16 keys: one owns dv, the other dk, and both
+// compute the scores.
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
 // Of a tile's query: lse is in the padding behind its row of q, delta behind its row of dout.
@@ -304,7 +307,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
         }
 }
 
-// ---- launches --------------------------------------------------------------------------------------------------------------------------------
+// ---- launches -------------------------------------------------------------------------------------------------------
 constexpr size_t MOST_HEAD_SIZE = 256;
 
 // Calls launch(HD) with the padded head size as a constant.

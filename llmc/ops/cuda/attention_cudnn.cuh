@@ -1,12 +1,13 @@
 /*
-Attention of op set "cuda" with cuDNN (cudnn_attention.h): long spans go to cuDNN, in pieces that it can do within a fixed workspace and with few
-plans; the rest, and everything that cuDNN refuses, goes to our own kernels (attention.cuh). Who does what depends on shapes and the
-machine alone, so results are the same every time.
+Attention of op set "cuda" with cuDNN (cudnn_attention.h): long spans go to cuDNN, in pieces that it can do within a
+fixed workspace and with few plans; the rest, and everything that cuDNN refuses, goes to our own kernels
+(attention.cuh). Who does what depends on shapes and the machine alone, so results are the same every time.
 
-Forward: a span of at least GRID queries is one call of its exact lengths. Backward: dq, dk and dv are sums over blocks of
-keys once log-sum-exp is known, so a piece of 2^i GRID queries that begins on a multiple of GRID after its document meets its
-earlier keys in full blocks of 2^j GRID, and itself in one causal square: a handful of plans for any length, document or chunk. What
-lies off the grid is ours. cuDNN overwrites its results in bf16; they are staged and added in fp32.
+Forward: a span of at least GRID queries is one call of its exact lengths. Backward: dq, dk and dv are sums over blocks
+of keys once log-sum-exp is known, so a piece of 2^i GRID queries that begins on a multiple of GRID after its document
+meets its earlier keys in full blocks of 2^j GRID, and itself in one causal square: a handful of plans for any length,
+document or chunk. What lies off the grid is ours. cuDNN overwrites its results in bf16; they are staged and added in
+fp32.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
 #define LLMC_CUDA_ATTENTION_CUDNN_CUH
@@ -21,7 +22,7 @@ lies off the grid is ours. cuDNN overwrites its results in bf16; they are staged
 #endif
 constexpr size_t CUDNN_FORWARD_WORKSPACE = 64 << 10; // bytes; cuDNN 9.19 asks for 256
 
-// ---- staged results ----------------------------------------------------------------------------------------------------------------------
+// ---- staged results -------------------------------------------------------------------------------------------------
 // out[columns][rows] = in[rows][columns]: log-sum-exp is [n][NH] with us, [NH][n] with cuDNN
 __global__ void transpose_kernel(float *out, const float *in, size_t rows, size_t columns) {
     FOR_EACH_PACK(i, rows * columns) out[i % columns * rows + i / columns] = in[i];
@@ -51,7 +52,7 @@ static void add_staged(float *sums, const floatX *staged, size_t rows, size_t wi
     (sums, staged, rows, width, stride);
 }
 
-// ---- backward's blocks and their memory ------------------------------------------------------------------------------------------------------
+// ---- backward's blocks and their memory -----------------------------------------------------------------------------
 // Most key/value heads of a call over `block` queries and keys; 0: not even one
 static size_t cudnn_key_heads(size_t block, size_t NH, size_t NKV, size_t HD) {
     size_t heads = NKV;
@@ -109,7 +110,7 @@ static size_t cudnn_stage_bytes(size_t n, size_t NH, size_t NKV, size_t HD) {
     return most;
 }
 
-// ---- spans that stay ours: any of the chunk's, in order --------------------------------------------------------------------------------------
+// ---- spans that stay ours: any of the chunk's, in order -------------------------------------------------------------
 template <typename Run> struct OwnSpans {
     Run run;              // of our kernels, on spans with gaps between their rows
     AttentionShape whole; // of all spans
@@ -122,7 +123,8 @@ template <typename Run> struct OwnSpans {
         if (count) run(&shape);
         count = 0;
     }
-    // Queries [begin, end) of a span. Two parts of one document are not of one call: dk and dv of a key have one owner in it.
+    // Queries [begin, end) of a span. Two parts of one document are not of one call: dk and dv of a key have one owner
+    // in it.
     void add(Span from, size_t begin, size_t end) {
         const bool same = count && span[count - 1].document == from.document;
         if (begin >= end) return;
@@ -148,7 +150,7 @@ static bool cudnn_has(const CudnnAttention *shape, int backward, size_t workspac
     return false;
 }
 
-// ---- the ops -------------------------------------------------------------------------------------------------------------------------------------
+// ---- the ops --------------------------------------------------------------------------------------------------------
 static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     const size_t own = cuda_attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;
     if (!cudnn_takes(HD, true)) return own;

@@ -1,12 +1,12 @@
 /*
-What the attention kernels of op set "cuda" are made of: which queries and keys a block has, tiles of rows that pass through shared
-memory, products with them, and what a query sees of a tile's keys.
+What the attention kernels of op set "cuda" are made of: which queries and keys a block has, tiles of rows that pass
+through shared memory, products with them, and what a query sees of a tile's keys.
 */
 #ifndef LLMC_CUDA_ATTENTION_TILES_CUH
 #define LLMC_CUDA_ATTENTION_TILES_CUH
 #include "mma.cuh"
 
-// ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument -----------------------------------------------------------
+// ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument ----------------------------------------
 constexpr unsigned MOST_SPANS = 64;
 constexpr int MOST_POSITIONS = 1 << 30; // of a document, so that distances are ints
 
@@ -67,11 +67,12 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
     return found;
 }
 
-// ---- tiles ---------------------------------------------------------------------------------------------------------------------------------
+// ---- tiles ----------------------------------------------------------------------------------------------------------
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
-// A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of `passing` rows
-// come one after the other, and there is room for `stages` of them: with two, one comes while the one before is computed with.
+// A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of
+// `passing` rows come one after the other, and there is room for `stages` of them: with two, one comes while the one
+// before is computed with.
 struct Tiles {
     unsigned held, passing, stages;
 };
@@ -81,8 +82,8 @@ constexpr size_t SHARED_LIMIT = 99 << 10;
 
 template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
 
-// Blocks for a processor: six leave 80 registers for each of 128 threads, four 128. Left alone (0), the compiler spills some of the
-// smallest head's to fit more.
+// Blocks for a processor: six leave 80 registers for each of 128 threads, four 128. Left alone (0), the compiler
+// spills some of the smallest head's to fit more.
 template <int HD> constexpr unsigned LEAST_BLOCKS = HD > 32 ? 0 : sizeof(floatX) == 2 ? 6 : 4;
 
 template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned own_tensors) {
@@ -104,7 +105,8 @@ struct HeadRows {
     bool packed;            // rows are whole packs
 };
 
-// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on and beyond the head's own size
+// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on and beyond the
+// head's own size
 template <int HD, unsigned THREADS>
 __device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, size_t begin, size_t end, unsigned rows) {
     constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once
@@ -127,8 +129,8 @@ template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
     return (unsigned)((rows + ROWS - 1) / ROWS);
 }
 
-// Tile after tile: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile: what has come for a
-// thread is there for all, and all are done with the tile whose place the next one takes.
+// Tile after tile: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile: what has come
+// for a thread is there for all, and all are done with the tile whose place the next one takes.
 template <unsigned STAGES, typename Bring, typename Use>
 __device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
     unsigned stage = 0;
@@ -172,8 +174,8 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
     }
 }
 
-// Causality, in tiles that reach the diagonal: scores of keys after their query become -inf. `first` is the first row of the lane less
-// the tile's first column; rows are queries and columns keys, or the other way round.
+// Causality, in tiles that reach the diagonal: scores of keys after their query become -inf. `first` is the first row
+// of the lane less the tile's first column; rows are queries and columns keys, or the other way round.
 template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
     first -= threadIdx.x % 4 * 2;
 #pragma unroll
@@ -185,8 +187,8 @@ template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*
         }
 }
 
-// The window, in tiles at its far end: scores of keys that are `window` or more before their query become -inf. `first` as above,
-// less the window where rows are queries, with it where they are keys.
+// The window, in tiles at its far end: scores of keys that are `window` or more before their query become -inf.
+// `first` as above, less the window where rows are queries, with it where they are keys.
 template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
     first -= threadIdx.x % 4 * 2;
 #pragma unroll
@@ -208,7 +210,7 @@ template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys
             if (lane_column + j * 8 + e % 2 >= keys) s[j][e] = -INFINITY;
 }
 
-// ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------------------------------
+// ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------
 // Positions count from the block's first key.
 struct WarpSight {
     int first;            // its first query: negative where keys begin later

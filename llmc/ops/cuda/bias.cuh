@@ -1,7 +1,7 @@
 /*
-A bias in op set "cuda" where cuBLASLt does not add it, and its gradient: dbias[OC] += column sums of dout[n,OC]. A block sums a strip of columns, its warps every
-BIAS_WARPS-th row each; rows are taken in groups, so that the rounding error of a long sum grows with the number of groups and
-the length of one. Bytes moved per element: s.
+A bias in op set "cuda" where cuBLASLt does not add it, and its gradient: dbias[OC] += column sums of dout[n,OC]. A
+block sums a strip of columns, its warps every BIAS_WARPS-th row each; rows are taken in groups, so that the rounding
+error of a long sum grows with the number of groups and the length of one. Bytes moved per element: s.
 */
 #ifndef LLMC_CUDA_BIAS_CUH
 #define LLMC_CUDA_BIAS_CUH

@@ -1,14 +1,17 @@
 /*
-The collectives of op set "cuda", by NCCL on a stream of their own, beside the kernels of the default stream: an event of the default
-stream is waited for before a collective begins, and `await` makes the default stream wait for the event behind it; the host never
-does. NCCL is loaded, and connected over MPI (dist.h), where a run has several ranks; alone, nobody needs it.
+The collectives of op set "cuda", by NCCL on a stream of their own, beside the kernels of the default stream: an event
+of the default stream is waited for before a collective begins, and `await` makes the default stream wait for the event
+behind it; the host never does. NCCL is loaded, and connected over MPI (dist.h), where a run has several ranks; alone,
+nobody needs it.
 
-Which device is a rank's: that of its place on the host, or the one that its launcher lets it see (CUDA_VISIBLE_DEVICES).
+Which device is a rank's: that of its place on the host, or the one that its launcher lets it see
+(CUDA_VISIBLE_DEVICES).
 
-Same bits. A collective's sum depends on the order in which it goes around, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set.
-The order of a ring, its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_*
-variables; NCCL does not tune by measuring. So the same devices give the same bits. Another set of devices, another NCCL or another
-NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switches.
+Same bits. A collective's sum depends on the order in which it goes around, so the algorithm is fixed: NCCL_ALGO=Ring,
+unless it is set. The order of a ring, its channels and its protocol follow from the topology that NCCL finds, the
+element count and the NCCL_* variables; NCCL does not tune by measuring. So the same devices give the same bits.
+Another set of devices, another NCCL or another NCCL_ALGO may add in another order; NVLS and CollNet add in the
+network's switches.
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
@@ -19,7 +22,7 @@ NCCL_ALGO may add in another order; NVLS and CollNet add in the network's switch
 #include <dlfcn.h>
 #include <nccl.h>
 
-// ---- the library ------------------------------------------------------------------------------------------------------------------
+// ---- the library ----------------------------------------------------------------------------------------------------
 #define NCCL_CALLS(CALL)                                                                                               \
     CALL(GetUniqueId)                                                                                                  \
     CALL(CommInitRank)                                                                                                 \
@@ -69,7 +72,7 @@ static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char 
     die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
 }
 
-// ---- what was asked for -------------------------------------------------------------------------------------------------------------
+// ---- what was asked for ---------------------------------------------------------------------------------------------
 constexpr int64_t IN_FLIGHT = 16; // collectives that the host may ask for ahead of the device
 
 typedef struct {
@@ -103,9 +106,9 @@ static bool event_happened(cudaEvent_t event) {
     return true;
 }
 
-// ---- waiting, with an eye on the other ranks (dist_watch.h) ---------------------------------------------------------------------------
-// Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are not, or that does
-// not end; NULL while the device has work of its own.
+// ---- waiting, with an eye on the other ranks (dist_watch.h) ---------------------------------------------------------
+// Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are
+// not, or that does not end; NULL while the device has work of its own.
 static const Collective *collective_stalled(void) {
     for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
@@ -125,8 +128,8 @@ static const Collective *collective_stalled(void) {
     return ticket ? first : NULL;
 }
 
-// The time that counts towards --timeout begins with the collective, not with the work of this device before it. That is work, too,
-// unless one wait for it takes longer.
+// The time that counts towards --timeout begins with the collective, not with the work of this device before it. That
+// is work, too, unless one wait for it takes longer.
 static void event_wait(cudaEvent_t event) {
     const double begin = seconds_now();
     Wait wait = wait_from(begin);
@@ -154,7 +157,8 @@ static void wait_watched(bool all) {
     if (all && collectives.asked) event_wait(collectives.ring[(collectives.asked - 1) % IN_FLIGHT].done);
 }
 
-// After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never return.
+// After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never
+// return.
 static void keep_up(void) {
     constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
     if (++collectives.launches % LAUNCHES) return;
@@ -163,7 +167,7 @@ static void keep_up(void) {
     CUDA_CHECK(cudaEventRecord(mark), "marking the default stream");
 }
 
-// ---- communicators --------------------------------------------------------------------------------------------------------------------
+// ---- communicators --------------------------------------------------------------------------------------------------
 static ncclComm_t communicator_of(RankGroup group) {
     const World world = job_world();
     ncclComm_t *communicator = &collectives.communicator[group];
@@ -194,7 +198,7 @@ static int64_t asked_for(const Collective *c, ncclComm_t communicator) {
     return ++collectives.asked;
 }
 
-// ---- the ops ----------------------------------------------------------------------------------------------------------------------------
+// ---- the ops --------------------------------------------------------------------------------------------------------
 // Portions are equal but for what the last rank has beyond: that goes by a reduction to it, or a broadcast from it.
 static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     const World world = job_world();
@@ -253,7 +257,7 @@ static void cuda_await(int64_t ticket) {
                    "ordering kernels after a collective");
 }
 
-// ---- the beginning ------------------------------------------------------------------------------------------------------------------
+// ---- the beginning --------------------------------------------------------------------------------------------------
 // No two ranks have one device. All ranks come here, so that none connects before the others are on their way.
 static void devices_check(int count) {
     const size_t ranks = dist_ranks(), rank = dist_rank();
@@ -270,8 +274,8 @@ static void devices_check(int count) {
     free(all);
 }
 
-// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with the next and the last 32
-// ranks of a stream; farther ones connect when they are first made.
+// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with the next
+// and the last 32 ranks of a stream; farther ones connect when they are first made.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     Message messages[64];
@@ -286,7 +290,8 @@ static void communicator_warm(RankGroup group, char *x) {
     cuda_exchange(group, messages, n);
 }
 
-// At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end for them.
+// At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end
+// for them.
 static void end_failed_job(void) {
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }

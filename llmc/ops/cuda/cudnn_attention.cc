@@ -1,10 +1,11 @@
 /*
-cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C interface: it
-knows which graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. With
-STREAMBP_CUDNN=0 in the environment it is left alone.
+cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C
+interface: it knows which graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9),
+never linked. With STREAMBP_CUDNN=0 in the environment it is left alone.
 
-Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2 bytes on most
-GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel cache); backward's do not.
+Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2
+bytes on most GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel
+cache); backward's do not.
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include "cudnn_attention.h"
@@ -81,7 +82,7 @@ int cudnn_attention_start(void) {
     return 0;
 }
 
-// ---- graphs --------------------------------------------------------------------------------------------------------------------------
+// ---- graphs ---------------------------------------------------------------------------------------------------------
 typedef std::shared_ptr<graph::Tensor_attributes> TensorPointer;
 
 static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t rows, size_t HD, size_t row_stride) {
@@ -186,7 +187,7 @@ static CudnnPlan &plan_of(const CudnnAttention &shape, int backward) {
     return found->second;
 }
 
-// ---- what op set "cuda" calls --------------------------------------------------------------------------------------------------------
+// ---- what op set "cuda" calls ---------------------------------------------------------------------------------------
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
     if (!cudnn_attention_start()) return 0;
     const CudnnPlan &plan = plan_of(*shape, backward);

@@ -1,11 +1,12 @@
 /*
-cuDNN's fused attention, behind two calls that op set "cuda" may or may not have (attention_cudnn.cuh asks). The only file that sees
-cuDNN's graphs is cudnn_attention.cc, compiled by the host's compiler where cuDNN's headers and those of its front end are found; the library
-itself is loaded when it is first asked for, so a program built with it runs without it too.
+cuDNN's fused attention, behind two calls that op set "cuda" may or may not have (attention_cudnn.cuh asks). The only
+file that sees cuDNN's graphs is cudnn_attention.cc, compiled by the host's compiler where cuDNN's headers and those of
+its front end are found; the library itself is loaded when it is first asked for, so a program built with it runs
+without it too.
 
-A call is one document's queries against one range of its keys. Tensors are slices of larger ones: rows lie NH * HD (q, out, dout) or
-NKV * HD (k, v) elements apart. log-sum-exp lies as lse[heads][queries]; gradients are packed: dq[queries][heads][HD],
-dk, dv[keys][key_heads][HD]. All are bf16 except lse. Device memory throughout.
+A call is one document's queries against one range of its keys. Tensors are slices of larger ones: rows lie NH * HD (q,
+out, dout) or NKV * HD (k, v) elements apart. log-sum-exp lies as lse[heads][queries]; gradients are packed:
+dq[queries][heads][HD], dk, dv[keys][key_heads][HD]. All are bf16 except lse. Device memory throughout.
 */
 #ifndef LLMC_CUDA_CUDNN_ATTENTION_H
 #define LLMC_CUDA_CUDNN_ATTENTION_H
@@ -24,8 +25,8 @@ typedef struct {
     int causal; // the last query sees all keys, every one before it one less; otherwise all see all
 } CudnnAttention;
 
-// Bytes of workspace that backward may need: the terms it adds up in order, a full set of dk and dv for grouped heads, dq in fp32,
-// and sums for each row. cuDNN 9.19 asks for less on every architecture (make dev-cudnn-plans).
+// Bytes of workspace that backward may need: the terms it adds up in order, a full set of dk and dv for grouped heads,
+// dq in fp32, and sums for each row. cuDNN 9.19 asks for less on every architecture (make dev-cudnn-plans).
 static inline size_t cudnn_attention_workspace(size_t queries, size_t keys, size_t heads, size_t HD) {
     return heads * (queries * keys * 2 + keys * HD * 4 + queries * HD * 8 + queries * 8) + 4096;
 }
@@ -33,8 +34,9 @@ static inline size_t cudnn_attention_workspace(size_t queries, size_t keys, size
 // Starts cuDNN on the device at hand, which takes memory there. 0 where there is none, or it is too old.
 int cudnn_attention_start(void);
 
-// Whether there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time. Plans are kept, so
-// asking twice costs nothing; a new length costs a compilation in backward (about a second), hardly anything in forward.
+// Whether there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time.
+// Plans are kept, so asking twice costs nothing; a new length costs a compilation in backward (about a second), hardly
+// anything in forward.
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
 // Why there was none when that was last answered with 0, in one line
 const char *cudnn_attention_refusal(void);

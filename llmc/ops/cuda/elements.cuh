@@ -1,6 +1,6 @@
 /*
-Runs of elements whose type is known at run time only (stored gradients, AdamW's moments): a kernel is made for each type, and
-with_type chooses. Element types of files that are not computed in (fp16) are refused.
+Runs of elements whose type is known at run time only (stored gradients, AdamW's moments): a kernel is made for each
+type, and with_type chooses. Element types of files that are not computed in (fp16) are refused.
 */
 #ifndef LLMC_CUDA_ELEMENTS_CUH
 #define LLMC_CUDA_ELEMENTS_CUH

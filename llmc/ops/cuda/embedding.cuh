@@ -1,15 +1,16 @@
 /*
 Token and learned position embeddings of op set "cuda": rows of a table gathered forward, scattered back.
 
-Backward sorts the stream by table row first, so that one block owns a row's sum and adds it up in stream order: no atomics. The
-sort is a stable radix sort, RADIX_BITS at a time: tiles count their digits, one block turns the counts into places, tiles move
-their tokens there. Its cost is that of a few integers per token, nothing beside the rows of dx.
+Backward sorts the stream by table row first, so that one block owns a row's sum and adds it up in stream order: no
+atomics. The sort is a stable radix sort, RADIX_BITS at a time: tiles count their digits, one block turns the counts
+into places, tiles move their tokens there. Its cost is that of a few integers per token, nothing beside the rows of
+dx.
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
 #include "elements.cuh"
 
-// ---- forward: bytes moved per element of out: 2 s, 3 s with positions ---------------------------------------------------------------
+// ---- forward: bytes moved per element of out: 2 s, 3 s with positions -----------------------------------------------
 template <int W>
 __global__ void embedding_forward_kernel(floatX *out, const int32_t *tokens, const int32_t *position, const floatX *wte,
                                          const floatX *wpe, size_t n, size_t C, float scale) {
@@ -35,7 +36,7 @@ static void cuda_embedding_forward(Stored *out, const int32_t *tokens, const int
     });
 }
 
-// ---- sorting tokens by table row ------------------------------------------------------------------------------------------------------
+// ---- sorting tokens by table row ------------------------------------------------------------------------------------
 constexpr unsigned RADIX_BITS = 8, DIGITS = 1u << RADIX_BITS, TILE = 1024, SCAN_THREADS = 1024;
 
 // The tile's digits, into shared memory; DIGITS where the tile is not full.
@@ -98,7 +99,7 @@ __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int
     }
 }
 
-// ---- backward -------------------------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 // As int32: two orders [N], counts [DIGITS, tiles]
 static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     (void)rows, (void)C;
@@ -120,8 +121,9 @@ static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t
     return order;
 }
 
-// Block (i, j): if the i-th token of the sorted stream is the first of its row, adds the row's sum over columns of part j. Groups
-// of tokens are summed apart: the rounding error of a long sum grows with the number of groups and the length of one.
+// Block (i, j): if the i-th token of the sorted stream is the first of its row, adds the row's sum over columns of
+// part j. Groups of tokens are summed apart: the rounding error of a long sum grows with the number of groups and the
+// length of one.
 template <typename T, int W>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
                                           size_t C, float scale) {
@@ -161,7 +163,7 @@ static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, c
     });
 }
 
-// ---- rows put elsewhere ----------------------------------------------------------------------------------------------------------------
+// ---- rows put elsewhere ---------------------------------------------------------------------------------------------
 template <int W>
 __global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
     const size_t packs = width / W;

@@ -1,6 +1,6 @@
 /*
-From a layer's fp32 sums over tokens to stored gradients, and their norm. Bytes moved per element: round_sums 4 + s; gradient_add
-4 + 2 s of the gradient's type; sum_of_squares s.
+From a layer's fp32 sums over tokens to stored gradients, and their norm. Bytes moved per element: round_sums 4 + s;
+gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
 */
 #ifndef LLMC_CUDA_GRADIENT_CUH
 #define LLMC_CUDA_GRADIENT_CUH
@@ -43,7 +43,7 @@ static void cuda_gradient_add(void *gradient, DType type, const Summed *in, size
     });
 }
 
-// ---- the sum of squares: SQUARES_BLOCKS sums in double, which the host adds in order ---------------------------------------------
+// ---- the sum of squares: SQUARES_BLOCKS sums in double, which the host adds in order --------------------------------
 constexpr unsigned SQUARES_BLOCKS = 512;
 
 template <typename T, int W> __global__ void squares_kernel(double *sums, const T *x, size_t packs) {

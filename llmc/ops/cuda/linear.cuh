@@ -1,7 +1,8 @@
 /*
-Linear layers of op set "cuda" by cuBLASLt: floatX in, fp32 accumulation, rounded once after bias, residual or the accumulated
-gradient have joined; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so a row-major [rows, columns] is its
-[columns, rows]. The best of its heuristics' algorithms is kept for every shape: looking one up again costs nothing.
+Linear layers of op set "cuda" by cuBLASLt: floatX in, fp32 accumulation, rounded once after bias, residual or the
+accumulated gradient have joined; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so a row-major
+[rows, columns] is its [columns, rows]. The best of its heuristics' algorithms is kept for every shape: looking one up
+again costs nothing.
 */
 #ifndef LLMC_CUDA_LINEAR_CUH
 #define LLMC_CUDA_LINEAR_CUH
@@ -182,7 +183,7 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
     if (dbias) bias_backward(dbias, dout, n, OC);
 }
 
-// ---- adapters ------------------------------------------------------------------------------------------------------------------------
+// ---- adapters -------------------------------------------------------------------------------------------------------
 static void cuda_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
                                  size_t r, size_t OC) {
     Matmul p = matmul_shape(OC, n, r, 1, 0, 0);

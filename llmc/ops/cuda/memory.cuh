@@ -1,5 +1,6 @@
 /*
-Memory of op set "cuda", and the device itself, which is looked for when it is first needed: plans and conversions need none.
+Memory of op set "cuda", and the device itself, which is looked for when it is first needed: plans and conversions need
+none.
 */
 #ifndef LLMC_CUDA_MEMORY_CUH
 #define LLMC_CUDA_MEMORY_CUH
@@ -88,7 +89,8 @@ static size_t cuda_memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
-// What plans may use: the code of kernels, loaded when first launched, and what libraries still ask for come beside them.
+// What plans may use: the code of kernels, loaded when first launched, and what libraries still ask for come beside
+// them.
 constexpr size_t BESIDE_PLANS = (size_t)300 << 20;
 
 static size_t memory_available(void) {

@@ -1,14 +1,14 @@
 /*
-The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX in and fp32
-sums, and the loads of its operands from tiles in shared memory: of B two at once, which is what ldmatrix can. With g = lane / 4 and
-q = lane % 4 a lane holds
+The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX
+in and fp32 sums, and the loads of its operands from tiles in shared memory: of B two at once, which is what ldmatrix
+can. With g = lane / 4 and q = lane % 4 a lane holds
 
     A   x[0..1] (g, 2q..)   x[2..3] (g + 8, 2q..)   x[4..5] (g, 8 + 2q..)   x[6..7] (g + 8, 8 + 2q..)
     B   x[0..1] (2q.., g)   x[2..3] (8 + 2q.., g)   and x[4..7] of the next eight columns
     C   [0..1]  (g, 2q..)   [2..3]  (g + 8, 2q..)
 
-so that two C of neighbouring columns are, rounded, an A: a product's result becomes an operand without leaving registers.
-There is no such instruction for fp32: lanes exchange operands by shuffles, which is slow and exact.
+so that two C of neighbouring columns are, rounded, an A: a product's result becomes an operand without leaving
+registers. There is no such instruction for fp32: lanes exchange operands by shuffles, which is slow and exact.
 
     mma_columns<N>(c, a, operand)    C[16, N] += A B[16, N], N / 8 instructions; operand(n) is B's columns n to n + 15
 */
@@ -24,8 +24,8 @@ struct OperandB { // [16,16]
 };
 
 #ifdef CUDA_ON_CPU
-// What a lane brings for J products with one A. The last lane to come multiplies for the whole warp; it finds the others' operands,
-// and leaves their results, where they lie.
+// What a lane brings for J products with one A. The last lane to come multiplies for the whole warp; it finds the
+// others' operands, and leaves their results, where they lie.
 template <int J> struct MmaLane { float a[8], b[J][4], (*c)[4]; };
 
 // It stands for the instruction, not for a kernel, so sanitizers need not watch it.
@@ -102,7 +102,7 @@ __device__ inline void mma_columns(float (*c)[4], const OperandA &a, Operand ope
 }
 #endif
 
-// ---- operands from row-major tiles in shared memory, rows `stride` elements apart (a multiple of 8, for ldmatrix) ------------------
+// ---- operands from row-major tiles in shared memory, rows `stride` elements apart (a multiple of 8, for ldmatrix) ---
 #if defined(PRECISION_BF16) && !defined(CUDA_ON_CPU)
 #define LOAD_MATRIX
 // Eight rows of eight elements each, whose addresses eight lanes give: a register of every lane for each such matrix.

@@ -1,10 +1,12 @@
 /*
-RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward, in the formulas of llmc/ops/cpu/norm.h.
+RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward, in the formulas of
+llmc/ops/cpu/norm.h.
 
-blockDim.x threads (a warp, or several where rows are long) share a row and blockDim.y rows are done at a time; thread x takes
-packs x, x + blockDim.x, ... of it, so that forward and backward read a row from the cache the second time. Backward gives each
-of a fixed number of row takers a line of scratch for its part of dw (and db), kept in registers while it walks its rows; a
-second kernel adds the lines in order. Bytes moved per element: forward 2 s; backward 3 s, 4 s where dx accumulates.
+blockDim.x threads (a warp, or several where rows are long) share a row and blockDim.y rows are done at a time; thread
+x takes packs x, x + blockDim.x, ... of it, so that forward and backward read a row from the cache the second time.
+Backward gives each of a fixed number of row takers a line of scratch for its part of dw (and db), kept in registers
+while it walks its rows; a second kernel adds the lines in order. Bytes moved per element: forward 2 s; backward 3 s, 4
+s where dx accumulates.
 */
 #ifndef LLMC_CUDA_NORM_CUH
 #define LLMC_CUDA_NORM_CUH
@@ -46,8 +48,8 @@ __device__ inline RowStatistics row_statistics(const floatX *x, size_t C, float 
     return s;
 }
 
-// All threads of a block meet at every barrier: those without a row do the last one again and write nothing. Row t is shifted by
-// shift + t * stride, NULL: by nothing.
+// All threads of a block meet at every barrier: those without a row do the last one again and write nothing. Row t is
+// shifted by shift + t * stride, NULL: by nothing.
 template <int W, bool CENTRED>
 __global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride,
                                     size_t n, size_t C, float eps, float offset) {
@@ -91,14 +93,14 @@ static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, con
     });
 }
 
-// ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,  db += dout -----------
+// ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,
 static inline size_t norm_takers(size_t n) { return n < NORM_TAKERS ? n : NORM_TAKERS; }
 
 // [2, takers, C]: dw's lines, then db's; none of it where dw is NULL
 static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers(n) * C; }
 
-// P: packs of a row that one thread has; a row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers, ...
-// lines NULL: dx alone
+// P: packs of a row that one thread has; a row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers,
+// ... lines NULL: dx alone
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,

@@ -1,7 +1,7 @@
 /*
-Op set "cuda": the table of ops.h, filled. One file per op family, forward and backward together; this one is compiled once per
-precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh), where memory and matrix products, which
-are the libraries' here, come from op set "cpu".
+Op set "cuda": the table of ops.h, filled. One file per op family, forward and backward together; this one is compiled
+once per precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh), where memory and
+matrix products, which are the libraries' here, come from op set "cpu".
 */
 #include "llmc/ops/ops.h"
 #include "platform.cuh" // floatX, packs, reductions, launches
@@ -46,8 +46,8 @@ static size_t cuda_memory_available(void) {
 static void cuda_repeat(double) {}
 #endif
 
-// Every chunk reads and writes a layer's fp32 dW, and every logits chunk that of the head: at 1024 tokens that would take half as
-// long as the product that it belongs to.
+// Every chunk reads and writes a layer's fp32 dW, and every logits chunk that of the head: at 1024 tokens that would
+// take half as long as the product that it belongs to.
 constexpr size_t CHUNK = 4096, LOGITS_CHUNK = 2048;
 
 static constexpr Ops ops_cuda_make(void) {

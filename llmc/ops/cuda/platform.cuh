@@ -1,7 +1,7 @@
 /*
-What every kernel of op set "cuda" stands on: floatX and its conversions, packed loads and stores, sums over a warp or a block,
-and launches. The kernels are written once: nvcc builds them for GPUs, and in the tests the host's compiler builds the same
-lines over test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
+What every kernel of op set "cuda" stands on: floatX and its conversions, packed loads and stores, sums over a warp or
+a block, and launches. The kernels are written once: nvcc builds them for GPUs, and in the tests the host's compiler
+builds the same lines over test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
 
     LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checked where it is made
     SHARED(type, name, count)                                       shared memory of a size known at compile time
@@ -33,8 +33,8 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
 }
 #define CUDA_CHECK(call, doing)               cuda_check(call, __FILE__, __LINE__, doing)
 
-// Of a run with other ranks, for which the device may wait without end (collective.cuh): called where the host is about to wait for
-// the default stream, or for all streams, and behind every launch.
+// Of a run with other ranks, for which the device may wait without end (collective.cuh): called where the host is
+// about to wait for the default stream, or for all streams, and behind every launch.
 static void (*before_waiting)(bool all);
 static void (*after_launch)(void);
 
@@ -97,7 +97,7 @@ template <int LEFT> __device__ inline void fetch_wait() {
 }
 #endif
 
-// ---- floatX: what tensors hold. Arithmetic is float. ---------------------------------------------------------------------------
+// ---- floatX: what tensors hold. Arithmetic is float. ----------------------------------------------------------------
 #ifdef CUDA_ON_CPU
 __device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
 __device__ inline uint16_t bf16_nearest(float value) { return float_to_bf16(value); }
@@ -120,7 +120,7 @@ __device__ inline float load(floatX x) { return x; }
 __device__ inline floatX store(float s) { return s; }
 #endif
 
-// ---- packs: W elements that one thread reads or writes at once ------------------------------------------------------------------
+// ---- packs: W elements that one thread reads or writes at once ------------------------------------------------------
 // A full pack is 16 bytes, the widest access there is; where a row's length or a pointer does not allow that, W is 1.
 template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
 
@@ -154,7 +154,7 @@ template <int W, typename T> __device__ inline void pack_write(T *to, const Pack
     }
 }
 
-// ---- reductions: the same order of additions every time --------------------------------------------------------------------------
+// ---- reductions: the same order of additions every time -------------------------------------------------------------
 constexpr unsigned LANES = 32, ALL_LANES = 0xffffffffu;
 
 __device__ inline float warp_sum(float x) {
@@ -167,8 +167,8 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Sum over the threads of a row: blockDim.x, a multiple of LANES. partial[blockDim.x / LANES] is the row's own shared memory,
-// which is free again after the caller's next barrier.
+// Sum over the threads of a row: blockDim.x, a multiple of LANES. partial[blockDim.x / LANES] is the row's own shared
+// memory, which is free again after the caller's next barrier.
 __device__ inline float row_sum(float x, float *partial) {
     x = warp_sum(x);
     if (blockDim.x == LANES) return x;
@@ -178,7 +178,7 @@ __device__ inline float row_sum(float x, float *partial) {
     return warp_sum(x);
 }
 
-// ---- shapes of launches ------------------------------------------------------------------------------------------------------------
+// ---- shapes of launches ---------------------------------------------------------------------------------------------
 static inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }
 
 template <typename... Pointers> static inline bool all_aligned(Pointers... pointers) {

@@ -1,7 +1,8 @@
 /*
-Transfers of op set "cuda" to and from pinned host memory, on a stream of their own, beside the kernels of the default stream: a
-transfer begins behind an event of the default stream, and `await_transfer` makes the default stream wait for the event behind it; the
-host never waits. One stream for both ways: forward only stores, backward only loads, and what was stored is there when it is loaded.
+Transfers of op set "cuda" to and from pinned host memory, on a stream of their own, beside the kernels of the default
+stream: a transfer begins behind an event of the default stream, and `await_transfer` makes the default stream wait for
+the event behind it; the host never waits. One stream for both ways: forward only stores, backward only loads, and what
+was stored is there when it is loaded.
 */
 #ifndef LLMC_CUDA_TRANSFER_CUH
 #define LLMC_CUDA_TRANSFER_CUH
