@@ -1,9 +1,10 @@
 /*
 train: fine-tunes and trains GPT/Llama-style models on very long sequences with StreamBP.
 
-A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20: `cc -x c` builds the CPU
-program from these lines, nvcc builds the GPU program. Everything done to tensors goes through struct Ops; nothing here looks
-inside one. The includes are the map: one block per room, and a room includes only what stands above it (llmc/README.md).
+A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20: `cc -x c` builds the
+CPU program from these lines, nvcc builds the GPU program. Everything done to tensors goes through struct Ops; nothing
+here looks inside one. The includes are the map: one block per room, and a room includes only what stands above it
+(llmc/README.md).
 */
 // base: errors, files, JSON, random numbers, progress; knows nothing of models
 #include "llmc/base/json.h"

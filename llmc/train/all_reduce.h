@@ -1,16 +1,16 @@
 /*
-What the ranks of a run found, as one: losses, counts and metrics added up in the order of ranks, so that every rank has
-the same bits. The ranks of a stream all know its loss and its tokens: these count once.
+All-reduce of losses, token counts and metrics, in rank order: identical bits on every rank. The ranks that share a
+sequence all know its loss and its tokens: these count once. On the host; tensors are reduced by residency.h.
 */
 #ifndef LLMC_ALL_REDUCE_H
 #define LLMC_ALL_REDUCE_H
 #include "llmc/ranks/dist.h"
 #include "llmc/data/objective.h"
 
-// What a rank adds to a sum over streams.
+// The contribution of a rank to a sum over sequences.
 static double once_per_sequence(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
 
-// Of all streams, where `values` are this one's.
+// values: of this rank's sequence; become those of all sequences.
 static void sum_over_sequences(World w, double *values, size_t count) {
     for (size_t i = 0; i < count; i++) values[i] = once_per_sequence(w, values[i]);
     dist_sum(RANKS_ALL, values, count);
@@ -23,13 +23,13 @@ static TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
     return counts;
 }
 
-// What every rank says, one behind the other: [ranks][bytes]. Made by the first step, and kept.
+// All-gather: [ranks][bytes], in memory that the first step allocates and later ones reuse.
 static void *gather_from_all(World w, const void *own, size_t bytes) {
     static void *all;
     static size_t room;
     if (world_ranks(w) * bytes > room) {
         free(all);
-        all = checked_malloc(room = world_ranks(w) * bytes, "what ranks tell each other");
+        all = checked_malloc(room = world_ranks(w) * bytes, "the gathered values of all ranks");
     }
     dist_gather(RANKS_ALL, own, bytes, all);
     return all;
@@ -51,7 +51,7 @@ typedef struct {
     double sum, count;
 } MetricRecord;
 
-// A rank may hear of a metric that none of its own streams had.
+// A copy of the name that lasts: other ranks may send a metric that none of this rank's sequences had.
 static const char *metric_name_kept(const char *name) {
     static char kept[2 * METRICS_MOST][METRIC_NAME];
     size_t i;
@@ -76,8 +76,8 @@ static void metrics_over_sequences(World w, Metrics *metrics) {
         if (*all[i].name) metric_add(metrics, metric_name_kept(all[i].name), all[i].sum, all[i].count);
 }
 
-// ---- what was sent --------------------------------------------------------------------------------------------------
-// By each rank, on average, of what was sent since `before`.
+// ---- traffic --------------------------------------------------------------------------------------------------
+// Traffic since `before`, on average over the ranks, over `divisor`.
 static Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
     Traffic sent;
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {

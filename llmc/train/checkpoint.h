@@ -6,17 +6,19 @@ Checkpoints: everything a training run needs to go on, bit for bit. Each is a fo
                         state.json     progress of the run, and what must be the same to go on (run_state.h)
                         DONE           written last: name, bytes and checksum of the others
 
-With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is an
-adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights if there are any, else the weights in use.
+With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is
+an adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights if there are any, else the
+weights in use.
 
-A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then the
-folder is renamed. Older ones beyond --keep-checkpoints go afterwards, by a rename first. So whatever ends a run at whatever
-moment, the last complete one stays. Nothing is allocated, and one run at a time may write to an --out (a lock on OUT/lock).
+A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then
+the folder is renamed. Older ones beyond --keep-checkpoints go afterwards, by a rename first. So whatever ends a run at
+whatever moment, the last complete one stays. Nothing is allocated, and one run at a time may write to an --out (a lock
+on OUT/lock).
 
-A large file is a header and sections: a value for every element of what is trained, in the order of its table. All ranks write
-it together, each a part; each reads what its memory holds. So its bytes depend neither on the number of ranks nor on the stage
-of ZeRO. Rank 0 makes the folder and a large file at its full size; every rank writes and syncs its parts; once all have, which
-the sum of their checksums waits for, rank 0 gives the file its name.
+A large file is a header and sections: a value for every element of what is trained, in the order of its table. All
+ranks write it together, each a part; each reads what its memory holds. So its bytes depend neither on the number of
+ranks nor on the stage of ZeRO. Rank 0 makes the folder and a large file at its full size; every rank writes and syncs
+its parts; once all have, which the sum of their checksums waits for, rank 0 gives the file its name.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -389,8 +391,8 @@ static void load_optimizer(CheckpointPass *p, size_t step) {
     input_close(&file);
 }
 
-// Fills weights and optimizer from the checkpoint of that step, and *run with the run's progress; schedule and settings of
-// *run are this run's and must agree (run_state.h). Anything else ends the program with one line. Collective.
+// Fills weights and optimizer from the checkpoint of that step, and *run with the run's progress; schedule and settings
+// of *run are this run's and must agree (run_state.h). Anything else ends the program with one line. Collective.
 static void checkpoint_load(const CheckpointFolder *folder, size_t step, const TrainedTensors *t, RunState *run) {
     static CheckpointPass pass;
     char path[PATH_MAX];

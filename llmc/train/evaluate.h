@@ -1,7 +1,8 @@
 /*
-The loss of a model on data: what the verb `eval` and a training run's validation compute, over all ranks. The curve says how
-far context still helps: the loss by the position in the document, in buckets of powers of two (0, 1, 2-3, 4-7, ...) or of a
-fixed number of tokens. A document that was split for length begins at 0 again in each part: what came before is not seen.
+The loss of a model on data: what the verb `eval` and a training run's validation compute, over all ranks. The curve
+says how far context still helps: the loss by the position in the document, in buckets of powers of two (0, 1, 2-3, 4-7,
+...) or of a fixed number of tokens. A document that was split for length begins at 0 again in each part: what came
+before is not seen.
 */
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
@@ -67,7 +68,8 @@ static void curve_report(FILE *out, const Curve *curve) {
     }
 }
 
-// "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is the first position that is not in it.
+// "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is the first position that is not in
+// it.
 static void curve_json(JsonOut *json, const Curve *curve) {
     json_array(json, "curve");
     for (size_t i = 0; i < curve->buckets; i++) {

@@ -1,10 +1,11 @@
 /*
-What a run says: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
+The log of a run: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
 
-log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...} of a step, "val_loss" of a
-validation, "sample", and "options" of each part of the run, with the first step of that part. Lines are appended and flushed
-one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a crash may have left:
-the file reads as if there had been no interruption, and holds the options of those parts of which a step remains.
+log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...} of a step, "val_loss"
+of a validation, "sample", and "options" of each part of the run, with the first step of that part. Lines are appended
+and flushed one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a
+crash may have left: the file reads as if there had been no interruption, and holds the options of those parts of which
+a step remains.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -15,7 +16,7 @@ the file reads as if there had been no interruption, and holds the options of th
 #include "llmc/cli/report.h"
 #include "evaluate.h"
 
-// Of all ranks together; seconds are those of rank 0, which waits for the others like any.
+// Sums over all ranks; seconds are those of rank 0, which waits for the others.
 typedef struct {
     size_t step;
     double loss, grad_norm, learning_rate;
@@ -25,8 +26,8 @@ typedef struct {
     double memory_bytes;    // of this rank
     double sent_bytes;      // by each rank
     size_t ranks;
-    double data_seconds;                    // of these seconds, waiting for data
-    double rollout_seconds, reward_seconds; // of these seconds, writing completions, and waiting for their rewards
+    double data_seconds;                    // of `seconds`: waiting for data
+    double rollout_seconds, reward_seconds; // of `seconds`: writing completions; waiting for their rewards
     size_t micro_batches;                   // of this rank
     Metrics metrics;                        // of the objective
 } StepReport;
@@ -39,7 +40,7 @@ typedef struct {
     Progress progress;
 } RunLog;
 
-// ---- log.jsonl -----------------------------------------------------------------------------------------------------------
+// ---- log.jsonl ------------------------------------------------------------------------------------------------------
 // The step of a complete record, or SIZE_MAX.
 static size_t record_step(const char *line, size_t length) {
     static const char opening[] = "{\"step\": ";
@@ -51,7 +52,7 @@ static size_t record_step(const char *line, size_t length) {
     return step;
 }
 
-// Cuts the file off after its last record of a step up to `step`; nothing remains where there is no step to go back to.
+// Truncates the file after its last record of a step up to `step`; 0 leaves nothing.
 static void records_truncate(const char *path, size_t step) {
     FILE *file = fopen(path, "r+");
     char *line = NULL;
@@ -69,7 +70,7 @@ static void records_truncate(const char *path, size_t step) {
     fclose(file);
 }
 
-// Of a new run the file must be empty or absent: checkpoint_open has seen to that.
+// In a new run the file is empty or absent: checkpoint_open has checked that.
 static void records_open(RunLog *log, const char *folder, int resume, size_t step) {
     make_folder(folder);
     path_join(log->path, folder, RECORDS_NAME);
@@ -78,9 +79,9 @@ static void records_open(RunLog *log, const char *folder, int resume, size_t ste
     if (!log->records) die("cannot write %s: %s; choose another --out", log->path, strerror(errno));
 }
 
-// ---- opening -------------------------------------------------------------------------------------------------------------
-// text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done before:
-// 0, or the step that is resumed from.
+// ---- opening --------------------------------------------------------------------------------------------------------
+// text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done
+// before: 0, or the step that is resumed from.
 static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
     RunLog log = {0};
     log.text = text;
@@ -110,8 +111,8 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
 }
 
-// How this run, or this part of a resumed one, was called; `step` is the last one done before. The record is of the step after:
-// if that is never saved, another part begins there.
+// Options of this part of a run; `step` is the last one done before. The record is of the step after: if that is never
+// saved, another part begins there.
 static void runlog_options(RunLog *log, size_t step, const Options *options) {
     if (!log->records || step >= log->steps) return; // this part has no steps
     JsonOut json = runlog_record(log, step + 1);
@@ -120,14 +121,14 @@ static void runlog_options(RunLog *log, size_t step, const Options *options) {
     runlog_record_end(log, &json);
 }
 
-// ---- what is said ----------------------------------------------------------------------------------------------------------
+// ---- lines ----------------------------------------------------------------------------------------------------------
 static int digits_of(size_t number) {
     int digits = 1;
     while (number >= 10) number /= 10, digits++;
     return digits;
 }
 
-// Of a step without what completions and their rewards took.
+// Seconds of a step without completions and their rewards.
 static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }
 
 static void step_line(FILE *out, const StepReport *r, size_t steps) {

@@ -1,10 +1,11 @@
 /*
-The optimizer over the parameter table: the norm of the whole gradient, and one AdamW step of every parameter. The arithmetic
-is ops->adamw's; here is decided who decays (matrices; norms and biases do not) and who gets which random bits.
+The optimizer over the parameter table: the norm of the whole gradient, clipping, an AdamW step of every parameter, and
+the learning rate of each step. The arithmetic is ops->adamw's; this file decides which parameters decay (matrices;
+norms and biases do not) and the random bits of each.
 
-Where something is held in bf16 it is rounded stochastically. Every element has bits of its own at every step, a function of
-(seed, step, place in the table) alone: so a resumed run repeats them, and a step does not depend on which parameters, or
-which parts of one, happen to lie, or to be stepped, side by side. That is why neighbours are not stepped together.
+What is stored in bf16 is rounded stochastically. Every element has random bits of its own at every step, a function of
+(seed, step, parameter, element) alone: so a resumed run repeats them, and a step does not depend on sharding.
+Parameters that are neighbours in memory are therefore not stepped together.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -16,10 +17,10 @@ which parts of one, happen to lie, or to be stepped, side by side. That is why n
 
 #define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
 
-// ---- the gradient as a whole ----------------------------------------------------------------------------------------------
-// Its L2 norm, summed in double in the order of the table, and then of the ranks: each looks at its portions, whatever the
-// stage. *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares do not fit a
-// double), or NULL; all ranks learn the same.
+// ---- the gradient as a whole ----------------------------------------------------------------------------------------
+// L2 norm, summed in double in the order of the table and then of the ranks, each over its shard at every ZeRO stage.
+// *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares overflow a double),
+// or NULL: the same on all ranks.
 static double gradient_norm(const Model *model, World world, const Ops *ops, const void *gradients, DType type,
                             const Parameter **bad) {
     const size_t ranks = world_ranks(world);
@@ -30,8 +31,8 @@ static double gradient_norm(const Model *model, World world, const Ops *ops, con
         const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_NONE), p);
         double squares = 0;
         if (own.count) {
-            size_t place = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
-            squares = ops->sum_of_squares((const char *)gradients + place * dtype_size(type), type, own.count);
+            size_t offset = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
+            squares = ops->sum_of_squares((const char *)gradients + offset * dtype_size(type), type, own.count);
         }
         if (!isfinite(squares) && first_bad > i) first_bad = i;
         sum += squares;
@@ -42,10 +43,10 @@ static double gradient_norm(const Model *model, World world, const Ops *ops, con
     return sqrt(sum);
 }
 
-// What the gradient is multiplied by, so that its norm is at most `limit` (0: no limit).
+// Scale of the gradient that limits its norm to `limit` (0: no limit).
 static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
 
-// ---- the optimizer: every rank steps what it holds of the optimizer's state -------------------------------------------------
+// ---- the optimizer: every rank steps its shard of the optimizer state -----------------------------------------------
 // master = weights, through the host a slab at a time.
 static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights, float *master) {
     size_t n, size = dtype_size(model->dtype);
@@ -62,7 +63,7 @@ static void optimizer_fill_master(const Model *model, World world, const Ops *op
     }
 }
 
-// Before the first step, once the weights are there.
+// Before the first step, after the weights are loaded.
 static void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
                            const OptimizerState *state, DType moment_type) {
     const size_t elements = sharding_elements(model, sharding_of(world, ZERO_OPTIMIZER));
@@ -71,8 +72,7 @@ static void optimizer_init(const Model *model, World world, const Ops *ops, cons
     if (state->master) optimizer_fill_master(model, world, ops, weights, state->master);
 }
 
-// `step` is the same for all: its weight_decay is that of matrices, its seed that of the run. Afterwards weights_updated
-// (residency.h) is due.
+// step: for all parameters; its weight_decay is that of matrices. The caller then calls weights_updated (residency.h).
 static void optimizer_step(const Model *model, World world, const Ops *ops, void *weights, const void *gradients,
                            DType gradient_type, const OptimizerState *state, DType moment_type, const AdamW *step) {
     size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type);
@@ -82,17 +82,20 @@ static void optimizer_step(const Model *model, World world, const Ops *ops, void
         AdamW s = *step;
         if (!own.count) continue;
         size_t weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
-        size_t slope = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
+        size_t gradient_at = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
         if (!parameter_decays(p)) s.weight_decay = 0;
-        s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step), s.first = own.first;
+        s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step);
+        s.first = own.first;
         ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.offset : NULL,
-                   (const char *)gradients + slope * gradient, gradient_type, (char *)state->m + own.offset * moment,
-                   (char *)state->v + own.offset * moment, moment_type, own.count, &s);
+                   (const char *)gradients + gradient_at * gradient, gradient_type,
+                   (char *)state->m + own.offset * moment, (char *)state->v + own.offset * moment, moment_type,
+                   own.count, &s);
     }
 }
 
+// ---- the learning rate ----------------------------------------------------------------------------------------------
 /*
-The learning rate of each step. Steps are counted from 1 to `steps`. Warm-up is linear and reaches the peak exactly at step
+Steps are counted from 1 to `steps`. Warm-up is linear and reaches the peak exactly at step
 `warmup`; a decay starts there and reaches peak * final_fraction exactly at step `steps`:
 
     cosine    half a cosine                       (1 + cos(pi p)) / 2
@@ -101,7 +104,8 @@ The learning rate of each step. Steps are counted from 1 to `steps`. Warm-up is 
               (Haegele et al. 2024, arXiv:2405.18392, found this shape better than a line)
     constant  no decay
 
-where p runs from 0 to 1 over the decay. Without warm-up step 1 is at the peak; a run no longer than its warm-up never decays.
+where p runs from 0 to 1 over the decay. Without warm-up step 1 is at the peak; a run no longer than its warm-up never
+decays.
 */
 static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
 

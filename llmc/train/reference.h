@@ -1,11 +1,11 @@
 /*
-Log-probabilities of data under the model at hand: the keys that they are known by, the walk through the data that
-computes them (the verb `logprobs`), and the reference of a training run, which is the model as it was before the
-first step: computed then, once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), where later
-runs of the same model and data find it. Where that folder cannot be written to, it is kept in --out.
+Log-probabilities of data under the current model: the keys that identify them, the walk through the data that computes
+them (the verb `logprobs`), and the reference of a training run, which is the model before the first step: computed
+then, once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), where later runs of the same model
+and data find it; if that folder is not writable, in --out.
 
-A resumed run has another model at hand. Its state remembers the key of the one that was the reference ("reference"
-among the settings of state.json), and by that key the file is found.
+A resumed run has another model. Its state holds the key of the reference ("reference" among the settings of
+state.json), by which the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
@@ -18,8 +18,8 @@ among the settings of state.json), and by that key the file is found.
 #include "all_reduce.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
-// Of a configuration and all weights, as they are in device memory: any op set, number of threads and of ranks give the
-// same. Never 0. adapter: 0, or a key of what is added to the weights. Collective.
+// Key of a configuration and all weights in device memory, the same for any op set, number of threads and of ranks.
+// Never 0. adapter: 0, or the key of the adapters. Collective.
 static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights, uint64_t adapter) {
     char config[4096];
     config_to_text(&model->config, config, sizeof(config));
@@ -29,13 +29,13 @@ static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, c
     return key ? key : 1;
 }
 
-// Of a run's model without adapters.
+// Key of a run's model without adapters.
 static uint64_t run_base_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     return model_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights, 0);
 }
 
-// With the adapters that it has.
+// Key of a run's model with its adapters.
 static uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
@@ -45,7 +45,7 @@ static uint64_t run_model_key(const Run *run) {
     return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }
 
-// What a file of log-probabilities of this data under that model says of itself.
+// Header of a file of log-probabilities of this data under the model of that key.
 static LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
     const DataLoader *d = data;
     const Options *o = run->options;
@@ -59,23 +59,23 @@ static LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uin
     }
     h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature;
     logprobs_name(h.model, o->model ? o->model : o->init ? "--init" : "the model of a resumed run");
-    if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init); // here the beginning says more than the end
+    if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init);
     return h;
 }
 
 // ---- the walk -----------------------------------------------------------------------------------------------------
 typedef struct {
-    double sum, counted; // of the log-probabilities
+    double sum, counted; // of log-probabilities; their number
 } LogprobSum;
 
-// Of document i of a stream that has gone through the model: logp[N] of `type`.
+// Writes document i of a sequence after its forward pass: logp[N] of `type`.
 static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch *batch, size_t i, const void *logp,
                                     DType type, LogprobSum *sum) {
     const size_t begin = batch->document_start[i], end = batch->document_start[i + 1];
     float value[LOGPROBS_AT_ONCE];
     size_t n;
     for (size_t first = begin; first < end; first += n) {
-        const size_t token = batch->origin[i] + 1 + first - begin; // that the first of these positions predicts
+        const size_t token = batch->origin[i] + 1 + first - begin; // the target of the first of these positions
         n = min_size(end - first, LOGPROBS_AT_ONCE);
         for (size_t k = 0; k < n; k++) {
             const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
@@ -92,7 +92,7 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
     }
 }
 
-// The file at `path` for all ranks, where rank 0 has created it; each writes what it computes.
+// Opens the file at `path`, which rank 0 has created, on the other ranks; each writes what it computes.
 static void logprobs_share(LogprobWriter *w, const char *path) {
     char temporary[PATH_MAX] = "";
     if (dist_rank() == 0) memcpy(temporary, w->output.temporary, sizeof(temporary));
@@ -108,8 +108,8 @@ static void logprobs_finish(LogprobWriter *w, uint64_t counted) {
     dist_barrier();
 }
 
-// All documents once through the model at hand, dealt over the ranks of the run, into a file that has been created.
-// batch: of dataloader_batch, or as large. The loader is somewhere else afterwards. reference: without adapters
+// One forward pass over all documents, divided over the ranks of the run, into a file that has been created. batch: of
+// dataloader_batch, or as large. Moves the loader. reference: without adapters.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
                                    Assignment assignment, int reference) {
     const DType type = dtype_of_sums(stream->model->dtype);
@@ -138,8 +138,8 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
-// The key by which the state of a checkpoint (its folder) knows the reference. 0: it had none, which comparing the
-// settings will tell.
+// The key of the reference in the state of a checkpoint (its folder). 0: none, which comparing the settings will
+// report.
 static uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *end;
     size_t length;
@@ -158,14 +158,14 @@ static uint64_t reference_key_of(const char *checkpoint) {
     return key;
 }
 
-// Of everything that the values depend on.
+// Key of everything that the values depend on.
 static uint64_t reference_file_key(const LogprobHeader *h) {
     uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
     memcpy(&temperature, &h->temperature, sizeof(temperature));
     return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
 }
 
-// Where it may be: beside the first shard, in --out (or empty).
+// The two candidate paths: beside the first shard, and in --out (or empty).
 static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
                              char path[2][PATH_MAX]) {
     const char *shard = data->shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
@@ -183,7 +183,7 @@ static int folder_is_writable(const char *path) {
     return access(*folder ? folder : "/", W_OK | X_OK) == 0;
 }
 
-// The first of these places that will do, as rank 0 sees it; -1: none. A moment later another rank may see another one.
+// Index of the first path that `will_do` accepts, as rank 0 sees it, on all ranks; -1: none.
 static int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
     int place = -1;
     for (int i = 0; i < 2 && place < 0; i++)
@@ -204,9 +204,9 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
                      assign_evaluation(run->settings.world, run->assignment.parts), 1);
 }
 
-// The log-probabilities of the data under the reference: found, or, where the weights at hand are the reference's,
-// computed. Before the first step; batch as above, the loader is to be put in its place afterwards. key: of the
-// reference, by model_key or, in a resumed run, by reference_key_of.
+// Opens the log-probabilities of the data under the reference: found, or, if the current weights are the reference's
+// (at_hand), computed. Before the first step; batch as above; moves the loader. key: of the reference, by model_key or,
+// in a resumed run, by reference_key_of.
 static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key, int at_hand) {
     char path[2][PATH_MAX];
     LogprobHeader wanted = logprobs_header(run, data, key);
@@ -230,7 +230,8 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     logprobs_check(file, &wanted, data->shard[0].header.path);
 }
 
-// Files that were named, which run_open_data has opened: of this data, and under the models of these keys (0: any).
+// Checks the files named in options, which run_open_data has opened: of this data, and under the models of these keys
+// (0: any).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
     const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
     if (data->regular || (!reference && !old)) return;

@@ -10,9 +10,9 @@ object each; on its standard output it answers each with a line, in order: a JSO
 
 Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
 other. Nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
-waits for the end of a pipe of ours) ends in whatever way this program ends, a kill -9 included. Of several ranks each
-has a command, which may start ranks of its own: it does not know of ours (reward_environment). Nothing of ours is
-allocated after reward_open.
+waits for the end of a pipe from us) kills however this program ends, also by kill -9. Each of several ranks has a
+command of its own, which may start an MPI job: the launcher's variables are removed from its environment
+(reward_environment). Nothing of ours is allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H
@@ -40,8 +40,7 @@ typedef enum {
     REWARD_TOO_MANY    // more answers than lines: which belongs to which is not known
 } RewardStatus;
 
-// Makes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: that was
-// all.
+// Writes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: no more.
 typedef size_t (*RewardLines)(void *context, char *out, size_t room);
 
 typedef struct {
@@ -62,8 +61,9 @@ typedef struct {
 } Reward;
 
 // ---- the command and its guard --------------------------------------------------------------------------------------
-// Our environment without what the launcher of ranks (Open MPI, MPICH, Slurm) has told this one: an MPI program would take
-// itself for that rank. The job's nodes, and settings that nested launches need, stay. The strings are the environment's.
+// Our environment without the variables by which the launcher (Open MPI, MPICH, Slurm) names a rank: an MPI program
+// would take itself for that rank. The job's nodes, and settings that nested launches need, stay. The strings are the
+// environment's.
 static char **reward_environment(void) {
     static const char *const launcher[] = {
         "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
@@ -161,7 +161,7 @@ static void reward_restart(Reward *r) {
     reward_start(r);
 }
 
-// Whether the command has ended within `seconds`; it is left to be reaped.
+// 1: the command has ended within `seconds`; it is not reaped yet.
 static int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
     const struct timespec pause = {0, 1000000};
     double until = seconds_now() + seconds;
@@ -240,7 +240,7 @@ static int reward_number(const char *text, double *value) {
     return *end == 0;
 }
 
-// Of an object: the number of its key "reward", which is there once.
+// The number of an object's key "reward", which must occur once.
 static int reward_of_object(const char *text, double *value) {
     cJSON *object = cJSON_ParseWithOpts(text, NULL, 1);
     const cJSON *item, *found = NULL;
@@ -280,7 +280,7 @@ static RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *rewa
     return REWARD_OK;
 }
 
-// What has come. All answers are looked at, also those behind the last that is wanted.
+// Reads the answers that have come, also those after the last that is wanted.
 static RewardStatus reward_read(Reward *r, float *reward) {
     ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
     char *begin = r->answer, *newline;
@@ -320,7 +320,7 @@ static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     return put;
 }
 
-// It has closed its input: what it was not sent it will not answer.
+// After the command has closed its input it cannot answer the lines that were not sent.
 static void reward_input_closed(Reward *r) {
     r->closed = 1;
     if (r->sent < r->lines) r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);

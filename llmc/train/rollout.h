@@ -1,28 +1,28 @@
 /*
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
-model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's group,
-and packed sequences of whole groups to train on.
+model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's
+group, and packed sequences of whole groups to train on.
 
     rollout_bound      the largest sequence, and rollout_capacity the longest text: for the plan, before
     rollout_allocate   all memory; the command starts
     rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
     rollout_free
 
-A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order every
-epoch. A completion does not depend on how many are written side by side, but for rounding.
+A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order
+every epoch. A completion does not depend on how many are written side by side, but for rounding.
 
 Each of several replicas writes completions of its share of the step's prompts, which do not depend on the number of
-replicas; asks a reward command of its own; and trains on sequences of its own, as many as any other has: where there are no
-more groups a sequence is empty (batch.h).
+replicas; asks a reward command of its own; and trains on sequences of its own, as many as any other has: where there
+are no more groups a sequence is empty (batch.h).
 
 The command is given a line for each completion,
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
      "ended": true}
 
-texts as people see them (special tokens are not shown), and always valid JSON; `reference` is the answer that the data has
-after the prompt, `prompt_number` the prompt's number in the data, `ended` whether the model ended the completion. Where tokens
-have no text there are prompt_ids, completion_ids and reference_ids instead.
+texts as people see them (special tokens are not shown), and always valid JSON; `reference` is the answer that the data
+has after the prompt, `prompt_number` the prompt's number in the data, `ended` whether the model ended the completion.
+Where tokens have no text there are prompt_ids, completion_ids and reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
@@ -183,8 +183,8 @@ static void rollout_free(Rollout *r) {
 }
 
 // ---- prompts and completions ----------------------------------------------------------------------------------------
-// Reads the step's prompts, and prepares a completion for each member of their groups. Prompt number k of the run is number
-// k % count in the order of epoch k / count.
+// Reads the step's prompts, and prepares a completion for each member of their groups. Prompt number k of the run is
+// number k % count in the order of epoch k / count.
 static void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     size_t count = r->data->prompts;
@@ -206,8 +206,8 @@ static void rollout_prompts(Rollout *r, size_t step) {
 }
 
 // ---- lines for the reward command: made a piece at a time, so of any length -----------------------------------------
-// The next piece of the line at r->line, at most r->piece bytes: the beginning of a field, one of its tokens, its end, or
-// the end of the line.
+// The next piece of the line at r->line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
+// or the end of the line.
 static size_t rollout_piece(Rollout *r, char *out) {
     static const char *const names[2][4] = {
         {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
@@ -242,7 +242,8 @@ static size_t rollout_piece(Rollout *r, char *out) {
     const size_t token = line->token++;
     if (token < count && as_ids) return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", token ? ", " : "", ids[token]);
 
-    // 3. A token as text, or what is left of the text at its end. The scratch holds one token; byte 0 stands for all before.
+    // 3. A token as text, or what is left of the text at its end. The scratch holds one token; byte 0 stands for all
+    // before.
     size_t begin = line->text.bytes, bytes = 0, taken;
     if (token < count)
         prompt_token_out(&r->decoder, &line->text, ids[token], token);
@@ -267,7 +268,8 @@ static size_t rollout_lines(void *context, char *out, size_t room) {
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// Rank 0 reports that a replica's command has failed and is started again. left_out: groups of this replica. Collective.
+// Rank 0 reports that a replica's command has failed and is started again. left_out: groups of this replica.
+// Collective.
 static void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
     double sums[2] = {(double)failed, (double)left_out};
     char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
@@ -320,7 +322,7 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
     metric_add(&r->metrics, "ended", (double)ended, (double)G);
 }
 
-// ---- sequences --------------------------------------------------------------------------------------------------------
+// ---- sequences ------------------------------------------------------------------------------------------------------
 // Packs the groups whose rewards are known into as few sequences as first-fit decreasing finds.
 static void rollout_pack(Rollout *r, size_t known) {
     const RolloutSettings *s = &r->settings;
@@ -417,7 +419,8 @@ static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
 // ---- from the command line ------------------------------------------------------------------------------------------
 #define ROLLOUT_SLOTS 64 // completions written side by side by default
 
-// The ids that end a completion: the tokenizer's end tokens and those of --stop-ids. Returns how many; end_ids may be NULL.
+// The ids that end a completion: the tokenizer's end tokens and those of --stop-ids. Returns how many; end_ids may be
+// NULL.
 static size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
     const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
     for (size_t i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
@@ -458,7 +461,8 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, 
     return s;
 }
 
-// Returns the largest sequence, and sets the size of the key/value cache in *settings: what a run with rollouts plans for.
+// Returns the largest sequence, and sets the size of the key/value cache in *settings: what a run with rollouts plans
+// for.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);

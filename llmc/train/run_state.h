@@ -1,13 +1,13 @@
 /*
-Progress of a training run, and what must be the same for it to go on as if it had never been interrupted. Every checkpoint
-holds this as state.json; a resumed run reads it back and refuses, in one line that names the difference, a command line
-that would not have led to the same bits.
+Progress of a training run, and what must be the same for it to go on as if it had never been interrupted. Every
+checkpoint holds this as state.json; a resumed run reads it back and refuses, in one line that names the difference, a
+command line that would not have led to the same bits.
 
-Settings are compared as text. The schedule is compared by what it did: the learning rates of the steps already made. So a
-constant rate, or one that has not begun to decay (wsd), may be given more steps; a cosine may not.
+Settings are compared as text. The schedule is compared by what it did: the learning rates of the steps already made. So
+a constant rate, or one that has not begun to decay (wsd), may be given more steps; a cosine may not.
 
-Everything here is of the run, not of a process: steps, batches and tokens count the work of all ranks, so any number of them
-may go on.
+Everything here is of the run, not of a process: steps, batches and tokens count the work of all ranks, so any number of
+them may go on.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -40,7 +40,7 @@ typedef struct {
     size_t setting_count;
 } RunState;
 
-// ---- state.json -------------------------------------------------------------------------------------------------------------
+// ---- state.json -----------------------------------------------------------------------------------------------------
 static const cJSON *state_get(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = json_get(object, key);
     if (!item) die("%s: has no \"%s\"; it is not whole", path, key);
@@ -109,7 +109,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     return length;
 }
 
-// ---- comparing --------------------------------------------------------------------------------------------------------------
+// ---- comparing ------------------------------------------------------------------------------------------------------
 // The start of the first entry that differs between two lists "a=1,b=2"; 0 where one list continues the other.
 static size_t first_difference(const char *a, const char *b) {
     size_t i, begin = 0;

@@ -1,6 +1,6 @@
 /*
-A training run: what it is made of, and what train_gpt.cu's train_step and its loop ask for by name: micro-batches, sums over
-ranks, checks, validation, samples, checkpoints, the report. How a run begins and ends is trainer_setup.h.
+A training run: what it is made of, and what train_gpt.cu's train_step and its loop ask for by name: micro-batches, sums
+over ranks, checks, validation, samples, checkpoints, the report. How a run begins and ends is trainer_setup.h.
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H

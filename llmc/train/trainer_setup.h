@@ -1,6 +1,7 @@
 /*
-How a training run begins and ends: its folder, data, plan and memory, its reference, the settings that a resumed run must
-share, its weights and optimizer (new, or of the last checkpoint), its log. After trainer_begin nothing of ours is allocated.
+How a training run begins and ends: its folder, data, plan and memory, its reference, the settings that a resumed run
+must share, its weights and optimizer (new, or of the last checkpoint), its log. After trainer_begin nothing of ours is
+allocated.
 */
 #ifndef LLMC_TRAINER_SETUP_H
 #define LLMC_TRAINER_SETUP_H

@@ -1,6 +1,7 @@
 /*
-What the tests of checkpoints have in common: a run's tensors in fenced device memory, filled with bits that are a function of
-the step, so that a checkpoint can be told from any other; where such a run stands; a file system of the test's own.
+What the tests of checkpoints have in common: a run's tensors in fenced device memory, filled with bits that are a
+function of the step, so that a checkpoint can be told from any other; where such a run stands; a file system of the
+test's own.
 */
 #ifndef TEST_CHECKPOINT_RUNS_H
 #define TEST_CHECKPOINT_RUNS_H
@@ -12,7 +13,7 @@ the step, so that a checkpoint can be told from any other; where such a run stan
 #include <sys/mount.h>
 #include <sys/resource.h>
 
-// ---- where a run stands ----------------------------------------------------------------------------------------------------
+// ---- where a run stands ---------------------------------------------------------------------------------------------
 enum { USUAL_SETTINGS = 5 };
 
 static const RunSetting usual_settings[USUAL_SETTINGS] = {
@@ -32,7 +33,7 @@ static RunState run_state(size_t step) {
     return run;
 }
 
-// ---- its tensors -----------------------------------------------------------------------------------------------------------
+// ---- its tensors ----------------------------------------------------------------------------------------------------
 static World test_world; // the shards that trained_open makes; zeros: whole
 
 static size_t shard_elements(const TrainedTensors *t, Sharding s) {
@@ -180,7 +181,7 @@ static void expect_tensors(const TrainedTensors *t, size_t step, const TrainedTe
 
 static void expect_trained(const TrainedTensors *t, size_t step) { expect_tensors(t, step, NULL); }
 
-// ---- folders ---------------------------------------------------------------------------------------------------------------
+// ---- folders --------------------------------------------------------------------------------------------------------
 static const char *fresh_folder(const char *name) {
     const char *path = scratch_path(name);
     char command[600];
@@ -202,7 +203,7 @@ static int private_tmpfs(const char *folder, int read_only) {
     return mount("tmpfs", folder, "tmpfs", read_only ? MS_RDONLY : 0, "size=1m") == 0;
 }
 
-// ---- the usual run: a small model in fp32 with master weights, in scratch "out" ----------------------------------------------
+// ---- the usual run: a small model in fp32 with master weights, in scratch "out" -------------------------------------
 static const char usual_model[] =
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
 

@@ -1,7 +1,7 @@
 /*
-The optimizer over the parameter table: the norm and the name of a gradient that is not finite, clipping, who decays, the
-formula element by element for every pairing of types, independence of neighbours, random bits of each parameter's own,
-initialisation. The op itself is held against its reference in test_ops.c.
+The optimizer over the parameter table: the norm and the name of a gradient that is not finite, clipping, who decays,
+the formula element by element for every pairing of types, independence of neighbours, random bits of each parameter's
+own, initialisation. The op itself is held against its reference in test_ops.c.
 */
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
@@ -18,7 +18,7 @@ static const char *const models[] = {
     "vocab_size=43",
 };
 
-// ---- a model's tensors, each fenced device memory of its own --------------------------------------------------------------
+// ---- a model's tensors, each fenced device memory of its own --------------------------------------------------------
 typedef struct {
     const Ops *ops;
     Model model;
@@ -95,7 +95,7 @@ static void bench_step(Bench *b, const AdamW *step) {
                    b->moment_type, step);
 }
 
-// ---- the gradient as a whole ----------------------------------------------------------------------------------------------
+// ---- the gradient as a whole ----------------------------------------------------------------------------------------
 TEST(norm) {
     for (size_t k = 0; k < COUNT_OF(models); k++) {
         for (size_t t = 0; t < 2; t++) {
@@ -153,7 +153,7 @@ TEST(clipping) {
     assert_true(gradient_clip(0.0, 1.0) == 1.0);
 }
 
-// ---- a step ---------------------------------------------------------------------------------------------------------------
+// ---- a step ---------------------------------------------------------------------------------------------------------
 // Without gradient and moments a step is weight decay alone: of matrices, embeddings among them, and of nothing else.
 TEST(matrices_decay) {
     for (size_t k = 0; k < COUNT_OF(models); k++) {
@@ -331,7 +331,7 @@ TEST(every_parameter_has_its_own_random_bits) {
     model_free(&model);
 }
 
-// ---- initialisation -------------------------------------------------------------------------------------------------------
+// ---- initialisation -------------------------------------------------------------------------------------------------
 // More elements than one staging slab holds, in every type a model can have.
 TEST(initialisation) {
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};

@@ -1,13 +1,13 @@
 /*
-Checkpoints: every combination of types there and back to the bit; model.bin is what any writer of flat .bin writes; resuming
-gives the bits of a run that was never interrupted; what differs on resuming is refused by name; damage is found wherever it
-is; writing that fails leaves the last one as it was. The folder they are in is tested in test_checkpoint_folder.c, that a run
-may end at any moment in test_checkpoint_kill.c.
+Checkpoints: every combination of types there and back to the bit; model.bin is what any writer of flat .bin writes;
+resuming gives the bits of a run that was never interrupted; what differs on resuming is refused by name; damage is
+found wherever it is; writing that fails leaves the last one as it was. The folder they are in is tested in
+test_checkpoint_folder.c, that a run may end at any moment in test_checkpoint_kill.c.
 */
 #include "checkpoint_runs.h"
 #include "llmc/train/optimizer.h"
 
-// ---- there and back -------------------------------------------------------------------------------------------------------
+// ---- there and back -------------------------------------------------------------------------------------------------
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
     const char *out = fresh_folder("out");
     size_t count, flat_count;
@@ -52,7 +52,7 @@ TEST(round_trip_of_many_pieces) {
                     DTYPE_BF16, 1);
 }
 
-// ---- resuming: six steps, or three, a checkpoint, another process' memory, and three more ----------------------------------
+// ---- resuming: six steps, or three, a checkpoint, another process' memory, and three more ---------------------------
 static void train_steps(TrainedTensors *t, void *gradients, size_t begin, size_t end) {
     size_t n = t->model->elements;
     float *values = (float *)case_memory(n * sizeof(float));
@@ -109,7 +109,7 @@ TEST(resumed_run_has_the_same_bits) {
     }
 }
 
-// ---- what differs is refused by name ---------------------------------------------------------------------------------------
+// ---- what differs is refused by name --------------------------------------------------------------------------------
 typedef struct {
     const char *model;
     DType dtype, moments;
@@ -229,7 +229,7 @@ TEST(schedule_must_agree_so_far) {
     }
 }
 
-// ---- damage ---------------------------------------------------------------------------------------------------------------
+// ---- damage ---------------------------------------------------------------------------------------------------------
 TEST(damage_is_found) {
     static const char *const files[] = {"model.bin", "optimizer.bin", "state.json", MANIFEST_NAME};
     Resumption r = usual_resumption();
@@ -299,7 +299,7 @@ TEST(checkpoints_of_version_1_are_refused) {
     }
 }
 
-// ---- writing that fails: one line, the unfinished folder is gone, the last one is untouched --------------------------------
+// ---- writing that fails: one line, the unfinished folder is gone, the last one is untouched -------------------------
 static void expect_untouched(void) {
     TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     assert_false(is_there("checkpoint-00000008.partial") || is_there("checkpoint-00000008"));

@@ -1,7 +1,8 @@
 /*
-A run may end at any moment. A save is killed before every one of its system calls, and in the middle of every write; and 50
-times at a random moment by the clock. Afterwards the newest complete checkpoint holds what was saved at its step, and no
-checkpoint that was finished is lost. And what a rename makes visible was synced before, which a kill alone cannot show.
+A run may end at any moment. A save is killed before every one of its system calls, and in the middle of every write;
+and 50 times at a random moment by the clock. Afterwards the newest complete checkpoint holds what was saved at its
+step, and no checkpoint that was finished is lost. And what a rename makes visible was synced before, which a kill alone
+cannot show.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -15,7 +16,7 @@ checkpoint that was finished is lost. And what a rename makes visible was synced
 #include <sys/time.h>
 #include <time.h>
 
-// ---- the system calls that change a folder, counted ------------------------------------------------------------------------
+// ---- the system calls that change a folder, counted -----------------------------------------------------------------
 enum { CALL_LIMIT = 1000, DESCRIPTORS = 64 };
 
 static struct {
@@ -112,7 +113,7 @@ static int counted_fallocate(int fd, int mode, off_t offset, off_t bytes) {
 static const char model_text[] =
     "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=2,vocab_size=256";
 
-// ---- before, the kill, after ------------------------------------------------------------------------------------------------
+// ---- before, the kill, after ----------------------------------------------------------------------------------------
 static void save_steps(CheckpointFolder *folder, TrainedTensors *t, size_t first, size_t last, size_t *finished) {
     for (size_t step = first; step <= last; step++) {
         RunState run = run_state(step);
@@ -147,7 +148,7 @@ static void expect_clean(const char *out) {
     closedir(directory);
 }
 
-// ---- at every call -----------------------------------------------------------------------------------------------------------
+// ---- at every call --------------------------------------------------------------------------------------------------
 typedef struct {
     const char *out;
     int kill_at, halve, adapters;
@@ -206,7 +207,7 @@ static void every_call(int adapters) {
 TEST(killed_at_every_call) { every_call(0); }
 TEST(adapters_killed_at_every_call) { every_call(1); }
 
-// ---- at random moments ------------------------------------------------------------------------------------------------------
+// ---- at random moments ----------------------------------------------------------------------------------------------
 static void sleep_seconds(double seconds) {
     struct timespec pause;
     pause.tv_sec = (time_t)seconds, pause.tv_nsec = (long)(1e9 * (seconds - (double)pause.tv_sec));

@@ -1,9 +1,11 @@
 /*
-Checkpoints of several processes: any number of ranks, in any stage of ZeRO, writes the same bytes, and reads what any other
-number has written; a flipped bit is found, whichever rank reads it; a rank that is killed, whose disk is full or that sees
-another folder ends the job and leaves the last checkpoint as it was. And the checksum that ranks make together.
+Checkpoints of several processes: any number of ranks, in any stage of ZeRO, writes the same bytes, and reads what any
+other number has written; a flipped bit is found, whichever rank reads it; a rank that is killed, whose disk is full or
+that sees another folder ends the job and leaves the last checkpoint as it was. And the checksum that ranks make
+together.
 
-The test is a process alone. It starts itself under test/ranks/mpirun.sh as the ranks of a job: test_checkpoint_ranks --job WHAT ...
+The test is a process alone. It starts itself under test/ranks/mpirun.sh as the ranks of a job: test_checkpoint_ranks
+--job WHAT ...
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -11,7 +13,7 @@ The test is a process alone. It starts itself under test/ranks/mpirun.sh as the 
 #include <fcntl.h>
 #include <sys/stat.h>
 
-// ---- the system calls of a save, counted: a rank may die before any of them --------------------------------------------------
+// ---- the system calls of a save, counted: a rank may die before any of them -----------------------------------------
 static struct {
     size_t count, kill_at; // 0: never
 } calls;
@@ -33,7 +35,7 @@ static int call_begin(int argument) {
 
 enum { MOST_RANKS = 3, STAGES = 4 };
 
-// ---- what is saved --------------------------------------------------------------------------------------------------------
+// ---- what is saved --------------------------------------------------------------------------------------------------
 typedef struct {
     const char *model;
     DType dtype, moments;
@@ -64,7 +66,7 @@ static const char *kind_folder(const char *out, size_t kind, size_t stage) {
     return path;
 }
 
-// ---- jobs: what the ranks do ---------------------------------------------------------------------------------------------
+// ---- jobs: what the ranks do ----------------------------------------------------------------------------------------
 static void save_kind(const char *out, const Kind *kind, size_t stage, size_t step) {
     TrainedTensors t = kind_open(kind, stage);
     save_step(&t, out, step, 0);
@@ -98,7 +100,8 @@ static void job_one(char **argument) {
     load_kind(argument[0], &kinds[atoi(argument[1])], (size_t)atoi(argument[2]), (size_t)atoi(argument[3]));
 }
 
-// next OUT STAGE STEP RANK CALL BYTES: saves the step; RANK dies before that call, or may only write files of BYTES. 0: no
+// next OUT STAGE STEP RANK CALL BYTES: saves the step; RANK dies before that call, or may only write files of BYTES. 0:
+// no
 static void job_next(char **argument) {
     const size_t step = (size_t)atoi(argument[2]);
     struct rlimit limit = {(rlim_t)atoi(argument[5]), (rlim_t)atoi(argument[5])};
@@ -155,7 +158,7 @@ static int job_main(char **argument) {
     return 2;
 }
 
-// ---- starting one ----------------------------------------------------------------------------------------------------------
+// ---- starting one ---------------------------------------------------------------------------------------------------
 static const char *program; // this one
 
 static void job_body(const void *command) {
@@ -192,7 +195,7 @@ static void need_mpirun(void) {
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
 }
 
-// ---- the same bytes, whoever writes ----------------------------------------------------------------------------------------
+// ---- the same bytes, whoever writes ---------------------------------------------------------------------------------
 static const char *out_of(size_t ranks) {
     char name[32];
     snprintf(name, sizeof(name), "out%zu", ranks);
@@ -228,7 +231,7 @@ TEST(any_number_of_ranks_writes_the_same_and_reads_it) {
         expect_done(run_job(ranks, "load %s %s %s", out_of(1), out_of(2), out_of(3)));
 }
 
-// ---- damage ----------------------------------------------------------------------------------------------------------------
+// ---- damage ---------------------------------------------------------------------------------------------------------
 // A bit of each part of a file; read whole by every rank, and in portions.
 TEST(a_flipped_bit_is_found_by_the_ranks_together) {
     static const struct {
@@ -258,7 +261,7 @@ TEST(a_flipped_bit_is_found_by_the_ranks_together) {
     }
 }
 
-// ---- a rank that ends -------------------------------------------------------------------------------------------------------
+// ---- a rank that ends -----------------------------------------------------------------------------------------------
 // After a job that failed: what this process, alone, finds.
 static size_t step_found(const char *out) {
     TrainedTensors t = kind_open(&kinds[0], 0);
@@ -345,7 +348,7 @@ TEST(ranks_that_see_other_folders_are_refused) {
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");
 }
 
-// ---- the checksum -----------------------------------------------------------------------------------------------------------
+// ---- the checksum ---------------------------------------------------------------------------------------------------
 static int same_sums(Checksum a, Checksum b) { return a.sum[0] == b.sum[0] && a.sum[1] == b.sum[1]; }
 
 // In pieces of any size, from the last to the first, at any place in the whole.

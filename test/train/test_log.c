@@ -1,4 +1,5 @@
-// What a run says: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our own.
+// What a run says: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our
+// own.
 #include "test/base/child.h"
 #include "llmc/train/log.h"
 #include <fcntl.h>
@@ -6,7 +7,7 @@
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
-// ---- JSON ------------------------------------------------------------------------------------------------------------------
+// ---- JSON -----------------------------------------------------------------------------------------------------------
 static char *json_of_number(double value) {
     FILE *file = tmpfile();
     JsonOut json = json_open(file);
@@ -87,7 +88,7 @@ TEST(json_nesting) {
                         "\"last\": 18446744073709551615}\n");
 }
 
-// ---- log.jsonl ---------------------------------------------------------------------------------------------------------------
+// ---- log.jsonl ------------------------------------------------------------------------------------------------------
 static StepReport report_with(size_t step, double loss, double grad_norm, double learning_rate, double tokens,
                               double seconds, double flops, double peak_flops, double memory_bytes,
                               double data_seconds) {
@@ -257,7 +258,7 @@ TEST(what_cannot_be_written_is_said) {
                    "full/log.jsonl: No space left on device; make room, then continue with --resume");
 }
 
-// ---- step lines --------------------------------------------------------------------------------------------------------------
+// ---- step lines -----------------------------------------------------------------------------------------------------
 static char *line_of(const StepReport *r, size_t steps) {
     FILE *file = tmpfile();
     char *text = (char *)case_memory(512);
@@ -289,7 +290,7 @@ TEST(step_lines_are_aligned) {
     assert_null(strstr(line_of(&a, 10), "inf"));
 }
 
-// ---- metrics -------------------------------------------------------------------------------------------------------------------
+// ---- metrics --------------------------------------------------------------------------------------------------------
 // What a log of one step and one validation holds after the fields of every objective, and what it says to people.
 typedef struct {
     const char *step, *validation; // members of log.jsonl, in their order
@@ -349,7 +350,7 @@ TEST(metrics_of_groups) {
     expect_metrics(&metrics, &expected);
 }
 
-// ---- the progress bar ----------------------------------------------------------------------------------------------------------
+// ---- the progress bar -----------------------------------------------------------------------------------------------
 TEST(time_for_people) {
     static const struct {
         double seconds;
@@ -390,7 +391,8 @@ static int make_terminal(FILE **screen, unsigned short columns) {
     return master;
 }
 
-// All that has arrived; the system hands it on when it has time, so what is not there after a tenth of a second is not to come.
+// All that has arrived; the system hands it on when it has time, so what is not there after a tenth of a second is not
+// to come.
 static const char *screen_text(int master) {
     static char text[4096];
     struct pollfd arrival = {master, POLLIN, 0};

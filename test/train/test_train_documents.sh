@@ -1,6 +1,6 @@
 #!/bin/sh
-# Training on shards of documents as a user runs it: packed streams have the gradient of their documents, it learns, resumes to the bit
-# after kill -9, keeps to the plan of its largest stream, and refuses data that is not meant for it.
+# Training on shards of documents as a user runs it: packed sequences have the gradient of their documents, it learns, resumes to the bit
+# after kill -9, keeps to the plan of its largest sequence, and refuses data that is not meant for it.
 . test/cli.sh
 same_loss=1e-5 same_gradient=1e-4
 [ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
@@ -14,14 +14,14 @@ make_documents "$WORK/train-00000.bin" 96 "$(lengths 5)" 1
 make_documents "$WORK/train-00001.bin" 96 "$(lengths 6)" 2 1
 make_documents "$WORK/val-00000.bin" 96 30,50,20,300,9,60 3 4
 
-# ---- a packed stream is its documents ---------------------------------------------------------------------------------------------
-make_documents "$WORK/seven.bin" 96 40,64,51,33,60,45,58 4 10 # each more than half of 64: alone in a stream of that length
+# ---- a packed sequence is its documents ---------------------------------------------------------------------------------------------
+make_documents "$WORK/seven.bin" 96 40,64,51,33,60,45,58 4 10 # each more than half of 64: alone in a sequence of that length
 succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --grad-accum 7 --json
 loss=$(json loss) norm=$(json grad_norm) tokens=$(json tokens) flops=$(json model_flops)
 check 'tokens are the positions that there are' [ "$tokens" = $((39 + 63 + 50 + 32 + 59 + 44 + 57)) ]
 for options in '' '--method full' '--method checkpoint' '--chunk 9 --logits-chunk 7'; do
     succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 7 $options --json
-    check "one packed stream has the loss of its documents $options" close "$loss" "$(json loss)" $same_loss
+    check "one packed sequence has the loss of its documents $options" close "$loss" "$(json loss)" $same_loss
     check "and their gradient $options" close "$norm" "$(json grad_norm)" $same_gradient
     check "and their tokens $options" [ "$(json tokens)" = "$tokens" ]
     check "and their FLOPs $options" close "$flops" "$(json model_flops)" 1e-9
@@ -52,14 +52,14 @@ export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight"
 grep -E '^(data|packing|longest) ' "$WORK/out" || fail 'the header says nothing about the data'
 unset STREAMBP_ALLOCATION_GUARD
-streams=$(sed -n 's/^packing  \([0-9]*\) streams.*/\1/p' "$WORK/out")
-check 'the steps go over the end of an epoch' [ "$streams" -lt 42 ]
+sequences=$(sed -n 's/^packing  \([0-9]*\) sequences.*/\1/p' "$WORK/out")
+check 'the steps go over the end of an epoch' [ "$sequences" -lt 42 ]
 check 'it learns' awk -v l="$(grep '"loss"' "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')" \
     'BEGIN { exit !(l != "" && l < 4.0) }'
 check 'steps have different numbers of tokens' [ "$(grep -o '"tokens": [0-9]*' "$WORK/straight/log.jsonl" | sort -u | wc -l)" -gt 1 ]
 check 'waiting for data is in the log' [ "$(grep -c '"data_seconds"' "$WORK/straight/log.jsonl")" = 14 ]
 succeeds train $(echo "$common" | sed 's/--steps 14/--steps epoch/; s/--save-every 2//') --json
-check 'one epoch is as many steps as it has streams' [ "$(json steps)" = $((streams / 3)) ]
+check 'one epoch is as many steps as it has sequences' [ "$(json steps)" = $((sequences / 3)) ]
 
 kills=0 tries=0
 while [ $tries -lt 40 ] && ! [ -f "$WORK/killed/checkpoint-00000014/DONE" ]; do
