@@ -4,6 +4,7 @@ builds this against the user's checkout (llmc_bp.h) and starts it. The result is
 standard output; what llm.c prints goes to standard error.
 */
 #define PROGRAM_NAME "llmc_bp"
+#include "llmc/files/gradients.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/ranks/dist_mpi.h" // without HAVE_MPI: this process is alone
 #include "llmc/base/json.h"

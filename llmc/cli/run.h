@@ -13,7 +13,7 @@ After that nothing is allocated. run_close ends it.
 #define LLMC_RUN_H
 #include "llmc/data/logprobs.h"
 #include "llmc/files/adapter_file.h"
-#include "llmc/files/model_path.h"
+#include "llmc/files/checkpoint_folder.h"
 #include "llmc/files/weights.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "settings.h"

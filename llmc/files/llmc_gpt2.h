@@ -1,5 +1,5 @@
 /*
-llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and what its trainers write) as a source of weights. A header of
+llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and what its trainers write), read and written. A header of
 256 int32: magic 20240326, version (3 fp32, 5 bf16), positions, vocabulary, layers, heads, channels, padded vocabulary.
 Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and the last norm.
 Matrices are [out, in], as ours; the padding rows of wte are left out.
@@ -8,8 +8,9 @@ Matrices are [out, in], as ours; the padding rows of wte are left out.
 #define LLMC_LLMC_GPT2_H
 #include "weight_source.h"
 
-#define LLMC_MODEL_MAGIC 20240326
-#define LLMC_HEADER_INTS 256
+#define LLMC_MODEL_MAGIC    20240326
+#define LLMC_HEADER_INTS    256
+#define LLMC_VOCAB_MULTIPLE 128
 
 // What other files of llm.c begin with, for better messages.
 static const char *llmc_magic_name(int32_t magic) {
@@ -78,6 +79,51 @@ static void llmc_gpt2_open(WeightSource *source, const char *path) {
         die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
             file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
             (unsigned long long)wanted);
+}
+
+// ---- writing: the vocabulary is padded with rows of zeros, as llm.c's own are ---------------------------------------
+// llm.c has these numbers in its code, not in the file.
+static void llmc_gpt2_check(const WeightSource *source) {
+    const Config *c = &source->config;
+    const char *fault = strcmp(c->family->name, "gpt2") != 0                     ? "is not of the family gpt2"
+                        : !c->tie_word_embeddings                                ? "has a head of its own"
+                        : c->intermediate_size != 4 * c->hidden_size             ? "has an MLP that is not 4 x as wide"
+                        : c->num_attention_heads * c->head_dim != c->hidden_size ? "has heads of another width"
+                        : fabs(c->norm_eps - 1e-5) > 1e-12                       ? "has another layer_norm_epsilon"
+                                                                                 : NULL;
+    if (fault) die("%s: %s, so llm.c cannot hold it; give --to flat or --to hf", source->path, fault);
+}
+
+static void llmc_gpt2_write(const WeightSource *source, const char *path, DType dtype) {
+    const Config *c = &source->config;
+    const size_t padded = (c->vocab_size + LLMC_VOCAB_MULTIPLE - 1) / LLMC_VOCAB_MULTIPLE * LLMC_VOCAB_MULTIPLE;
+    const int32_t header[LLMC_HEADER_INTS] = {LLMC_MODEL_MAGIC,
+                                              dtype == DTYPE_FP32 ? 3 : 5,
+                                              (int32_t)c->max_position_embeddings,
+                                              (int32_t)c->vocab_size,
+                                              (int32_t)c->num_hidden_layers,
+                                              (int32_t)c->num_attention_heads,
+                                              (int32_t)c->hidden_size,
+                                              (int32_t)padded};
+    WeightSource target = *source;
+    OutputFile output;
+    llmc_gpt2_check(source);
+    if (dtype != DTYPE_FP32 && dtype != DTYPE_BF16)
+        die("%s: llm.c's files are fp32 or bf16, not %s; give --dtype", path, dtype_name(dtype));
+    weights_check_output(source, path, dtype);
+    target.places =
+        (TensorLocation *)checked_calloc(target.model.parameter_count, sizeof(TensorLocation), "the tensors' places");
+    uint64_t bytes = llmc_place_tensors(&target, dtype, padded);
+    output_open(&output, path, bytes);
+    output_write(&output, 0, header, sizeof(header));
+    for (Slabs s = slabs_of_all(&target.model, "converting");
+         slabs_next(&s);) { // what no tensor covers is a hole: zeros
+        weights_read(source, s.parameter, s.begin, s.count, dtype, staged.bytes);
+        output_write(&output, target.places[s.parameter].offset + (uint64_t)s.begin * dtype_size(dtype), staged.bytes,
+                     s.count * dtype_size(dtype));
+    }
+    output_commit(&output);
+    free(target.places);
 }
 
 #endif

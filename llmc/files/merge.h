@@ -22,7 +22,7 @@ static Slab staged_merge; // W in double, then the sum
 // ---- the adapters of one parameter ----------------------------------------------------------------------------------
 static void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
     const Parameter *p = &adapter->model.parameters[parameter];
-    source_read(adapter, parameter, 0, parameter_elements(p), DTYPE_FP32, out);
+    weights_read(adapter, parameter, 0, parameter_elements(p), DTYPE_FP32, out);
     for (size_t i = 0; i < parameter_elements(p); i++)
         if (!isfinite(out[i]))
             die("%s: tensor %s holds %s at [%zu, %zu]; take another copy or an earlier checkpoint", adapter->path,

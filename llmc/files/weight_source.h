@@ -6,10 +6,8 @@ doing so; weights.h chooses among them. Memory is bounded by the static staging 
 */
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
-#include "llmc/base/dtype.h"
-#include "llmc/base/output.h"
 #include "llmc/model/initial_weights.h"
-#include "llmc/model/model.h"
+#include "slabs.h"
 
 typedef struct {
     size_t file;     // which of the source's files
@@ -36,17 +34,6 @@ typedef struct WeightSource {
     int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
 } WeightSource;
-
-// ---- staging: fixed memory through which everything passes, a slab of elements at a time -----------------------------------
-#define SLAB_ELEMENTS ((size_t)1 << 20)
-
-typedef union {
-    unsigned char bytes[SLAB_ELEMENTS * 8];
-    double align;
-} Slab;
-
-static Slab staged_raw;      // as it lies in a file
-static Slab staged_reformed; // converted, not yet in its final order
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
@@ -124,7 +111,13 @@ static void source_read_order(const WeightSource *source, size_t parameter, size
     }
 }
 
-static void source_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as, void *out) {
+// The same in memory order.
+static void weights_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                         void *out) {
+    const size_t elements = parameter_elements(&source->model.parameters[parameter]);
+    if (begin > elements || count > elements - begin)
+        die("%s: elements %zu to %zu of %s were wanted, it has %zu", source->path, begin, begin + count,
+            source->model.parameters[parameter].name, elements);
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
@@ -150,6 +143,16 @@ static DType source_common_type(const WeightSource *source) {
         if (other != type) type = other == DTYPE_FP64 || type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
     }
     return type;
+}
+
+// ---- writing --------------------------------------------------------------------------------------------------------
+// Ends the program where a model cannot become the file `path` of `dtype`.
+static void weights_check_output(const WeightSource *source, const char *path, DType dtype) {
+    for (size_t i = 0; i < source->file_count; i++)
+        if (path_is_file(path, source->files[i].fd))
+            die("%s: is a file of the model that is read; give --out another name", path);
+    if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
+        die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
 }
 
 #endif

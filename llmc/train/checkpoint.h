@@ -24,7 +24,7 @@ its parts; once all have, which the sum of their checksums waits for, rank 0 giv
 #define LLMC_CHECKPOINT_H
 #include "llmc/files/adapter_file.h"
 #include "llmc/files/checkpoint_folder.h"
-#include "llmc/files/table_parts.h"
+#include "llmc/files/slabs.h"
 #include "llmc/stream/residency.h"
 #include "run_state.h"
 #include <assert.h>
@@ -161,25 +161,21 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
     for (size_t i = 0; i < sections->count; i++) {
         const Section *s = &sections->section[i];
         const size_t size = dtype_size(s->type);
-        size_t n;
-        for (size_t g = 0; g < group_count(model); g++) {
-            const TablePart part =
-                table_part(model, out ? parts_of_ranks() : s->sharding, s->sharding, group_at(model, g));
-            for (size_t begin = 0; begin < part.count; begin += n) {
-                const uint64_t offset = at + (uint64_t)(part.first + begin) * size;
-                char *memory = s->memory + (part.place + begin) * size;
-                n = min_size(part.count - begin, CHECKPOINT_PIECE / size);
-                if (out)
-                    p->t->ops->copy_out(staged.bytes, memory, n * size);
-                else
-                    input_read(in, offset, staged.bytes, n * size);
-                checksum_add(sum, offset, staged.bytes, n * size);
-                if (out)
-                    output_write(out, offset, staged.bytes, n * size);
-                else
-                    p->t->ops->copy_in(memory, staged.bytes, n * size);
-                pass_advance(p, n * size);
-            }
+        for (Slabs b = slabs_of(model, SLABS_OF_GROUPS, out ? parts_of_ranks() : s->sharding, s->sharding, NULL);
+             slabs_next(&b);) {
+            const uint64_t offset = at + (uint64_t)b.first * size;
+            const size_t bytes = b.count * size;
+            char *memory = s->memory + b.place * size;
+            if (out)
+                p->t->ops->copy_out(staged.bytes, memory, bytes);
+            else
+                input_read(in, offset, staged.bytes, bytes);
+            checksum_add(sum, offset, staged.bytes, bytes);
+            if (out)
+                output_write(out, offset, staged.bytes, bytes);
+            else
+                p->t->ops->copy_in(memory, staged.bytes, bytes);
+            pass_advance(p, bytes);
         }
         at += model->elements * size;
     }

@@ -14,7 +14,7 @@ state.json), by which the file is found.
 #include "llmc/cli/run.h"
 #include "llmc/plan/flops.h"
 #include "run_state.h"
-#include "llmc/files/table_parts.h"
+#include "llmc/files/slabs.h"
 #include "all_reduce.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ The verb `bp`: one forward and backward pass, measured. With --data its first mi
 */
 #ifndef LLMC_BP_H
 #define LLMC_BP_H
+#include "llmc/files/gradients.h"
 #include "llmc/cli/report.h"
 #include "llmc/plan/flops.h"
 #include "llmc/plan/profile.h"

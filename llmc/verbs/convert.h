@@ -5,7 +5,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #define LLMC_CONVERT_VERB_H
 #include "llmc/files/hf_write.h"
 #include "llmc/base/json.h"
-#include "llmc/files/llmc_gpt2_write.h"
+#include "llmc/files/weights.h"
 #include "llmc/files/merge.h"
 #include "llmc/cli/report.h"
 #include "llmc/files/weights.h"

@@ -6,7 +6,7 @@ weights, in every order and piece those of a sum in double that is rounded once.
 #include "test/train/checkpoint_runs.h"
 #include "weight_files.h"
 #include "llmc/files/merge.h"
-#include "llmc/files/model_path.h"
+#include "llmc/files/checkpoint_folder.h"
 
 // ---- checkpoints -----------------------------------------------------------------------------------------------------------------
 static const char gpt2_model[] = "gpt2,hidden_size=12,num_hidden_layers=3,num_attention_heads=2,vocab_size=31";
@@ -400,7 +400,7 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
         void *found = malloc(count * sizeof(double));
         assert_true(w && found);
         source->merge = NULL;
-        source_read(source, i, 0, count, DTYPE_FP64, w);
+        weights_read(source, i, 0, count, DTYPE_FP64, w);
         source->merge = &merge;
         for (size_t type = 0; type < 3; type++) {
             const DType as = (DType)type;
@@ -466,7 +466,7 @@ static void merge_nan_body(const void *context) {
     float out[4];
     WeightSource *adapter = adapter_open((const char *)context, &source->model, &lora, &base);
     merge_begin(&merge, source, adapter, &lora);
-    source_read(source, source->model.parameter_count - 3, 0, 4, DTYPE_FP32, out); // before the final norm and lm_head
+    weights_read(source, source->model.parameter_count - 3, 0, 4, DTYPE_FP32, out); // before the final norm and lm_head
 }
 
 TEST(merged_nan_is_refused) {

@@ -15,7 +15,7 @@ static int small_disk(const char *path, struct statvfs *status) {
 #define statvfs(path, status) small_disk(path, status)
 #include "convert_files.h"
 #undef statvfs
-#include "llmc/files/model_path.h"
+#include "llmc/files/checkpoint_folder.h"
 
 #include <sys/resource.h>
 

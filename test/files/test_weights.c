@@ -2,6 +2,7 @@
 Weights in files: golden models of every format and type element by element, ranges, large tensors, conversion, gradients
 against transformers', output that is complete or absent, bounded memory. Files that are wrong are in test_weights_bad.c.
 */
+#include "llmc/files/gradients.h"
 #include "weight_files.h"
 #include "test/ops/fence.h"
 #include <glob.h>

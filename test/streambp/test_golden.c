@@ -4,6 +4,7 @@ several chunk sizes, over packed documents with masks (test/golden/README.md). A
 under the same names and in the same shapes. Under mpirun the ranks share each stream, but for the run of method full
 that bf16 is held against.
 */
+#include "llmc/files/gradients.h"
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"

@@ -5,6 +5,7 @@ alone, for every stage of ZeRO, method, family and objective, with and without a
 the same bits; steps of AdamW lead to the same weights; what is sent is what the formula says, and memory what the plan
 says. All memory begins as NaN, so that what a rank does not hold cannot be used unseen.
 */
+#include "llmc/files/gradients.h"
 #include "zero_runs.h"
 
 // ---- the step alone, and beside others ------------------------------------------------------------------------------

@@ -139,10 +139,8 @@ static unsigned char *section_bytes(const TrainedTensors *t, size_t step, size_t
     size_t size = dtype_size(s.type);
     if (holds_whole(s.sharding)) return whole;
     unsigned char *shard = (unsigned char *)memset(test_bytes(shard_bytes(t, s)), 0xa5, shard_bytes(t, s));
-    for (size_t g = 0; g < group_count(t->model); g++) {
-        TablePart part = table_part(t->model, s.sharding, s.sharding, group_at(t->model, g));
-        memcpy(shard + part.place * size, whole + part.first * size, part.count * size);
-    }
+    for (Slabs b = slabs_of(t->model, SLABS_OF_GROUPS, s.sharding, s.sharding, NULL); slabs_next(&b);)
+        memcpy(shard + b.place * size, whole + b.first * size, b.count * size);
     free(whole);
     return shard;
 }

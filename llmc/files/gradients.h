@@ -1,0 +1,134 @@
+/*
+Gradients into a safetensors file (--grads-out), in fp32, under the names and in the shapes of transformers'
+AutoModelForCausalLM.named_parameters(); all of them or those that globs choose. Ranks write one file together: rank 0 makes
+it, every rank writes its part of every tensor. The file is complete or absent.
+*/
+#ifndef LLMC_GRADIENTS_H
+#define LLMC_GRADIENTS_H
+#include "safetensors.h"
+#include "slabs.h"
+#include <fnmatch.h>
+
+// Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at` on:
+// the reverse of tensor_read_transposed.
+static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
+                                       size_t n, const float *values) {
+    float *column = (float *)(void *)staged_raw.bytes;
+    for (size_t c = 0; c < p->cols; c++) {
+        size_t first = begin > c ? (begin - c + p->cols - 1) / p->cols : 0;
+        size_t last = begin + n > c ? (begin + n - c + p->cols - 1) / p->cols : 0;
+        if (first >= last) continue;
+        for (size_t i = first; i < last; i++) column[i - first] = values[i * p->cols + c - begin];
+        output_write(output, at + ((uint64_t)c * p->rows + first) * sizeof(float), column,
+                     (last - first) * sizeof(float));
+    }
+}
+
+// Takes the next of some globs, which commas separate; 0 behind the last.
+static int next_glob(const char **globs, char glob[256]) {
+    const size_t length = strcspn(*globs, ",");
+    if (!**globs) return 0;
+    if (length >= 256) die_usage("--grads-of: a glob of %zu characters; it takes 255 at most", length);
+    snprintf(glob, 256, "%.*s", (int)length, *globs);
+    *globs += length + ((*globs)[length] == ',');
+    return 1;
+}
+
+// Whether a name matches one of the globs; NULL: every name does.
+static int globs_match(const char *globs, const char *name) {
+    char glob[256];
+    if (!globs) return 1;
+    while (next_glob(&globs, glob))
+        if (fnmatch(glob, name, 0) == 0) return 1;
+    return 0;
+}
+
+// Refuses a glob that matches no parameter.
+static void gradients_check_globs(const char *globs, const Model *model) {
+    char glob[256];
+    size_t i;
+    while (globs && next_glob(&globs, glob)) {
+        for (i = 0; i < model->parameter_count && fnmatch(glob, model->parameters[i].name, 0) != 0;) i++;
+        if (i == model->parameter_count)
+            die_usage("--grads-of: '%s' matches no parameter; they have names such as %s", glob,
+                      model->parameters[i - 1].name);
+    }
+}
+
+typedef struct {
+    uint64_t data, bytes; // where the tensors begin, and the whole file
+} GradientFile;
+
+// The header of a file of gradients, of parameters that match. file NULL: only the sizes.
+static GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
+    SafetensorsWriter writer;
+    safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
+    GradientFile sizes;
+    for (size_t i = 0; i < model->parameter_count; i++)
+        if (globs_match(globs, model->parameters[i].name))
+            safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
+    sizes.data = safetensors_write_end(&writer);
+    sizes.bytes = sizes.data + writer.data;
+    return sizes;
+}
+
+// Ends the program where gradients_write would: to be called before the work is done.
+static void gradients_check_place(const char *path, const char *globs, World world, const Model *model) {
+    OutputFile output;
+    if (world.rank) return; // rank 0 makes the file
+    output_open(&output, path, gradients_write_header(NULL, globs, model).bytes);
+    close(output.fd);
+    output_discard();
+}
+
+// Rank 0 makes the file with its header, the others find it.
+static void gradients_open(OutputFile *output, const char *path, const char *globs, World world, const Model *model,
+                           uint64_t bytes) {
+    char temporary[PATH_MAX] = "";
+    if (world.rank == 0) {
+        output_open(output, path, bytes);
+        gradients_write_header(output, globs, model);
+        memcpy(temporary, output->temporary, sizeof(temporary));
+    }
+    if (world_ranks(world) == 1) return;
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    if (world.rank) output_join(output, path, temporary);
+}
+
+static void gradients_close(OutputFile *output, World world) {
+    if (world.rank) output_leave(output);
+    if (world_ranks(world) > 1) dist_barrier(); // all parts are there
+    if (world.rank == 0) output_commit(output);
+    if (world_ranks(world) > 1) dist_barrier(); // and so is the file
+}
+
+// Gradients in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(): of the
+// parameters that match (globs_match). They lie in device memory, in `stored`, as the stage of ZeRO has it; every rank
+// writes its part.
+static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
+                            const void *device_gradients, DType stored) {
+    const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
+    const GradientFile sizes = gradients_write_header(NULL, globs, model);
+    const float *values = (const float *)(const void *)staged_reformed.bytes;
+    OutputFile output;
+    uint64_t at = sizes.data; // of the parameter's tensor in the file
+    size_t written = 0;       // parameters whose tensors lie before it
+    gradients_open(&output, path, globs, world, model, sizes.bytes);
+    for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, own, memory, "writing gradients"); slabs_next(&s);) {
+        const Parameter *p = &model->parameters[s.parameter];
+        for (; written < s.parameter; written++)
+            if (globs_match(globs, model->parameters[written].name))
+                at += (uint64_t)parameter_elements(&model->parameters[written]) * sizeof(float);
+        if (!globs_match(globs, p->name)) continue;
+        ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, s.place),
+                      s.count * dtype_size(stored));
+        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, s.count);
+        if (p->transposed)
+            gradients_write_transposed(&output, at, p, s.begin, s.count, values);
+        else
+            output_write(&output, at + (uint64_t)s.begin * sizeof(float), values, s.count * sizeof(float));
+    }
+    gradients_close(&output, world);
+}
+
+#endif

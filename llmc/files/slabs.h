@@ -1,0 +1,132 @@
+/*
+All elements of a table of parameters, a slab at a time: between files and device memory everything passes through fixed
+host buffers of a few MiB, whatever the model's size. One loop for loading, initialising, converting, checkpoints, keys:
+
+    for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, parts, memory, "loading"); slabs_next(&s);) ...
+
+Ranks go through a table together, each its part. Results depend neither on the number of ranks nor on who holds what.
+*/
+#ifndef LLMC_SLABS_H
+#define LLMC_SLABS_H
+#include "llmc/base/dtype.h"
+#include "llmc/base/output.h"
+#include "llmc/base/progress.h"
+#include "llmc/model/model.h"
+#include "llmc/ops/ops.h"
+#include "llmc/ranks/dist.h"
+
+// ---- staging --------------------------------------------------------------------------------------------------------
+#define SLAB_ELEMENTS ((size_t)1 << 20)
+
+typedef union {
+    unsigned char bytes[SLAB_ELEMENTS * 8];
+    double align;
+} Slab;
+
+static Slab staged_raw;      // as it lies in a file
+static Slab staged_reformed; // converted, not yet in its final order
+static Slab staged;          // to or from the device, in its type
+
+// The address of element `index` of a run of elements of `type` that begins at `base`.
+static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }
+
+static const char *element_address_const(const void *base, DType type, size_t index) {
+    return (const char *)base + index * dtype_size(type);
+}
+
+// ---- the loop -------------------------------------------------------------------------------------------------------
+static int holds_whole(Sharding s) { return s.ranks == 1; }
+
+static Sharding parts_of_ranks(void) {
+    Sharding parts = {dist_ranks(), dist_rank()};
+    return parts;
+}
+
+// Groups in the order of the table: i < group_count.
+static size_t group_count(const Model *table) { return table->config.num_hidden_layers + 2; }
+
+static size_t group_at(const Model *table, size_t i) {
+    return i == 0 ? GROUP_EMBEDDING : i + 1 == group_count(table) ? GROUP_HEAD : i - 1;
+}
+
+// A slab within one parameter, or within a rank's part of one group of parameters.
+typedef enum { SLABS_OF_PARAMETERS, SLABS_OF_GROUPS } SlabUnit;
+
+typedef struct {
+    size_t first, count; // elements [first, first + count) of the table
+    size_t place;        // and from which element of memory on they lie
+    size_t parameter;    // of PARAMETERS: which one, and its element that is `first`
+    size_t begin;
+    // of the loop itself
+    const Model *table;
+    SlabUnit unit;
+    Sharding parts, memory;
+    size_t next, left; // the unit to come; elements of this one that are left
+    double done;
+    Progress progress;
+} Slabs;
+
+// parts: over whom the table is divided; memory: how it is held, whole or in these very parts. label: of a progress bar, or NULL
+static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
+    Slabs s = {0};
+    s.table = table, s.unit = unit, s.parts = parts, s.memory = memory;
+    s.progress = progress_begin(label ? stderr : NULL, label ? label : "", 0, (double)sharding_elements(table, parts));
+    return s;
+}
+
+// All of a table that is held whole, or by nobody.
+static Slabs slabs_of_all(const Model *table, const char *label) {
+    return slabs_of(table, SLABS_OF_PARAMETERS, sharding_whole(), sharding_whole(), label);
+}
+
+// Goes to the next parameter or group; 0 behind the last.
+static int slabs_next_unit(Slabs *s) {
+    const Model *table = s->table;
+    if (s->next == (s->unit == SLABS_OF_GROUPS ? group_count(table) : table->parameter_count)) return 0;
+    if (s->unit == SLABS_OF_GROUPS) {
+        const size_t group = group_at(table, s->next);
+        const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s->parts.ranks, s->parts.rank);
+        s->first = group_begin(table, group) + own.begin, s->left = own.count;
+        s->place = holds_whole(s->memory) ? s->first : sharding_begin(table, s->memory, group);
+    } else {
+        const Parameter *p = &table->parameters[s->next];
+        const ParameterShard own = parameter_shard(table, s->parts, p);
+        s->parameter = s->next, s->begin = own.first, s->first = p->offset + own.first, s->left = own.count;
+        s->place = own.count ? shard_offset(table, s->memory, p, own.first) : 0;
+    }
+    s->next++;
+    return 1;
+}
+
+static int slabs_next(Slabs *s) {
+    s->done += (double)s->count;
+    progress_update(&s->progress, s->done);
+    s->first += s->count, s->place += s->count, s->begin += s->count;
+    s->count = 0;
+    while (!s->left) {
+        if (slabs_next_unit(s)) continue;
+        progress_end(&s->progress);
+        return 0;
+    }
+    s->count = min_size(s->left, SLAB_ELEMENTS);
+    s->left -= s->count;
+    return 1;
+}
+
+// ---- a checksum of a table --------------------------------------------------------------------------------------------
+// Of all elements of a table, of table->dtype in device memory, as their values are in `as`. Collective.
+static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
+                               DType as, const char *what) {
+    Checksum sum = {{0, 0}};
+    for (Slabs s = slabs_of(table, SLABS_OF_GROUPS, parts_of_ranks(), memory, what); slabs_next(&s);) {
+        ops->copy_out(staged.bytes, element_address_const(device, table->dtype, s.place),
+                      s.count * dtype_size(table->dtype));
+        if (as != table->dtype) elements_convert(staged_reformed.bytes, as, staged.bytes, table->dtype, s.count);
+        checksum_add(&sum, (uint64_t)s.first * dtype_size(as),
+                     as != table->dtype ? staged_reformed.bytes : staged.bytes, s.count * dtype_size(as));
+    }
+    checksum_join(&sum);
+    return checksum_value(before, &sum, (uint64_t)table->elements * dtype_size(as));
+}
+
+#endif
