@@ -97,7 +97,7 @@ static uint64_t checksum_value(uint64_t before, const Checksum *c, uint64_t byte
 }
 
 // The checksum of one piece of memory. The same bytes in other pieces have another checksum.
-static uint64_t checksum_piece(uint64_t before, const void *data, size_t bytes) {
+static uint64_t checksum_of(uint64_t before, const void *data, size_t bytes) {
     Checksum c = {{0, 0}};
     checksum_add(&c, 0, data, bytes);
     return checksum_value(before, &c, bytes);

@@ -82,7 +82,7 @@ static int is_temporary_of(const char *name, const char *base) {
 }
 
 // Cuts off what temporary_name adds to a name.
-static void name_without_temporary(char name[256]) {
+static void strip_temporary(char name[256]) {
     char base[256];
     for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
         snprintf(base, sizeof(base), "%.*s", (int)(dot - name), name);
@@ -105,7 +105,7 @@ __attribute__((noreturn)) static void output_fail(const OutputFile *file, const 
 }
 
 // file->path = where a file that is to be written to `path` has to go.
-static void output_find_place(OutputFile *file, const char *path) {
+static void output_resolve(OutputFile *file, const char *path) {
     struct stat link, status;
     if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
         die("%.200s...: this path is too long to write to", path);
@@ -123,7 +123,7 @@ static void output_find_place(OutputFile *file, const char *path) {
 static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
     signals_prepare();
-    output_find_place(file, path);
+    output_resolve(file, path);
     file->fd = -1;
     for (int attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
         temporary_name(file->temporary, file->path, attempt);
@@ -238,7 +238,7 @@ static int folder_remove(const char *path, int fd, int (*ours)(const char *name)
     while (directory && (entry = readdir(directory))) {
         char name[256];
         snprintf(name, sizeof(name), "%s", entry->d_name);
-        name_without_temporary(name);
+        strip_temporary(name);
         if (ours(name)) unlinkat(fd, entry->d_name, 0);
     }
     if (directory)
@@ -260,7 +260,7 @@ static int folder_is_empty(const char *path) {
 }
 
 // folder->path = where a folder that is to be written to `path` has to go.
-static void folder_find_place(OutputFolder *folder, const char *path) {
+static void folder_resolve(OutputFolder *folder, const char *path) {
     struct stat status, here;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
         die("%.200s...: this path is too long to write to", path);
@@ -309,7 +309,7 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
     uint64_t available;
     memset(folder, 0, sizeof(*folder));
     signals_prepare();
-    folder_find_place(folder, path);
+    folder_resolve(folder, path);
     folder_above(above, folder->path);
     const char *base = strrchr(folder->path, '/') ? strrchr(folder->path, '/') + 1 : folder->path;
     DIR *directory = opendir(above); // need not be readable to be written to

@@ -24,7 +24,7 @@ DEVICE_TOO static uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t 
     return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
 }
 
-// Whether dropout keeps element `index`: with probability 1 - rate, of which threshold = dropout_threshold(rate).
+// Dropout keeps element `index` with probability 1 - rate; threshold = dropout_threshold(rate).
 DEVICE_TOO static int dropout_keeps(uint64_t seed, uint64_t index, uint64_t threshold) {
     return random_bits(seed, 0, index) >= threshold;
 }

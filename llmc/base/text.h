@@ -75,8 +75,8 @@ static const char *number_text(double value, char text[32]) {
 }
 
 // ---- numbers for people ---------------------------------------------------------------------------------------------
-// In the largest of units[count] in which it is below `most`, each `base` times the one before. whole: the format in the first
-// unit. Results are in a few static buffers, so that several fit in one printf.
+// `value` in the first of units[count], each `base` times the one before, in which it is below `most`. whole: the format for
+// the first unit. Results are in a few static buffers, so that several fit in one printf.
 static const char *human(double value, double base, double most, const char *const *units, size_t count,
                          const char *whole, const char *format) {
     static char buffers[16][32];
@@ -179,7 +179,7 @@ static void text_out_pass(TextOut *out, const void *text, size_t bytes) {
     out->bytes += bytes;
 }
 
-// Whether bytes can be put behind part[count] so that it is a character: the lowest and the highest continuations are tried.
+// More bytes can make a character of part[count]: the lowest and the highest continuations are tried.
 static int is_beginning_of_character(const unsigned char *part, size_t count) {
     static const unsigned char ends[] = {0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf};
     unsigned char whole[4] = {0, 0x80, 0x80, 0x80};

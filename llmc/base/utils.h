@@ -24,21 +24,21 @@ What every part needs and none owns: errors that end the program with one clear 
 // Called before a line goes to stderr: who draws there (the progress bar) makes room.
 static void (*before_message)(void);
 
-// Of a thread beside the main one: who takes its errors there, since only the main thread ends the program. Does not return.
+// Takes the errors of a thread beside the main one, since only the main thread ends the program. Does not return.
 static __thread void (*die_caught)(int code, const char *message);
 
-// How a process speaks that runs together with others (dist.h sets it); all zeros: alone. One for the whole program,
-// whichever translation units it has: hence weak.
+// Output of one of several processes (dist.h sets it); zeros: alone. One for the whole program, whichever translation
+// units it has: hence weak.
 typedef struct {
     char name[320]; // "rank 3 on HOST: ", before errors
     int silent;     // another process speaks to people
     int failed;     // the exit code that die chose
-    // Before an error is printed: of processes that all fail, one says why. In the others it does not return.
+    // Called before an error is printed: of processes that all fail, one says why. It does not return in the others.
     void (*before_error)(int code);
 } Voice;
 __attribute__((weak)) Voice voice;
 
-// Whether this is the process that people read: of several, rank 0.
+// The process whose output people read: rank 0 of several.
 static int is_main_rank(void) { return !voice.silent; }
 
 __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, const char *format, ...) {
@@ -69,7 +69,7 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     fputc('\n', stderr);
 }
 
-// What main calls last: results that a full disk did not take are a failure like any other.
+// main calls this last: results that a full disk did not take are a failure like any other.
 static void stdout_finish(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
@@ -114,8 +114,8 @@ static double seconds_now(void) {
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-// Of `count` > 0 ascending numbers, `stride` bytes apart (a field of an array of structs, say), the last that is at most `value`;
-// the first where none is.
+// Index of the last of `count` > 0 ascending numbers that is at most `value`; 0 where none is. They lie `stride` bytes apart (a
+// field of an array of structs, say).
 static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
     size_t low = 0, high = count;
     while (high - low > 1) {

@@ -87,14 +87,14 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
 }
 
 // ---- adapter_config.json: what is refused -------------------------------------------------------------------------
-// Whether a value says more than "no".
+// The value says more than "no".
 static int adapter_in_force(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return 0;
     if (cJSON_IsArray(item) || cJSON_IsObject(item)) return item->child != NULL;
     return !cJSON_IsString(item) || (*item->valuestring && strcmp(item->valuestring, "none") != 0);
 }
 
-// What PEFT can do beyond lora.h.
+// Features of PEFT that lora.h lacks.
 static const struct {
     const char *key, *what;
 } adapter_refused[] = {
@@ -194,7 +194,7 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
 }
 
 // ---- adapter_config.json: the modules -----------------------------------------------------------------------------
-// Whether target_modules means the module of this name ("model.layers.0.self_attn.q_proj"), by PEFT's rule.
+// target_modules means the module of this name ("model.layers.0.self_attn.q_proj"), by PEFT's rule.
 static int adapter_targets(const cJSON *targets, const char *name, const char *path) {
     const cJSON *item;
     if (cJSON_IsString(targets)) return 1; // all-linear
@@ -237,11 +237,11 @@ static BaseKey base_key_of(const Model *model, uint64_t weights) {
     char config[4096];
     BaseKey key;
     config_to_text(&model->config, config, sizeof(config));
-    key.config = checksum_piece(0, config, strlen(config)), key.weights = weights ? weights : 1;
+    key.config = checksum_of(0, config, strlen(config)), key.weights = weights ? weights : 1;
     return key;
 }
 
-// Of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types that a
+// The key of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types that a
 // base is run in, so that it does not matter which one it was.
 static BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, const void *device) {
     return base_key_of(model, table_checksum(1, model, memory, ops, device, DTYPE_BF16, "key of the base"));
@@ -259,7 +259,7 @@ static BaseKey base_key_of_source(const WeightSource *source) {
     return base_key_of(model, checksum_value(1, &sum, (uint64_t)model->elements * size));
 }
 
-// What the file says of its base; weights 0 where it says nothing.
+// The base that the file names; weights 0 where it names none.
 static BaseKey adapter_recorded_base(const InputFile *file) {
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
@@ -325,7 +325,7 @@ static unsigned adapter_modules(const SafeTensors *list, const Config *c, const 
     return modules;
 }
 
-static void adapter_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, size_t rank) {
+static void adapter_locate_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, size_t rank) {
     const Parameter *p = &source->model.parameters[parameter];
     SafeTensor *tensor = safetensors_find(list, p->name);
     TensorLocation *place = &source->places[parameter];
@@ -344,7 +344,7 @@ static void adapter_place_tensor(WeightSource *source, const SafeTensors *list, 
     tensor->used = 1;
 }
 
-// What is wrong with a tensor that is none of the table's.
+// The reason to refuse a tensor that is none of the table's.
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
@@ -365,7 +365,7 @@ static WeightSource *adapter_open_tensors(const char *path, SafeTensors *list, c
     source_open_file(source, path);
     source->places = (TensorLocation *)checked_calloc(copy.table.parameter_count, sizeof(TensorLocation),
                                                       "the places of the adapters");
-    for (size_t i = 0; i < copy.table.parameter_count; i++) adapter_place_tensor(source, list, i, lora->rank);
+    for (size_t i = 0; i < copy.table.parameter_count; i++) adapter_locate_tensor(source, list, i, lora->rank);
     for (size_t i = 0; i < list->count; i++)
         if (!list->tensors[i].used)
             die("%s: tensor %.200s %s", path, list->tensors[i].name, adapter_why_refused(list->tensors[i].name));

@@ -1,6 +1,6 @@
 /*
 The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old ones, the
-lock. A complete one bears its step in its name, checkpoint-00000100, and holds a seal: the file DONE, which says how many
+lock. A complete one bears its step in its name, checkpoint-00000100, and holds a manifest: the file DONE, which says how many
 bytes and which checksum the others have. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted;
 whoever opens the folder next clears them away. Of several ranks, which must all see one and the same folder, rank 0 alone
 changes what is in it; the others write into files that it has made.
@@ -37,14 +37,14 @@ static size_t checkpoint_step_of(const char *name) {
     return strcmp(name, same) == 0 ? step : CHECKPOINT_NONE;
 }
 
-// ---- the seal ---------------------------------------------------------------------------------------------------------------
+// ---- the manifest -----------------------------------------------------------------------------------------------------------
 enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES };
 
 #define MANIFEST_NAME  "DONE"
 #define MANIFEST_FIRST "version 2\n" // 1 began with the first file
 #define MANIFEST_TEXT  512           // bytes at most
 
-// Of a checkpoint of a whole model, and of one of adapters.
+// The files of a checkpoint of a whole model, and of one of adapters.
 static const char *const manifest_names[2][MANIFEST_FILES] = {
     {"model.bin", "optimizer.bin", "state.json", NULL},
     {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json"},
@@ -72,7 +72,7 @@ static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) 
 
 static const char manifest_is_older[] = "it is of version 1, this program reads version 2";
 
-// Reads the seal of a checkpoint and holds it against the sizes of the files. NULL, or what is wrong; ends nothing.
+// Reads the manifest of a checkpoint and compares it with the sizes of the files. NULL, or what is wrong; ends nothing.
 static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     static char fault[160];
     char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT], *cursor = text;
@@ -197,7 +197,7 @@ static void checkpoint_prune(const CheckpointFolder *folder) {
     while (complete > folder->keep && checkpoint_remove(folder->path, first));
 }
 
-// What a run that was cut off left half written or half removed.
+// Clears away what a run that was cut off left half written or half removed.
 static void checkpoint_clear(const char *folder) {
     const struct dirent *entry;
     DIR *directory = opendir(folder);
@@ -216,7 +216,7 @@ static void checkpoint_clear(const char *folder) {
 }
 
 // ---- one at a time ----------------------------------------------------------------------------------------------------------
-// For rank 0: makes the folder to write a checkpoint into. *checkpoint has both of its paths.
+// Rank 0 makes the folder to write a checkpoint into. *checkpoint has both of its paths.
 static void checkpoint_begin(OutputFolder *checkpoint) {
     if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
         die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, strerror(errno));
@@ -234,7 +234,7 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 #define LOCK_TEXT  64 // bytes of the lock's file at most
 #define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
 
-// ParameterShard until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
+// The lock is held until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
 // by which other ranks know that they see the same file.
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
@@ -275,7 +275,7 @@ static void folder_check_shared(const char *folder, const char *text) {
         folder, dist_host(0));
 }
 
-// What rank 0 does of checkpoint_open.
+// The part of checkpoint_open that rank 0 does.
 static void checkpoint_take(CheckpointFolder *folder, int resume, char lock[LOCK_TEXT]) {
     const char *path = folder->path;
     char records[PATH_MAX];

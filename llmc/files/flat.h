@@ -114,7 +114,7 @@ static void flat_append(FlatWriter *writer, const void *elements, size_t bytes) 
     writer->at += bytes;
 }
 
-// From any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
+// Converts any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
 static void weights_convert(const WeightSource *source, const char *path, DType dtype) {
     FlatWriter writer;
     weights_check_output(source, path, dtype);

@@ -34,7 +34,7 @@ static int next_glob(const char **globs, char glob[256]) {
     return 1;
 }
 
-// Whether a name matches one of the globs; NULL: every name does.
+// A name matches one of the globs; NULL: every name does.
 static int globs_match(const char *globs, const char *name) {
     char glob[256];
     if (!globs) return 1;
@@ -73,7 +73,7 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
 }
 
 // Ends the program where gradients_write would: to be called before the work is done.
-static void gradients_check_place(const char *path, const char *globs, World world, const Model *model) {
+static void gradients_check_path(const char *path, const char *globs, World world, const Model *model) {
     OutputFile output;
     if (world.rank) return; // rank 0 makes the file
     output_open(&output, path, gradients_write_header(NULL, globs, model).bytes);
@@ -120,7 +120,7 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
             if (globs_match(globs, model->parameters[written].name))
                 at += (uint64_t)parameter_elements(&model->parameters[written]) * sizeof(float);
         if (!globs_match(globs, p->name)) continue;
-        ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, s.place),
+        ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, s.offset),
                       s.count * dtype_size(stored));
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, s.count);
         if (p->transposed)

@@ -142,7 +142,7 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions ----------------------------------------------------------------------------------------------------------------
-// What does not depend on the type: an object without objects in it, and all of a head turned.
+// Checks that do not depend on the type: an object without objects in it, and all of a head rotated.
 static void hf_check_rope(const cJSON *rope, const char *key, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
@@ -274,7 +274,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (layers > LAYER_TYPES_MAX) die("%s: layer_types of more than %d layers are not read", path, LAYER_TYPES_MAX);
 }
 
-// What each class makes of sliding_window; then which layers have it. Transformers counts a query's own key, as we do.
+// Each class reads sliding_window in its own way; then which layers have it. Transformers counts a query's own key, as we do.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),

@@ -14,15 +14,15 @@ positions and windows are written twice where that contradicts nothing, in the f
 #define HF_CONFIG_TEXT 65536 // bytes of a config.json that is written, at most
 
 // ---- the tables ----------------------------------------------------------------------------------------------------------
-// Where a key of config.h stands in config.json, if not at the top under its own name. Keys of a way of scaling rotary positions
+// The position of a key of config.h in config.json, if not at the top under its own name. Keys of a way of scaling rotary positions
 // are in the objects of rotary positions without a row here; SPECIAL is what has a function of its own below.
-typedef enum { HF_TOP, HF_TOP_AND_ROPE, HF_ROPE, HF_SPECIAL } HfConfigPlace;
+typedef enum { HF_TOP, HF_TOP_AND_ROPE, HF_ROPE, HF_SPECIAL } HfConfigPosition;
 
 static const struct {
     const char *family; // NULL: any
     const char *key;    // of config_keys
     const char *name;   // in config.json
-    HfConfigPlace place;
+    HfConfigPosition place;
 } hf_config_rows[] = {
     {NULL, "rope_theta", "rope_theta",
      HF_TOP_AND_ROPE}, // classic readers want it at the top, transformers 5 in the object
@@ -37,7 +37,7 @@ static const struct {
     {"gpt2", "rms_norm_eps", "layer_norm_epsilon", HF_TOP},
 };
 
-// What is the same in every model of a family, as JSON. Special tokens are not known here: null, not the class's default.
+// Values that are the same in every model of a family, as JSON. Special tokens are not known here: null, not the class's default.
 static const struct {
     const char *family, *key, *value;
 } hf_config_constants[] = {
@@ -114,14 +114,14 @@ static int hf_not_given(const char *key, const char *value) {
 
 // The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of transformers 5 has
 // rope_theta, too.
-static void hf_put_keys(JsonOut *json, const Config *config, HfConfigPlace rope) {
+static void hf_put_keys(JsonOut *json, const Config *config, HfConfigPosition rope) {
     char form[4096], *key, *value, text[64];
     const char *family = config->family->name;
     config_to_text(config, form, sizeof(form));
     char *cursor = strchr(form, ',') ? strchr(form, ',') + 1 : NULL;
     while (hf_next_pair(&cursor, &key, &value)) {
         const char *name = key;
-        HfConfigPlace place = config_keys[config_key_find(key)].scaling ? HF_ROPE : HF_TOP;
+        HfConfigPosition place = config_keys[config_key_find(key)].scaling ? HF_ROPE : HF_TOP;
         for (size_t i = 0; i < sizeof(hf_config_rows) / sizeof(hf_config_rows[0]); i++) {
             if (strcmp(hf_config_rows[i].key, key) != 0) continue;
             if (hf_config_rows[i].family && strcmp(hf_config_rows[i].family, family) != 0) continue;
@@ -133,7 +133,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfConfigPlace rope)
     }
 }
 
-static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfConfigPlace place) {
+static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfConfigPosition place) {
     json_object(json, name);
     json_text(json, "rope_type", rope_type_names[config->rope_type]);
     hf_put_keys(json, config, place);
@@ -212,8 +212,8 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
 }
 
 // ---- keeping one -----------------------------------------------------------------------------------------------------------
-// Where the value of a key of the outermost object stands in a text that has been parsed: bytes [begin, end). 0: nowhere.
-static int json_value_place(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
+// Bytes [begin, end) of the value of a key of the outermost object in a text that has been parsed. 0: there is none.
+static int json_value_span(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
     size_t first, depth = 0;
     for (size_t i = 0; i < length; i++) {
         depth += text[i] == '{' || text[i] == '[';
@@ -240,7 +240,7 @@ static size_t hf_config_with_type(const char *text, size_t length, DType type, c
     for (size_t i = 0; i < 2; i++) {
         char name[16];
         out[length] = 0;
-        if (!json_value_place(out, length, keys[i], &begin, &end)) continue;
+        if (!json_value_span(out, length, keys[i], &begin, &end)) continue;
         snprintf(name, sizeof(name), "\"%s\"", hf_dtype_name(type));
         memmove(out + begin + strlen(name), out + end, length - end);
         memcpy(out + begin, name, strlen(name));

@@ -58,7 +58,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
     free(names);
 }
 
-// Whether the path ends in "/name".
+// The path ends in "/name".
 static int path_ends_with(const char *path, const char *name) {
     size_t length = strlen(path), tail = strlen(name);
     return length > tail && path[length - tail - 1] == '/' && !strcmp(path + length - tail, name);
@@ -127,7 +127,7 @@ static size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
-// Whether two tensors of a model's files hold the same bytes.
+// Two tensors of a model's files hold the same bytes.
 static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
     uint64_t bytes = a->end - a->begin, n;
     if (strcmp(a->dtype, b->dtype) != 0 || b->end - b->begin != bytes) return 0;
@@ -157,7 +157,7 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
-static void hf_place_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
+static void hf_locate_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
     const Parameter *p = &source->model.parameters[parameter];
     const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0);
     int tied = parameter == 0 && source->config.tie_word_embeddings;
@@ -222,7 +222,7 @@ static void hf_open(WeightSource *source, const char *directory) {
     const char *embedding = source->model.parameters[0].name;
     int bare = !safetensors_find(&list, embedding) &&
                safetensors_find(&list, embedding + hf_base_prefix(source->config.family, embedding));
-    for (size_t i = 0; i < source->model.parameter_count; i++) hf_place_tensor(source, &list, i, bare);
+    for (size_t i = 0; i < source->model.parameter_count; i++) hf_locate_tensor(source, &list, i, bare);
     hf_refuse_unexpected(source, &list);
     safetensors_free(&list);
 }

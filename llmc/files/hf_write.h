@@ -31,7 +31,7 @@ typedef struct {
 #define HF_SHARDS_MAX 99999 // so many have names
 
 // ---- the small files -----------------------------------------------------------------------------------------------------
-// What belongs to a model besides weights and config.json. A model card (README.md) does not: it speaks of the weights that
+// Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the weights that
 // were published with it. A name that ends in "*" stands for all that begin so.
 static const char *const hf_kept_names[] = {
     "tokenizer.json",
@@ -63,7 +63,7 @@ static int hf_is_kept_name(const char *name) {
     return 0;
 }
 
-// Whether a file of this name, found in a folder that was left half written, is one of ours.
+// A file of this name, found in a folder that was left half written, is one of ours.
 static int hf_is_written_name(const char *name) {
     return hf_is_kept_name(name) || !strcmp(name, "config.json") ||
            (!strncmp(name, "model", 5) && strstr(name, ".safetensors"));

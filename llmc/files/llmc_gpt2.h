@@ -12,7 +12,7 @@ Matrices are [out, in], as ours; the padding rows of wte are left out.
 #define LLMC_HEADER_INTS    256
 #define LLMC_VOCAB_MULTIPLE 128
 
-// What other files of llm.c begin with, for better messages.
+// The magic numbers of other files of llm.c, for better messages.
 static const char *llmc_magic_name(int32_t magic) {
     switch (magic) {
     case 20240520: return "a token shard of llm.c; it belongs to --data";
@@ -35,7 +35,7 @@ static Config llmc_read_config(const int32_t *header, const char *path) {
 }
 
 // Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the table.
-static uint64_t llmc_place_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
+static uint64_t llmc_locate_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
     size_t layers = model->config.num_hidden_layers, outer = 2, i; // wte and wpe come first
     uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t), size = dtype_size(type);
@@ -74,7 +74,7 @@ static void llmc_gpt2_open(WeightSource *source, const char *path) {
     if (header[7] < header[3] || header[7] > 1 << 25)
         die("%s: padded vocabulary %d does not fit vocabulary %d", path, header[7], header[3]);
     source_build(source);
-    uint64_t wanted = llmc_place_tensors(source, type, (uint64_t)header[7]);
+    uint64_t wanted = llmc_locate_tensors(source, type, (uint64_t)header[7]);
     if (file->bytes != wanted)
         die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
             file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
@@ -113,7 +113,7 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
     weights_check_output(source, path, dtype);
     target.places =
         (TensorLocation *)checked_calloc(target.model.parameter_count, sizeof(TensorLocation), "the tensors' places");
-    uint64_t bytes = llmc_place_tensors(&target, dtype, padded);
+    uint64_t bytes = llmc_locate_tensors(&target, dtype, padded);
     output_open(&output, path, bytes);
     output_write(&output, 0, header, sizeof(header));
     for (Slabs s = slabs_of_all(&target.model, "converting");

@@ -29,7 +29,7 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
                 p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
 }
 
-static void merge_hold(Merge *merge, const WeightSource *source, size_t parameter) {
+static void merge_load_pair(Merge *merge, const WeightSource *source, size_t parameter) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t rank = merge->lora->rank, first = merge->first[parameter];
     if (merge->parameter == parameter) return;
@@ -91,14 +91,14 @@ static void merge_round(void *out, DType as, const double *values, size_t count)
     for (size_t i = 0; i < count; i++) ((uint16_t *)out)[i] = float_to_bf16(round_to_odd(values[i]));
 }
 
-// What source_read_order does with a range of at most SLAB_ELEMENTS of a parameter where there may be an adapter.
+// source_read_order for a range of at most SLAB_ELEMENTS of a parameter that may have an adapter; 0 where it has none.
 static int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     Merge *merge = source->merge;
     double *values = (double *)(void *)staged_merge.bytes;
     if (merge->first[parameter] == ABSENT) return 0;
-    merge_hold(merge, source, parameter);
+    merge_load_pair(merge, source, parameter);
     source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
     if (p->transposed && transposed)
         merge_add(values, begin, count, merge->a, p->cols, merge->b, p->rows, merge->lora->rank, merge->lora->scale);
@@ -109,7 +109,7 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
 }
 
 // ---- beginning and end ----------------------------------------------------------------------------------------------
-// From now on the source gives merged weights. The adapters are of its model.
+// The source gives merged weights from now on. The adapters are of its model.
 static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
     memset(merge, 0, sizeof(*merge));

@@ -105,7 +105,7 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     tensor->name = checked_strdup(name);
 }
 
-static int safetensors_compare_places(const void *a, const void *b) {
+static int safetensors_compare_offsets(const void *a, const void *b) {
     const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return x->end < y->end ? -1 : x->end > y->end; // empty tensors first
@@ -114,7 +114,7 @@ static int safetensors_compare_places(const void *a, const void *b) {
 // The tensors must lie end to end from 0 to data_bytes. Sorts them by place.
 static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t data_bytes, const char *path) {
     uint64_t end = 0;
-    qsort(tensors, count, sizeof(*tensors), safetensors_compare_places);
+    qsort(tensors, count, sizeof(*tensors), safetensors_compare_offsets);
     for (size_t i = 0; i < count; i++) {
         const SafeTensor *t = &tensors[i];
         if (t->end > data_bytes)
@@ -141,7 +141,7 @@ static void safetensors_refuse_pointer(const InputFile *file) {
         die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
 }
 
-// Of the JSON text, as the file's first 8 bytes claim it.
+// The size of the JSON text, as the file's first 8 bytes claim it.
 static uint64_t safetensors_header_bytes(const InputFile *file) {
     unsigned char prefix[8];
     uint64_t bytes = 0;
@@ -258,7 +258,7 @@ static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t 
     writer->at += length;
 }
 
-// What the JSON has grown by.
+// Writes out what the JSON has grown by.
 static void safetensors_put_entry(SafetensorsWriter *writer) {
     if (writer->json.used > writer->json.room) die("internal: a safetensors entry of %zu bytes", writer->json.used);
     safetensors_put(writer, writer->entry, writer->json.used);

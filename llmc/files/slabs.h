@@ -54,7 +54,7 @@ typedef enum { SLABS_OF_PARAMETERS, SLABS_OF_GROUPS } SlabUnit;
 
 typedef struct {
     size_t first, count; // elements [first, first + count) of the table
-    size_t place;        // and from which element of memory on they lie
+    size_t offset;       // of element `first` in memory, in elements
     size_t parameter;    // of PARAMETERS: which one, and its element that is `first`
     size_t begin;
     // of the loop itself
@@ -87,12 +87,12 @@ static int slabs_next_unit(Slabs *s) {
         const size_t group = group_at(table, s->next);
         const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s->parts.ranks, s->parts.rank);
         s->first = group_begin(table, group) + own.begin, s->left = own.count;
-        s->place = holds_whole(s->memory) ? s->first : sharding_begin(table, s->memory, group);
+        s->offset = holds_whole(s->memory) ? s->first : sharding_begin(table, s->memory, group);
     } else {
         const Parameter *p = &table->parameters[s->next];
         const ParameterShard own = parameter_shard(table, s->parts, p);
         s->parameter = s->next, s->begin = own.first, s->first = p->offset + own.first, s->left = own.count;
-        s->place = own.count ? shard_offset(table, s->memory, p, own.first) : 0;
+        s->offset = own.count ? shard_offset(table, s->memory, p, own.first) : 0;
     }
     s->next++;
     return 1;
@@ -101,7 +101,7 @@ static int slabs_next_unit(Slabs *s) {
 static int slabs_next(Slabs *s) {
     s->done += (double)s->count;
     progress_update(&s->progress, s->done);
-    s->first += s->count, s->place += s->count, s->begin += s->count;
+    s->first += s->count, s->offset += s->count, s->begin += s->count;
     s->count = 0;
     while (!s->left) {
         if (slabs_next_unit(s)) continue;
@@ -114,12 +114,12 @@ static int slabs_next(Slabs *s) {
 }
 
 // ---- a checksum of a table --------------------------------------------------------------------------------------------
-// Of all elements of a table, of table->dtype in device memory, as their values are in `as`. Collective.
+// The checksum of all elements of a table, of table->dtype in device memory, converted to `as`. Collective.
 static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
                                DType as, const char *what) {
     Checksum sum = {{0, 0}};
     for (Slabs s = slabs_of(table, SLABS_OF_GROUPS, parts_of_ranks(), memory, what); slabs_next(&s);) {
-        ops->copy_out(staged.bytes, element_address_const(device, table->dtype, s.place),
+        ops->copy_out(staged.bytes, element_address_const(device, table->dtype, s.offset),
                       s.count * dtype_size(table->dtype));
         if (as != table->dtype) elements_convert(staged_reformed.bytes, as, staged.bytes, table->dtype, s.count);
         checksum_add(&sum, (uint64_t)s.first * dtype_size(as),

@@ -12,7 +12,7 @@ absent.
 #include "weight_source.h"
 
 // ---- opening -----------------------------------------------------------------------------------------------------------------------
-// What a single file is shows in its first bytes.
+// The first bytes tell the format of a single file.
 static void weights_open_file(WeightSource *source, const char *path) {
     InputFile file = input_open(path);
     unsigned char begin[8] = {0};
@@ -73,19 +73,19 @@ static void weights_close(WeightSource *source) {
 
 enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
 
-// By which ranks know that they have the same model before them: its configuration, and samples all over its files.
+// A key by which ranks know that they have the same model before them: its configuration, and samples all over its files.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     char config[4096];
     config_to_text(&source->config, config, sizeof(config));
-    uint64_t key = checksum_piece((uint64_t)source->dtype, config, strlen(config));
+    uint64_t key = checksum_of((uint64_t)source->dtype, config, strlen(config));
     for (size_t i = 0; i < source->file_count; i++) {
         const InputFile *file = &source->files[i];
         const size_t n = (size_t)(file->bytes < sizeof(sample) ? file->bytes : sizeof(sample));
         key = random_mix(key ^ file->bytes);
         for (size_t k = 0; k < KEY_SAMPLES; k++) {
             input_read(file, (file->bytes - n) / (KEY_SAMPLES - 1) * k, sample, n);
-            key = checksum_piece(key, sample, n);
+            key = checksum_of(key, sample, n);
         }
     }
     return key;
@@ -103,7 +103,7 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
     }
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, "loading"); slabs_next(&s);) {
         weights_read(source, s.parameter, s.begin, s.count, model->dtype, staged.bytes);
-        ops->copy_in(element_address(device_base, model->dtype, s.place), staged.bytes,
+        ops->copy_in(element_address(device_base, model->dtype, s.offset), staged.bytes,
                      s.count * dtype_size(model->dtype));
     }
 }
@@ -113,7 +113,7 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
                                 uint64_t seed) {
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, "initialising"); slabs_next(&s);) {
         initial_weights(model, s.parameter, s.begin, s.count, seed, model->dtype, staged.bytes);
-        ops->copy_in(element_address(device_base, model->dtype, s.place), staged.bytes,
+        ops->copy_in(element_address(device_base, model->dtype, s.offset), staged.bytes,
                      s.count * dtype_size(model->dtype));
     }
 }
@@ -128,7 +128,7 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
     const float *values = (const float *)(const void *)staged_reformed.bytes;
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
         if (s.parameter != bad) continue;
-        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, s.place),
+        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, s.offset),
                       s.count * dtype_size(model->dtype));
         elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, s.count);
         for (size_t i = 0; i < s.count; i++) {
@@ -148,7 +148,7 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
-        const char *values = element_address_const(device_base, model->dtype, held.place);
+        const char *values = element_address_const(device_base, model->dtype, held.offset);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);

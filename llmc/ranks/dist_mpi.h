@@ -11,7 +11,7 @@ translation unit, whose collectives use the same communicators, requests and sta
 #endif
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
-// How many processes the launcher says it started together: 1 without one, 0 where it does not say.
+// Number of processes that the launcher says it started together: 1 without a launcher, 0 where it does not say.
 static size_t launched(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
@@ -205,7 +205,7 @@ size_t dist_smallest(size_t number, size_t *whose) { return *whose = 0, number; 
 #endif
 
 // ---- ranks that must be alike ---------------------------------------------------------------------------------------
-// The first rank whose key is not that of rank 0; 0: they are the same everywhere.
+// The first rank whose key differs from that of rank 0, or 0.
 static size_t first_other(uint64_t key) {
     uint64_t *keys = (uint64_t *)checked_calloc(job.ranks, sizeof(*keys), "keys of ranks");
     size_t r = 1;
@@ -226,7 +226,7 @@ static void check_arguments(int argc, char **argv) {
     char mine[200], others[200];
     for (size_t i = 1;; i++) {
         snprintf(mine, sizeof(mine), "%s", i < (size_t)argc ? argv[i] : "nothing");
-        size_t other = first_other(i < (size_t)argc ? checksum_piece(1, argv[i], strlen(argv[i])) : 0);
+        size_t other = first_other(i < (size_t)argc ? checksum_of(1, argv[i], strlen(argv[i])) : 0);
         if (!other && i >= (size_t)argc) return; // the end, everywhere
         if (!other) continue;
         memcpy(others, mine, sizeof(others));
@@ -244,7 +244,7 @@ static uint64_t program_key(void) {
     size_t got;
     FILE *file = fopen("/proc/self/exe", "rb");
     if (!file) return 0;
-    while ((got = fread(piece, 1, sizeof(piece), file)) > 0) key = checksum_piece(key, piece, got);
+    while ((got = fread(piece, 1, sizeof(piece), file)) > 0) key = checksum_of(key, piece, got);
     fclose(file);
     return key;
 }

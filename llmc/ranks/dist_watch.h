@@ -27,7 +27,7 @@ long a rank is at work, it is waited for. Who polls something else than MPI (GPU
 
 typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_REPORTS, WORD_KINDS } WordKind;
 
-// What ranks tell each other.
+// A message between ranks.
 typedef struct {
     int64_t kind;
     int64_t moves;  // how often this rank has begun to wait so far, or was seen at work
@@ -78,7 +78,7 @@ static void watch_listen(void) {
     }
 }
 
-// Between two pieces of this rank's work, where the main thread often comes by: who asks hears that it goes on.
+// Called between two steps of this rank's work: ranks that ask hear that it goes on.
 static void watch_at_work(void) {
     const double now = seconds_now();
     if (!watch.ranks || now - watch.listened < WATCH_LISTEN) return;
@@ -92,7 +92,7 @@ static void watch_pause(void) {
     nanosleep(&pause, NULL);
 }
 
-// As voice.before_error. Ranks that fail alike do so at about the same time: the lowest of them speaks.
+// voice.before_error: ranks that fail alike do so at about the same time, and the lowest of them reports.
 static void watch_before_error(int code) {
     const double begin = seconds_now(), patience = watch.rank ? 0.3 + fmin(0.02 * (double)watch.rank, 1.0) : 0.0;
     for (watch_listen(); !watch.other_reports && seconds_now() - begin < patience; watch_listen()) watch_pause();
@@ -141,7 +141,7 @@ __attribute__((noreturn)) static void watch_stuck(double waited) {
         watch.own.where, waited);
 }
 
-// What answers there are to the question of w->asked.
+// Judges the answers to the question of w->asked.
 static void watch_judge(Wait *w, double now) {
     char names[WATCH_NAMED * (WATCH_HOST + 40)];
     const size_t missing = watch_missing(names, sizeof(names));
@@ -165,7 +165,7 @@ static Wait watch_begin(const char *what) {
     return wait_from(seconds_now());
 }
 
-// Between two looks at what is waited for, MPI's or not.
+// Called between two polls of a request, MPI's or not.
 static void watch_wait(Wait *w) {
     const double now = seconds_now();
     if (now - w->begin < WATCH_YIELD) {

@@ -1,10 +1,10 @@
 /*
-The processes of a run, and how work and memory are dealt over them. One process is one rank and one device.
+The processes of a run, and how work and memory are sharded over them. One process is one rank and one device.
 
     ranks = replicas x sp       `sp` ranks that follow each other share a stream (sequence parallelism), the others take
                                 other streams (data parallelism)
-    zero                        what is dealt over all ranks instead of being held by each (ZeRO, arXiv 1910.02054):
-                                1 the optimizer's state, 2 gradients too, 3 weights too
+    zero                        ZeRO stage (arXiv 1910.02054): shard 1 optimizer state, 2 and gradients, 3 and weights
+                                over all ranks
 
 A World of zeros is a process alone. Nothing here communicates: dist.h does, on the host, and the collectives of ops.h,
 on tensors.
@@ -33,7 +33,7 @@ static size_t world_sp(World w) { return w.sp ? w.sp : 1; }
 static size_t world_replicas(World w) { return world_ranks(w) / world_sp(w); }
 static size_t world_replica(World w) { return w.rank / world_sp(w); }
 
-// How many ranks a group has, and which of them this one is.
+// Number of ranks in a group, and this rank's index in it.
 static size_t ranks_in(World w, RankGroup group) { return group == RANKS_ALL ? world_ranks(w) : world_sp(w); }
 
 static size_t rank_in(World w, RankGroup group) {
@@ -76,8 +76,8 @@ static Range sequence_half(size_t N, size_t S, size_t half) {
 // Rows of both halves.
 static size_t sequence_rows(size_t N, size_t S) { return S * sequence_share_max(N, S); }
 
-// What rank `rank` of its S ranks owns of a half: of the first in the order of RANKS_SEQUENCE, of the second in that
-// of RANKS_SEQUENCE_REVERSED; as far as there are tokens.
+// The range of a half that rank `rank` of S owns: the first half in the order of RANKS_SEQUENCE, the second in that of
+// RANKS_SEQUENCE_REVERSED; as far as there are tokens.
 static Range sequence_part(size_t N, size_t S, size_t rank, size_t half) {
     const Range all = sequence_half(N, S, half);
     const size_t each = all.count / S, begin = all.begin + (half ? S - 1 - rank : rank) * each, end = begin + each;
@@ -152,7 +152,7 @@ static Assignment assign_step(World w, size_t batches) {
     return assign_by(w, batches, greatest_common_divisor(batches, world_replicas(w)));
 }
 
-// Of an evaluation, which takes one micro-batch after the other: `parts` of each, and so many micro-batches at a time.
+// An evaluation takes one micro-batch after the other, each in `parts`.
 static Assignment assign_evaluation(World w, size_t parts) {
     const size_t together = world_replicas(w) / parts;
     return assign_by(w, together, together);

@@ -165,7 +165,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
              slabs_next(&b);) {
             const uint64_t offset = at + (uint64_t)b.first * size;
             const size_t bytes = b.count * size;
-            char *memory = s->memory + b.place * size;
+            char *memory = s->memory + b.offset * size;
             if (out)
                 p->t->ops->copy_out(staged.bytes, memory, bytes);
             else
@@ -209,7 +209,7 @@ static void save_large(CheckpointPass *p, size_t file, size_t step) {
 
 static void save_small(CheckpointPass *p, size_t file, const char *text, size_t length) {
     p->manifest.bytes[file] = length;
-    p->manifest.checksum[file] = checksum_piece(0, text, length);
+    p->manifest.checksum[file] = checksum_of(0, text, length);
     folder_write_file(&p->folder, manifest_file(&p->manifest, file), text, length);
 }
 
@@ -268,7 +268,7 @@ static const char *load_path(const CheckpointPass *p, size_t file, char path[PAT
 // Returns the text of a small file; to be freed.
 static char *load_small(const CheckpointPass *p, size_t file, size_t limit, size_t *length, char path[PATH_MAX]) {
     char *text = input_read_text(load_path(p, file, path), limit, length);
-    load_check_sum(p, file, path, checksum_piece(0, text, *length));
+    load_check_sum(p, file, path, checksum_of(0, text, *length));
     return text;
 }
 

@@ -23,7 +23,7 @@ state.json), by which the file is found.
 static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights, uint64_t adapter) {
     char config[4096];
     config_to_text(&model->config, config, sizeof(config));
-    uint64_t key = checksum_piece((uint64_t)model->dtype, config, strlen(config));
+    uint64_t key = checksum_of((uint64_t)model->dtype, config, strlen(config));
     key = table_checksum(key, model, memory, ops, weights, model->dtype, "key of the model");
     if (adapter) key = random_mix(key ^ adapter);
     return key ? key : 1;
@@ -40,7 +40,7 @@ static uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
     if (!run->lora.rank) return run_base_key(run);
-    uint64_t adapter = table_checksum(checksum_piece(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table,
+    uint64_t adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table,
                                       held, ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
     return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }

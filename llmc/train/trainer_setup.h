@@ -170,7 +170,7 @@ static void trainer_objective_settings(Trainer *t) {
         add_setting(t, "--rollout", SETTING_KEPT,
                     "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
                     o->top_k, o->top_p, o->updates,
-                    (unsigned long long)checksum_piece(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
+                    (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     option_chosen(o, "reward-failure"));
     }
     if (t->reference_key) add_setting(t, "reference", SETTING_KEPT, "%016llx", (unsigned long long)t->reference_key);

@@ -188,7 +188,7 @@ static int verb_bp(const Options *options) {
     if (options->grads_out) {
         const Model *table = run.lora.rank ? &run.lora.table : &run.model;
         gradients_check_globs(options->grads_of, table);
-        gradients_check_place(options->grads_out, options->grads_of, run.settings.world, table);
+        gradients_check_path(options->grads_out, options->grads_of, run.settings.world, table);
     }
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0, 0);

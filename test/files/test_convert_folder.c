@@ -215,7 +215,7 @@ TEST(names_of_temporaries) {
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char name[256];
         snprintf(name, sizeof(name), "%s", names[i][0]);
-        name_without_temporary(name);
+        strip_temporary(name);
         assert_string_equal(name, names[i][1]);
     }
 }

@@ -140,7 +140,7 @@ static unsigned char *section_bytes(const TrainedTensors *t, size_t step, size_t
     if (holds_whole(s.sharding)) return whole;
     unsigned char *shard = (unsigned char *)memset(test_bytes(shard_bytes(t, s)), 0xa5, shard_bytes(t, s));
     for (Slabs b = slabs_of(t->model, SLABS_OF_GROUPS, s.sharding, s.sharding, NULL); slabs_next(&b);)
-        memcpy(shard + b.place * size, whole + b.first * size, b.count * size);
+        memcpy(shard + b.offset * size, whole + b.first * size, b.count * size);
     free(whole);
     return shard;
 }

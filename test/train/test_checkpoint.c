@@ -261,7 +261,7 @@ static void mend_manifest(const char *path, char *bytes, size_t count, size_t be
     (void)path, (void)before;
     if (!manifest.bytes[MANIFEST_STATE])
         assert_null(manifest_check(scratch_path("out/checkpoint-00000007"), &manifest));
-    manifest.bytes[MANIFEST_STATE] = count, manifest.checksum[MANIFEST_STATE] = checksum_piece(0, bytes, count);
+    manifest.bytes[MANIFEST_STATE] = count, manifest.checksum[MANIFEST_STATE] = checksum_of(0, bytes, count);
     write_file(file_in("checkpoint-00000007", MANIFEST_NAME), text, manifest_text(&manifest, text));
 }
 

@@ -378,7 +378,7 @@ TEST(checksums_find_what_changes) {
     enum { BYTES = 3000 };
     unsigned char *bytes = (unsigned char *)case_memory(BYTES + 1), *other = (unsigned char *)case_memory(BYTES + 1);
     for (size_t i = 0; i < BYTES; i++) bytes[i] = (unsigned char)test_random();
-    uint64_t key = checksum_piece(0, bytes, BYTES);
+    uint64_t key = checksum_of(0, bytes, BYTES);
     for (size_t i = 0; i < BYTES * 8; i++) {
         Checksum before = {{0, 0}}, after = {{0, 0}};
         const size_t word = i / 8 / 4 * 4;
@@ -387,7 +387,7 @@ TEST(checksums_find_what_changes) {
         checksum_add(&after, word, bytes + word, 4);
         if (before.sum[0] == after.sum[0] || before.sum[1] == after.sum[1])
             test_fail("bit %zu changes one sum alone", i);
-        if (i % 7 == 0 && checksum_piece(0, bytes, BYTES) == key) test_fail("bit %zu is not noticed", i);
+        if (i % 7 == 0 && checksum_of(0, bytes, BYTES) == key) test_fail("bit %zu is not noticed", i);
         bytes[i / 8] ^= (unsigned char)(1u << i % 8);
     }
     for (size_t i = 0; i < 2000; i++) {
@@ -395,12 +395,12 @@ TEST(checksums_find_what_changes) {
         const size_t b = i % 3 ? test_random_below(BYTES - n) : (a + 1024) % (BYTES - n);
         memcpy(other, bytes, BYTES);
         for (size_t k = 0; k < n; k++) other[a + k] = bytes[b + k], other[b + k] = bytes[a + k];
-        if (memcmp(other, bytes, BYTES) != 0 && checksum_piece(0, other, BYTES) == key)
+        if (memcmp(other, bytes, BYTES) != 0 && checksum_of(0, other, BYTES) == key)
             test_fail("%zu bytes at %zu and %zu", n, a, b);
     }
-    assert_true(checksum_piece(0, bytes, BYTES - 1) != key);
-    assert_true(checksum_piece(0, bytes, BYTES + 1) != key); // a zero more
-    assert_true(checksum_piece(0, bytes + 1, BYTES - 1) != checksum_piece(0, bytes, BYTES - 1));
+    assert_true(checksum_of(0, bytes, BYTES - 1) != key);
+    assert_true(checksum_of(0, bytes, BYTES + 1) != key); // a zero more
+    assert_true(checksum_of(0, bytes + 1, BYTES - 1) != checksum_of(0, bytes, BYTES - 1));
 }
 
 int main(int argc, char **argv) {

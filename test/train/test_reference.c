@@ -110,21 +110,21 @@ TEST(key_of_bytes_changes_with_every_bit) {
     uint64_t seen[2000];
     size_t keys = 0;
     for (size_t i = 0; i < 200; i++) bytes[i] = (unsigned char)test_random();
-    for (size_t n = 0; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n);
+    for (size_t n = 0; n < 70; n++) seen[keys++] = checksum_of(7, bytes, n);
     for (size_t i = 0; i < 67 * 8; i++) {
         bytes[i / 8] ^= (unsigned char)(1u << i % 8);
-        seen[keys++] = checksum_piece(7, bytes, 67);
+        seen[keys++] = checksum_of(7, bytes, 67);
         bytes[i / 8] ^= (unsigned char)(1u << i % 8);
     }
     memset(bytes, 0, 200);
-    for (size_t n = 1; n < 70; n++) seen[keys++] = checksum_piece(7, bytes, n); // lengths of zeros, too
+    for (size_t n = 1; n < 70; n++) seen[keys++] = checksum_of(7, bytes, n); // lengths of zeros, too
     for (size_t i = 0; i < keys; i++)
         for (size_t j = 0; j < i; j++)
             if (seen[i] == seen[j]) test_fail("keys %zu and %zu are the same", j, i);
-    uint64_t key = checksum_piece(7, bytes + 1, 64);
+    uint64_t key = checksum_of(7, bytes + 1, 64);
     memmove(bytes, bytes + 1, 64);
-    assert_true(checksum_piece(7, bytes, 64) == key); // wherever they lie
-    assert_true(checksum_piece(8, bytes, 64) != key);
+    assert_true(checksum_of(7, bytes, 64) == key); // wherever they lie
+    assert_true(checksum_of(8, bytes, 64) != key);
 }
 
 // One bit of one weight, through the device.
