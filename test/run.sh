@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY=passive
 limit='timeout -k 10 900' # what hangs fails
 [ -z "${LIMIT:-}" ] || limit="timeout -k 10 $LIMIT"
 . test/build.sh
-run=build/test-run # the rows of this run, and what the driver and its jobs tell each other
+run=${TEST_RUN:-build/test-run.$$} # the rows of this run, and what the driver and its jobs tell each other
 
 # ---- one row ----------------------------------------------------------------------------------------------------------------------
 # Sets what a line of the table says: program, precision, library (its op set), ranks, threads, tests, name, quick, all, words; and where
@@ -206,8 +206,9 @@ for word; do
     esac
 done
 [ -n "${JOBS:-}" ] || JOBS=$([ -n "$gpu" ] && nproc || echo 2)
-export JOBS
-rm -rf "$run"
+export JOBS TEST_RUN="$run"
+trap 'rm -rf "$run"' EXIT
+trap 'exit 1' INT TERM
 mkdir -p "$run" build/test-scripts
 [ -z "$quick_only" ] || export QUICK=1
 sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
@@ -227,7 +228,7 @@ for word in $names; do
 done
 rows=$(wc -l <"$run/rows")
 [ "$rows" -gt 0 ] || { echo "run.sh: no row of test/rows.txt is called$names" >&2; exit 2; }
-needs_train() { grep ' script' "$run/rows" | grep -qvw bare; }
+needs_train() { grep ' script' "$run/rows" | grep -qvw bare; } # of a GPU's rows make builds it
 
 if [ -n "$gpu" ]; then . test/gpu.sh; else
     TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train NCCL_OPS=$(folder_of fp32 nccl)/ops.o
@@ -315,6 +316,7 @@ parallel() { xargs -r -L 1 -P "$1" test/run.sh; }
 {
     foundations | parallel "$JOBS"
     ! needs_train || echo '--program sanitized' | parallel 1
+    grep ' sanitizer test_ops' "$run/rows" | cut -d ' ' -f 2 | sort -u | sed 's/^/--program gpu_program ops /' | parallel 1
     [ -z "$gpu$build_only" ] || jobs --build-job | parallel "$JOBS"
     [ -n "$build_only" ] || jobs --job | parallel "$([ -n "$gpu" ] && echo 1 || echo "$JOBS")"
 } | tell
