@@ -273,7 +273,7 @@ static size_t step_found(const char *out) {
 
 // Before each of a few of a rank's calls, evenly spread.
 TEST(a_killed_rank_leaves_the_last_checkpoint) {
-    enum { KILLS = 4 };
+    enum { KILLS = 3 };
     const char *before = fresh_folder("before"), *out = scratch_path("out");
     size_t most, found[2] = {0, 0};
     need_mpirun();

@@ -109,7 +109,6 @@ int main(int argc, char **argv) {
                                        LISTED(without_warmup_the_decay_begins_at_step_1),
                                        LISTED(rises_then_falls),
                                        LISTED(fractions_at_their_limits),
-
                                        LISTED(names_are_those_of_the_option)};
     RUN_TESTS(argc, argv, tests, NULL, NULL);
 }

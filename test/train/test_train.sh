@@ -31,7 +31,7 @@ unset STREAMBP_ALLOCATION_GUARD
 
 # ---- kill -9 at random moments, resumed until it is through: the same bits, whatever a part keeps of attention -------------
 kills=0 tries=0 keeping='--keep attention --keep-on host'
-while [ $tries -lt 40 ]; do
+while [ $tries -lt 12 ]; do
     tries=$((tries + 1))
     keep=
     [ $((tries % 2)) = 1 ] && keep=$keeping

@@ -62,7 +62,7 @@ succeeds train $(echo "$common" | sed 's/--steps 14/--steps epoch/; s/--save-eve
 check 'one epoch is as many steps as it has sequences' [ "$(json steps)" = $((sequences / 3)) ]
 
 kills=0 tries=0
-while [ $tries -lt 40 ] && ! [ -f "$WORK/killed/checkpoint-00000014/DONE" ]; do
+while [ $tries -lt 12 ] && ! [ -f "$WORK/killed/checkpoint-00000014/DONE" ]; do
     tries=$((tries + 1))
     "$TRAIN" train $common --out "$WORK/killed" --resume >"$WORK/out" 2>"$WORK/err" &
     process=$!
