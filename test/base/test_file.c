@@ -315,21 +315,7 @@ TEST(full_standard_output) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(only_regular_files_are_replaced),
-        LISTED(links_are_followed),
-        LISTED(places_that_cannot_be_written),
-        LISTED(writers_do_not_mix),
-        LISTED(names_that_are_taken_are_left_alone),
-        LISTED(names_of_temporaries),
-        LISTED(signals_leave_nothing_half_written),
-        LISTED(errors_leave_nothing_half_written),
-        LISTED(limits_on_file_sizes_are_errors),
-        LISTED(folders_are_synced),
-        LISTED(an_earlier_run_is_seen_before_anything_else),
-        LISTED(full_standard_output),
-    };
     // A shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so.
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+    RUN_LISTED(argc, argv, scratch_remove);
 }

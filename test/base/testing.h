@@ -340,8 +340,23 @@ static void expect_exactly(const Guarded *t, const double *expected) {
 }
 
 // ---- the runner -------------------------------------------------------------------------------------------------------
-#define TEST(name)   static void name(void **cmocka_state __attribute__((unused)))
 #define LISTED(name) cmocka_unit_test_prestate_setup_teardown(name, test_begin, test_end, (void *)(uintptr_t) #name)
+
+// The tests of a program in the order of their definitions: TEST enters its test here before main begins.
+static struct CMUnitTest listed_tests[64];
+static size_t listed_count;
+
+static int test_begin(void **state);
+static int test_end(void **state);
+
+#define TEST(name)                                                                                                     \
+    static void name(void **cmocka_state);                                                                             \
+    __attribute__((constructor)) static void name##_is_listed(void) {                                                  \
+        const struct CMUnitTest test = LISTED(name);                                                                   \
+        if (listed_count == COUNT_OF(listed_tests)) abort();                                                           \
+        listed_tests[listed_count++] = test;                                                                           \
+    }                                                                                                                  \
+    static void name(void **cmocka_state __attribute__((unused)))
 
 // The GPU's matrix instructions take attention's weights, and the gradient of its scores, rounded to bf16.
 static double operand_error(const char *test) {
@@ -409,6 +424,15 @@ static int tests_report(int failed) {
         setvbuf(stdout, NULL, _IOLBF, 0);                                                                              \
         if (!tests_select(argc, argv, tests, sizeof(tests) / sizeof((tests)[0]), &status)) return status;              \
         return tests_report(cmocka_run_group_tests_name((argv)[0], tests, setup, teardown));                           \
+    } while (0)
+
+// The same for all tests of the program.
+#define RUN_LISTED(argc, argv, teardown)                                                                               \
+    do {                                                                                                               \
+        int status;                                                                                                    \
+        setvbuf(stdout, NULL, _IOLBF, 0);                                                                              \
+        if (!tests_select(argc, argv, listed_tests, listed_count, &status)) return status;                             \
+        return tests_report(_cmocka_run_group_tests((argv)[0], listed_tests, listed_count, NULL, teardown));           \
     } while (0)
 
 #endif

@@ -484,22 +484,4 @@ TEST(merged_nan_is_refused) {
                    "layers.1.mlp.down_proj.lora_B.weight holds NaN at [15, 2]");
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(round_trip),
-        LISTED(damage_is_found),
-        LISTED(other_runs_are_refused),
-        LISTED(file_size_limit),
-        LISTED(full_disk),
-        LISTED(targets_are_named),
-        LISTED(configs_are_refused_by_name),
-        LISTED(tensors_are_refused_by_name),
-        LISTED(paths),
-        LISTED(base_key_is_of_the_model_alone),
-        LISTED(merged_weights),
-        LISTED(merged_weights_of_many_slabs),
-        LISTED(rounded_once),
-        LISTED(merged_nan_is_refused),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -133,16 +133,4 @@ TEST(read_only_folder) {
     expect_refused(read_only_body, &saving, 1, "lock: cannot be written: Read-only file system; choose another --out");
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(newest_complete_one_is_found),
-        LISTED(last_ones_are_kept),
-        LISTED(other_files_stay),
-        LISTED(incomplete_name_is_taken_over),
-        LISTED(opening),
-        LISTED(leftovers_are_cleared),
-        LISTED(one_run_at_a_time),
-        LISTED(read_only_folder),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

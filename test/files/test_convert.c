@@ -441,22 +441,4 @@ TEST(memory_is_bounded) {
     if (atol(child->out) > 26 * 1024) test_fail("converting 84 MiB took %s KiB of memory", child->out);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(round_trips_are_byte_exact),
-        LISTED(llmc_files_become_folders),
-        LISTED(large_matrices_are_turned),
-        LISTED(random_weights),
-        LISTED(mixed_types_are_kept),
-        LISTED(types_that_are_chosen),
-        LISTED(shards),
-        LISTED(only_the_type_is_changed),
-        LISTED(configurations_that_are_written),
-        LISTED(how_windows_and_rope_are_written),
-        LISTED(like_must_be_the_same_model),
-        LISTED(small_files_come_along),
-        LISTED(links_that_lead_nowhere),
-        LISTED(memory_is_bounded),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

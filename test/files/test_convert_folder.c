@@ -284,17 +284,6 @@ TEST(model_paths) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(places),
-        LISTED(not_the_folder_one_is_in),
-        LISTED(room_is_looked_for_beforehand),
-        LISTED(failures_leave_nothing),
-        LISTED(signals_leave_nothing),
-        LISTED(what_a_kill_leaves_is_cleared_away),
-        LISTED(others_at_work_are_left_alone),
-        LISTED(names_of_temporaries),
-        LISTED(model_paths),
-    };
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+    RUN_LISTED(argc, argv, scratch_remove);
 }

@@ -202,11 +202,4 @@ TEST(the_single_file_comes_first) {
     expect_good(copy);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(windows_in_effect),           LISTED(windows_of_other_families),  LISTED(right_texts),
-        LISTED(a_tied_matrix_has_two_names), LISTED(frequencies_are_no_weights), LISTED(base_models),
-        LISTED(the_single_file_comes_first),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

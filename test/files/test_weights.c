@@ -471,22 +471,4 @@ TEST(memory_is_bounded) {
     unlink(path);
 }
 
-static const struct CMUnitTest tests[] = {
-    LISTED(golden_configs),
-    LISTED(golden_values),
-    LISTED(formats_agree),
-    LISTED(llmc_files),
-    LISTED(any_range),
-    LISTED(large_tensors),
-    LISTED(other_names),
-    LISTED(loading),
-    LISTED(flat_files),
-    LISTED(gradients_as_transformers_has_them),
-    LISTED(large_gradients),
-    LISTED(gradients_of_globs),
-    LISTED(failed_output_leaves_nothing),
-    LISTED(failed_output_keeps_what_was_there),
-    LISTED(memory_is_bounded),
-};
-
-int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, scratch_remove); }
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -439,9 +439,4 @@ TEST(random_damage) {
     if (opened == 0 || opened * 2 > v * tries) test_fail("%zu of %zu could be read", opened, v * tries);
 }
 
-static const struct CMUnitTest tests[] = {
-    LISTED(wrong_texts),      LISTED(wrong_bytes),      LISTED(wrong_folders), LISTED(json_bombs),
-    LISTED(wrong_flat_files), LISTED(wrong_llmc_files), LISTED(random_damage),
-};
-
-int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, scratch_remove); }
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -346,16 +346,4 @@ TEST(parts_are_about_equal) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(every_part_of_every_micro_batch_once),
-                                       LISTED(evaluations_go_round_by_round),
-                                       LISTED(streams_are_dealt_evenly),
-                                       LISTED(plans_of_shared_streams_hold_all_shorter_ones),
-                                       LISTED(what_does_not_come_out_even_is_refused),
-                                       LISTED(packed_documents),
-                                       LISTED(pairs_groups_and_values),
-                                       LISTED(documents_of_equal_length),
-                                       LISTED(an_empty_part_adds_nothing),
-                                       LISTED(parts_are_about_equal)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

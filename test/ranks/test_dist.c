@@ -342,23 +342,9 @@ TEST(ranks_of_a_host_share_its_memory) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(transfers_are_late_and_in_order),
-        LISTED(reduce_scatter_adds_up_all_ranks),
-        LISTED(all_gather_brings_every_portion_to_all),
-        LISTED(all_gather_takes_large_elements),
-        LISTED(exchange_keeps_the_order_of_parcels),
-        LISTED(tickets_are_done_in_order),
-        LISTED(large_collectives_need_no_memory_of_their_size),
-        LISTED(host_exchanges_match_in_every_group),
-        LISTED(host_sums_have_the_same_bits_everywhere),
-        LISTED(the_smallest_number_has_a_first_rank),
-        LISTED(ranks_are_numbered_on_their_host),
-        LISTED(ranks_of_a_host_share_its_memory),
-    };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/ranks/mpirun.sh 3 %s", argv[0]);
     dist_split(dist_ranks() % 2 ? dist_ranks() : 2);
     world.ranks = dist_ranks(), world.rank = dist_rank(), world.sp = dist_ranks() % 2 ? dist_ranks() : 2;
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

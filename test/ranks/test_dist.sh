@@ -107,7 +107,7 @@ int main(int argc, char **argv) {
     dist_timeout(1);
     what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
     if (!strcmp(what, "barrier")) dist_barrier();
-    if (!strcmp(what, "gather")) dist_gather(RANKS_OF_STREAM, mine, sizeof(mine), all);
+    if (!strcmp(what, "gather")) dist_gather(RANKS_SEQUENCE, mine, sizeof(mine), all);
     if (!strcmp(what, "late")) sleep(4), dist_barrier();
     if (!strcmp(what, "busy"))
         for (i = 0; i < 400; i++) usleep(10000), watch_at_work();
