@@ -47,30 +47,31 @@ static char *read_in(const char *folder, const char *name, size_t *bytes) {
     return read_whole(path, bytes);
 }
 
-static void expect_same_file(const char *a, const char *b, const char *name) {
+static void expect_same_bytes(const char *a, const char *b) {
     size_t a_bytes, b_bytes;
-    char *first = read_in(a, name, &a_bytes), *second = read_in(b, name, &b_bytes);
-    if (a_bytes != b_bytes || memcmp(first, second, a_bytes) != 0) test_fail("%s of %s is another in %s", name, a, b);
+    const char *first = read_whole(a, &a_bytes), *second = read_whole(b, &b_bytes);
+    if (a_bytes != b_bytes || memcmp(first, second, a_bytes) != 0) test_fail("%s and %s differ", a, b);
 }
 
-// How many names a folder holds, and nothing of a conversion that was cut off beside it.
-static size_t count_names(const char *folder) {
+static void expect_same_file(const char *a, const char *b, const char *name) {
+    char first[PATH_MAX], second[PATH_MAX];
+    path_join(first, a, name), path_join(second, b, name);
+    expect_same_bytes(first, second);
+}
+
+static size_t count_paths(const char *format, const char *path) {
     char pattern[PATH_MAX + 8];
     glob_t found;
-    snprintf(pattern, sizeof(pattern), "%s/*", folder);
-    size_t count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    snprintf(pattern, sizeof(pattern), format, path);
+    const size_t count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
     globfree(&found);
     return count;
 }
 
-static size_t count_temporaries(const char *path) {
-    char pattern[PATH_MAX + 8];
-    glob_t found;
-    snprintf(pattern, sizeof(pattern), "%s.*", path);
-    size_t count = glob(pattern, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
-    globfree(&found);
-    return count;
-}
+static size_t count_names(const char *folder) { return count_paths("%s/*", folder); }
+
+// What a conversion that was cut off left beside the path.
+static size_t count_temporaries(const char *path) { return count_paths("%s.*", path); }
 
 static void expect_nothing_at(const char *path) {
     struct stat status;
@@ -81,14 +82,14 @@ static void expect_nothing_at(const char *path) {
 // The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one tensor.
 static void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
     WeightSource *source = weights_open(folder), *original = weights_open(golden);
-    char name[64], line[300];
+    char line[300];
     assert_int_equal(source->file_count, shards);
     if (shards > 1) {
         char *index = read_in(folder, HF_INDEX_FILE, NULL);
         snprintf(line, sizeof(line), "\"total_size\": %zu\n", original->model.elements * 4);
         if (!strstr(index, line)) test_fail("no %s", line);
-        snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", shards, shards);
-        assert_non_null(strstr(index, name));
+        snprintf(line, sizeof(line), "model-%05zu-of-%05zu.safetensors", shards, shards);
+        assert_non_null(strstr(index, line));
     }
     assert_int_equal(count_names(folder), shards + 1 + (shards > 1));
     for (size_t i = 0; i < shards; i++) {
@@ -107,6 +108,21 @@ static void expect_shards(const char *folder, const char *golden, size_t most, s
     }
     weights_close(source);
     weights_close(original);
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------------
+static long memory_peak(void) { // KiB
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
+// The body prints by how many KiB the peak of its process has grown.
+static void expect_bounded_memory(ChildBody body, const char *out, long mebibytes) {
+    const Child *child = run_child(body, out);
+    assert_int_equal(child->code, 0);
+    assert_string_equal(child->err, "");
+    if (atol(child->out) > mebibytes * 1024) test_fail("it took %s KiB of memory", child->out);
 }
 
 #endif

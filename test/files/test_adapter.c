@@ -18,7 +18,7 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
     test_case("%.6s, %s, moments %s, %s master", model, dtype_name(dtype), dtype_name(moments),
               master ? "with" : "without");
     TrainedTensors a = trained_open_adapters(model, dtype, moments, master),
-            b = trained_open_adapters(model, dtype, moments, master);
+                   b = trained_open_adapters(model, dtype, moments, master);
     trained_fill(&a, 7), trained_fill(&b, 1);
     checkpoint_open(&folder, fresh_folder("out"), 2, 0);
     allocation_guard = 1;

@@ -7,6 +7,7 @@ for a tensor's entry in the text of the header as the reference implementation w
 #define TEST_WEIGHT_FILES_H
 #include "test/base/child.h"
 #include "llmc/files/weights.h"
+#include <sys/resource.h>
 
 #define GOLDEN "test/golden/"
 
@@ -224,6 +225,17 @@ static void write_zeros(const char *path, const Model *model, DType dtype) {
 // ---- models by formula ------------------------------------------------------------------------------------------------------------
 // Value of element i of the model, in memory order: what tells elements from each other, and survives fp32.
 static double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
+
+static void expect_formula(const FoundTensor *found, const Parameter *p) {
+    for (size_t j = 0; j < parameter_elements(p); j++)
+        if (found_parameter_value(found, p, j) != (double)(float)formula(p->offset + j))
+            test_fail("%s[%zu] is %.9g", p->name, j, found_parameter_value(found, p, j));
+}
+
+// Matrices of several slabs, of which those as wide as GPT-2's lie transposed.
+#define LARGE_GPT2 "gpt2,vocab_size=1700,max_position_embeddings=16,num_hidden_layers=1"
+#define LARGE_GPT2_JSON                                                                                                \
+    "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_layer\":1,\"n_embd\":768,\"n_head\":12}"
 
 // A Hugging Face folder for the config: every element by the formula, in `type` (fp32 or double). Only the keys that
 // differ from the family's defaults need be in `json`.
