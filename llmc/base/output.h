@@ -127,11 +127,14 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     file->fd = -1;
     for (int attempt = 0; file->fd < 0 && attempt < 1000; attempt++) {
         temporary_name(file->temporary, file->path, attempt);
+        output_pending = file; // before it exists: a signal may come at once
         file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (file->fd < 0 && errno != EEXIST) break;
     }
-    if (file->fd < 0) die("%s: cannot be created: %s; choose another place", file->path, strerror(errno));
-    output_pending = file;
+    if (file->fd < 0) {
+        output_pending = NULL;
+        die("%s: cannot be created: %s; choose another place", file->path, strerror(errno));
+    }
 #ifdef __linux__
     // Not every file system can reserve space; those that cannot say so otherwise than by being full.
     if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
@@ -186,17 +189,19 @@ static void output_commit(OutputFile *file) {
 // ---- folders ----------------------------------------------------------------------------------------------------------
 // Makes folder->temporary, to hold so many files and to become folder->path. 0: it cannot be made, errno says why.
 static int folder_begin(OutputFolder *folder, size_t files) {
-    if (mkdir(folder->temporary, 0777) != 0) return 0;
-    folder->fd = open(folder->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder->fd < 0) return 0;
     folder->names = folder->few, folder->capacity = FOLDER_FEW;
-    folder->count = 0;
+    folder->count = 0, folder->fd = -1;
+    signals_prepare();
+    folder_pending = folder; // before it exists: a signal may come at once
+    if (mkdir(folder->temporary, 0777) == 0) folder->fd = open(folder->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder->fd < 0) {
+        folder_pending = NULL;
+        return 0;
+    }
     if (files > FOLDER_FEW) {
         folder->names = (char(*)[256])checked_calloc(files, sizeof(*folder->names), "the names of files to be written");
         folder->capacity = files;
     }
-    signals_prepare();
-    folder_pending = folder;
     return 1;
 }
 
