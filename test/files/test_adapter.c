@@ -59,13 +59,12 @@ typedef struct {
     DType dtype;
     int master;
     uint64_t base;
-    RunState run;
 } Resumption;
 
 static void resume_body(const void *context) {
     const Resumption *r = (const Resumption *)context;
     TrainedTensors t = r->open(r->model, r->dtype, DTYPE_FP32, r->master);
-    RunState run = r->run;
+    RunState run = run_state(0);
     CheckpointFolder folder;
     if (r->base) t.base.weights = r->base;
     checkpoint_open(&folder, scratch_path("out"), 2, 1);
@@ -73,56 +72,42 @@ static void resume_body(const void *context) {
     checkpoint_load(&folder, folder.last, &t, &run);
 }
 
-static Resumption usual_resumption(void) {
-    Resumption r = {trained_open_adapters, usual_model, DTYPE_FP32, 1, 0, run_state(0)};
-    return r;
-}
+static const Resumption usual = {trained_open_adapters, usual_model, DTYPE_FP32, 1, 0};
 
 TEST(damage_is_found) {
     static const char *const files[] = {ADAPTER_FILE_NAME, ADAPTER_CONFIG_NAME, MANIFEST_NAME};
-    Resumption r = usual_resumption();
     save_usual_adapters();
-    expect_checkpoint_damage_found(resume_body, &r, files, COUNT_OF(files));
+    expect_checkpoint_damage_found(resume_body, &usual, files, COUNT_OF(files));
 }
 
 TEST(other_runs_are_refused) {
-    Resumption r = usual_resumption();
+    static const struct {
+        Resumption run;
+        const char *words;
+    } cases[] = {
+        {{trained_open, usual_model, DTYPE_FP32, 1, 0},
+         "checkpoint-00000007: holds adapters, but without --lora-rank or --adapter this run"},
+        {{trained_open_adapters, usual_model, DTYPE_FP32, 1, 99},
+         "is an adapter for another base than the/base: its weights are other ones (0000000000000063) than"},
+        {{trained_open_adapters, usual_model, DTYPE_BF16, 0, 0}, "holds adapters in fp32, this run would in bf16"},
+        {{trained_open_adapters,
+          "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33",
+          DTYPE_FP32, 1, 0},
+         "has shape [20, 3], but rank 3 and this base ask for [24, 3]"},
+    };
     save_usual_adapters();
-    r.open = trained_open;
-    expect_refused(resume_body, &r, 1,
-                   "checkpoint-00000007: holds adapters, but without --lora-rank or --adapter this run");
-    r = usual_resumption(), r.base = 99;
-    expect_refused(resume_body, &r, 1,
-                   "is an adapter for another base than the/base: its weights are other ones (0000000000000063) than");
-    r = usual_resumption(), r.dtype = DTYPE_BF16, r.master = 0;
-    expect_refused(resume_body, &r, 1, "holds adapters in fp32, this run would in bf16");
-    r = usual_resumption();
-    r.model = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
-    expect_refused(resume_body, &r, 1, "has shape [20, 3], but rank 3 and this base ask for [24, 3]");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_refused(resume_body, &cases[i].run, 1, cases[i].words);
     save_usual();
-    r = usual_resumption();
-    expect_refused(resume_body, &r, 1, "holds a whole model, but --lora-rank or --adapter trains adapters; resume");
+    expect_refused(resume_body, &usual, 1, "holds a whole model, but --lora-rank or --adapter trains adapters; resume");
 }
 
 TEST(file_size_limit) {
     Saving saving = {scratch_path("out"), 2, 8, 1, 4000, 1};
-    Resumption r = usual_resumption();
     save_usual_adapters();
     expect_refused(save_body, &saving, 1, "checkpoint-00000008.partial/adapter_model.safetensors: reserving");
     assert_false(is_there("checkpoint-00000008.partial") || is_there("checkpoint-00000008"));
     expect_found("7\n", NULL);
-    assert_int_equal(run_child(resume_body, &r)->code, 0);
-}
-
-static void full_disk_body(const void *context) {
-    save_on_full_disk(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1), (const char *)context);
-}
-
-TEST(full_disk) {
-    const char *out = fresh_folder("mount");
-    const Child *child = run_child(full_disk_body, out);
-    if (child->code == 77) test_skip("this machine does not let us mount a small file system");
-    expect_refused(full_disk_body, out, 1, "free there; free some space, then --resume from step 7, which is safe");
+    assert_int_equal(run_child(resume_body, &usual)->code, 0);
 }
 
 // ---- adapter_config.json -----------------------------------------------------------------------------------------------------------
@@ -143,10 +128,10 @@ static void targets_case(const char *model, const char *chosen, const char *expe
     lora_free(&lora), model_free(&m);
 }
 
+#define ALL_TARGETS "[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]"
+
 TEST(targets_are_named) {
-    targets_case(usual_model, "all",
-                 "\"target_modules\": [\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", "
-                 "\"v_proj\"]");
+    targets_case(usual_model, "all", "\"target_modules\": " ALL_TARGETS);
     targets_case(usual_model, "v_proj,q_proj", "\"target_modules\": [\"q_proj\", \"v_proj\"]");
     targets_case(gpt2_model, "all", "\"target_modules\": [\"attn.c_proj\", \"c_attn\", \"c_fc\", \"mlp.c_proj\"]");
     targets_case(gpt2_model, "mlp.c_proj", "\"target_modules\": [\"mlp.c_proj\"]");
@@ -173,48 +158,42 @@ static DamageSuite save_peft_folder(void) {
 
 TEST(configs_are_refused_by_name) {
 #define CHANGED(find, replace, words) CHANGED_TEXT(ADAPTER_CONFIG_NAME, find, replace, words)
+#define KEY(key, was, is, words)      CHANGED("\"" key "\": " was, "\"" key "\": " is, words)
     static const Damage rows[] = {
         CHANGED("\"LORA\"", "\"IA3\"", "peft_type is IA3, only LORA is supported"),
         CHANGED("\"peft_type\"", "\"type\"", "has no peft_type"),
         CHANGED("\"CAUSAL_LM\"", "\"SEQ_CLS\"", "task_type is SEQ_CLS"),
         CHANGED("\"CAUSAL_LM\"", "null", NULL),
-        CHANGED("\"r\": 3", "\"r\": 0", "r is 0, a number from 1 to 65536 was expected"),
-        CHANGED("\"r\": 3", "\"r\": 2.5", "r is 2.5, a whole number was expected"),
+        KEY("r", "3", "0", "r is 0, a number from 1 to 65536 was expected"),
+        KEY("r", "3", "2.5", "r is 2.5, a whole number was expected"),
         CHANGED("\"r\": 3", "\"q\": 3", "has no r"),
-        CHANGED("\"r\": 3", "\"r\": 4", "has shape [3, 16], but rank 4 and this base ask for [4, 16]"),
-        CHANGED("\"lora_alpha\": 6", "\"lora_alpha\": \"6\"", "lora_alpha is 6, a number"),
-        CHANGED("\"lora_dropout\": 0", "\"lora_dropout\": 1", "lora_dropout is 1, a number from 0 to 0.99"),
-        CHANGED("\"use_rslora\": false", "\"use_rslora\": 1", "use_rslora is neither true nor false"),
+        KEY("r", "3", "4", "has shape [3, 16], but rank 4 and this base ask for [4, 16]"),
+        KEY("lora_alpha", "6", "\"6\"", "lora_alpha is 6, a number"),
+        KEY("lora_dropout", "0", "1", "lora_dropout is 1, a number from 0 to 0.99"),
+        KEY("use_rslora", "false", "1", "use_rslora is neither true nor false"),
         CHANGED("\"use_rslora\": false", "\"use_dora\": true", "use_dora is true: DoRA, which is not supported"),
         CHANGED("\"use_rslora\": false", "\"use_dora\": false", NULL),
-        CHANGED("\"bias\": \"none\"", "\"bias\": \"all\"", "bias is all: biases that are trained"),
-        CHANGED("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]",
-                "modules_to_save is a list: modules"),
-        CHANGED("\"modules_to_save\": null", "\"modules_to_save\": []", NULL),
-        CHANGED("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}", "rank_pattern is an object: another rank"),
-        CHANGED("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"q_proj\": 4}",
-                "alpha_pattern is an object: another alpha"),
-        CHANGED("\"layers_to_transform\": null", "\"layers_to_transform\": [0]",
-                "layers_to_transform is a list: adapters in"),
-        CHANGED("\"layers_to_transform\": null", "\"layers_to_transform\": 1", "layers_to_transform is 1: adapters in"),
+        KEY("bias", "\"none\"", "\"all\"", "bias is all: biases that are trained"),
+        KEY("modules_to_save", "null", "[\"lm_head\"]", "modules_to_save is a list: modules"),
+        KEY("modules_to_save", "null", "[]", NULL),
+        KEY("rank_pattern", "{}", "{\"q_proj\": 4}", "rank_pattern is an object: another rank"),
+        KEY("alpha_pattern", "{}", "{\"q_proj\": 4}", "alpha_pattern is an object: another alpha"),
+        KEY("layers_to_transform", "null", "[0]", "layers_to_transform is a list: adapters in"),
+        KEY("layers_to_transform", "null", "1", "layers_to_transform is 1: adapters in"),
         CHANGED("\"revision\": null", "\"trainable_token_indices\": [1]", "trainable_token_indices is a list"),
         CHANGED("\"revision\": null", "\"use_qalora\": true", "use_qalora is true, which this program does not know"),
         CHANGED("\"revision\": null", "\"some_number\": 16", NULL),
-        CHANGED("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"",
-                "init_lora_weights is pissa, which has"),
-        CHANGED("\"init_lora_weights\": true", "\"init_lora_weights\": \"gaussian\"", NULL),
+        KEY("init_lora_weights", "true", "\"pissa\"", "init_lora_weights is pissa, which has"),
+        KEY("init_lora_weights", "true", "\"gaussian\"", NULL),
         CHANGED("\"q_proj\", ", "",
                 "there are tensors of model.layers.0.self_attn.q_proj, which target_modules does not"),
         CHANGED("\"q_proj\"", "\"model.layers.0.self_attn.q_proj\"",
                 "there are tensors of model.layers.1.self_attn.q_proj"),
         CHANGED("\"q_proj\"", "\"q_proj\", \"query\"", NULL),
         CHANGED("\"q_proj\"", "7", "target_modules has something that is no name"),
-        CHANGED("[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]",
-                "\"all-linear\"", NULL),
-        CHANGED("[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]",
-                "\".*_proj\"", NULL),
-        CHANGED("[\"down_proj\", \"gate_proj\", \"k_proj\", \"o_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]", "3",
-                "target_modules is neither a list of names nor text"),
+        CHANGED(ALL_TARGETS, "\"all-linear\"", NULL),
+        CHANGED(ALL_TARGETS, "\".*_proj\"", NULL),
+        CHANGED(ALL_TARGETS, "3", "target_modules is neither a list of names nor text"),
         CHANGED("{\"alpha_pattern\"", "[\"alpha_pattern\"", "is not valid JSON"),
     };
     const DamageSuite suite = save_peft_folder();
@@ -265,27 +244,36 @@ static void path_body(const void *context) {
     puts((finding->adapter ? adapter_path_find : model_path_find)(finding->path, found, 1));
 }
 
-static void expect_path(const Finding *finding, const char *end) {
-    const Child *child = run_child(path_body, finding);
-    if (child->code || !strstr(child->out, end)) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
-}
-
 TEST(paths) {
-    Finding run = {scratch_path("out"), 1}, checkpoint = {scratch_path("out/checkpoint-00000007"), 1};
-    Finding file = {scratch_path("out/checkpoint-00000007/DONE"), 1}, nothing = {"/nowhere", 1};
+    static const struct {
+        const char *path; // in "out"
+        int adapter;
+        const char *words; // NULL: the checkpoint is found
+    } cases[] = {
+        {"", 1, NULL},
+        {"checkpoint-00000007", 1, NULL},
+        {"checkpoint-00000007/DONE", 1, "DONE: is a file; give the folder"},
+        {"nowhere", 1, "nowhere: No such file"},
+        {"", 0, "holds adapters, not a model; give the model they were trained on with --model"},
+        {"checkpoint-00000007", 0, "and this folder with --adapter"},
+    };
+    Finding f = {scratch_path("out"), 1};
     save_usual_adapters();
-    expect_path(&run, "out/checkpoint-00000007\n");
-    expect_path(&checkpoint, "out/checkpoint-00000007\n");
-    expect_refused(path_body, &file, 1, "DONE: is a file; give the folder");
-    expect_refused(path_body, &nothing, 1, "--adapter /nowhere: No such file");
-    run.adapter = checkpoint.adapter = 0;
-    expect_refused(path_body, &run, 1, "holds adapters, not a model; give the model they were trained on with --model");
-    expect_refused(path_body, &checkpoint, 1, "and this folder with --adapter");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        f.path = *cases[i].path ? file_in(".", cases[i].path) : scratch_path("out"), f.adapter = cases[i].adapter;
+        test_case("%s", cases[i].path);
+        if (cases[i].words) {
+            expect_refused(path_body, &f, 1, cases[i].words);
+            continue;
+        }
+        const Child *child = run_child(path_body, &f);
+        if (child->code || !strstr(child->out, "checkpoint-00000007\n")) test_fail("%s%s", child->out, child->err);
+    }
     assert_int_equal(unlink(file_in("checkpoint-00000007", "DONE")), 0);
-    expect_refused(path_body, &checkpoint, 1, "holds adapters, not a model");
+    expect_refused(path_body, &f, 1, "holds adapters, not a model");
     save_usual();
-    run.adapter = 1;
-    expect_refused(path_body, &run, 1, "holds a whole model, not adapters; give it with --model");
+    f.path = scratch_path("out"), f.adapter = 1;
+    expect_refused(path_body, &f, 1, "holds a whole model, not adapters; give it with --model");
 }
 
 // ---- the key of a base -----------------------------------------------------------------------------------------------------------
@@ -299,30 +287,31 @@ static BaseKey device_key_of(const WeightSource *source, DType dtype) {
     return key;
 }
 
+static BaseKey file_key(const char *path) {
+    WeightSource *source = weights_open(path);
+    const BaseKey key = base_key_of_source(source);
+    weights_close(source);
+    return key;
+}
+
+static int same_key(BaseKey a, BaseKey b) { return a.config == b.config && a.weights == b.weights; }
+
 TEST(base_key_is_of_the_model_alone) {
     static const char *const models[] = {"gpt2", "llama", "qwen3-bf16", "qwen2-fp16"};
     for (size_t i = 0; i < COUNT_OF(models); i++) {
         WeightSource *source = weights_open(golden_path(models[i]));
         const BaseKey key = base_key_of_source(source);
-        BaseKey other;
+        const char *path = scratch_path("flat.bin");
         size_t count;
         test_case("%s", models[i]);
-        for (size_t dtype = 0; dtype < 3; dtype++) {
-            other = device_key_of(source, (DType)dtype);
-            assert_true(other.config == key.config && other.weights == key.weights);
-        }
-        weights_convert(source, scratch_path("flat.bin"), i % 2 ? DTYPE_BF16 : DTYPE_FP32);
-        WeightSource *flat = weights_open(scratch_path("flat.bin"));
-        other = base_key_of_source(flat);
-        assert_true(other.config == key.config && other.weights == key.weights);
-        weights_close(flat);
-        char *bytes = read_whole(scratch_path("flat.bin"), &count);
+        for (size_t dtype = 0; dtype < 3; dtype++) assert_true(same_key(device_key_of(source, (DType)dtype), key));
+        weights_convert(source, path, i % 2 ? DTYPE_BF16 : DTYPE_FP32);
+        assert_true(same_key(file_key(path), key));
+        char *bytes = read_whole(path, &count);
         bytes[count - 1] ^= 1; // a high bit of the last weight
-        write_file(scratch_path("flat.bin"), bytes, count);
-        flat = weights_open(scratch_path("flat.bin"));
-        other = base_key_of_source(flat);
-        assert_true(other.config == key.config && other.weights != key.weights);
-        weights_close(flat), weights_close(source);
+        write_file(path, bytes, count);
+        assert_true(file_key(path).config == key.config && file_key(path).weights != key.weights);
+        weights_close(source);
     }
 }
 
