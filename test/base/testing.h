@@ -21,6 +21,8 @@ must hold for every op: guards intact, inputs untouched, and the same bits when 
 #include "llmc/ops/ops.h"
 #include "llmc/base/random.h"
 
+// SCOPED(end) Type name = ...; calls end(&name) where the name's block ends.
+#define SCOPED(end)     __attribute__((cleanup(end)))
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 // ALL_CASES=1 in the environment: full products of cases, where pairwise covers are enough otherwise.

@@ -38,13 +38,6 @@ static size_t made_groups(MadeDocument *document, size_t first, size_t groups, s
     return count;
 }
 
-static const char *write_image(const char *name, ShardImage image) {
-    const char *path = scratch_path(name);
-    write_file(path, image.bytes, image.size);
-    free(image.bytes);
-    return path;
-}
-
 static void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
 
 static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};

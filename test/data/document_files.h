@@ -8,6 +8,9 @@ of any stream whether it belongs there.
 #include "llmc/data/dataloader.h"
 #include "shard_writer.h"
 
+#define SCOPED_LOADER SCOPED(dataloader_close) DataLoader
+#define SCOPED_BATCH  SCOPED(batch_free) Batch
+
 #define DOCUMENT_IDS 4096 // tokens of a document, at most
 
 // mask: of 8 targets so many do not count, at random; the last one does.
@@ -35,13 +38,16 @@ static MadeShard made_shard(size_t id_bytes) {
     return made;
 }
 
-static const char *write_shard(const char *name, const MadeShard *made, const MadeDocument *document,
-                               size_t documents) {
-    ShardImage image = shard_image(made, document, documents);
+static const char *write_image(const char *name, ShardImage image) {
     const char *path = scratch_path(name);
     write_file(path, image.bytes, image.size);
     free(image.bytes);
     return path;
+}
+
+static const char *write_shard(const char *name, const MadeShard *made, const MadeDocument *document,
+                               size_t documents) {
+    return write_image(name, shard_image(made, document, documents));
 }
 
 static DataSettings data_settings(size_t B, size_t T) {
@@ -84,6 +90,28 @@ static void expect_same_batch(const Batch *a, const Batch *b) {
     expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }
 
+// A position is one number: a loader that jumps there, from anywhere, gives the micro-batch of one that walks. step(k, position,
+// batch): NULL, or what else is held of the k-th.
+static void expect_seeks(const char *path, const DataSettings *settings, size_t steps,
+                         void (*step)(size_t k, uint64_t position, const Batch *batch)) {
+    SCOPED_LOADER walking = open_data(path, settings), jumping = open_data(path, settings);
+    SCOPED_BATCH one = batch_for(&walking), other = batch_for(&jumping);
+    uint64_t *position = (uint64_t *)case_memory(steps * sizeof(uint64_t));
+    allocation_guard = 1; // shards are opened and closed in here, and nothing may be allocated for that
+    for (size_t k = 0; k < steps; k++) {
+        position[k] = dataloader_position(&walking);
+        assert_true(position[k] < (uint64_t)1 << 53 && (k == 0 || position[k] > position[k - 1]));
+        dataloader_next(&walking, &one);
+        if (step) step(k, position[k], &one);
+        if (k) dataloader_seek(&jumping, position[test_random_below(k)]), dataloader_next(&jumping, &other);
+        dataloader_seek(&jumping, position[k]);
+        dataloader_next(&jumping, &other);
+        expect_same_batch(&one, &other);
+        assert_int_equal(dataloader_position(&walking), dataloader_position(&jumping));
+    }
+    allocation_guard = 0;
+}
+
 // ---- refusals: what a child of the test does ------------------------------------------------------------------------
 static DataSettings refusal_settings;
 
@@ -94,6 +122,26 @@ static void read_all(const void *context) {
     for (size_t i = 0; i < dataloader_batches(&loader); i++) dataloader_next(&loader, &batch);
     batch_free(&batch);
     dataloader_close(&loader);
+}
+
+// Any damage to one of `rounds` images ends in all the data or in one line. make(round, documents): an undamaged image, the settings set.
+static void expect_random_images_survived(size_t rounds, size_t least, size_t most,
+                                          ShardImage (*make)(size_t round, size_t *documents)) {
+    size_t refusals = 0, documents;
+    for (size_t round = 0; round < rounds; round++) {
+        ShardImage image = make(round, &documents);
+        for (size_t i = test_random_below(3); i > 0; i--)
+            image.bytes[test_random_below(image.size)] ^= (unsigned char)(1u << test_random_below(8));
+        if (test_random_below(2)) shard_image_seal(&image, documents); // as a writer with a fault would
+        if (!test_random_below(4)) image.size = test_random_below(image.size) + 1;
+        const Child *child = run_child(read_all, write_image("damaged.bin", image));
+        if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
+            refusals++;
+        else if (child->code != 0)
+            test_fail("round %zu: exit %d: %s", round, child->code, child->err);
+    }
+    printf("             %zu of %zu refused\n", refusals, rounds);
+    assert_in_range(refusals, least, most);
 }
 
 #endif

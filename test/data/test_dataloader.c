@@ -1,12 +1,11 @@
 // Token shards: llm.c's two kinds read as they are, places and epochs, every malformed file refused; random batches; and
 // the byte packer, whose main is called here.
-#define main pack_bytes_main
+#define main        pack_bytes_main
+#define write_shard pack_write_shard
 #include "data/pack_bytes.c"
 #undef main
-#include "test/base/child.h"
-#include "llmc/data/dataloader.h"
-
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+#undef write_shard
+#include "document_files.h"
 
 static const char *const GOLDEN16 = "test/golden/tokens_uint16.bin", *const GOLDEN32 = "test/golden/tokens_uint32.bin";
 
@@ -84,8 +83,8 @@ TEST(llmc_shards_of_both_kinds) {
     size_t bytes;
     const char *image16 = read_whole(GOLDEN16, &bytes), *image32 = read_whole(GOLDEN32, NULL);
     size_t tokens = (bytes - 1024) / 2, B = 3, T = 50;
-    DataLoader a = open_one(GOLDEN16, B, T, 96), b = open_one(GOLDEN32, B, T, 96);
-    Batch x = dirty_batch(B, T), y = dirty_batch(B, T);
+    SCOPED_LOADER a = open_one(GOLDEN16, B, T, 96), b = open_one(GOLDEN32, B, T, 96);
+    SCOPED_BATCH x = dirty_batch(B, T), y = dirty_batch(B, T);
     assert_int_equal(tokens, 4097);
     assert_int_equal(dataloader_batches(&a), 4096 / 150);
     for (size_t k = 0; k < dataloader_batches(&a); k++) {
@@ -102,8 +101,6 @@ TEST(llmc_shards_of_both_kinds) {
                 test_fail("batch %zu, token %zu: %d -> %d", k, i, x.tokens[i], x.targets[i]);
         }
     }
-    batch_free(&x), batch_free(&y);
-    dataloader_close(&a), dataloader_close(&b);
 }
 
 TEST(shards_follow_each_other_by_name) {
@@ -113,7 +110,7 @@ TEST(shards_follow_each_other_by_name) {
     const char *paths[3];
     Made made[4];
     DataSettings settings = settings_of(2, 10, 200000);
-    Batch batch = dirty_batch(2, 10);
+    SCOPED_BATCH batch = dirty_batch(2, 10);
     for (size_t s = 0; s < 4; s++) {
         made[s] = s % 2 ? shard32(tokens[s]) : shard16(tokens[s]);
         made[s].first = (uint32_t)(1000 * s);
@@ -122,7 +119,7 @@ TEST(shards_follow_each_other_by_name) {
     for (size_t form = 0; form < 2; form++) {
         paths[0] = form ? scratch_path("d.bin") : scratch_path("[a-d].bin");
         paths[1] = scratch_path("[bc].bin"), paths[2] = scratch_path("a.bin");
-        DataLoader loader = dataloader_open(paths, form ? 3 : 1, &settings);
+        SCOPED_LOADER loader = dataloader_open(paths, form ? 3 : 1, &settings);
         assert_int_equal(loader.shards, 4);
         assert_int_equal(dataloader_batches(&loader), 8);
         for (size_t epoch = 0; epoch < 2; epoch++) {
@@ -133,15 +130,13 @@ TEST(shards_follow_each_other_by_name) {
                 }
             }
         }
-        dataloader_close(&loader);
     }
-    batch_free(&batch);
 }
 
 TEST(a_place_is_one_number) {
     static const size_t tokens[] = {35, 64, 8, 1000};
     const char *pattern = scratch_path("place-*.bin");
-    Batch one = dirty_batch(1, 7), other = dirty_batch(1, 7);
+    SCOPED_BATCH one = dirty_batch(1, 7), other = dirty_batch(1, 7);
     char name[32];
     for (size_t s = 0; s < 4; s++) {
         Made made = shard16(tokens[s]);
@@ -149,7 +144,7 @@ TEST(a_place_is_one_number) {
         made.first = (uint32_t)(2000 * s);
         make_shard(name, made);
     }
-    DataLoader walking = open_one(pattern, 1, 7, 50000), jumping = open_one(pattern, 1, 7, 50000);
+    SCOPED_LOADER walking = open_one(pattern, 1, 7, 50000), jumping = open_one(pattern, 1, 7, 50000);
     assert_int_equal(dataloader_batches(&walking), 4 + 9 + 1 + 142);
     allocation_guard = 1; // shards are opened and closed in here, and nothing may be allocated for that
     for (size_t k = 0; k < 400; k++) {
@@ -164,30 +159,25 @@ TEST(a_place_is_one_number) {
         assert_memory_equal(one.targets, other.targets, 7 * 4);
     }
     allocation_guard = 0;
-    dataloader_close(&walking), dataloader_close(&jumping);
-    batch_free(&one), batch_free(&other);
 }
 
 TEST(batches_larger_than_the_buffer) {
     size_t T = 15001;
     for (size_t kind = 0; kind < 2; kind++) {
         Made made = kind ? shard32(2 * T + 1) : shard16(2 * T + 1);
-        DataLoader loader = open_one(make_shard("large.bin", made), 1, T, 120000);
-        Batch batch = dirty_batch(1, T);
+        SCOPED_LOADER loader = open_one(make_shard("large.bin", made), 1, T, 120000);
+        SCOPED_BATCH batch = dirty_batch(1, T);
         assert_true(T * SHARD_TOKEN_BYTES > DOCUMENTS_BUFFER);
         dataloader_next(&loader, &batch);
         expect_batch(&batch, &made, 0, 1, T);
         dataloader_next(&loader, &batch);
         expect_batch(&batch, &made, T, 1, T);
-        batch_free(&batch);
-        dataloader_close(&loader);
     }
 }
 
 static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
-    DataLoader loader = open_one(path, B, T, 50000);
+    SCOPED_LOADER loader = open_one(path, B, T, 50000);
     uint64_t fingerprint = dataloader_fingerprint(&loader);
-    dataloader_close(&loader);
     return fingerprint;
 }
 
@@ -226,11 +216,9 @@ typedef struct {
 
 static void open_and_read(const void *context) {
     const Opening *o = (const Opening *)context;
-    DataLoader loader = open_one(o->path, o->B, o->T, o->vocab_size);
-    Batch batch = batch_allocate(o->B * o->T, o->B);
+    SCOPED_LOADER loader = open_one(o->path, o->B, o->T, o->vocab_size);
+    SCOPED_BATCH batch = batch_allocate(o->B * o->T, o->B);
     for (size_t i = 0; i < o->batches; i++) dataloader_next(&loader, &batch);
-    batch_free(&batch);
-    dataloader_close(&loader);
 }
 
 static Opening opening(const char *path) {
@@ -387,7 +375,7 @@ TEST(random_damage) {
 // ---- batches without data ------------------------------------------------------------------------------------------------------
 TEST(random_batches) {
     size_t B = 4, T = 1000, V = 50, seen[50] = {0};
-    Batch a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
+    SCOPED_BATCH a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
     batch_random(&a, B, T, 0, V, 42), batch_random(&b, B, T, 0, V, 42);
     assert_memory_equal(a.tokens, b.tokens, B * T * 4);
     assert_memory_equal(a.targets, b.targets, B * T * 4);
@@ -407,11 +395,10 @@ TEST(random_batches) {
     assert_memory_not_equal(a.tokens, a.tokens + T, T * 4); // documents differ
     batch_random(&longer, 1, 2000, 0, V, 42);
     assert_memory_equal(a.tokens, longer.tokens, T * 4); // the first document does not depend on T
-    batch_free(&a), batch_free(&b), batch_free(&longer);
 }
 
 TEST(counted_targets) {
-    Batch batch = batch_allocate(6, 3);
+    SCOPED_BATCH batch = batch_allocate(6, 3);
     static const float weights[] = {1, 1, 0.5f, 2, 7, 0};
     static const int32_t targets[] = {3, -1, 0, 4, -1, 9}, positions[] = {0, 1, 2, 0, 0, 1};
     memcpy(batch.loss_weight, weights, sizeof(weights)), memcpy(batch.targets, targets, sizeof(targets));
@@ -424,7 +411,6 @@ TEST(counted_targets) {
     TargetCounts counts = batch_count(&batch);
     assert_true(counts.tokens == 3.5 && counts.documents == 2 && counts.groups == 2); // the last one's weight is 0
     assert_true(batch.document_weight[0] == 1.5 && batch.document_weight[1] == 2 && batch.document_weight[2] == 0);
-    batch_free(&batch);
 }
 
 // ---- packing bytes ---------------------------------------------------------------------------------------------------------------
@@ -467,7 +453,7 @@ TEST(bytes_become_a_shard) {
     unsigned char every[256];
     const char *out = scratch_path("bytes.bin"), *a = scratch_path("a.txt"), *b = scratch_path("b.txt");
     const char *copy = scratch_path("copy.txt"), *none = scratch_path("none.txt"), *list = scratch_path("list");
-    Batch batch = dirty_batch(1, 64);
+    SCOPED_BATCH batch = dirty_batch(1, 64);
     size_t count;
     for (size_t i = 0; i < 256; i++) every[i] = (unsigned char)i;
     write_file(a, every, 256), write_file(copy, every, 256), write_file(b, "text\n", 5), write_file(none, "", 0);
@@ -479,12 +465,10 @@ TEST(bytes_become_a_shard) {
     assert_int_equal(count, 261);
     assert_memory_equal(ids, every, 256);
     assert_memory_equal(ids + 256, "text\n", 5);
-    DataLoader loader = open_one(out, 1, 64, 256);
+    SCOPED_LOADER loader = open_one(out, 1, 64, 256);
     dataloader_next(&loader, &batch);
     for (size_t i = 0; i < 64; i++) assert_int_equal(batch.targets[i], i + 1);
     assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
-    dataloader_close(&loader);
-    batch_free(&batch);
 }
 
 TEST(validation_is_cut_out_of_the_text) {
@@ -526,22 +510,4 @@ TEST(packing_is_refused_in_one_line) {
     assert_true(access(out, F_OK) != 0);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(llmc_shards_of_both_kinds),
-                                       LISTED(shards_follow_each_other_by_name),
-                                       LISTED(a_place_is_one_number),
-                                       LISTED(batches_larger_than_the_buffer),
-                                       LISTED(fingerprint_tells_other_data_apart),
-                                       LISTED(the_skipped_end_is_said_once),
-                                       LISTED(what_is_too_short_is_refused_with_what_fits),
-                                       LISTED(malformed_files_are_refused),
-                                       LISTED(ids_outside_the_vocabulary_are_refused),
-                                       LISTED(files_that_change_and_files_named_twice),
-                                       LISTED(random_damage),
-                                       LISTED(random_batches),
-                                       LISTED(counted_targets),
-                                       LISTED(bytes_become_a_shard),
-                                       LISTED(validation_is_cut_out_of_the_text),
-                                       LISTED(packing_is_refused_in_one_line)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

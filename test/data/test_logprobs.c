@@ -6,8 +6,6 @@ or of another model, other data, another temperature or length is taken for the 
 #include "llmc/data/logprobs.h"
 #include <sys/resource.h>
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
-
 #define TOKENS    10000 // more than two times what is read at once
 #define DOCUMENTS 40
 
@@ -51,16 +49,15 @@ static const char *written(const char *name) {
 }
 
 static void open_body(const void *path) {
-    LogprobFile f;
+    SCOPED(logprobs_close) LogprobFile f;
     logprobs_open(&f, (const char *)path);
-    logprobs_close(&f);
 }
 
 TEST(what_is_written_is_read) {
     const char *path = written("round.logprobs"), *again = written_again("round.logprobs");
     const LogprobHeader h = some_header();
     float value[TOKENS];
-    LogprobFile f;
+    SCOPED(logprobs_close) LogprobFile f;
     struct stat status;
     assert_string_equal(path, again);
     logprobs_open(&f, path);
@@ -81,7 +78,6 @@ TEST(what_is_written_is_read) {
             if (value[i] != value_of(first + i)) test_fail("token %zu is %g", first + i, (double)value[i]);
     }
     allocation_guard = 0;
-    logprobs_close(&f);
 }
 
 TEST(what_is_not_written_is_zero) {
@@ -90,14 +86,13 @@ TEST(what_is_not_written_is_zero) {
     LogprobHeader h = some_header();
     float value[TOKENS];
     LogprobWriter w;
-    LogprobFile f;
+    SCOPED(logprobs_close) LogprobFile f;
     logprobs_create(&w, path, &h);
     logprobs_write(&w, 5000, 1, &one);
     logprobs_commit(&w, 1);
     logprobs_open(&f, path);
     logprobs_read(&f, 0, TOKENS, value);
     for (size_t i = 0; i < TOKENS; i++) assert_true(value[i] == (i == 5000 ? -1 : 0));
-    logprobs_close(&f);
 }
 
 static void read_beyond(const void *path) {
@@ -183,7 +178,7 @@ TEST(every_field_is_checked_with_a_right_checksum) {
 TEST(names_are_safe) {
     const char *path = written("name.logprobs");
     char name[64];
-    LogprobFile f;
+    SCOPED(logprobs_close) LogprobFile f;
     size_t size;
     char *bytes = read_whole(path, &size);
     memset(bytes + 104, 'x', 64);
@@ -195,7 +190,6 @@ TEST(names_are_safe) {
     write_file(path, bytes, size);
     logprobs_open(&f, path);
     assert_string_equal(f.header.model, "a?b?[1m");
-    logprobs_close(&f);
 
     logprobs_name(name, "short");
     assert_string_equal(name, "short");
@@ -335,10 +329,9 @@ typedef struct {
 
 static void check_body(const void *context) {
     const Wanted *w = (const Wanted *)context;
-    LogprobFile f;
+    SCOPED(logprobs_close) LogprobFile f;
     logprobs_open(&f, w->path);
     logprobs_check(&f, &w->wanted, "train-00000.bin");
-    logprobs_close(&f);
 }
 
 static Wanted wanted_of(const char *path) {
@@ -396,20 +389,4 @@ TEST(documents_cut_elsewhere_are_refused) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(what_is_written_is_read),
-                                       LISTED(what_is_not_written_is_zero),
-                                       LISTED(ranges_end_with_the_data),
-                                       LISTED(every_byte_of_the_header_counts),
-                                       LISTED(every_field_is_checked_with_a_right_checksum),
-                                       LISTED(names_are_safe),
-                                       LISTED(every_value_is_checked),
-                                       LISTED(any_length_but_the_right_one),
-                                       LISTED(random_damage_is_found),
-                                       LISTED(a_killed_writer_leaves_nothing_under_the_name),
-                                       LISTED(a_full_disk_is_one_line_before_the_work),
-                                       LISTED(files_of_other_kinds_are_not_replaced),
-                                       LISTED(another_model_or_data_is_refused),
-                                       LISTED(documents_cut_elsewhere_are_refused)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

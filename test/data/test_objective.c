@@ -547,27 +547,6 @@ TEST(streams_that_are_none_of_pairs) {
 }
 
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        LISTED(losses_are_the_formulas),
-        LISTED(weights_are_the_derivatives),
-        LISTED(trl_pairs),
-        LISTED(trl_groups),
-        LISTED(trl_advantages),
-        LISTED(ranges_give_the_weights_of_the_whole),
-        LISTED(streams_and_their_order_do_not_matter),
-        LISTED(dpo_starts_at_ln_2),
-        LISTED(policies_start_at_ratio_1),
-        LISTED(metrics_of_completions),
-        LISTED(masked_targets_are_not_looked_at),
-        LISTED(documents_without_counted_targets),
-        LISTED(what_is_not_finite_is_not_lost),
-        LISTED(extremes_of_pairs),
-        LISTED(advantages_of_a_group),
-        LISTED(words_are_those_of_the_options),
-        LISTED(defaults),
-        LISTED(what_each_waits_for_and_needs),
-        LISTED(streams_that_are_none_of_pairs),
-    };
     type = ops_device->summed;
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -4,8 +4,6 @@
 #include "llmc/base/hash.h"
 #include "llmc/data/packing.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
-
 // ---- pieces ------------------------------------------------------------------------------------------------------------------
 static uint32_t *lengths_of(size_t count) { return (uint32_t *)case_memory(count * sizeof(uint32_t)); }
 
@@ -28,6 +26,12 @@ static size_t lognormal_lengths(uint32_t *length, size_t most, double median, do
     }
     return count;
 }
+
+// Declares the packing p of these lengths and room e for its epochs.
+#define PACKING(p, e, length, count, capacity, shuffle, seed)                                                          \
+    SCOPED(packing_free)                                                                                               \
+    Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, shuffle, seed);                            \
+    SCOPED(epoch_sequences_free) EpochSequences e = epoch_sequences_allocate(&p)
 
 // ---- what must hold for any epoch ------------------------------------------------------------------------------------------------
 static void check_epoch(const Packing *p, const EpochSequences *e) {
@@ -58,9 +62,7 @@ TEST(every_piece_exactly_once) {
             size_t most = 1 + test_random_below(1000), capacity = most + test_random_below(3000);
             test_case("%zu pieces of %zu at most into %zu, %s", counts[c], most, capacity,
                       shuffle ? "shuffled" : "in order");
-            Packing p = packing_allocate(uniform_lengths(counts[c], 1, most), sizeof(uint32_t), counts[c], capacity,
-                                         shuffle, c);
-            EpochSequences e = epoch_sequences_allocate(&p);
+            PACKING(p, e, uniform_lengths(counts[c], 1, most), counts[c], capacity, shuffle, c);
             allocation_guard = 1;
             for (size_t epoch = 0; epoch < 4; epoch++) {
                 packing_epoch(&p, &e, epoch);
@@ -68,7 +70,6 @@ TEST(every_piece_exactly_once) {
                 check_epoch(&p, &e);
             }
             allocation_guard = 0;
-            packing_free(&p), epoch_sequences_free(&e);
         }
     }
 }
@@ -80,12 +81,10 @@ TEST(the_worst_case_of_streams_is_planned_for) {
         uint32_t *length = lengths_of(count);
         for (size_t i = 0; i < count; i++) length[i] = (uint32_t)lengths[k];
         for (int shuffle = 0; shuffle < 2; shuffle++) {
-            Packing p = packing_allocate(length, sizeof(uint32_t), count, 100, shuffle, 1);
-            EpochSequences e = epoch_sequences_allocate(&p);
+            PACKING(p, e, length, count, 100, shuffle, 1);
             packing_epoch(&p, &e, 0);
             check_epoch(&p, &e);
             if (p.windows == 1) assert_int_equal(e.sequences, (count + 100 / lengths[k] - 1) / (100 / lengths[k]));
-            packing_free(&p), epoch_sequences_free(&e);
         }
     }
 }
@@ -110,7 +109,7 @@ TEST(first_fit_decreasing_is_what_it_says) {
         size_t capacity = most + test_random_below(400);
         test_case("%zu pieces of %zu at most into %zu", count, most, capacity);
         uint32_t *length = uniform_lengths(count, 1, most), *bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
-        Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
+        SCOPED(packing_free) Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
         for (size_t i = 0; i < count; i++) p.item[i].sample = (uint32_t)i, p.item[i].positions = length[i];
         packing_sort(p.item, p.spare, count);
         for (size_t i = 1; i < count; i++) {
@@ -120,7 +119,6 @@ TEST(first_fit_decreasing_is_what_it_says) {
         }
         assert_int_equal(packing_first_fit(&p, count), plain_first_fit(p.item, count, capacity, bin));
         assert_memory_equal(p.bin, bin, count * sizeof(uint32_t));
-        packing_free(&p);
     }
 }
 
@@ -144,8 +142,7 @@ TEST(long_tails_fill_streams) {
             test_case("case %zu, seed %zu", c, seed);
             uint32_t *length = lengths_of(cases[c].pieces);
             lognormal_lengths(length, cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
-            Packing p = packing_allocate(length, sizeof(uint32_t), cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
-            EpochSequences e = epoch_sequences_allocate(&p);
+            PACKING(p, e, length, cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
             for (size_t epoch = 0; epoch < 2; epoch++) {
                 packing_epoch(&p, &e, epoch);
                 check_epoch(&p, &e);
@@ -154,7 +151,6 @@ TEST(long_tails_fill_streams) {
                     test_fail("%zu streams in %zu windows, %.2f %% full", e.sequences, p.windows,
                               100 * packing_fill(&p, e.sequences));
             }
-            packing_free(&p), epoch_sequences_free(&e);
         }
     }
     printf("             least fill %.2f %%\n", 100 * least);
@@ -164,8 +160,7 @@ TEST(a_million_pieces_take_a_moment) {
     size_t count = 1000000;
     uint32_t *length = lengths_of(count);
     lognormal_lengths(length, count, 300, 1.3, 8192);
-    Packing p = packing_allocate(length, sizeof(uint32_t), count, 8192, 1, 5);
-    EpochSequences e = epoch_sequences_allocate(&p);
+    PACKING(p, e, length, count, 8192, 1, 5);
     double begin = seconds_now();
     packing_epoch(&p, &e, 0);
     printf("             %.2f s, %zu windows, %zu streams, %.2f %% full\n", seconds_now() - begin, p.windows,
@@ -173,7 +168,6 @@ TEST(a_million_pieces_take_a_moment) {
     assert_true(seconds_now() - begin <
                 20); // sanitized, on a machine that has other things to do; quadratic would be hours
     assert_true(p.windows > 10);
-    packing_free(&p), epoch_sequences_free(&e);
 }
 
 // ---- orders -------------------------------------------------------------------------------------------------------------------------
@@ -198,9 +192,8 @@ static size_t same_neighbours(const uint32_t *a, const uint32_t *b, size_t count
 TEST(epochs_and_seeds_differ_and_repeat) {
     size_t count = 40000, bytes = count * sizeof(uint32_t);
     uint32_t *length = uniform_lengths(count, 1, 700);
-    Packing p = packing_allocate(length, sizeof(uint32_t), count, 4096, 1, 7),
-            q = packing_allocate(length, sizeof(uint32_t), count, 4096, 1, 8);
-    EpochSequences e = epoch_sequences_allocate(&p), f = epoch_sequences_allocate(&q);
+    PACKING(p, e, length, count, 4096, 1, 7);
+    PACKING(q, f, length, count, 4096, 1, 8);
     const uint32_t *first, *again, *second, *other;
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
     packing_epoch(&p, &e, 1), second = walk(&p, &e);
@@ -211,7 +204,6 @@ TEST(epochs_and_seeds_differ_and_repeat) {
     assert_memory_not_equal(first, other, bytes);
     assert_true(same_neighbours(first, second, count) < count / 100); // other pieces meet, too
     assert_true(same_neighbours(first, other, count) < count / 100);
-    packing_free(&p), packing_free(&q), epoch_sequences_free(&e), epoch_sequences_free(&f);
 }
 
 TEST(small_sets_are_permuted_too) {
@@ -219,39 +211,34 @@ TEST(small_sets_are_permuted_too) {
     size_t changed = 0;
     uint32_t *first;
     for (size_t i = 0; i < 64; i++) length[i] = 25; // four to a stream: only the order can differ
-    Packing p = packing_allocate(length, sizeof(uint32_t), 64, 100, 1, 3);
-    EpochSequences e = epoch_sequences_allocate(&p);
+    PACKING(p, e, length, 64, 100, 1, 3);
     packing_epoch(&p, &e, 0), first = walk(&p, &e);
     for (size_t epoch = 1; epoch < 5; epoch++) {
         packing_epoch(&p, &e, epoch);
         changed += same_neighbours(first, walk(&p, &e), 64) < 10;
     }
     assert_int_equal(changed, 4);
-    packing_free(&p), epoch_sequences_free(&e);
 }
 
 TEST(not_shuffled_is_the_order_of_the_file) {
     static const uint32_t lengths[] = {40, 50, 20, 100, 1, 99, 1}, begins[] = {0, 2, 3, 4, 6, 7};
     uint32_t *length = lengths_of(7);
     for (size_t i = 0; i < 7; i++) length[i] = lengths[i];
-    Packing p = packing_allocate(length, sizeof(uint32_t), 7, 100, 0, 0);
-    EpochSequences e = epoch_sequences_allocate(&p);
+    PACKING(p, e, length, 7, 100, 0, 0);
     packing_epoch(&p, &e, 0);
     assert_int_equal(e.sequences, 5);
     for (size_t i = 0; i < 7; i++) assert_int_equal(e.order[i], i);
     for (size_t i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
-    packing_free(&p), epoch_sequences_free(&e);
 }
 
 TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than a length
     size_t count = 5000;
     uint32_t *length = uniform_lengths(count, 1, 300),
              (*table)[4] = (uint32_t(*)[4])case_memory(count * sizeof(*table));
-    Packing p = packing_allocate(length, sizeof(uint32_t), count, 1000, 1, 4);
-    EpochSequences e = epoch_sequences_allocate(&p);
+    PACKING(p, e, length, count, 1000, 1, 4);
     for (size_t i = 0; i < count; i++) table[i][0] = table[i][1] = table[i][3] = 7777777, table[i][2] = length[i];
-    Packing q = packing_allocate(&table[0][2], sizeof(*table), count, 1000, 1, 4);
-    EpochSequences f = epoch_sequences_allocate(&q);
+    SCOPED(packing_free) Packing q = packing_allocate(&table[0][2], sizeof(*table), count, 1000, 1, 4);
+    SCOPED(epoch_sequences_free) EpochSequences f = epoch_sequences_allocate(&q);
     assert_int_equal(p.positions, q.positions);
     for (size_t epoch = 0; epoch < 3; epoch++) {
         packing_epoch(&p, &e, epoch), packing_epoch(&q, &f, epoch);
@@ -259,7 +246,6 @@ TEST(lengths_lie_a_stride_apart) { // as in a table whose entries have more than
         assert_int_equal(e.sequences, f.sequences);
         assert_memory_equal(e.order, f.order, count * sizeof(uint32_t));
     }
-    packing_free(&p), packing_free(&q), epoch_sequences_free(&e), epoch_sequences_free(&f);
 }
 
 TEST(permutations_are_uniform) {
@@ -295,18 +281,4 @@ TEST(crc32_is_zlibs) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(every_piece_exactly_once),
-                                       LISTED(the_worst_case_of_streams_is_planned_for),
-                                       LISTED(first_fit_decreasing_is_what_it_says),
-                                       LISTED(lengths_of_four_bytes_are_sorted),
-                                       LISTED(long_tails_fill_streams),
-                                       LISTED(a_million_pieces_take_a_moment),
-                                       LISTED(epochs_and_seeds_differ_and_repeat),
-                                       LISTED(small_sets_are_permuted_too),
-                                       LISTED(not_shuffled_is_the_order_of_the_file),
-                                       LISTED(lengths_lie_a_stride_apart),
-                                       LISTED(permutations_are_uniform),
-                                       LISTED(crc32_is_zlibs)};
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -3,8 +3,6 @@
 #include "answer_files.h"
 #include "llmc/data/prefetch.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
-
 static const char *write_documents(size_t documents, size_t most) {
     MadeShard made = made_shard(4);
     return write_shard("ahead.bin", &made, made_documents(0, documents, most, 3), documents);
@@ -42,8 +40,8 @@ TEST(the_same_at_any_speed) {
                 Prefetch ahead;
                 test_case("pause %zu, length %zu, %zu accumulated", pauses[p], lengths[l], accumulated);
                 const char *path = write_documents(l ? 30 : 900, lengths[l]);
-                DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
-                Batch batch = batch_for(&other);
+                SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
+                SCOPED_BATCH batch = batch_for(&other);
                 prefetch_allocate(&ahead, &one, assign_alone(accumulated));
                 prefetch_start(&ahead, 0);
                 allocation_guard = 1;
@@ -52,8 +50,6 @@ TEST(the_same_at_any_speed) {
                 assert_true(dataloader_position(&other) > one.segments);
                 assert_true(ahead.waited >= 0);
                 prefetch_free(&ahead);
-                batch_free(&batch);
-                dataloader_close(&one), dataloader_close(&other);
             }
         }
     }
@@ -62,8 +58,8 @@ TEST(the_same_at_any_speed) {
 TEST(stopped_and_started_anywhere) {
     DataSettings settings = data_settings(2, 100);
     const char *path = write_documents(200, 300);
-    DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
-    Batch batch = batch_for(&other);
+    SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
+    SCOPED_BATCH batch = batch_for(&other);
     Prefetch ahead;
     prefetch_allocate(&ahead, &one, assign_alone(2));
     for (size_t round = 0; round < 60; round++) {
@@ -76,22 +72,18 @@ TEST(stopped_and_started_anywhere) {
     }
     assert_null(prefetch_running);
     prefetch_free(&ahead);
-    batch_free(&batch);
-    dataloader_close(&one), dataloader_close(&other);
 }
 
 TEST(llmc_shards_are_read_ahead_too) {
     DataSettings settings = data_settings(2, 50);
     const char *path = "test/golden/tokens_uint16.bin";
-    DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
-    Batch batch = batch_for(&other);
+    SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
+    SCOPED_BATCH batch = batch_for(&other);
     Prefetch ahead;
     prefetch_allocate(&ahead, &one, assign_alone(3));
     prefetch_start(&ahead, 0);
     expect_steps(&ahead, &other, &batch, 50, 0);
     prefetch_free(&ahead);
-    batch_free(&batch);
-    dataloader_close(&one), dataloader_close(&other);
 }
 
 TEST(answers_are_read_ahead_too) {
@@ -106,8 +98,8 @@ TEST(answers_are_read_ahead_too) {
         for (size_t i = 0; i < count; i++) document[i].value = value;
         made.values = c == 2;
         const char *path = write_shard("answers.bin", &made, document, count);
-        DataLoader one = open_data(path, &settings), other = open_data(path, &settings);
-        Batch batch = batch_for(&other);
+        SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
+        SCOPED_BATCH batch = batch_for(&other);
         prefetch_allocate(&ahead, &one, assign_alone(3));
         prefetch_start(&ahead, 0);
         allocation_guard = 1;
@@ -115,14 +107,12 @@ TEST(answers_are_read_ahead_too) {
         allocation_guard = 0;
         assert_true(dataloader_position(&other) > one.samples);
         prefetch_free(&ahead);
-        batch_free(&batch);
-        dataloader_close(&one), dataloader_close(&other);
     }
 }
 
 TEST(waiting_is_measured) {
     DataSettings settings = data_settings(1, 4000);
-    DataLoader loader = open_data(write_documents(300, 4000), &settings);
+    SCOPED_LOADER loader = open_data(write_documents(300, 4000), &settings);
     Prefetch ahead;
     size_t i;
     prefetch_allocate(&ahead, &loader, assign_alone(1));
@@ -137,7 +127,6 @@ TEST(waiting_is_measured) {
     }
     assert_true(i < 20);
     prefetch_free(&ahead);
-    dataloader_close(&loader);
 }
 
 // ---- errors --------------------------------------------------------------------------------------------------------------------
@@ -199,13 +188,4 @@ TEST(another_error_stops_the_threads) {
     for (size_t i = 0; i < 10; i++) expect_refused(end_in_the_middle, path, EXIT_RUNTIME, "something else");
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(the_same_at_any_speed),
-                                       LISTED(stopped_and_started_anywhere),
-                                       LISTED(llmc_shards_are_read_ahead_too),
-                                       LISTED(answers_are_read_ahead_too),
-                                       LISTED(waiting_is_measured),
-                                       LISTED(errors_come_where_they_would_have),
-                                       LISTED(another_error_stops_the_threads)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -3,8 +3,6 @@
 #include "answer_files.h"
 #include "llmc/data/documents_read.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
-
 // ---- log-probabilities from a file ------------------------------------------------------------------------------------------------
 // A file that says of every token but the first of a document which it is: -token / 8.
 static LogprobFile logprobs_of_tokens(const char *name, const MadeDocument *document, size_t documents, size_t tokens) {
@@ -59,9 +57,9 @@ TEST(log_probabilities_are_those_of_the_targets) {
             paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
         }
         objective.beta = 0.1;
-        LogprobFile file = logprobs_of_tokens("all.logprobs", document, count, tokens);
+        SCOPED(logprobs_close) LogprobFile file = logprobs_of_tokens("all.logprobs", document, count, tokens);
         settings.old = &file;
-        DataLoader loader = dataloader_open(paths, 2, &settings);
+        SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
         loader.settings.reference = &file; // later, too
         for (size_t i = 0; i < count; i++) {
             size_t in = before[i] + test_random_below(document[i].tokens); // any token of document i
@@ -69,16 +67,13 @@ TEST(log_probabilities_are_those_of_the_targets) {
             assert_int_equal(documents_token_offset(&loader, i), before[i]);
             assert_int_equal(at.shard->documents_before + at.number, i);
         }
-        Batch batch = batch_for(&loader);
+        SCOPED_BATCH batch = batch_for(&loader);
         allocation_guard = 1;
         for (size_t s = 0; s < 2 * dataloader_batches(&loader); s++) {
             dataloader_next(&loader, &batch);
             expect_logprobs(&batch, document, before, c < 3);
         }
         allocation_guard = 0;
-        batch_free(&batch);
-        dataloader_close(&loader);
-        logprobs_close(&file);
     }
 }
 
@@ -99,7 +94,7 @@ TEST(any_kind_is_read_document_by_document) {
             continue;
         }
         DataLoader loader = open_data(path, &settings);
-        Batch batch = batch_for(&loader);
+        SCOPED_BATCH batch = batch_for(&loader);
         for (size_t i = 0; i < dataloader_batches(&loader); i++, documents += batch.documents) {
             dataloader_next(&loader, &batch);
             assert_int_equal(batch.tokens[0] / DOCUMENT_IDS, documents);
@@ -107,7 +102,6 @@ TEST(any_kind_is_read_document_by_document) {
         }
         assert_int_equal(documents, 4);
         key[k] = dataloader_content_key(&loader);
-        batch_free(&batch);
         dataloader_close(&loader);
         if (k) other.objective = &objective;
         loader = open_data(path, &other);
@@ -155,7 +149,7 @@ TEST(prompts_of_any_kind_that_has_them) {
             }
             paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
         }
-        DataLoader loader = dataloader_open(paths, 2, &settings);
+        SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
         assert_int_equal(loader.prompts, prompts);
         assert_int_equal(loader.longest_prompt, longest);
         assert_int_equal(prompts_longest_document(&loader), longest_document);
@@ -165,17 +159,14 @@ TEST(prompts_of_any_kind_that_has_them) {
             expect_prompt(&loader, i, of, tokens, 50);
             expect_prompt(&loader, i, of, tokens, of->prompt);
         }
-        dataloader_close(&loader);
     }
 }
 
 static void read_prompts(const void *context) {
-    DataLoader loader = open_data((const char *)context, &refusal_settings);
+    SCOPED_LOADER loader = open_data((const char *)context, &refusal_settings);
     size_t prompt_tokens, tokens;
     int32_t ids[64];
-    for (size_t i = 0; i < loader.prompts; i++)
-        prompts_read(&loader, i, ids, 64, &prompt_tokens, &tokens);
-    dataloader_close(&loader);
+    for (size_t i = 0; i < loader.prompts; i++) prompts_read(&loader, i, ids, 64, &prompt_tokens, &tokens);
 }
 
 TEST(prompts_that_are_none) {
@@ -209,9 +200,4 @@ TEST(prompts_that_are_none) {
                    "llm.c's shards, which have no prompts");
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(log_probabilities_are_those_of_the_targets),
-                                       LISTED(any_kind_is_read_document_by_document),
-                                       LISTED(prompts_of_any_kind_that_has_them), LISTED(prompts_that_are_none)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

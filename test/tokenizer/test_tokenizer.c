@@ -7,8 +7,6 @@ that are damaged, with and without a checksum that is right, which are refused i
 #include "llmc/tokenizer/chat.h"
 #include "llmc/base/text.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
-
 #define FOLDER "test/golden/tokenizers/"
 static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
 enum { STYLES = sizeof(styles) / sizeof(styles[0]) };
@@ -396,18 +394,4 @@ static void change_numbers(const void *path) {
 
 TEST(numbers_out_of_bounds) { for_each_style(change_numbers); }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(ids_and_texts_of_hugging_face),
-        LISTED(beginnings_and_ends),
-        LISTED(long_texts),
-        LISTED(text_in_pieces),
-        LISTED(pieces_are_whole_characters),
-        LISTED(chat_is_the_template),
-        LISTED(refusals),
-        LISTED(truncated_files),
-        LISTED(flipped_bits),
-        LISTED(numbers_out_of_bounds),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }
