@@ -6,6 +6,7 @@
 #undef main
 #undef write_shard
 #include "document_files.h"
+#include "test/base/damage.h"
 
 static const char *const GOLDEN16 = "test/golden/tokens_uint16.bin", *const GOLDEN32 = "test/golden/tokens_uint32.bin";
 
@@ -136,7 +137,7 @@ TEST(shards_follow_each_other_by_name) {
 TEST(a_place_is_one_number) {
     static const size_t tokens[] = {35, 64, 8, 1000};
     const char *pattern = scratch_path("place-*.bin");
-    SCOPED_BATCH one = dirty_batch(1, 7), other = dirty_batch(1, 7);
+    const DataSettings settings = settings_of(1, 7, 50000);
     char name[32];
     for (size_t s = 0; s < 4; s++) {
         Made made = shard16(tokens[s]);
@@ -144,21 +145,18 @@ TEST(a_place_is_one_number) {
         made.first = (uint32_t)(2000 * s);
         make_shard(name, made);
     }
-    SCOPED_LOADER walking = open_one(pattern, 1, 7, 50000), jumping = open_one(pattern, 1, 7, 50000);
-    assert_int_equal(dataloader_batches(&walking), 4 + 9 + 1 + 142);
-    allocation_guard = 1; // shards are opened and closed in here, and nothing may be allocated for that
-    for (size_t k = 0; k < 400; k++) {
-        uint64_t far = k + 156 * (uint64_t)1000000000000; // the same place of a later epoch
-        assert_int_equal(dataloader_position(&walking), k);
-        dataloader_next(&walking, &one);
-        dataloader_seek(&jumping, test_random_below((size_t)POSITIONS_MAX - 1));
-        dataloader_next(&jumping, &other);
-        dataloader_seek(&jumping, test_random_below(2) ? k : far);
-        dataloader_next(&jumping, &other);
-        assert_memory_equal(one.tokens, other.tokens, 7 * 4);
-        assert_memory_equal(one.targets, other.targets, 7 * 4);
+    expect_seeks(pattern, &settings, 400, NULL);
+    SCOPED_LOADER loader = open_data(pattern, &settings);
+    SCOPED_BATCH one = dirty_batch(1, 7), later = dirty_batch(1, 7);
+    assert_int_equal(dataloader_batches(&loader), 4 + 9 + 1 + 142);
+    for (size_t k = 0; k < 156; k++) {
+        dataloader_seek(&loader, k);
+        assert_int_equal(dataloader_position(&loader), k);
+        dataloader_next(&loader, &one);
+        dataloader_seek(&loader, k + 156 * (uint64_t)1000000000000); // the same place of a later epoch
+        dataloader_next(&loader, &later);
+        expect_same_batch(&one, &later);
     }
-    allocation_guard = 0;
 }
 
 TEST(batches_larger_than_the_buffer) {
@@ -177,8 +175,7 @@ TEST(batches_larger_than_the_buffer) {
 
 static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
     SCOPED_LOADER loader = open_one(path, B, T, 50000);
-    uint64_t fingerprint = dataloader_fingerprint(&loader);
-    return fingerprint;
+    return dataloader_fingerprint(&loader);
 }
 
 // The fingerprint of the shard with one byte changed, `from_end` bytes from its end or else `at` from its beginning.
@@ -192,8 +189,8 @@ static uint64_t fingerprint_changed(const char *path, size_t at, size_t from_end
 }
 
 TEST(fingerprint_tells_other_data_apart) {
-    static const size_t tokens[] = {100, 1001, 5000,
-                                    50000}; // the file ends within, between and behind what is looked at
+    static const size_t tokens[] = {100, 1001, 5000, 50000}; // it ends within, between and behind what is looked at
+    static const size_t changes[][2] = {{1024, 0}, {1024 + 100, 0}, {0, 2}, {0, 100}}; // {0, 2}: the last token
     for (size_t i = 0; i < 4; i++) {
         const char *path = make_shard("f.bin", shard16(tokens[i])), *copy = make_shard("copy.bin", shard16(tokens[i]));
         uint64_t fingerprint = fingerprint_of(path, 2, 10);
@@ -201,10 +198,8 @@ TEST(fingerprint_tells_other_data_apart) {
         assert_true(fingerprint_of(copy, 2, 10) == fingerprint);
         assert_true(fingerprint_of(path, 1, 20) != fingerprint);
         assert_true(fingerprint_of(make_shard("g.bin", shard16(tokens[i] + 1)), 2, 10) != fingerprint);
-        assert_true(fingerprint_changed(path, 1024, 0) != fingerprint); // the first token
-        assert_true(fingerprint_changed(path, 1024 + 100, 0) != fingerprint);
-        assert_true(fingerprint_changed(path, 0, 2) != fingerprint); // the last one
-        assert_true(fingerprint_changed(path, 0, 100) != fingerprint);
+        for (size_t k = 0; k < 4; k++)
+            assert_true(fingerprint_changed(path, changes[k][0], changes[k][1]) != fingerprint);
     }
 }
 
@@ -268,29 +263,23 @@ static const char *make_bytes(const char *name, size_t count, int byte) {
 
 TEST(malformed_files_are_refused) {
     static const struct {
-        uint32_t magic, version;
+        Made made;
         const char *words;
-    } headers[] = {
-        {20240520, 2, "bad.bin: version 2 of a token shard with magic number 20240520 is not known, expected 1"},
-        {20240520, 7, "version 7"},
-        {20240801, 1, "version 1 of a token shard with magic number 20240801 is not known, expected 7"},
-        {20240522, 1, "bad.bin: is not a token shard, its magic number is 20240522, expected 20240520"},
-        {0x88d83401, 0x01000000, "bad.bin: was written on a big-endian machine"},
-        {0xa1d93401, 0x07000000, "bad.bin: was written on a big-endian machine"}};
-    Made made;
-    for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
-        made = shard16(100);
-        made.magic = headers[i].magic, made.version = headers[i].version;
-        refused(opening(make_shard("bad.bin", made)), headers[i].words);
-    }
-    made = shard16(100), made.written = 99;
-    refused(opening(make_shard("bad.bin", made)),
-            "the header says 100 tokens, so 1224 bytes, but the file has 1222; it is truncated");
-    made = shard32(100), made.written = 101;
-    refused(opening(make_shard("bad.bin", made)),
-            "so 1424 bytes, but the file has 1428; it is not what its header says");
-    made = shard16(100), made.tokens = 0xffffffffu; // oversized
-    refused(opening(make_shard("bad.bin", made)), "the header says 4294967295 tokens");
+    } rows[] = {
+        {{20240520, 2, 100, 2, 100, 0, 50000},
+         "bad.bin: version 2 of a token shard with magic number 20240520 is not known, expected 1"},
+        {{20240520, 7, 100, 2, 100, 0, 50000}, "version 7"},
+        {{20240801, 1, 100, 2, 100, 0, 50000},
+         "version 1 of a token shard with magic number 20240801 is not known, expected 7"},
+        {{20240522, 1, 100, 2, 100, 0, 50000},
+         "bad.bin: is not a token shard, its magic number is 20240522, expected 20240520"},
+        {{0x88d83401, 0x01000000, 100, 2, 100, 0, 50000}, "bad.bin: was written on a big-endian machine"},
+        {{0xa1d93401, 0x07000000, 100, 2, 100, 0, 50000}, "bad.bin: was written on a big-endian machine"},
+        {{20240520, 1, 100, 2, 99, 0, 50000},
+         "the header says 100 tokens, so 1224 bytes, but the file has 1222; it is truncated"},
+        {{20240801, 7, 100, 4, 101, 0, 120000}, "so 1424 bytes, but the file has 1428; it is not what its header says"},
+        {{20240520, 1, 0xffffffffu, 2, 100, 0, 50000}, "the header says 4294967295 tokens"}};
+    for (size_t i = 0; i < COUNT_OF(rows); i++) refused(opening(make_shard("bad.bin", rows[i].made)), rows[i].words);
     refused(opening(make_bytes("bad.bin", 0, 0)), "bad.bin: is empty");
     refused(opening(make_bytes("bad.bin", 1023, 0)), "its 1023 bytes are less than the header");
     refused(opening(make_bytes("bad.bin", 5000, 'x')), "is not a token shard");
@@ -318,20 +307,16 @@ TEST(ids_outside_the_vocabulary_are_refused) {
 }
 
 static void cut_while_reading(const void *context) {
-    const char *path = (const char *)context;
-    DataLoader loader = open_one(path, 1, 16, 50000);
+    DataLoader loader = open_one((const char *)context, 1, 16, 50000);
     Batch batch = batch_allocate(16, 1);
     dataloader_next(&loader, &batch);
-    if (truncate(path, 1024 + 2 * 20)) return;
-    dataloader_next(&loader, &batch);
+    if (!truncate((const char *)context, 1024 + 2 * 20)) dataloader_next(&loader, &batch);
 }
 
 static void removed_while_reading(const void *context) {
-    const char *path = (const char *)context;
-    DataLoader loader = open_one(path, 1, 16, 50000);
+    DataLoader loader = open_one((const char *)context, 1, 16, 50000);
     Batch batch = batch_allocate(16, 1);
-    if (unlink(path)) return;
-    dataloader_next(&loader, &batch);
+    if (!unlink((const char *)context)) dataloader_next(&loader, &batch);
 }
 
 static void opened_twice(const void *context) {
@@ -349,27 +334,21 @@ TEST(files_that_change_and_files_named_twice) {
     expect_refused(opened_twice, make_shard("twice.bin", shard16(33)), EXIT_RUNTIME, "twice.bin is named twice");
 }
 
+static void read_damaged(const void *path) {
+    const Opening o = {(const char *)path, 1 + test_random_below(3), 1 + test_random_below(2000), 96, 2};
+    open_and_read(&o);
+}
+
 // Any damage to the header, and any length, ends in a batch or in one line.
 TEST(random_damage) {
-    size_t bytes, refusals = 0;
-    const char *golden = read_whole(GOLDEN16, &bytes);
-    unsigned char *image = (unsigned char *)case_memory(bytes);
-    const char *path = scratch_path("damaged.bin");
-    for (size_t round = 0; round < 300; round++) {
-        Opening o = {path, 1 + test_random_below(3), 1 + test_random_below(2000), 96, 2};
-        size_t length = test_random_below(3) ? bytes : test_random_below(bytes);
-        memcpy(image, golden, bytes);
-        for (size_t i = test_random_below(4); i > 0; i--)
-            image[test_random_below(12)] ^= (unsigned char)(1u << test_random_below(8));
-        write_file(path, image, length);
-        const Child *child = run_child(open_and_read, &o);
-        if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
-            refusals++;
-        else if (child->code != 0)
-            test_fail("round %zu: exit %d: %s", round, child->code, child->err);
-    }
-    printf("             %zu of 300 refused\n", refusals);
-    assert_true(refusals > 100 && refusals < 290);
+    size_t bytes;
+    const char *golden = read_whole(GOLDEN16, &bytes), *path = scratch_path("damaged.bin");
+    const DamageSuite suite = {scratch_folder(), read_damaged, path, NULL, 1};
+    write_file(path, golden, bytes);
+    size_t opened = expect_random_damage_survived(&suite, "damaged.bin", 12, 200);
+    opened += expect_random_damage_survived(&suite, "damaged.bin", bytes, 100);
+    printf("             %zu of 300 refused\n", 300 - opened);
+    assert_in_range(300 - opened, 101, 289);
 }
 
 // ---- batches without data ------------------------------------------------------------------------------------------------------

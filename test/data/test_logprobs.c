@@ -2,7 +2,7 @@
 The file of log-probabilities: what is written is read, in any order and range; nothing that is damaged, half written,
 or of another model, other data, another temperature or length is taken for the right one.
 */
-#include "test/base/child.h"
+#include "test/base/damage.h"
 #include "llmc/data/logprobs.h"
 #include <sys/resource.h>
 
@@ -32,14 +32,17 @@ static void write_values(LogprobWriter *w) {
     }
 }
 
-static const char *written_again(const char *name) {
-    const char *path = scratch_path(name);
+static void write_half(LogprobWriter *w, const char *path) {
     const LogprobHeader h = some_header();
+    logprobs_create(w, path, &h);
+    write_values(w);
+}
+
+static const char *written_again(const char *name) {
     LogprobWriter w;
-    logprobs_create(&w, path, &h);
-    write_values(&w);
+    write_half(&w, scratch_path(name));
     logprobs_commit(&w, TOKENS - (TOKENS + 2) / 3);
-    return path;
+    return scratch_path(name);
 }
 
 // In the place of whatever was there.
@@ -122,57 +125,62 @@ static void reseal(char *bytes) {
     h->header_crc = logprobs_header_crc(h);
 }
 
-TEST(every_byte_of_the_header_counts) {
-    const char *path = written("flipped.logprobs");
-    size_t size;
-    char *bytes = read_whole(path, &size);
-    for (size_t i = 0; i < 256; i++) {
-        bytes[i] ^= (char)(1u << test_random_below(8));
-        write_file(path, bytes, size);
-        expect_refused(open_body, path, 1, "flipped.logprobs: ");
-        bytes = read_whole(written("flipped.logprobs"), &size);
-    }
+static void mend_header(const char *path, char *bytes, size_t count, size_t before) {
+    (void)path, (void)count, (void)before;
+    reseal(bytes);
 }
 
-TEST(every_field_is_checked_with_a_right_checksum) {
-    static const struct {
-        size_t at;
-        uint64_t value;
-        size_t bytes;
-        const char *words;
-    } field[] = {{0, 'X', 1, "does not begin with SBPLOGPS, so it is no file of log-probabilities"},
-                 {8, 1, 4, "of version 1, this program reads version 2"},
-                 {12, 0x04030201, 4, "was written on a machine of the other byte order"},
-                 {12, 0x01020305, 4, "the byte order mark in its header cannot be"},
-                 {16, 128, 8, "the length of the header in its header cannot be"},
-                 {24, 256 + 4 * TOKENS + 4, 8, "its header says 40260 bytes, but the file has 40256; it is truncated"},
-                 {24, 1, 8, "it is not what its header says"},
-                 {32, TOKENS + 1, 8, "the number of tokens"},
-                 {32, (1ull << 62) + TOKENS, 8, "the number of tokens"},
-                 {40, 0, 8, "the number of documents"},
-                 {40, TOKENS / 2 + 1, 8, "the number of documents"},
-                 {48, TOKENS - DOCUMENTS + 1, 8, "the number of log-probabilities"},
-                 {48, 6665, 8, "holds 6666 log-probabilities, its header says 6665"},
-                 {72, 0, 8, "the length to which documents were cut"},
-                 {80, 0, 4, "the length to which documents were cut"},
-                 {80, 3, 4, "the way in which documents were cut"},
-                 {84, 3, 4, "the element type"},
-                 {88, 0, 8, "the temperature"},
-                 {88, 0x7ff0000000000000, 8, "the temperature"},
-                 {88, 0xbff0000000000000, 8, "the temperature"},
-                 {88, 0x7ff8000000000000, 8, "the temperature"},
-                 {96, 0, 4, "its checksum is wrong, the file is damaged"},
-                 {168, 1, 1, "the rest, which must be zeros,"},
-                 {255, 1, 1, "the rest, which must be zeros,"}};
-    const char *path = scratch_path("field.logprobs");
-    size_t size;
-    for (size_t i = 0; i < sizeof(field) / sizeof(field[0]); i++) {
-        char *bytes = read_whole(written("field.logprobs"), &size);
-        memcpy(bytes + field[i].at, &field[i].value, field[i].bytes);
-        reseal(bytes);
-        write_file(path, bytes, size);
-        expect_refused(open_body, path, 1, field[i].words);
+static void mend_all(const char *path, char *bytes, size_t count, size_t before) {
+    ((LogprobHeader *)(void *)bytes)->body_crc = crc32_of(0, bytes + 256, count - 256);
+    mend_header(path, bytes, count, before);
+}
+
+#define BAD "bad.logprobs"
+static DamageSuite damage_suite(void (*mend)(const char *, char *, size_t, size_t)) {
+    const DamageSuite suite = {scratch_folder(), open_body, written(BAD), mend, 0};
+    return suite;
+}
+
+TEST(every_byte_of_the_header_counts) {
+    const DamageSuite suite = damage_suite(NULL);
+    Damage *flips = (Damage *)case_memory(256 * sizeof(Damage));
+    for (size_t i = 0; i < 256; i++) {
+        const Damage flip = FLIPPED_BIT(BAD, (long long)i, test_random_below(8), BAD ": ");
+        flips[i] = flip;
     }
+    expect_damage_found(&suite, flips, 256);
+    expect_flips_found(&suite, BAD, 80, BAD ": ");
+}
+
+#define FIELD(at, value, bytes, words) OTHER_NUMBER(BAD, at, bytes, value, words)
+TEST(every_field_is_checked_with_a_right_checksum) {
+    static const Damage fields[] = {
+        FIELD(0, 'X', 1, "does not begin with SBPLOGPS, so it is no file of log-probabilities"),
+        FIELD(8, 1, 4, "of version 1, this program reads version 2"),
+        FIELD(12, 0x04030201, 4, "was written on a machine of the other byte order"),
+        FIELD(12, 0x01020305, 4, "the byte order mark in its header cannot be"),
+        FIELD(16, 128, 8, "the length of the header in its header cannot be"),
+        FIELD(24, 256 + 4 * TOKENS + 4, 8, "its header says 40260 bytes, but the file has 40256; it is truncated"),
+        FIELD(24, 1, 8, "it is not what its header says"),
+        FIELD(32, TOKENS + 1, 8, "the number of tokens"),
+        FIELD(32, (1ull << 62) + TOKENS, 8, "the number of tokens"),
+        FIELD(40, 0, 8, "the number of documents"),
+        FIELD(40, TOKENS / 2 + 1, 8, "the number of documents"),
+        FIELD(48, TOKENS - DOCUMENTS + 1, 8, "the number of log-probabilities"),
+        FIELD(48, 6665, 8, "holds 6666 log-probabilities, its header says 6665"),
+        FIELD(72, 0, 8, "the length to which documents were cut"),
+        FIELD(80, 0, 4, "the length to which documents were cut"),
+        FIELD(80, 3, 4, "the way in which documents were cut"),
+        FIELD(84, 3, 4, "the element type"),
+        FIELD(88, 0, 8, "the temperature"),
+        FIELD(88, 0x7ff0000000000000, 8, "the temperature"),
+        FIELD(88, 0xbff0000000000000, 8, "the temperature"),
+        FIELD(88, 0x7ff8000000000000, 8, "the temperature"),
+        FIELD(96, 0, 4, "its checksum is wrong, the file is damaged"),
+        FIELD(168, 1, 1, "the rest, which must be zeros,"),
+        FIELD(255, 1, 1, "the rest, which must be zeros,")};
+    const DamageSuite suite = damage_suite(mend_header);
+    expect_damage_found(&suite, fields, COUNT_OF(fields));
 }
 
 TEST(names_are_safe) {
@@ -202,80 +210,51 @@ TEST(names_are_safe) {
 }
 
 TEST(every_value_is_checked) {
-    static const struct {
-        float value;
-        const char *words; // NULL: it may be there
-    } made[] = {{NAN, "the log-probability of token 4444 is "},
-                {INFINITY, "the log-probability of token 4444 is inf"},
-                {-INFINITY, "the log-probability of token 4444 is -inf; it must be finite and at most 0"},
-                {0.0011f, "the log-probability of token 4444 is 0.0011"},
-                {0.0009f, NULL},
-                {-1e30f, NULL}};
-    const char *path = scratch_path("value.logprobs");
-    size_t size;
-    for (size_t i = 0; i < sizeof(made) / sizeof(made[0]); i++) {
-        char *bytes = read_whole(written("value.logprobs"), &size);
-        LogprobHeader *h = (LogprobHeader *)(void *)bytes;
-        memcpy(bytes + 256 + 4 * 4444, &made[i].value, 4);
-        write_file(path, bytes, size);
-        expect_refused(open_body, path, 1, "value.logprobs: its checksum is wrong"); // first of all
-        h->body_crc = crc32_of(0, bytes + 256, size - 256);
-        reseal(bytes);
-        write_file(path, bytes, size);
-        if (made[i].words)
-            expect_refused(open_body, path, 1, made[i].words);
-        else
-            open_body(path);
+#define VALUE(bits, words) FIELD(256 + 4 * 4444, bits, 4, words)
+    static const Damage values[] = {
+        VALUE(0x7fc00000, "the log-probability of token 4444 is "), // NaN
+        VALUE(0x7f800000, "the log-probability of token 4444 is inf"),
+        VALUE(0xff800000, "the log-probability of token 4444 is -inf; it must be finite and at most 0"),
+        VALUE(0x3a902de0, "the log-probability of token 4444 is 0.0011"),
+        VALUE(0x3a6bedfa, NULL),  // 0.0009
+        VALUE(0xf149f2ca, NULL)}; // -1e30
+    const DamageSuite unmended = damage_suite(NULL), suite = damage_suite(mend_all);
+    expect_damage_found(&suite, values, COUNT_OF(values));
+    for (size_t i = 0; i < COUNT_OF(values); i++) { // the checksum comes first of all
+        Damage value = values[i];
+        value.words = BAD ": its checksum is wrong";
+        expect_damage_found(&unmended, &value, 1);
     }
 }
 
 TEST(any_length_but_the_right_one) {
-    const char *path = scratch_path("length.logprobs");
-    static const size_t lengths[] = {1, 8, 255, 256, 257, 20000, 40255, 40257, 80000};
-    size_t size;
-    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-        char *bytes = read_whole(written("length.logprobs"), &size), *longer = (char *)case_memory(80000);
-        memcpy(longer, bytes, size);
-        write_file(path, longer, lengths[i]);
-        expect_refused(open_body, path, 1,
-                       lengths[i] < 256    ? "bytes are less than the header of a file of log-probabilities (256)"
-                       : lengths[i] < size ? "it is truncated"
-                                           : "it is not what its header says");
-    }
-    write_file(path, "", 0);
-    expect_refused(open_body, path, 1, "length.logprobs: is empty");
+    static const Damage lengths[] = {
+        CUT_TO(BAD, 0, BAD ": is empty"),
+        CUT_TO(BAD, 1, "bytes are less than the header of a file of log-probabilities (256)"),
+        CUT_TO(BAD, 8, "bytes are less than the header of a file of log-probabilities (256)"),
+        CUT_TO(BAD, 255, "bytes are less than the header of a file of log-probabilities (256)"),
+        CUT_TO(BAD, 256, "it is truncated"),
+        CUT_TO(BAD, 257, "it is truncated"),
+        CUT_TO(BAD, 20000, "it is truncated"),
+        CUT_TO(BAD, 40255, "it is truncated"),
+        EXTENDED_BY(BAD, 1, "it is not what its header says"),
+        EXTENDED_BY(BAD, 39744, "it is not what its header says")};
+    const DamageSuite suite = damage_suite(NULL);
+    expect_damage_found(&suite, lengths, COUNT_OF(lengths));
     expect_refused(open_body, scratch_folder(), 1, "is not a regular file");
     expect_refused(open_body, scratch_path("nowhere"), 1, "nowhere: cannot be opened: No such file");
 }
 
-TEST(random_damage_is_found) {
-    const char *path = scratch_path("random.logprobs");
-    size_t size;
-    char *bytes = read_whole(written("random.logprobs"), &size);
-    for (size_t i = 0; i < 100; i++) {
-        size_t at = test_random_below(size);
-        char bit = (char)(1u << test_random_below(8));
-        bytes[at] ^= bit;
-        write_file(path, bytes, size);
-        expect_refused(open_body, path, 1, "random.logprobs: ");
-        bytes[at] ^= bit;
-    }
-}
-
 // ---- half written -------------------------------------------------------------------------------------------------
 static void killed_half_way(const void *path) {
-    const LogprobHeader h = some_header();
     LogprobWriter w;
-    logprobs_create(&w, (const char *)path, &h);
-    write_values(&w);
+    write_half(&w, (const char *)path);
     kill(getpid(), SIGKILL);
 }
 
 static void ended_half_way(const void *path) {
-    const LogprobHeader h = some_header();
     LogprobWriter w;
-    logprobs_create(&w, (const char *)path, &h);
-    write_values(&w);
+    write_half(&w, (const char *)path);
     die("something else is wrong");
 }
 
@@ -334,37 +313,38 @@ static void check_body(const void *context) {
     logprobs_check(&f, &w->wanted, "train-00000.bin");
 }
 
-static Wanted wanted_of(const char *path) {
-    Wanted w = {path, some_header()};
-    logprobs_name(w.wanted.model, "other/model");
-    return w;
-}
-
 TEST(another_model_or_data_is_refused) {
+#define WANTED(field, value) offsetof(LogprobHeader, field), sizeof(((LogprobHeader *)0)->field), value
+    static const struct {
+        size_t at, bytes;
+        uint64_t value;
+        const char *words; // NULL: the file serves
+    } rows[] = {
+        {WANTED(temperature, 0x3fe8000000000000), NULL}, // 0.75, as it is
+        {WANTED(model_key, 0), NULL},                    // any
+        {WANTED(model_key, 0x1111),
+         "whose.logprobs: holds log-probabilities under another model: some/model (bf16, 0123456789abcdef), the run's "
+         "reference is other/model (bf16, 0000000000001111); compute them again"},
+        {WANTED(data_key, 0xfedcba9876543211),
+         "whose.logprobs: holds log-probabilities of other data or by another tokenizer: of 10000 tokens in 40 "
+         "documents (fedcba9876543210), train-00000.bin has 10000 in 40 (fedcba9876543211); compute"},
+        {WANTED(tokens, TOKENS + 1), "train-00000.bin has 10001 in 40"},
+        {WANTED(documents, DOCUMENTS - 1), "train-00000.bin has 10000 in 39"},
+        {WANTED(temperature, 0x3ff0000000000000),
+         "at temperature 0.75, this run's is 1; compute them again with --temperature 1"},
+        {WANTED(cut, DOCUMENTS_SPLIT),
+         "of documents that are truncated to 300 positions, this run has them split into 300 positions"},
+        {WANTED(cut, DOCUMENTS_WHOLE), "truncated to 300 positions, this run has them whole"}};
     const char *path = written("whose.logprobs");
-    Wanted w = wanted_of(path);
-    check_body(&w);
-    w.wanted.model_key = 0; // any
-    check_body(&w);
-    w.wanted.model_key = 0x1111;
-    expect_refused(check_body, &w, 1,
-                   "whose.logprobs: holds log-probabilities under another model: some/model (bf16, 0123456789abcdef), "
-                   "the run's reference is other/model (bf16, 0000000000001111); compute them again");
-    w = wanted_of(path), w.wanted.data_key++;
-    expect_refused(check_body, &w, 1,
-                   "whose.logprobs: holds log-probabilities of other data or by another tokenizer: of 10000 tokens in "
-                   "40 documents (fedcba9876543210), train-00000.bin has 10000 in 40 (fedcba9876543211); compute");
-    w = wanted_of(path), w.wanted.tokens++;
-    expect_refused(check_body, &w, 1, "train-00000.bin has 10001 in 40");
-    w = wanted_of(path), w.wanted.documents--;
-    expect_refused(check_body, &w, 1, "train-00000.bin has 10000 in 39");
-    w = wanted_of(path), w.wanted.temperature = 1;
-    expect_refused(check_body, &w, 1, "at temperature 0.75, this run's is 1; compute them again with --temperature 1");
-    w = wanted_of(path), w.wanted.cut = DOCUMENTS_SPLIT, w.wanted.seq_len = 300;
-    expect_refused(check_body, &w, 1,
-                   "of documents that are truncated to 300 positions, this run has them split into 300 positions");
-    w = wanted_of(path), w.wanted.cut = DOCUMENTS_WHOLE, w.wanted.seq_len = 0;
-    expect_refused(check_body, &w, 1, "truncated to 300 positions, this run has them whole");
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        Wanted w = {path, some_header()};
+        logprobs_name(w.wanted.model, "other/model");
+        memcpy((char *)&w.wanted + rows[i].at, &rows[i].value, rows[i].bytes);
+        if (rows[i].words)
+            expect_refused(check_body, &w, 1, rows[i].words);
+        else
+            check_body(&w);
+    }
 }
 
 TEST(documents_cut_elsewhere_are_refused) {

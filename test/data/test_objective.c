@@ -190,38 +190,30 @@ static void check_golden_case(const cJSON *expected, Stream *s) {
     check_golden_metrics(json_get(expected, "metrics"), &metrics);
 }
 
-TEST(trl_pairs) {
+static void check_golden_cases(const char *list, const char *data, int count) {
     cJSON *golden = golden_read();
-    const cJSON *expected;
-    cJSON_ArrayForEach(expected, json_get(golden, "pair_cases")) {
-        test_case("%s %s beta=%g", json_get(expected, "objective")->valuestring,
-                  json_get(expected, "dpo_loss") ? json_get(expected, "dpo_loss")->valuestring : "",
-                  golden_number(expected, "beta", NAN));
-        Stream s = golden_stream(json_get(golden, "pairs"));
+    const cJSON *expected, *documents = json_get(golden, data);
+    cJSON_ArrayForEach(expected, json_get(golden, list)) {
+        const Objective o = golden_objective(expected);
+        const cJSON *advantage = json_get(expected, "advantage");
+        test_case("%s %s %s beta=%g", objective_names[o.kind], dpo_loss_names[o.dpo_loss],
+                  normalisation_names[o.normalisation], o.beta);
+        Stream s = golden_stream(documents);
+        if (advantage) {
+            const char *key = !strcmp(advantage->valuestring, "token") ? "token_advantage" : "document_advantage";
+            golden_floats(documents, key, s.batch.N, s.batch.advantage);
+            if (!cJSON_IsTrue(json_get(expected, "old"))) s.batch.old = NULL;
+            if (o.beta == 0) s.batch.reference = NULL; // must do without
+        }
         check_golden_case(expected, &s);
     }
-    assert_int_equal(cJSON_GetArraySize(json_get(golden, "pair_cases")), 15);
+    assert_int_equal(cJSON_GetArraySize(json_get(golden, list)), count);
     cJSON_Delete(golden);
 }
 
-TEST(trl_groups) {
-    cJSON *golden = golden_read();
-    const cJSON *expected, *groups = json_get(golden, "groups");
-    cJSON_ArrayForEach(expected, json_get(golden, "group_cases")) {
-        test_case("%s %s beta=%g", json_get(expected, "objective")->valuestring,
-                  json_get(expected, "normalisation")->valuestring, golden_number(expected, "beta", NAN));
-        Stream s = golden_stream(groups);
-        golden_floats(groups,
-                      !strcmp(json_get(expected, "advantage")->valuestring, "token") ? "token_advantage"
-                                                                                     : "document_advantage",
-                      s.batch.N, s.batch.advantage);
-        if (!cJSON_IsTrue(json_get(expected, "old"))) s.batch.old = NULL;
-        if (golden_number(expected, "beta", NAN) == 0) s.batch.reference = NULL; // must do without
-        check_golden_case(expected, &s);
-    }
-    assert_int_equal(cJSON_GetArraySize(json_get(golden, "group_cases")), 44);
-    cJSON_Delete(golden);
-}
+TEST(trl_pairs) { check_golden_cases("pair_cases", "pairs", 15); }
+
+TEST(trl_groups) { check_golden_cases("group_cases", "groups", 44); }
 
 TEST(trl_advantages) {
     cJSON *golden = golden_read();
@@ -498,18 +490,18 @@ TEST(words_are_those_of_the_options) {
 }
 
 TEST(defaults) {
-    Objective o = make(OBJECTIVE_DPO, NAN);
-    assert_true(o.beta == 0.1);
-    o = make(OBJECTIVE_ORPO, NAN);
-    assert_true(o.beta == 0.1);
-    o = make(OBJECTIVE_SIMPO, NAN);
-    assert_true(o.beta == 2 && o.gamma == 1);
-    o = make(OBJECTIVE_PPO, NAN);
-    assert_true(o.beta == 0 && o.clip_low == 0.2 && o.clip_high == 0.2);
-    o = make(OBJECTIVE_GSPO, NAN);
-    assert_true(o.beta == 0 && o.clip_low == 3e-4 && o.clip_high == 4e-4);
-    o = make(OBJECTIVE_GRPO, 0.5);
-    assert_true(o.beta == 0.5 && o.clip_low == 0.2 && o.clip_high == 0.2);
+    static const struct {
+        ObjectiveKind kind;
+        double given, beta, low, high;
+    } rows[] = {{OBJECTIVE_DPO, NAN, 0.1, NAN, NAN},  {OBJECTIVE_ORPO, NAN, 0.1, NAN, NAN},
+                {OBJECTIVE_SIMPO, NAN, 2, NAN, NAN},  {OBJECTIVE_PPO, NAN, 0, 0.2, 0.2},
+                {OBJECTIVE_GSPO, NAN, 0, 3e-4, 4e-4}, {OBJECTIVE_GRPO, 0.5, 0.5, 0.2, 0.2}};
+    Objective o;
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        o = make(rows[i].kind, rows[i].given);
+        assert_true(o.beta == rows[i].beta && (o.kind != OBJECTIVE_SIMPO || o.gamma == 1));
+        assert_true(isnan(rows[i].low) || (o.clip_low == rows[i].low && o.clip_high == rows[i].high));
+    }
     o.normalisation = NORMALISE_DAPO, o.clip_high = NAN;
     objective_resolve(&o);
     assert_true(o.clip_low == 0.2 && o.clip_high == 0.28);

@@ -31,25 +31,29 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
     }
 }
 
+// A loader behind the thread against one without, for some steps, over the end of an epoch.
+static void expect_read_ahead(const char *path, DataSettings settings, size_t accumulated, size_t steps, size_t pause) {
+    SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
+    SCOPED_BATCH batch = batch_for(&other);
+    Prefetch ahead;
+    prefetch_allocate(&ahead, &one, assign_alone(accumulated));
+    prefetch_start(&ahead, 0);
+    allocation_guard = 1;
+    expect_steps(&ahead, &other, &batch, steps, pause);
+    allocation_guard = 0;
+    assert_true(dataloader_position(&other) > dataloader_batches(&one)); // over the end of epochs
+    assert_true(ahead.waited >= 0);
+    prefetch_free(&ahead);
+}
+
 TEST(the_same_at_any_speed) {
     static const size_t pauses[] = {0, 1, 30, 300}, lengths[] = {20, 4000}; // short ones: reading is slower than taking
     for (size_t p = 0; p < 4; p++) {
         for (size_t l = 0; l < 2; l++) {
             for (size_t accumulated = 1; accumulated < 8; accumulated += 3) {
-                DataSettings settings = data_settings(4, 100 << l);
-                Prefetch ahead;
                 test_case("pause %zu, length %zu, %zu accumulated", pauses[p], lengths[l], accumulated);
                 const char *path = write_documents(l ? 30 : 900, lengths[l]);
-                SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
-                SCOPED_BATCH batch = batch_for(&other);
-                prefetch_allocate(&ahead, &one, assign_alone(accumulated));
-                prefetch_start(&ahead, 0);
-                allocation_guard = 1;
-                expect_steps(&ahead, &other, &batch, 150 / accumulated, pauses[p]); // over the end of epochs
-                allocation_guard = 0;
-                assert_true(dataloader_position(&other) > one.segments);
-                assert_true(ahead.waited >= 0);
-                prefetch_free(&ahead);
+                expect_read_ahead(path, data_settings(4, 100 << l), accumulated, 150 / accumulated, pauses[p]);
             }
         }
     }
@@ -75,38 +79,21 @@ TEST(stopped_and_started_anywhere) {
 }
 
 TEST(llmc_shards_are_read_ahead_too) {
-    DataSettings settings = data_settings(2, 50);
-    const char *path = "test/golden/tokens_uint16.bin";
-    SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
-    SCOPED_BATCH batch = batch_for(&other);
-    Prefetch ahead;
-    prefetch_allocate(&ahead, &one, assign_alone(3));
-    prefetch_start(&ahead, 0);
-    expect_steps(&ahead, &other, &batch, 50, 0);
-    prefetch_free(&ahead);
+    expect_read_ahead("test/golden/tokens_uint16.bin", data_settings(2, 50), 3, 50, 0);
 }
 
 TEST(answers_are_read_ahead_too) {
+    static const ObjectiveKind kinds[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_PPO};
+    static const float value[64] = {0.5f, -1, 2, 0.25f};
     for (size_t c = 0; c < 3; c++) {
-        const Objective objective = objective_of(c == 0 ? OBJECTIVE_DPO : c == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
-        DataSettings settings = answer_settings(2, 40, &objective);
+        const Objective objective = objective_of(kinds[c]);
         MadeShard made = made_kind(objective_data[objective.kind].kind);
-        static const float value[64] = {0.5f, -1, 2, 0.25f};
         MadeDocument document[200];
-        Prefetch ahead;
         size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40);
         for (size_t i = 0; i < count; i++) document[i].value = value;
         made.values = c == 2;
         const char *path = write_shard("answers.bin", &made, document, count);
-        SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
-        SCOPED_BATCH batch = batch_for(&other);
-        prefetch_allocate(&ahead, &one, assign_alone(3));
-        prefetch_start(&ahead, 0);
-        allocation_guard = 1;
-        expect_steps(&ahead, &other, &batch, 40, 0); // over the end of epochs
-        allocation_guard = 0;
-        assert_true(dataloader_position(&other) > one.samples);
-        prefetch_free(&ahead);
+        expect_read_ahead(path, answer_settings(2, 40, &objective), 3, 40, 0);
     }
 }
 
@@ -158,12 +145,9 @@ TEST(errors_come_where_they_would_have) {
     for (size_t i = 0; i < 5; i++) document[i] = made_document(i, 81, 0);
     for (size_t k = 0; k < 5; k++) {
         ShardImage image = shard_image(&made, document, 5);
-        Failing f;
         char words[64];
         image.bytes[image.ids + (k * 81 + 7) * 4] ^= 1;
-        f.path = scratch_path("faulty.bin"), f.steps = k;
-        write_file(f.path, image.bytes, image.size);
-        free(image.bytes);
+        const Failing f = {write_image("faulty.bin", image), k};
         snprintf(words, sizeof(words), "faulty.bin: the checksum of document %zu is wrong", k);
         expect_refused(take_until_it_fails, &f, EXIT_RUNTIME, words);
     }
