@@ -190,6 +190,17 @@ static void expect_damage_found(const DamageSuite *suite, const Damage *rows, si
     if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
 }
 
+// A bit of each byte from `first` to before `end`: this one, or any where it is negative.
+static void expect_bits_found(const DamageSuite *suite, const char *file, size_t first, size_t end, int bit,
+                              const char *words) {
+    Damage *rows = (Damage *)case_memory((end - first) * sizeof(Damage));
+    for (size_t at = first; at < end; at++) {
+        const Damage row = FLIPPED_BIT(file, (long long)at, bit < 0 ? test_random_below(8) : (size_t)bit, words);
+        rows[at - first] = row;
+    }
+    expect_damage_found(suite, rows, end - first);
+}
+
 // Single bits: the first and the last bytes of the file, and `tries` at random.
 static void expect_flips_found(const DamageSuite *suite, const char *file, size_t tries, const char *words) {
     enum { ENDS = 10 };

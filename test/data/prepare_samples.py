@@ -141,8 +141,7 @@ def tokenizer_folder(path, tokenizer, template=None, bos=None, eos=None, **confi
     os.makedirs(path, exist_ok=True)
     tokenizer.save(os.path.join(path, "tokenizer.json"))
     config.update({key: value for key, value in (("chat_template", template), ("bos_token", bos), ("eos_token", eos)) if value})
-    with open(os.path.join(path, "tokenizer_config.json"), "w", encoding="utf-8") as file:
-        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", **config}, file)
+    write_text(os.path.join(path, "tokenizer_config.json"), json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config}))
     return path
 
 
@@ -174,8 +173,12 @@ def long_conversation(rng, turns, variant):
     return messages
 
 
-def write_lines(path, records):
+def write_text(path, text):
     with open(path, "w", encoding="utf-8") as file:
-        for record in records:
-            file.write((record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n")
+        file.write(text)
     return path
+
+
+def write_lines(path, records):
+    return write_text(path, "".join((record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n"
+                                    for record in records))

@@ -310,14 +310,9 @@ TEST(every_field_of_the_header) {
         FIELD(120, 4, 1, "the checksum of its document table is wrong"),
         FIELD(128, 64, 0x6e6e6e6e6e6e6e6e, "the name of its tokenizer has no end")};
     const DamageSuite suite = damage_suite();
-    Damage *flips = (Damage *)case_memory(248 * sizeof(Damage));
     seal_table = 0;
     expect_damage_found(&suite, fields, sizeof(fields) / sizeof(fields[0]));
-    for (size_t k = 0; k < 248; k++) { // any wrong bit of the header
-        const Damage flip = FLIPPED_BIT("bad.bin", (long long)k + 8, test_random_below(8), "bad.bin: ");
-        flips[k] = flip;
-    }
-    expect_damage_found(&suite, flips, 248);
+    expect_bits_found(&suite, "bad.bin", 8, 256, -1, "bad.bin: ");
 }
 
 #define ENTRY(document, at, value, words)                                                                              \
@@ -334,32 +329,23 @@ TEST(every_field_of_the_table) {
         ENTRY(2, 32, 4, "document 2 has a prompt that is longer than itself"),
         FIELD(TOKEN_SHARD_HEADER + TOKEN_SHARD_ENTRY * 2 + 44, 4, 1, "the checksum of document 2 is wrong")};
     const DamageSuite suite = damage_suite();
-    Damage *flips = (Damage *)case_memory(4 * TOKEN_SHARD_ENTRY * sizeof(Damage));
     seal_table = 1;
     expect_damage_found(&suite, fields, sizeof(fields) / sizeof(fields[0]));
-    for (size_t k = 0; k < 4 * TOKEN_SHARD_ENTRY; k++) {
-        const Damage flip = FLIPPED_BIT("bad.bin", (long long)(TOKEN_SHARD_HEADER + k), 2,
-                                        "the checksum of its document table is wrong");
-        flips[k] = flip;
-    }
-    expect_damage_found(&suite, flips, 4 * TOKEN_SHARD_ENTRY);
+    expect_bits_found(&suite, "bad.bin", TOKEN_SHARD_HEADER, TOKEN_SHARD_HEADER + 4 * TOKEN_SHARD_ENTRY, 2,
+                      "the checksum of its document table is wrong");
 }
 
 TEST(every_section_truncated_or_flipped) {
     const DamageSuite suite = damage_suite();
     ShardImage whole = small_image();
     const size_t cuts[] = {8, 255, 256, whole.table + 60, whole.ids, whole.ids + 33, whole.counts, whole.size - 1};
-    Damage *rows = (Damage *)case_memory((8 + whole.size) * sizeof(Damage));
-    size_t count = 0;
-    for (; count < 8; count++) {
-        const Damage cut = CUT_TO("bad.bin", (long long)cuts[count], "truncated");
-        rows[count] = cut;
+    for (size_t i = 0; i < COUNT_OF(cuts); i++) {
+        const Damage cut = CUT_TO("bad.bin", (long long)cuts[i], "truncated");
+        expect_damage_found(&suite, &cut, 1);
     }
-    for (size_t i = whole.ids; i < whole.size; i++) { // the long document is read in segments, the others whole
-        const Damage flip = FLIPPED_BIT("bad.bin", (long long)i, 0, "the checksum of document ");
-        if (i < whole.ids + 37 * 4 || i >= whole.counts) rows[count++] = flip; // else between two sections
-    }
-    expect_damage_found(&suite, rows, count);
+    // the long document is read in segments, the others whole
+    expect_bits_found(&suite, "bad.bin", whole.ids, whole.ids + 37 * 4, 0, "the checksum of document ");
+    expect_bits_found(&suite, "bad.bin", whole.counts, whole.size, 0, "the checksum of document ");
     free(whole.bytes);
 }
 

@@ -216,16 +216,18 @@ TEST(trl_pairs) { check_golden_cases("pair_cases", "pairs", 15); }
 TEST(trl_groups) { check_golden_cases("group_cases", "groups", 44); }
 
 TEST(trl_advantages) {
+    static const char *const keys[] = {"centred", "scaled"};
     cJSON *golden = golden_read();
     const cJSON *groups = json_get(golden, "groups");
-    double *scaled = golden_list(groups, "scaled", 8), *centred = golden_list(groups, "centred", 8), found[4];
+    double found[4];
     float reward[8];
     golden_floats(groups, "reward", 8, reward);
-    for (size_t g = 0; g < 8; g += 4) {
-        group_advantages(reward + g, 4, 1, found);
-        for (size_t i = 0; i < 4; i++) expect_close("scaled", g + i, found[i], scaled[g + i], 1, 1e-14);
-        group_advantages(reward + g, 4, 0, found);
-        for (size_t i = 0; i < 4; i++) expect_close("centred", g + i, found[i], centred[g + i], 1, 1e-14);
+    for (int scale = 0; scale < 2; scale++) {
+        const double *expected = golden_list(groups, keys[scale], 8);
+        for (size_t i = 0; i < 8; i++) {
+            group_advantages(reward + i / 4 * 4, 4, scale, found);
+            expect_close(keys[scale], i, found[i % 4], expected[i], 1, 1e-14);
+        }
     }
     cJSON_Delete(golden);
 }
@@ -471,22 +473,22 @@ TEST(advantages_of_a_group) {
 }
 
 // ---- words and defaults ---------------------------------------------------------------------------------------------
-static void expect_words(const char *option, const char *const *names, int count) {
-    char words[200] = "";
-    size_t i;
-    for (int k = 0; k < count; k++) {
-        snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s%s", k ? "|" : "", names[k]);
-    }
-    for (i = 0; i < OPTION_ROWS; i++)
-        if (!strcmp(option_rows[i].name, option)) break;
-    assert_true(i < OPTION_ROWS);
-    assert_string_equal(option_rows[i].value, words);
-}
-
 TEST(words_are_those_of_the_options) {
-    expect_words("objective", objective_names, OBJECTIVES);
-    expect_words("dpo-loss", dpo_loss_names, DPO_LOSSES);
-    expect_words("normalisation", normalisation_names, NORMALISATIONS);
+    static const struct {
+        const char *option, *const *names;
+        int count;
+    } rows[] = {{"objective", objective_names, OBJECTIVES},
+                {"dpo-loss", dpo_loss_names, DPO_LOSSES},
+                {"normalisation", normalisation_names, NORMALISATIONS}};
+    for (size_t r = 0; r < COUNT_OF(rows); r++) {
+        char words[200] = "";
+        size_t i = 0;
+        for (int k = 0; k < rows[r].count; k++)
+            snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s%s", k ? "|" : "", rows[r].names[k]);
+        while (i < OPTION_ROWS && strcmp(option_rows[i].name, rows[r].option) != 0) i++;
+        assert_true(i < OPTION_ROWS);
+        assert_string_equal(option_rows[i].value, words);
+    }
 }
 
 TEST(defaults) {

@@ -5,26 +5,21 @@
 #include "llmc/data/packing.h"
 
 // ---- pieces ------------------------------------------------------------------------------------------------------------------
-static uint32_t *lengths_of(size_t count) { return (uint32_t *)case_memory(count * sizeof(uint32_t)); }
-
 static uint32_t *uniform_lengths(size_t count, size_t least, size_t most) {
-    uint32_t *length = lengths_of(count);
+    uint32_t *length = (uint32_t *)case_memory(count * sizeof(uint32_t));
     for (size_t i = 0; i < count; i++) length[i] = (uint32_t)(least + test_random_below(most - least + 1));
     return length;
 }
 
-// Documents of a long-tailed distribution, those above T split as the loader does; returns how many pieces there are.
-static size_t lognormal_lengths(uint32_t *length, size_t most, double median, double sigma, size_t T) {
-    size_t count = 0;
-    while (count < most) {
+// Documents of a long-tailed distribution, those above T split as the loader does.
+static uint32_t *lognormal_lengths(size_t count, double median, double sigma, size_t T) {
+    uint32_t *length = (uint32_t *)case_memory(count * sizeof(uint32_t));
+    for (size_t i = 0; i < count;) {
         double size = median * exp(sigma * test_normal());
         size_t left = size < 1 ? 1 : size > 1e7 ? 10000000 : (size_t)size;
-        for (; left && count < most; count++) {
-            length[count] = (uint32_t)min_size(left, T);
-            left -= length[count];
-        }
+        for (; left && i < count; i++) left -= length[i] = (uint32_t)min_size(left, T);
     }
-    return count;
+    return length;
 }
 
 // Declares the packing p of these lengths and room e for its epochs.
@@ -78,8 +73,7 @@ TEST(the_worst_case_of_streams_is_planned_for) {
     static const size_t lengths[] = {51, 50, 100, 1}; // of 100: one to a stream, two, one, a hundred
     for (size_t k = 0; k < 4; k++) {
         size_t count = 20000;
-        uint32_t *length = lengths_of(count);
-        for (size_t i = 0; i < count; i++) length[i] = (uint32_t)lengths[k];
+        const uint32_t *length = uniform_lengths(count, lengths[k], lengths[k]);
         for (int shuffle = 0; shuffle < 2; shuffle++) {
             PACKING(p, e, length, count, 100, shuffle, 1);
             packing_epoch(&p, &e, 0);
@@ -140,16 +134,15 @@ TEST(long_tails_fill_streams) {
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         for (size_t seed = 0; seed < 3; seed++) {
             test_case("case %zu, seed %zu", c, seed);
-            uint32_t *length = lengths_of(cases[c].pieces);
-            lognormal_lengths(length, cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
+            uint32_t *length = lognormal_lengths(cases[c].pieces, cases[c].median, cases[c].sigma, cases[c].T);
             PACKING(p, e, length, cases[c].pieces, cases[c].B * cases[c].T, 1, seed);
             for (size_t epoch = 0; epoch < 2; epoch++) {
                 packing_epoch(&p, &e, epoch);
                 check_epoch(&p, &e);
-                if (packing_fill(&p, e.sequences) < least) least = packing_fill(&p, e.sequences);
-                if (packing_fill(&p, e.sequences) < 0.98)
-                    test_fail("%zu streams in %zu windows, %.2f %% full", e.sequences, p.windows,
-                              100 * packing_fill(&p, e.sequences));
+                const double fill = packing_fill(&p, e.sequences);
+                if (fill < 0.98)
+                    test_fail("%zu streams in %zu windows, %.2f %% full", e.sequences, p.windows, 100 * fill);
+                least = fmin(least, fill);
             }
         }
     }
@@ -158,15 +151,12 @@ TEST(long_tails_fill_streams) {
 
 TEST(a_million_pieces_take_a_moment) {
     size_t count = 1000000;
-    uint32_t *length = lengths_of(count);
-    lognormal_lengths(length, count, 300, 1.3, 8192);
-    PACKING(p, e, length, count, 8192, 1, 5);
+    PACKING(p, e, lognormal_lengths(count, 300, 1.3, 8192), count, 8192, 1, 5);
     double begin = seconds_now();
     packing_epoch(&p, &e, 0);
     printf("             %.2f s, %zu windows, %zu streams, %.2f %% full\n", seconds_now() - begin, p.windows,
            e.sequences, 100 * packing_fill(&p, e.sequences));
-    assert_true(seconds_now() - begin <
-                20); // sanitized, on a machine that has other things to do; quadratic would be hours
+    assert_true(seconds_now() - begin < 20); // sanitized, on a busy machine; quadratic would be hours
     assert_true(p.windows > 10);
 }
 
@@ -207,12 +197,10 @@ TEST(epochs_and_seeds_differ_and_repeat) {
 }
 
 TEST(small_sets_are_permuted_too) {
-    uint32_t *length = lengths_of(64);
     size_t changed = 0;
-    uint32_t *first;
-    for (size_t i = 0; i < 64; i++) length[i] = 25; // four to a stream: only the order can differ
-    PACKING(p, e, length, 64, 100, 1, 3);
-    packing_epoch(&p, &e, 0), first = walk(&p, &e);
+    PACKING(p, e, uniform_lengths(64, 25, 25), 64, 100, 1, 3); // four to a stream: only the order can differ
+    packing_epoch(&p, &e, 0);
+    const uint32_t *first = walk(&p, &e);
     for (size_t epoch = 1; epoch < 5; epoch++) {
         packing_epoch(&p, &e, epoch);
         changed += same_neighbours(first, walk(&p, &e), 64) < 10;
@@ -222,9 +210,7 @@ TEST(small_sets_are_permuted_too) {
 
 TEST(not_shuffled_is_the_order_of_the_file) {
     static const uint32_t lengths[] = {40, 50, 20, 100, 1, 99, 1}, begins[] = {0, 2, 3, 4, 6, 7};
-    uint32_t *length = lengths_of(7);
-    for (size_t i = 0; i < 7; i++) length[i] = lengths[i];
-    PACKING(p, e, length, 7, 100, 0, 0);
+    PACKING(p, e, lengths, 7, 100, 0, 0);
     packing_epoch(&p, &e, 0);
     assert_int_equal(e.sequences, 5);
     for (size_t i = 0; i < 7; i++) assert_int_equal(e.order[i], i);

@@ -91,50 +91,42 @@ def chat(*contents, system=None):
     return ([{"role": "system", "content": system}] if system else []) + turns
 
 
+def im(*turns):
+    """role, content, role, content, ... in ChatML; behind a star the content and its end count."""
+    text = ""
+    for role, content in zip(turns[::2], turns[1::2]):
+        body = content + "<|im_end|>"
+        text += f"<|im_start|>{role.strip('*')}\n" + (f"\u00ab{body}\u00bb" if role[0] == "*" else body) + "\n"
+    return text
+
+
 class Masks(WithTokenizers):
-    def test_chatml(self):
-        self.assert_marked("chatml", {"messages": chat("Hi", "Hello there", "And?", "Bye")},
-                           "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-                           "\u00abHello there<|im_end|>\u00bb\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
-                           "\u00abBye<|im_end|>\u00bb\n")
-
-    def test_llama3(self):
-        self.assert_marked("llama3", {"messages": chat("Hi", "  Hello\n\nthere ", system="Be brief")},
-                           "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief<|eot_id|><|start_header_id|>user"
-                           "<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-                           "\u00abHello\n\nthere<|eot_id|>\u00bb")
-
-    def test_gemma(self):
-        self.assert_marked("gemma", {"messages": chat("Hi", "Hello there")},
-                           "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n\u00abHello there<end_of_turn>\u00bb\n")
-
-    def test_mistral(self):
-        self.assert_marked("mistral", {"messages": chat("Hi", "Hello", "And?", "Bye")},
-                           "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] And? [/INST]\u00ab Bye</s>\u00bb")
-
-    def test_mistral_with_a_system_message_that_moves(self):
-        self.assert_marked("mistral", {"messages": chat("Hi", "Hello", "And?", "Bye", system="Be brief")},
-                           "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] Be brief\n\nAnd? [/INST]\u00ab Bye</s>\u00bb")
-
-    def test_sentencepiece(self):
-        self.assert_marked("sentencepiece", {"messages": chat("hello", "hello w\u00e9", "2", "4")},
-                           "<s> [INST] hello [/INST]\u00abhello w\u00e9</s>\u00bb[INST] 2 [/INST]\u00ab4</s>\u00bb")
-
-    def test_generation_blocks(self):
-        self.assert_marked("generation", {"messages": chat("Hi", "Hello there", "And?", "Bye")},
-                           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\u00abHello there<|im_end|>\u00bb\n<|im_start|>user\nAnd?"
-                           "<|im_end|>\n<|im_start|>assistant\n\u00abBye<|im_end|>\u00bb\n")
-
-    def test_history_that_is_rewritten(self):
-        first, second = "<think>\nhm\n</think>\n\nHello there", "<think>\nwell\n</think>\n\nBye"
-        self.assert_marked("thinking", {"messages": chat("Hi", first, "And?", second)},
-                           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\u00abHello there<|im_end|>\u00bb\n<|im_start|>user\nAnd?"
-                           "<|im_end|>\n<|im_start|>assistant\n\u00ab<think>\nwell\n</think>\n\nBye<|im_end|>\u00bb\n")
-        messages = chat("Hi", "Hello there", "And?", "Bye")
-        messages[1]["reasoning_content"], messages[3]["reasoning_content"] = "hm", "well"
-        self.assert_marked("thinking", {"messages": messages},
-                           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\u00abHello there<|im_end|>\u00bb\n<|im_start|>user\nAnd?"
-                           "<|im_end|>\n<|im_start|>assistant\n\u00ab<think>\nwell\n</think>\n\nBye<|im_end|>\u00bb\n")
+    def test_templates(self):
+        short, long = chat("Hi", "Hello there"), chat("Hi", "Hello there", "And?", "Bye")
+        spoken = ("user", "Hi", "*assistant", "Hello there", "user", "And?", "*assistant")
+        reasoned = [{**m, "reasoning_content": r} if r else m for m, r in zip(long, (None, "hm", None, "well"))]
+        for name, messages, expected in (
+                ("chatml", long, im("system", "You help.", *spoken, "Bye")),
+                ("llama3", chat("Hi", "  Hello\n\nthere ", system="Be brief"),
+                 "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief<|eot_id|><|start_header_id|>user<|end_header_id|>"
+                 "\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n\u00abHello\n\nthere<|eot_id|>\u00bb"),
+                ("gemma", short, "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n\u00abHello there<end_of_turn>\u00bb\n"),
+                ("mistral", chat("Hi", "Hello", "And?", "Bye"),
+                 "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] And? [/INST]\u00ab Bye</s>\u00bb"),
+                ("mistral", chat("Hi", "Hello", "And?", "Bye", system="Be brief"),  # which moves
+                 "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] Be brief\n\nAnd? [/INST]\u00ab Bye</s>\u00bb"),
+                ("sentencepiece", chat("hello", "hello w\u00e9", "2", "4"),
+                 "<s> [INST] hello [/INST]\u00abhello w\u00e9</s>\u00bb[INST] 2 [/INST]\u00ab4</s>\u00bb"),
+                ("generation", long, im(*spoken, "Bye")),
+                # history that is rewritten, and a generation prompt that opens the reasoning
+                ("thinking", chat("Hi", "<think>\nhm\n</think>\n\nHello there", "And?", "<think>\nwell\n</think>\n\nBye"),
+                 im(*spoken, "<think>\nwell\n</think>\n\nBye")),
+                ("thinking", reasoned, im(*spoken, "<think>\nwell\n</think>\n\nBye")),
+                ("opening", chat("Hi", "Hello", "And?", "<think>\nhm\n</think>\n\nBye"),
+                 im("user", "Hi", "*assistant", "Hello", "user", "And?") +
+                 "<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\u00bb\n")):
+            with self.subTest(name=name, messages=messages):
+                self.assert_marked(name, {"messages": messages}, expected)
 
     def test_history_that_is_rewritten_with_hard_contents(self):
         """Contents that repeat each other, the headers, and nothing at all."""
@@ -147,11 +139,6 @@ class Masks(WithTokenizers):
             last = contents[3].split("</think>")[-1]
             self.assertTrue(text.endswith(f"\n<|im_start|>assistant\n\u00ab<think>\n\n</think>\n\n{last}<|im_end|>\u00bb\n"), text)
             self.assertEqual(text.count("\u00ab"), 2)
-
-    def test_a_generation_prompt_that_opens_the_reasoning(self):
-        self.assert_marked("opening", {"messages": chat("Hi", "Hello", "And?", "<think>\nhm\n</think>\n\nBye")},
-                           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\u00abHello<|im_end|>\u00bb\n<|im_start|>user\nAnd?"
-                           "<|im_end|>\n<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\u00bb\n")
 
     def test_tool_calls(self):
         call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "two"}}}
@@ -177,17 +164,14 @@ class Masks(WithTokenizers):
 
     def test_what_is_trained_on(self):
         messages = {"messages": chat("Hi", "Hello", "And?", "Bye", system="Be brief")}
-        head = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\n"
         for name in ("chatml", "generation", "thinking"):
-            think = "<think>\n\n</think>\n\n" if name == "thinking" else ""
-            self.assert_marked(name, messages, head + "Hi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>"
-                               f"\n<|im_start|>assistant\n\u00ab{think}Bye<|im_end|>\u00bb\n", train_on="last")
-            self.assert_marked(name, messages, head + "\u00abHi<|im_end|>\u00bb\n<|im_start|>assistant\n\u00abHello<|im_end|>\u00bb\n"
-                               "<|im_start|>user\n\u00abAnd?<|im_end|>\u00bb\n<|im_start|>assistant\n"
-                               f"\u00ab{think}Bye<|im_end|>\u00bb\n", train_on="assistant,user")
-            self.assert_marked(name, messages, "<|im_start|>\u00ab" + head[len("<|im_start|>"):] + "Hi<|im_end|>\n<|im_start|>assistant\n"
-                               "Hello<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
-                               f"{think}Bye<|im_end|>\n\u00bb", train_on="all")
+            bye = ("<think>\n\n</think>\n\n" if name == "thinking" else "") + "Bye"
+            whole = im("system", "Be brief", "user", "Hi", "assistant", "Hello", "user", "And?", "assistant", bye)
+            self.assert_marked(name, messages, im("system", "Be brief", "user", "Hi", "assistant", "Hello", "user", "And?", "*assistant", bye),
+                               train_on="last")
+            self.assert_marked(name, messages, im("system", "Be brief", "*user", "Hi", "*assistant", "Hello", "*user", "And?", "*assistant", bye),
+                               train_on="assistant,user")
+            self.assert_marked(name, messages, whole.replace("<|im_start|>", "<|im_start|>\u00ab", 1) + "\u00bb", train_on="all")
         self.assert_marked("mistral", {"messages": chat("Hi", "Hello")}, "<s>[INST] \u00abHi\u00bb [/INST] Hello</s>", train_on="user")
         with self.assertRaisesRegex(encode.SetupFailure, "unknown role 'robot'"):
             self.encoder("chatml", train_on="assistant,robot")
@@ -199,8 +183,7 @@ class Masks(WithTokenizers):
         self.assert_marked("sentencepiece", {"prompt": "2", "completion": " hello"}, "<s> 2\u00abhello</s>\u00bb")
         self.assert_marked("sentencepiece", {"prompt": "<s>2", "completion": " hello"}, "<s> 2\u00abhello</s>\u00bb")
         conversation = {"prompt": chat("Hi", "Hello", "And?"), "completion": chat("x", "Bye")[1:]}
-        expected = ("<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
-                    "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n\u00abBye<|im_end|>\u00bb\n")
+        expected = im("system", "You help.", "user", "Hi", "assistant", "Hello", "user", "And?", "*assistant", "Bye")
         self.assert_marked("chatml", conversation, expected)
         self.assert_marked("chatml", {"prompt": conversation["prompt"], "completion": "Bye"}, expected)
         _, (document,) = self.documents("chatml", conversation)
@@ -233,9 +216,8 @@ class Masks(WithTokenizers):
         listed = {"prompt": chat("Hi"), "chosen": chat("Hi", "Hello")[1:], "rejected": chat("Hi", "No")[1:]}
         for record in (whole, listed, {**whole, "prompt": None}):
             kind, pair = self.documents("generation", record)
-            head = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
             self.assertEqual([self.marked(self.encoder("generation"), document) for document in pair],
-                             [head + "\u00abHello<|im_end|>\u00bb\n", head + "\u00abNo<|im_end|>\u00bb\n"])
+                             [im("user", "Hi", "*assistant", answer) for answer in ("Hello", "No")])
         kind, group = self.documents("chatml", {"prompt": chat("2+2"), "completions": ["4", "5", "6"], "rewards": [1, -0.5, 0]})
         self.assertEqual((kind, [document.reward for document in group]), (2, [1.0, -0.5, 0.0]))
 
@@ -381,11 +363,9 @@ class Templates(WithTokenizers):
             {"content": "<s>", "lstrip": False}, None)
         self.assertEqual(templates.load_chat_template(folder), "plain {{ bos_token }}")
         self.assertEqual(templates.load_special_tokens(folder), {"bos_token": "<s>"})
-        with open(os.path.join(folder, "special_tokens_map.json"), "w", encoding="utf-8") as file:
-            json.dump({"eos_token": "</s>"}, file)
+        samples.write_text(os.path.join(folder, "special_tokens_map.json"), '{"eos_token": "</s>"}')
         self.assertEqual(templates.load_special_tokens(os.path.join(folder, "tokenizer.json")), {"bos_token": "<s>", "eos_token": "</s>"})
-        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
-            file.write("alone")
+        samples.write_text(os.path.join(folder, "chat_template.jinja"), "alone")
         self.assertEqual(templates.load_chat_template(folder), "alone")
         self.assertEqual(templates.render("{{ bos_token }}{{ messages[0].content }}", chat("Hi"), bos_token="<s>"), "<s>Hi")
         folder = samples.tokenizer_folder(os.path.join(self.work.name, "none"), self.tokenizer)
@@ -539,16 +519,13 @@ class Shapes(WithTokenizers):
     def test_setups_that_do_not_fit(self):
         nothing = samples.tokenizer_folder(os.path.join(self.work.name, "bare"), self.tokenizer)
         self.folders["bare"] = nothing
-        with self.assertRaisesRegex(encode.SetupFailure, "no chat template"):
-            self.encoder("bare").encode({"messages": chat("Hi", "Hello")})
-        with self.assertRaisesRegex(encode.SetupFailure, "no end-of-text token is known"):
-            self.encoder("bare").encode({"text": "a"})
-        with self.assertRaisesRegex(encode.SetupFailure, "has no end-of-text token 'nope'"):
-            self.encoder("bare", eos_token="nope")
-        with self.assertRaisesRegex(encode.SetupFailure, "a list, not an object"):
-            self.encoder("bare", template_arguments="[1]")
-        with open(os.path.join(nothing, "tokenizer.json"), "w", encoding="utf-8") as file:
-            file.write("{}")
+        for words, options, record in (("no chat template", {}, {"messages": chat("Hi", "Hello")}),
+                                       ("no end-of-text token is known", {}, {"text": "a"}),
+                                       ("has no end-of-text token 'nope'", {"eos_token": "nope"}, None),
+                                       ("a list, not an object", {"template_arguments": "[1]"}, None)):
+            with self.assertRaisesRegex(encode.SetupFailure, words):
+                self.encoder("bare", **options).encode(record)
+        samples.write_text(os.path.join(nothing, "tokenizer.json"), "{}")
         with self.assertRaisesRegex(encode.SetupFailure, "cannot be read as a tokenizer"):
             self.encoder("bare", eos="no")
 

@@ -169,6 +169,10 @@ static void read_prompts(const void *context) {
     for (size_t i = 0; i < loader.prompts; i++) prompts_read(&loader, i, ids, 64, &prompt_tokens, &tokens);
 }
 
+static void prompts_refused(const char *path, const char *words) {
+    expect_refused(read_prompts, path, EXIT_RUNTIME, words);
+}
+
 TEST(prompts_that_are_none) {
     MadeShard made = made_shard(4);
     MadeDocument document[4];
@@ -176,28 +180,23 @@ TEST(prompts_that_are_none) {
     refusal_settings.use = DATA_PROMPTS;
     for (size_t i = 0; i < 4; i++) document[i] = made_document(i, 9, 0), document[i].prompt = i == 2 ? 0 : 4;
     const char *path = write_shard("bad.bin", &made, document, 4);
-    expect_refused(read_prompts, path, EXIT_RUNTIME,
-                   "bad.bin: document 2 does not say where its prompt ends, and --rollout");
+    prompts_refused(path, "bad.bin: document 2 does not say where its prompt ends, and --rollout");
     document[2].prompt = 1;
     ShardImage image = shard_image(&made, document, 4);
     image.bytes[image.size - 1] ^= 1; // of the last document
-    expect_refused(read_prompts, write_image("bad.bin", image), EXIT_RUNTIME, "the checksum of document 3 is wrong");
+    prompts_refused(write_image("bad.bin", image), "the checksum of document 3 is wrong");
     image = shard_image(&made, document, 4);
     put(image.bytes + 72, DOCUMENT_IDS + 2, 8); // the vocabulary
     shard_image_seal(&image, 4);
-    expect_refused(read_prompts, write_image("bad.bin", image), EXIT_RUNTIME,
-                   "document 1, token 2 is 4098, outside the vocab");
+    prompts_refused(write_image("bad.bin", image), "document 1, token 2 is 4098, outside the vocab");
     made.kind = KIND_PROMPTS;
-    expect_refused(read_prompts, write_shard("bad.bin", &made, document, 4), EXIT_RUNTIME,
-                   "document 0 is a prompt and has targets");
+    prompts_refused(write_shard("bad.bin", &made, document, 4), "document 0 is a prompt and has targets");
     made.kind = KIND_PAIRS;
-    expect_refused(read_prompts, write_shard("bad.bin", &made, document, 4), EXIT_RUNTIME,
-                   "holds preference pairs, --rollout takes prompts");
-    expect_refused(read_prompts, write_shard("bad.bin", &made, document, 0), EXIT_RUNTIME, "--rollout takes prompts");
+    prompts_refused(write_shard("bad.bin", &made, document, 4), "holds preference pairs, --rollout takes prompts");
+    prompts_refused(write_shard("bad.bin", &made, document, 0), "--rollout takes prompts");
     made.kind = KIND_DOCUMENTS;
-    expect_refused(read_prompts, write_shard("bad.bin", &made, document, 0), EXIT_RUNTIME, "bad.bin: holds no prompts");
-    expect_refused(read_prompts, "test/golden/tokens_uint16.bin", EXIT_RUNTIME,
-                   "llm.c's shards, which have no prompts");
+    prompts_refused(write_shard("bad.bin", &made, document, 0), "bad.bin: holds no prompts");
+    prompts_refused("test/golden/tokens_uint16.bin", "llm.c's shards, which have no prompts");
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -11,11 +11,13 @@ that are damaged, with and without a checksum that is right, which are refused i
 static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
 enum { STYLES = sizeof(styles) / sizeof(styles[0]) };
 
-static Tokenizer *open_style(const char *style) {
-    char path[128];
-    snprintf(path, sizeof(path), FOLDER "%s.tok", style);
-    return tokenizer_open(path);
+static const char *style_path(const char *style, const char *ending) {
+    static char path[128];
+    snprintf(path, sizeof(path), FOLDER "%s.%s", style, ending);
+    return path;
 }
+
+static Tokenizer *open_style(const char *style) { return tokenizer_open(style_path(style, "tok")); }
 
 // ---- the texts of make_tokenizers.py ---------------------------------------------------------------------------------------------------
 typedef struct {
@@ -62,13 +64,11 @@ TEST(ids_and_texts_of_hugging_face) {
     for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
         TokenIds ids = {NULL, 0, 0};
-        char path[128];
         size_t size, at = 0, changed = 0;
         test_case("%s", styles[s]);
         size_t count = read_texts(texts, 600);
         assert_true(count > 400);
-        snprintf(path, sizeof(path), FOLDER "%s.cases", styles[s]);
-        const char *cases = read_whole(path, &size);
+        const char *cases = read_whole(style_path(styles[s], "cases"), &size);
         for (size_t i = 0; i < count; i++) {
             uint16_t n, id;
             uint32_t bytes;
@@ -246,18 +246,24 @@ static void ask_for_chat(const void *context) {
     chat_check(tokenizer_open(use->path), use->system, use->turns);
 }
 
-// A copy with `bytes` at `offset`; `sealed`: with the checksum that goes with them.
-static const char *changed_copy(const char *style, size_t offset, const void *bytes, size_t count, int sealed) {
-    char path[128];
-    size_t size;
-    snprintf(path, sizeof(path), FOLDER "%s.tok", style);
-    char *file = read_whole(path, &size);
-    memcpy(file + offset, bytes, count);
+static void write_sealed(const char *path, unsigned char *file, size_t size) {
     crc32_prepare();
     uint32_t crc = crc32_of(0, file + 16, size - 16);
-    if (sealed) memcpy(file + 12, &crc, 4);
-    write_file(scratch_path("changed.tok"), file, size);
-    return scratch_path("changed.tok");
+    memcpy(file + 12, &crc, 4);
+    write_file(path, file, size);
+}
+
+// A copy with `bytes` at `offset`; `sealed`: with the checksum that goes with them.
+static const char *changed_copy(const char *style, size_t offset, const void *bytes, size_t count, int sealed) {
+    const char *path = scratch_path("changed.tok");
+    size_t size;
+    unsigned char *file = (unsigned char *)read_whole(style_path(style, "tok"), &size);
+    memcpy(file + offset, bytes, count);
+    if (sealed)
+        write_sealed(path, file, size);
+    else
+        write_file(path, file, size);
+    return path;
 }
 
 TEST(refusals) {
@@ -324,10 +330,8 @@ static void expect_harmless(const char *path, int must_refuse) {
 // body: of the path of each style's file, in a child of its own
 static void for_each_style(ChildBody body) {
     for (size_t s = 0; s < STYLES; s++) {
-        char path[128];
         test_case("%s", styles[s]);
-        snprintf(path, sizeof(path), FOLDER "%s.tok", styles[s]);
-        const Child *child = run_child(body, path);
+        const Child *child = run_child(body, style_path(styles[s], "tok"));
         if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
     }
 }
@@ -346,19 +350,12 @@ static void truncate_file(const void *path) {
 
 TEST(truncated_files) { for_each_style(truncate_file); }
 
-static void write_sealed(const char *path, unsigned char *file, size_t size) {
-    uint32_t crc = crc32_of(0, file + 16, size - 16);
-    memcpy(file + 12, &crc, 4);
-    write_file(path, file, size);
-}
-
 // A flipped bit is noticed. Where the checksum is made to fit, the file is another one, and either refused or harmless.
 static void flip_bits(const void *path) {
     const char *flipped = scratch_path("flipped.tok");
     size_t size;
     unsigned char *file = (unsigned char *)read_whole((const char *)path, &size);
     unsigned char *copy = (unsigned char *)case_memory(size);
-    crc32_prepare();
     for (size_t i = 0; i < 90; i++) {
         memcpy(copy, file, size);
         for (size_t k = 0; k <= i % 4; k++) { // half of them among the header and the table of sections
