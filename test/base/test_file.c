@@ -5,9 +5,7 @@ that it survives a power failure; and a standard output that is full. What is re
 #include "child.h"
 #include <pthread.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/sysmacros.h>
-#include <sys/un.h>
 
 // Every fsync of the code under test goes through here: the path of what is synced is noted, a line each.
 static char synced[8192];
@@ -55,32 +53,32 @@ static size_t count_files(const char *folder) {
 
 // ---- what is there already ---------------------------------------------------------------------------------------------------
 TEST(only_regular_files_are_replaced) {
-    const char *pipe = scratch_path("kinds/pipe"), *device = scratch_path("kinds/device");
-    struct stat status;
-    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    static const struct {
+        const char *name, *words;
+        mode_t mode; // 0: a link to the pipe
+    } kinds[] = {{"kinds/folder", "is a directory, a file was to be written there", S_IFDIR},
+                 {"kinds/pipe", "is no regular file but a device, a pipe or a socket", S_IFIFO},
+                 {"kinds/link-to-pipe", "is no regular file", 0},
+                 {"kinds/socket", "is no regular file", S_IFSOCK},
+                 {"kinds/device", "is no regular file", S_IFCHR}}; // what /dev/null is; only root may make one
     fresh("kinds");
     write_file(scratch_path("kinds/old"), "a longer text than the new one", 30);
     write_output(scratch_path("kinds/old"), "new");
     expect_text(scratch_path("kinds/old"), "new");
-    expect_refused(write_body, scratch_path("kinds"), 1, "kinds: is a directory, a file was to be written there");
-
-    assert_int_equal(mkfifo(pipe, 0666), 0);
-    expect_refused(write_body, pipe, 1, "kinds/pipe: is no regular file but a device, a pipe or a socket");
-    assert_true(lstat(pipe, &status) == 0 && S_ISFIFO(status.st_mode));
-    const char *link = scratch_path("kinds/link-to-pipe");
-    assert_int_equal(symlink(pipe, link), 0);
-    expect_refused(write_body, link, 1, "kinds/link-to-pipe: is no regular file");
-
-    struct sockaddr_un address = {0};
-    address.sun_family = AF_UNIX;
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s", scratch_path("kinds/socket"));
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    expect_refused(write_body, address.sun_path, 1, "kinds/socket: is no regular file");
-    close(fd);
-
-    if (mknod(device, S_IFCHR | 0666, makedev(1, 3)) == 0) { // what /dev/null is; only root may make one
-        expect_refused(write_body, device, 1, "kinds/device: is no regular file");
-        assert_true(lstat(device, &status) == 0 && S_ISCHR(status.st_mode));
+    for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+        const char *path = scratch_path(kinds[i].name);
+        char words[200];
+        struct stat status;
+        snprintf(words, sizeof(words), "%s: %s", kinds[i].name, kinds[i].words);
+        if (kinds[i].mode == S_IFDIR)
+            assert_int_equal(mkdir(path, 0777), 0);
+        else if (!kinds[i].mode)
+            assert_int_equal(symlink(scratch_path("kinds/pipe"), path), 0);
+        else if (mknod(path, kinds[i].mode | 0666, makedev(1, 3)) != 0 && kinds[i].mode == S_IFCHR)
+            continue;
+        expect_refused(write_body, path, 1, words);
+        assert_true(lstat(path, &status) == 0 &&
+                    (status.st_mode & S_IFMT) == (kinds[i].mode ? kinds[i].mode : S_IFLNK));
     }
 }
 
@@ -104,15 +102,16 @@ TEST(links_are_followed) {
 }
 
 TEST(places_that_cannot_be_written) {
-    char *path = (char *)case_memory(6000);
+    static const size_t lengths[] = {300, PATH_MAX - 5,
+                                     5000}; // the second is too long with what is added for the temporary
+    static char path[6000];
     expect_refused(write_body, "/nowhere/file", 1, "/nowhere/file: cannot be created: No such file or directory");
     expect_refused(write_body, "/proc/file", 1, "/proc/file: cannot be created: ");
-    memset(path, 'x', 300);
-    expect_refused(write_body, path, 1, ": cannot be created: File name too long");
-    memset(path, 'x', PATH_MAX - 5); // itself short enough, but not with what is added for the temporary
-    expect_refused(write_body, path, 1, "...: this path is too long to write to");
-    memset(path, 'x', 5000);
-    expect_refused(write_body, path, 1, "...: this path is too long to write to");
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        memset(path, 'x', lengths[i]);
+        expect_refused(write_body, path, 1,
+                       i ? "...: this path is too long to write to" : ": cannot be created: File name too long");
+    }
 }
 
 // ---- two that write to one place -------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ TEST(names_of_temporaries) {
                                          "file.-3.tmp",  "file.12-3.tmpx", "files.12-3.tmp", "file.12-3",
                                          "file.a-3.tmp", "fil.12-3.tmp"};
     assert_true(is_temporary_of("file.12-345.tmp", "file"));
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(others); i++)
         if (is_temporary_of(others[i], "file")) test_fail("%s is taken for a temporary", others[i]);
 }
 

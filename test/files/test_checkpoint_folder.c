@@ -46,10 +46,8 @@ static void keep_case(size_t keep) {
 }
 
 TEST(last_ones_are_kept) {
-    keep_case(1);
-    keep_case(2);
-    keep_case(5);
-    keep_case(100);
+    static const size_t keeps[] = {1, 2, 5, 100};
+    for (size_t i = 0; i < COUNT_OF(keeps); i++) keep_case(keeps[i]);
 }
 
 // Nothing goes that this program did not write, and nothing incomplete counts as kept.

@@ -58,31 +58,20 @@ static size_t longest_range(size_t N, size_t S, size_t rank) {
     return max_size(sequence_part(N, S, rank, 0).count, sequence_part(N, S, rank, 1).count);
 }
 
-// Ranges as they are defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end.
-static void expect_ranges(size_t N, size_t S) {
+// A range as it is defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end. Collectives take
+// whole shares, of which the rank's tokens are the beginning.
+static void expect_range(size_t N, size_t S, size_t rank, size_t half) {
     const size_t each = (N + 2 * S - 1) / (2 * S), first = min_size(N, S * each), second = (N - first + S - 1) / S;
-    for (size_t rank = 0; rank < S; rank++) {
-        const size_t from[] = {min_size(N, rank * each), min_size(N, first + (S - 1 - rank) * second)};
-        const size_t to[] = {min_size(first, from[0] + each), min_size(N, from[1] + second)};
-        for (size_t half = 0; half < 2; half++) {
-            const Range part = sequence_part(N, S, rank, half);
-            assert_int_equal(part.count, to[half] - from[half]);
-            if (part.count) assert_int_equal(part.begin, from[half]);
-        }
-    }
-}
-
-// Collectives take whole portions, of which the ranks' tokens are the beginning.
-static void expect_portions(size_t N, size_t S) {
-    for (size_t rank = 0; rank < S; rank++) {
-        for (size_t half = 0; half < 2; half++) {
-            const Range rows = sequence_half(N, S, half), part = sequence_part(N, S, rank, half);
-            const Range range = shard_range(rows.count, 1, S, half ? S - 1 - rank : rank);
-            assert_int_equal(range.count, rows.count / S);
-            assert_true(part.count <= range.count);
-            if (part.count) assert_int_equal(part.begin, rows.begin + range.begin);
-        }
-    }
+    const size_t from = min_size(N, half ? first + (S - 1 - rank) * second : rank * each);
+    const size_t to = half ? min_size(N, from + second) : min_size(first, from + each);
+    const Range part = sequence_part(N, S, rank, half), rows = sequence_half(N, S, half);
+    const Range share = shard_range(rows.count, 1, S, half ? S - 1 - rank : rank);
+    assert_int_equal(part.count, to - from);
+    assert_int_equal(share.count, rows.count / S);
+    assert_true(part.count <= share.count);
+    if (!part.count) return;
+    assert_int_equal(part.begin, from);
+    assert_int_equal(part.begin, rows.begin + share.begin);
 }
 
 TEST(streams_are_dealt_evenly) {
@@ -91,13 +80,12 @@ TEST(streams_are_dealt_evenly) {
         for (size_t N = 1; N <= LONGEST; N++) {
             unsigned char owned[LONGEST] = {0};
             test_case("%zu tokens, %zu ranks", N, S);
-            for (size_t rank = 0; rank < S; rank++)
-                for (size_t half = 0; half < 2; half++)
-                    for (size_t t = 0; t < sequence_part(N, S, rank, half).count; t++)
-                        owned[sequence_part(N, S, rank, half).begin + t]++;
+            for (size_t i = 0; i < 2 * S; i++) {
+                const Range part = sequence_part(N, S, i / 2, i % 2);
+                for (size_t t = part.begin; t < part.begin + part.count; t++) owned[t]++;
+                expect_range(N, S, i / 2, i % 2);
+            }
             for (size_t t = 0; t < N; t++) assert_int_equal(owned[t], 1);
-            expect_ranges(N, S);
-            expect_portions(N, S);
         }
     }
 }
@@ -136,13 +124,27 @@ static void check_uneven(const void *context) {
 }
 
 TEST(what_does_not_come_out_even_is_refused) {
-    static const Uneven bad[] = {{4, 1, 3}, {4, 2, 1}, {3, 1, 4}, {6, 4, 2}};
-    static const char *const fit[] = {"--batch 4 or --grad-accum 4 would fit", "--batch 2 or --grad-accum 4 would fit",
-                                      "--batch 6 or --grad-accum 3 would fit", "--batch 3 or --grad-accum 6 would fit"};
-    static const Uneven good[] = {{4, 1, 4}, {4, 4, 3}, {4, 2, 2}, {3, 1, 6},
-                                  {3, 3, 4}, {6, 4, 3}, {6, 6, 2}, {1, 1, 1}};
-    for (size_t i = 0; i < 4; i++) expect_refused(check_uneven, &bad[i], EXIT_USAGE, fit[i]);
-    for (size_t i = 0; i < 8; i++) check_uneven(&good[i]);
+    static const struct {
+        Uneven uneven;
+        const char *fit; // NULL: it comes out even
+    } cases[] = {{{4, 1, 3}, "--batch 4 or --grad-accum 4 would fit"},
+                 {{4, 2, 1}, "--batch 2 or --grad-accum 4 would fit"},
+                 {{3, 1, 4}, "--batch 6 or --grad-accum 3 would fit"},
+                 {{6, 4, 2}, "--batch 3 or --grad-accum 6 would fit"},
+                 {{4, 1, 4}, NULL},
+                 {{4, 4, 3}, NULL},
+                 {{4, 2, 2}, NULL},
+                 {{3, 1, 6}, NULL},
+                 {{3, 3, 4}, NULL},
+                 {{6, 4, 3}, NULL},
+                 {{6, 6, 2}, NULL},
+                 {{1, 1, 1}, NULL}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        if (cases[i].fit)
+            expect_refused(check_uneven, &cases[i].uneven, EXIT_USAGE, cases[i].fit);
+        else
+            check_uneven(&cases[i].uneven);
+    }
 }
 
 // ---- parts of what the loader gives ---------------------------------------------------------------------------------
@@ -328,21 +330,17 @@ TEST(an_empty_part_adds_nothing) {
 
 // Documents of lengths 1, 1, 9 and so on fall where their middles do.
 TEST(parts_are_about_equal) {
-    static const size_t lengths[][4] = {{1, 1, 9, 0}, {9, 1, 1, 0}, {4, 4, 4, 4}, {5, 1, 5, 1}};
-    static const size_t first[][2] = {{2, 9}, {9, 2}, {8, 8}, {6, 6}};
-    for (size_t c = 0; c < 4; c++) {
-        const size_t documents = lengths[c][3] ? 4 : 3;
-        size_t N = 0;
-        for (size_t d = 0; d < documents; d++) N += lengths[c][d];
-        for (size_t part = 0; part < 2; part++) {
-            Batch whole = batch_allocate(N, documents);
-            for (size_t d = 0; d < documents; d++)
-                whole.document_start[d + 1] = whole.document_start[d] + lengths[c][d];
-            batch_set_positions(&whole);
-            Batch taken = batch_part(&whole, 2, part);
-            assert_int_equal(taken.N, first[c][part]);
-            batch_free(&whole);
-        }
+    static const struct {
+        size_t lengths[4], first[2]; // of the documents; of the two parts
+    } cases[] = {{{1, 1, 9, 0}, {2, 9}}, {{9, 1, 1, 0}, {9, 2}}, {{4, 4, 4, 4}, {8, 8}}, {{5, 1, 5, 1}, {6, 6}}};
+    for (size_t i = 0; i < 2 * COUNT_OF(cases); i++) {
+        const size_t *lengths = cases[i / 2].lengths, N = cases[i / 2].first[0] + cases[i / 2].first[1];
+        Batch whole = batch_allocate(N, lengths[3] ? 4 : 3);
+        for (size_t d = 0; d < whole.documents; d++) whole.document_start[d + 1] = whole.document_start[d] + lengths[d];
+        batch_set_positions(&whole);
+        const Batch taken = batch_part(&whole, 2, i % 2);
+        assert_int_equal(taken.N, cases[i / 2].first[i % 2]);
+        batch_free(&whole);
     }
 }
 

@@ -54,6 +54,12 @@ static const char *tensor_read(Tensor *t) {
     return t->now + SENTINEL;
 }
 
+// Nothing has changed before the collective is awaited.
+static void await_late(Tensor *t, int64_t ticket) {
+    if (memcmp(tensor_read(t), t->as + SENTINEL, t->bytes)) test_fail("it ran before it was awaited");
+    ops_device->await(ticket);
+}
+
 // ---- reduce-scatter -------------------------------------------------------------------------------------------------
 static double term(size_t rank, size_t i) { return random_uniform(7, rank, i) - 0.5; }
 
@@ -86,9 +92,7 @@ static void check_reduce_scatter(size_t count, size_t unit) {
     for (size_t i = own.begin; i < own.begin + own.count; i++) write_sum(expected, i, ranks);
     for (int run = 0; run < 3; run++) {
         tensor_load(&t);
-        int64_t ticket = ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit);
-        if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
-        ops_device->await(ticket);
+        await_late(&t, ops_device->reduce_scatter(group, (Summed *)tensor_data(&t), count, unit));
         check_sums(tensor_read(&t), expected, own, ranks, run);
     }
     free(expected);
@@ -98,13 +102,12 @@ static void check_reduce_scatter(size_t count, size_t unit) {
 // Tiny, odd, without a portion for some, and portions of more than one piece (1100001).
 static const size_t counts[] = {1, 2, 3, 7, 31, 64, 1000, 1025, 12345, 1100001};
 static const size_t units[] = {1, 2, 32};
-#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 static void each_group(void (*check)(size_t count, size_t unit)) {
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1)) {
         if (ranks_in(world, group) == 1) continue;
-        for (size_t c = 0; c < COUNT(counts); c++)
-            for (size_t u = counts[c] > 1000000 ? 2 : 0; u < COUNT(units); u++) {
+        for (size_t c = 0; c < COUNT_OF(counts); c++)
+            for (size_t u = counts[c] > 1000000 ? 2 : 0; u < COUNT_OF(units); u++) {
                 snprintf(testing.about, sizeof(testing.about), "ranks %s, count %zu, unit %zu", group_names[group],
                          counts[c], units[u]);
                 check(counts[c], units[u]);
@@ -130,9 +133,7 @@ static void check_all_gather_of(size_t count, size_t unit, size_t size) {
     }
     for (int run = 0; run < 3; run++) {
         tensor_load(&t);
-        int64_t ticket = ops_device->all_gather(group, tensor_data(&t), count, unit, size);
-        if (memcmp(tensor_read(&t), t.as + SENTINEL, t.bytes)) test_fail("it ran before it was awaited");
-        ops_device->await(ticket);
+        await_late(&t, ops_device->all_gather(group, tensor_data(&t), count, unit, size));
         if (memcmp(tensor_read(&t), expected, t.bytes)) test_fail("run %d: not what the ranks hold", run);
     }
     free(expected);
@@ -141,7 +142,7 @@ static void check_all_gather_of(size_t count, size_t unit, size_t size) {
 
 static void check_all_gather(size_t count, size_t unit) {
     static const size_t sizes[] = {2, 4, 8};
-    for (size_t s = count > 1000000 ? 2 : 0; s < COUNT(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
+    for (size_t s = count > 1000000 ? 2 : 0; s < COUNT_OF(sizes); s++) check_all_gather_of(count, unit, sizes[s]);
 }
 
 TEST(all_gather_brings_every_portion_to_all) { each_group(check_all_gather); }
@@ -274,7 +275,7 @@ TEST(large_collectives_need_no_memory_of_their_size) {
 TEST(host_exchanges_match_in_every_group) {
     static const size_t sizes[] = {1, 13, 4096, 1500001};
     for (group = RANKS_ALL; group < RANK_GROUPS; group = (RankGroup)(group + 1))
-        for (size_t s = 0; s < COUNT(sizes); s++) {
+        for (size_t s = 0; s < COUNT_OF(sizes); s++) {
             const size_t bytes = sizes[s], ranks = ranks_in(world, group), root = ranks - 1;
             char *own = (char *)malloc(bytes), *all = (char *)malloc(ranks * bytes);
             snprintf(testing.about, sizeof(testing.about), "ranks %s, %zu bytes", group_names[group], bytes);

@@ -36,6 +36,15 @@ ends() {
     elif grep -qE 'Sanitizer|runtime error' "$WORK/err"; then fail "$3: sanitizer report"
     else pass; fi
 }
+# refused RANKS ARGUMENTS CODE PATTERN WHAT; done_by RANKS ARGUMENTS WHAT
+refused() {
+    ranks "$1" $2
+    ends "$3" "$4" "$5"
+}
+done_by() {
+    ranks "$1" $2
+    check "$3: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
+}
 
 # ---- who speaks --------------------------------------------------------------------------------------------------------------
 LEAKS=1
@@ -47,24 +56,17 @@ LEAKS=0
 ranks 3 --help
 check "--help of three ranks: exit $status" [ $status = 0 ]
 check "--help is shown once" [ "$(grep -c '^usage' "$WORK/out")" = 1 ]
-ranks 1 bp --init $TINY --seq-len 32 --nonsense
-ends 2 '^train: unknown option --nonsense' "one process under a launcher is alone"
+refused 1 "bp --init $TINY --seq-len 32 --nonsense" 2 '^train: unknown option --nonsense' "one process under a launcher is alone"
 
 # ---- errors ------------------------------------------------------------------------------------------------------------------
-ranks 3 bp --init $TINY --seq-len 32 --nonsense
-ends 2 'rank 0 on [^ ]*: unknown option --nonsense' "all ranks refuse an option"
-ranks 3 bp --model "$WORK/nowhere" --seq-len 32
-ends 1 'rank 0 on [^ ]*: .*nowhere' "all ranks miss the model"
-RANK1_OPTIONS='--seed 3' ranks 3 bp --init $TINY --seq-len 32
-ends 2 "rank 1 on [^ ]* was started with other arguments.*'--seed'" "other options"
-RANK1_OPTIONS='--help' ranks 3 bp --init $TINY --seq-len 32 --timeout 600
-ends 2 "rank 1 on [^ ]* was started with other arguments.*'--help'" "one rank shows its help"
+refused 3 "bp --init $TINY --seq-len 32 --nonsense" 2 'rank 0 on [^ ]*: unknown option --nonsense' "all ranks refuse an option"
+refused 3 "bp --model $WORK/nowhere --seq-len 32" 1 'rank 0 on [^ ]*: .*nowhere' "all ranks miss the model"
+RANK1_OPTIONS='--seed 3' refused 3 "bp --init $TINY --seq-len 32" 2 "rank 1 on [^ ]* was started with other arguments.*'--seed'" "other options"
+RANK1_OPTIONS='--help' refused 3 "bp --init $TINY --seq-len 32 --timeout 600" 2 "rank 1 on [^ ]* was started with other arguments.*'--help'" "one rank shows its help"
 cp "$TRAIN" "$WORK/other" && echo >>"$WORK/other"
-RANK1_PROGRAM=$WORK/other ranks 3 bp --init $TINY --seq-len 32
-ends 1 "rank 1 on [^ ]* has other program file" "another program"
+RANK1_PROGRAM=$WORK/other refused 3 "bp --init $TINY --seq-len 32" 1 "rank 1 on [^ ]* has other program file" "another program"
 mkdir "$WORK/folder"
-RANK1_FOLDER=$WORK/folder ranks 3 train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --timeout 60
-ends 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
+RANK1_FOLDER=$WORK/folder refused 3 "train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --timeout 60" 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
 
 # ---- a rank that is killed, or stopped ---------------------------------------------------------------------------------------
 # in_training SIGNAL: sends it to rank 1 once rank 0 has shown steps
@@ -123,21 +125,14 @@ EOF
 if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -DHAVE_MPI $(scripts/mpi_flags.sh compile) -Wall -I. "$WORK/waits.c" $(scripts/mpi_flags.sh link) -lm -o "$WORK/waits" &&
     ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -Wno-unused-function -I. "$WORK/waits.c" -lm -o "$WORK/waits_alone"; then pass; else fail "waits.c does not compile"; fi
 PROGRAM=$WORK/waits
-ranks 3 barrier
-check "a barrier" [ "$status $(cat "$WORK/out")" = "0 done" ]
-ranks 3 barrier gather
-ends 1 'rank 0 on [^ ]*: waits for a barrier since .*, rank 1 on [^ ]* waits for a gather: neither comes' "ranks that wait in different places"
-ranks 3 barrier busy
-check "a rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
-ranks 3 barrier late
-ends 1 'rank 1 on [^ ]* has not come to a barrier' "a rank that computes for too long"
-ranks 3 barrier exit
-ends 1 'waits for a barrier since .*, rank 1 on [^ ]* waits for the end of the program' "a rank that ends early"
-ranks 3 check differ
-ends 1 'rank 1 on [^ ]* has other data than rank 0' "other data"
+done_by 3 "barrier" "a barrier"
+refused 3 "barrier gather" 1 'rank 0 on [^ ]*: waits for a barrier since .*, rank 1 on [^ ]* waits for a gather: neither comes' "ranks that wait in different places"
+done_by 3 "barrier busy" "a rank that is at work for longer than --timeout"
+refused 3 "barrier late" 1 'rank 1 on [^ ]* has not come to a barrier' "a rank that computes for too long"
+refused 3 "barrier exit" 1 'waits for a barrier since .*, rank 1 on [^ ]* waits for the end of the program' "a rank that ends early"
+refused 3 "check differ" 1 'rank 1 on [^ ]* has other data than rank 0' "other data"
 PROGRAM=$WORK/waits_alone
-ranks 3 barrier
-ends 1 'built without MPI' "a build without MPI under a launcher"
+refused 3 "barrier" 1 'built without MPI' "a build without MPI under a launcher"
 check "a build without MPI, alone" [ "$("$WORK/waits_alone" barrier)" = "done" ]
 OMPI_COMM_WORLD_SIZE='' PMI_SIZE=2 PMI_RANK=0 "$WORK/waits" barrier >"$WORK/out" 2>"$WORK/err"
 status=$?
@@ -180,23 +175,14 @@ int main(int argc, char **argv) {
 EOF
 if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -fsanitize=address,undefined -I. "$WORK/gpus.c" "$NCCL_OPS" -fopenmp $(scripts/mpi_flags.sh link) -lstdc++ -lm -o "$WORK/gpus"; then pass; else fail "gpus.c does not compile"; fi
 PROGRAM=$WORK/gpus
-ranks 2 sum
-check "a sum between GPUs" [ "$status $(cat "$WORK/out")" = "0 done" ]
-ranks 2 sum busy
-check "a GPU's rank that is at work for longer than --timeout: $(cat "$WORK/err")" [ "$status $(cat "$WORK/out")" = "0 done" ]
-NCCL_ON_MPI_DEVICES=1 ranks 2 sum
-ends 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
-NCCL_ON_MPI_DEVICES=0 ranks 2 sum
-ends 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
-ranks 2 sum stop
-ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
-ranks 2 sum barrier
-ends 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
-ranks 2 sum gather
-ends 1 'asks for another collective' "ranks that ask for different collectives"
-NCCL_ON_MPI_FAULT=hang ranks 2 sum
-ends 1 'all ranks have come to a reduce-scatter, no. [0-9]+, which has not ended for' "a collective that does not end"
-NCCL_ON_MPI_FAULT=error ranks 2 sum
-ends 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
+done_by 2 "sum" "a sum between GPUs"
+done_by 2 "sum busy" "a GPU's rank that is at work for longer than --timeout"
+NCCL_ON_MPI_DEVICES=1 refused 2 "sum" 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
+NCCL_ON_MPI_DEVICES=0 refused 2 "sum" 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
+refused 2 "sum stop" 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
+refused 2 "sum barrier" 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
+refused 2 "sum gather" 1 'asks for another collective' "ranks that ask for different collectives"
+NCCL_ON_MPI_FAULT=hang refused 2 "sum" 1 'all ranks have come to a reduce-scatter, no. [0-9]+, which has not ended for' "a collective that does not end"
+NCCL_ON_MPI_FAULT=error refused 2 "sum" 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
 
 finish
