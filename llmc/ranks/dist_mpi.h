@@ -4,6 +4,7 @@ translation unit, whose collectives use the same communicators, requests and sta
 */
 #ifndef LLMC_DIST_MPI_H
 #define LLMC_DIST_MPI_H
+#include "llmc/base/text.h"
 #include "dist.h"
 #include <unistd.h>
 #ifdef HAVE_MPI

@@ -99,13 +99,7 @@ static void expect_shards(const char *folder, const char *golden, size_t most, s
             test_fail("file %zu has %zu tensors and more than %zu bytes", i, list.count, most);
         safetensors_free(&list);
     }
-    for (size_t i = 0; i < source->model.parameter_count; i++) {
-        size_t elements = parameter_elements(&source->model.parameters[i]);
-        float *a = (float *)case_memory(elements * 4), *b = (float *)case_memory(elements * 4);
-        weights_read(source, i, 0, elements, DTYPE_FP32, a);
-        weights_read(original, i, 0, elements, DTYPE_FP32, b);
-        assert_memory_equal(a, b, elements * 4);
-    }
+    expect_same_weights(golden, folder, DTYPE_FP32);
     weights_close(source);
     weights_close(original);
 }

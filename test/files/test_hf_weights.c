@@ -9,10 +9,6 @@ them is refused. Everything that is plainly wrong is in test_weights_bad.c.
 #define MODEL  HF_SINGLE_FILE
 
 // ---- config.json -------------------------------------------------------------------------------------------------------------
-typedef struct {
-    const char *golden, *file, *find, *replace;
-} Edit;
-
 // The windows of a model's layers, "5 0 5 ".
 static void expect_windows(const char *folder, const char *expected) {
     char remark[256], found[256] = "";
@@ -22,96 +18,46 @@ static void expect_windows(const char *folder, const char *expected) {
     if (strcmp(found, expected) != 0) test_fail("windows %s, expected %s", found, expected);
 }
 
-// Qwen's windows: in effect where use_sliding_window is true, for layers from max_window_layers on.
-TEST(windows_in_effect) {
-    const char *copy = copy_golden("qwen2");
-    char path[PATH_MAX];
-    path_join(path, copy, CONFIG);
-    edit_file(path, "\"layer_types\"", "\"was\"");
-    edit_file(path, "\"max_window_layers\": 28", "\"max_window_layers\": 1");
-    edit_file(path, "\"sliding_window\": null", "\"sliding_window\": 64");
-    expect_windows(copy, "0 0 0 "); // not in effect
-    edit_file(path, "\"use_sliding_window\": false", "\"use_sliding_window\": true");
-    expect_good(copy);
-    expect_windows(copy, "0 64 64 ");
-    edit_file(path, "\"max_window_layers\": 1", "\"max_window_layers\": 3");
-    expect_windows(copy, "0 0 0 "); // no layer uses it
-    edit_file(path, "\"max_window_layers\": 3", "\"max_window_layers\": 0");
-    expect_windows(copy, "64 64 64 ");
-    edit_file(path, "\"sliding_window\": 64", "\"sliding_window\": null");
-    expect_windows(copy, "0 0 0 ");
-    edit_file(path, "\"sliding_window\"", "\"was also\"");
-    expect_windows(copy, "4096 4096 4096 "); // the class's default
-}
-
-TEST(windows_of_other_families) {
-    const char *copy = copy_golden("mistral");
-    char path[PATH_MAX];
-    path_join(path, copy, CONFIG);
-    expect_windows(copy, "7 7 7 ");
-    edit_file(path, "\"sliding_window\": 7", "\"sliding_window\": null");
-    expect_windows(copy, "0 0 0 ");
-    edit_file(path, "\"sliding_window\"", "\"was\"");
-    expect_windows(copy, "4096 4096 4096 ");
-    copy = copy_golden("gemma3-linear");
-    path_join(path, copy, CONFIG);
-    expect_windows(copy, "5 0 5 ");
-    edit_file(path, "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 3");
-    expect_windows(copy, "5 5 0 ");
-    edit_file(path, "\"sliding_window_pattern\": 3", "\"sliding_window_pattern\": 1");
-    expect_windows(copy, "0 0 0 ");
-    edit_file(path, "\"sliding_window_pattern\": 1,", "");
-    expect_windows(copy, "5 5 5 "); // every sixth would have none
-    expect_windows("test/golden/gemma3", "8 8 8 8 8 0 8 ");
-}
-
-// What looks unusual and is right must not be refused.
-TEST(right_texts) {
-    static const Edit right[] = {
-        {"llama", CONFIG, "\"architectures\"", "\"was\""},                    // model_type is enough
-        {"llama", CONFIG, "\"model_type\": \"llama\",", ""},                  // and so are architectures
-        {"llama", CONFIG, "\"rope_parameters\"", "\"was\""},                  // the default is 10000
-        {"llama", CONFIG, "{", "{\"rope_theta\":10000,\"rope_scaling\":{},"}, // twice, but the same
-        {"llama", CONFIG, "\"head_dim\": 10", "\"head_dim\": null"},          // follows
-        {"gpt2", CONFIG, "\"tie_word_embeddings\": true,", ""},               // GPT-2's default
-        {"gpt2", CONFIG, "\"n_embd\": 24", "\"hidden_size\": 24"},            // the common name
-        {"gpt2", CONFIG, "\"n_inner\": null", "\"n_inner\": 96"},             //
-        {"gpt2", CONFIG, "\"gelu_new\"", "\"gelu_pytorch_tanh\""},            //
-        {"gpt2", CONFIG, "\"vocab_size\": 101", "\"vocab_size\": 101.0, \"x\": \"\\u00e9\""}, //
-        {"llama", MODEL, "\"__metadata__\":{\"format\":\"pt\"},", ""},                        // and an odd length
-        {"llama", MODEL, "{",
-         "{\"layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"F99\",\"shape\":[3],"
-         "\"data_offsets\":[0,0]},"}, // carries no weights, so its type is of no interest
+// Each row changes the config.json of the row before it, or of a fresh copy. Qwen's windows are in effect where use_sliding_window
+// is true, for layers from max_window_layers on.
+TEST(windows) {
+    static const struct {
+        const char *golden, *find, *replace, *windows; // windows NULL: not looked at
+    } cases[] = {
+        {"qwen2", "\"layer_types\"", "\"was\"", NULL},
+        {NULL, "\"max_window_layers\": 28", "\"max_window_layers\": 1", NULL},
+        {NULL, "\"sliding_window\": null", "\"sliding_window\": 64", "0 0 0 "},
+        {NULL, "\"use_sliding_window\": false", "\"use_sliding_window\": true", "0 64 64 "},
+        {NULL, "\"max_window_layers\": 1", "\"max_window_layers\": 3", "0 0 0 "}, // no layer uses it
+        {NULL, "\"max_window_layers\": 3", "\"max_window_layers\": 0", "64 64 64 "},
+        {NULL, "\"sliding_window\": 64", "\"sliding_window\": null", "0 0 0 "},
+        {NULL, "\"sliding_window\"", "\"was also\"", "4096 4096 4096 "}, // the class's default
+        {"mistral", NULL, NULL, "7 7 7 "},
+        {NULL, "\"sliding_window\": 7", "\"sliding_window\": null", "0 0 0 "},
+        {NULL, "\"sliding_window\"", "\"was\"", "4096 4096 4096 "},
+        {"gemma3-linear", NULL, NULL, "5 0 5 "},
+        {NULL, "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 3", "5 5 0 "},
+        {NULL, "\"sliding_window_pattern\": 3", "\"sliding_window_pattern\": 1", "0 0 0 "},
+        {NULL, "\"sliding_window_pattern\": 1,", "", "5 5 5 "}, // every sixth would have none
+        {"gemma3", NULL, NULL, "8 8 8 8 8 0 8 "},
     };
-    for (size_t i = 0; i < COUNT_OF(right); i++) {
-        const char *copy = copy_golden(right[i].golden);
-        char path[PATH_MAX];
-        test_case("%s: \"%s\" for \"%s\"", right[i].file, right[i].replace, right[i].find);
-        path_join(path, copy, right[i].file);
-        edit_file(path, right[i].find, right[i].replace);
-        expect_good(copy);
+    char path[PATH_MAX];
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("row %zu", i);
+        if (cases[i].golden) copy_golden(cases[i].golden);
+        path_join(path, scratch_path("model"), CONFIG);
+        if (cases[i].find) edit_file(path, cases[i].find, cases[i].replace);
+        if (!cases[i].windows) continue;
+        expect_good(scratch_path("model"));
+        expect_windows(scratch_path("model"), cases[i].windows);
     }
 }
 
 // ---- names -------------------------------------------------------------------------------------------------------------------
-static char *values_of(const char *path) {
-    WeightSource *source = weights_open(path);
-    float *values = (float *)case_memory(source->model.elements * sizeof(float));
-    for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const Parameter *p = &source->model.parameters[i];
-        weights_read(source, i, 0, parameter_elements(p), DTYPE_FP32, values + p->offset);
-    }
-    weights_close(source);
-    return (char *)values;
-}
-
 // The copy must hold what the golden model does, to the bit.
 static void expect_same_values(const char *copy, const char *golden) {
-    WeightSource *source = weights_open(golden);
-    size_t bytes = source->model.elements * sizeof(float);
-    weights_close(source);
     expect_good(copy);
-    assert_memory_equal(values_of(copy), values_of(golden), bytes);
+    expect_same_weights(golden, copy, DTYPE_FP32);
 }
 
 // Puts a tensor of zeros into the copy, behind the others.

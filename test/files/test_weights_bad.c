@@ -243,6 +243,29 @@ TEST(wrong_texts) {
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 
+// Texts that look unusual and are right.
+TEST(right_texts) {
+    static const Damage rows[] = {
+        CONFIG("llama", "\"architectures\"", "\"was\"", NULL),                    // model_type is enough
+        CONFIG("llama", "\"model_type\": \"llama\",", "", NULL),                  // and so are architectures
+        CONFIG("llama", "\"rope_parameters\"", "\"was\"", NULL),                  // the default is 10000
+        CONFIG("llama", "{", "{\"rope_theta\":10000,\"rope_scaling\":{},", NULL), // twice, but the same
+        CONFIG("llama", "\"head_dim\": 10", "\"head_dim\": null", NULL),          // follows
+        CONFIG("gpt2", "\"tie_word_embeddings\": true,", "", NULL),               // GPT-2's default
+        CONFIG("gpt2", "\"n_embd\": 24", "\"hidden_size\": 24", NULL),            // the common name
+        CONFIG("gpt2", "\"n_inner\": null", "\"n_inner\": 96", NULL),
+        CONFIG("gpt2", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", NULL),
+        CONFIG("gpt2", "\"vocab_size\": 101", "\"vocab_size\": 101.0, \"x\": \"\\u00e9\"", NULL),
+        HEADER("\"__metadata__\":{\"format\":\"pt\"},", "", NULL), // and an odd length
+        HEADER("{",
+               "{\"layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"F99\",\"shape\":[3],"
+               "\"data_offsets\":[0,0]},",
+               NULL), // carries no weights, so its type is of no interest
+    };
+    const DamageSuite suite = golden_copies("llama gpt2");
+    expect_damage_found(&suite, rows, COUNT_OF(rows));
+}
+
 // ---- changes of bytes -----------------------------------------------------------------------------------------------
 TEST(wrong_bytes) {
     static const Damage rows[] = {

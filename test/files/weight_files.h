@@ -5,9 +5,8 @@ for a tensor's entry in the text of the header as the reference implementation w
 */
 #ifndef TEST_WEIGHT_FILES_H
 #define TEST_WEIGHT_FILES_H
-#include "test/base/child.h"
+#include "test/base/damage.h"
 #include "llmc/files/weights.h"
-#include <sys/resource.h>
 
 #define GOLDEN "test/golden/"
 
@@ -153,20 +152,6 @@ static const char *copy_golden(const char *name) {
     return copy;
 }
 
-// Replaces the first occurrence of `find` in a text of `length` bytes; the result lasts until the next case.
-static char *replaced(const char *text, size_t *length, const char *find, const char *replace) {
-    const char *at = (const char *)memmem(text, *length, find, strlen(find));
-    size_t longer = strlen(replace);
-    if (!at) test_fail("\"%s\" is not there to be replaced", find);
-    size_t before = (size_t)(at - text);
-    char *out = (char *)case_memory(*length + longer + 1);
-    memcpy(out, text, before);
-    memcpy(out + before, replace, longer);
-    memcpy(out + before + longer, at + strlen(find), *length - before - strlen(find));
-    *length += longer - strlen(find);
-    return out;
-}
-
 static void write_safetensors(const char *path, const char *header, size_t length, const char *data, size_t bytes) {
     char *file = (char *)case_memory(8 + length + bytes);
     uint64_t prefix = length;
@@ -185,20 +170,45 @@ static void mend_safetensors(const char *path, char *bytes, size_t count, size_t
     memcpy(bytes, &length, 8);
 }
 
-// Replaces text in a file: in the whole of it, or in the header where it is a safetensors file.
+// Replaces text in a file, which stays a whole one.
 static void edit_file(const char *path, const char *find, const char *replace) {
-    size_t bytes;
-    char *file = read_whole(path, &bytes);
-    uint64_t header;
-    if (text_ends_with(path, ".safetensors")) {
-        memcpy(&header, file, 8);
-        size_t length = (size_t)header;
-        char *text = replaced(file + 8, &length, find, replace);
-        write_safetensors(path, text, length, file + 8 + header, bytes - 8 - (size_t)header);
-    } else {
-        char *text = replaced(file, &bytes, find, replace);
-        write_file(path, text, bytes);
+    const Damage change = CHANGED_TEXT(path, find, replace, NULL);
+    size_t before, count;
+    char *bytes = read_whole(path, &before);
+    count = before;
+    char *changed = damaged_copy(&change, bytes, &count);
+    mend_safetensors(path, changed, count, before);
+    write_file(path, changed, count);
+    free(changed);
+}
+
+// ---- the same in two places -----------------------------------------------------------------------------------------
+static void expect_same_config(const Config *found, const Config *expected) {
+    char a[2048], b[2048];
+    config_to_text(found, a, sizeof(a));
+    config_to_text(expected, b, sizeof(b));
+    if (strcmp(a, b) != 0) test_fail("the config is %s, expected %s", a, b);
+}
+
+// The whole of a parameter through weights_read; lasts until the next case.
+static void *read_parameter(const WeightSource *source, size_t i, DType as) {
+    size_t count = parameter_elements(&source->model.parameters[i]);
+    void *values = case_memory(count * dtype_size(as));
+    weights_read(source, i, 0, count, as, values);
+    return values;
+}
+
+// The same weights in two files must be read as the same: bit for bit, or once rounded to bf16.
+static void expect_same_weights(const char *one, const char *other, DType type) {
+    WeightSource *a = weights_open(one), *b = weights_open(other);
+    expect_same_config(&a->config, &b->config);
+    for (size_t i = 0; i < a->model.parameter_count; i++) {
+        size_t bytes = parameter_elements(&a->model.parameters[i]) * dtype_size(type);
+        if (memcmp(read_parameter(a, i, type), read_parameter(b, i, type), bytes) != 0)
+            test_fail("%s is another in %s", a->model.parameters[i].name, other);
     }
+    weights_close(a);
+    weights_close(b);
 }
 
 // ---- models in memory -------------------------------------------------------------------------------------------------------------
@@ -237,34 +247,39 @@ static void expect_formula(const FoundTensor *found, const Parameter *p) {
 #define LARGE_GPT2_JSON                                                                                                \
     "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_layer\":1,\"n_embd\":768,\"n_head\":12}"
 
-// A Hugging Face folder for the config: every element by the formula, in `type` (fp32 or double). Only the keys that
-// differ from the family's defaults need be in `json`.
-static void write_formula_model(const char *folder, const Model *model, const char *json, DType type) {
+// A Hugging Face folder for the config: every element by the formula, the tensors' types in turn. Of several types fp16 takes any
+// bits that are numbers, and double values that fp32 does not hold. Only keys that differ from the defaults need be in `json`.
+static void write_formula_model(const char *folder, const Model *model, const char *json, const DType *types,
+                                size_t type_count) {
     char path[PATH_MAX], *header = (char *)case_memory(model->parameter_count * 512 + 16);
-    size_t length = 0, at = 0, size = dtype_size(type);
-    char *data = (char *)case_memory(model->elements * size);
+    size_t length = 0, at = 0;
+    char *data = (char *)case_memory(model->elements * 8);
     mkdir(folder, 0777);
     path_join(path, folder, "config.json");
     write_file(path, json, strlen(json));
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        size_t count = parameter_elements(p), cols = p->cols ? p->cols : 1;
-        length += (size_t)sprintf(header + length, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "{", p->name,
-                                  type == DTYPE_FP64 ? "F64" : "F32");
-        if (p->cols)
-            length += (size_t)sprintf(header + length, "%zu,%zu", p->transposed ? p->cols : p->rows,
-                                      p->transposed ? p->rows : p->cols);
-        else
-            length += (size_t)sprintf(header + length, "%zu", p->rows);
-        length += (size_t)sprintf(header + length, "],\"data_offsets\":[%zu,%zu]}", at, at + count * size);
+        const DType type = types[i % type_count];
+        size_t count = parameter_elements(p), bytes = count * dtype_size(type);
+        size_t rows = p->transposed ? p->cols : p->rows, cols = p->transposed ? p->rows : p->cols;
+        length += (size_t)sprintf(header + length,
+                                  cols ? "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu,%zu]"
+                                       : "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu]",
+                                  i ? "," : "{", p->name, safetensors_dtype_name(type), rows, cols);
+        length += (size_t)sprintf(header + length, ",\"data_offsets\":[%zu,%zu]}", at, at + bytes);
         for (size_t j = 0; j < count; j++) {
-            size_t to = p->transposed ? j % cols * p->rows + j / cols : j;
-            element_write(data + at, type, to, formula(p->offset + j));
+            const size_t to = p->transposed ? j % p->cols * p->rows + j / p->cols : j;
+            const double value = formula(p->offset + j);
+            const uint16_t half = (uint16_t)((j * 2654435761u) >> 7 & 0xbfff);
+            if (type == DTYPE_FP16)
+                memcpy(data + at + 2 * to, &half, 2);
+            else
+                element_write(data + at, type, to, type == DTYPE_FP64 && type_count > 1 ? value / 3 : value);
         }
-        at += count * size;
+        at += bytes;
     }
     header[length++] = '}';
-    path_join(path, folder, "model.safetensors");
+    path_join(path, folder, HF_SINGLE_FILE);
     write_safetensors(path, header, length, data, at);
 }
 
