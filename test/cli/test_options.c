@@ -135,6 +135,16 @@ TEST(defaults) {
     assert_true(o.label_smoothing == 0 && o.lora_dropout == 0 && o.lora_rank == 0 && o.group_size == 8 && !o.rollout);
 }
 
+// Numbers that --help and the READMEs promise
+TEST(promised_defaults) {
+    static const char *const promised[][2] = {{"lr", "3e-4"},    {"weight-decay", "0.1"}, {"beta1", "0.9"},
+                                              {"beta2", "0.95"}, {"epsilon", "1e-8"},     {"grad-clip", "1"}};
+    for (size_t i = 0; i < COUNT_OF(promised); i++) {
+        test_case("--%s", promised[i][0]);
+        assert_string_equal(option_rows[option_find(promised[i][0])].fallback, promised[i][1]);
+    }
+}
+
 // Of a number that is open, the word is its default: it can be given, and 0 is another value.
 TEST(numbers_that_are_open) {
     size_t opened = 0;
@@ -580,6 +590,7 @@ static const struct CMUnitTest tests[] = {
     LISTED(values_that_look_like_options),
     LISTED(words_are_those_of_the_enums),
     LISTED(defaults),
+    LISTED(promised_defaults),
     LISTED(numbers_that_are_open),
     LISTED(verbs),
     LISTED(plan_takes_what_train_and_bp_take),

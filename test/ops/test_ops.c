@@ -277,9 +277,9 @@ static void rope_case(size_t n, size_t heads, size_t HD, double theta, size_t po
 }
 
 TEST(rope) {
-    static const size_t head_sizes[] = {2, 4, 6, 16, 20, 64, 80, 128};
+    static const size_t head_sizes[] = {2, 4, 6, 16, 20, 64, 80, 128, 256};
     static const size_t rows[] = {1, 2, 5, 33};
-    static const size_t heads[] = {1, 3, 8};
+    static const size_t heads[] = {1, 3, 12};
     for (size_t h = 0; h < COUNT_OF(head_sizes); h++)
         for (size_t r = 0; r < COUNT_OF(rows); r++)
             for (size_t g = 0; g < COUNT_OF(heads); g++) {

@@ -139,7 +139,10 @@ static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_c
     RunSettings settings = tiny_settings(&c->tiny, method, chunk, logits_chunk);
     settings.world = w, settings.backward = 1;
     c->tiny.settings = settings; // plans of what is sent are made from these
-    if (c->streams > 1) largest.documents = max_size(c->batch[0].documents, c->batch[1].documents);
+    size_t start[16];            // of as many documents as either batch has, the last ones empty
+    for (size_t d = 0; d < 16; d++) start[d] = largest.document_start[min_size(d, largest.documents)];
+    for (size_t i = 0; i < c->streams; i++) largest.documents = max_size(largest.documents, c->batch[i].documents);
+    largest.document_start = start;
     tiny_begin(&t, ops_device, settings, c->tiny.weights, c->tiny.adapters, &largest);
     run_streams(c, &t.s, w, &r);
     r.gradient = device_read(ops_device, t.s.memory.gradients, settings.gradient_type, trained->elements);
