@@ -584,33 +584,4 @@ TEST(echo_and_json) {
     options_free(&sample);
 }
 
-static const struct CMUnitTest tests[] = {
-    LISTED(every_row_round_trips),
-    LISTED(values_arrive),
-    LISTED(values_that_look_like_options),
-    LISTED(words_are_those_of_the_enums),
-    LISTED(defaults),
-    LISTED(promised_defaults),
-    LISTED(numbers_that_are_open),
-    LISTED(verbs),
-    LISTED(plan_takes_what_train_and_bp_take),
-    LISTED(help_mentions_every_row),
-    LISTED(help_and_version_end_with_0),
-    LISTED(examples_of_the_help_parse),
-    LISTED(numbers_are_refused),
-    LISTED(ranges_are_kept),
-    LISTED(choices_are_refused),
-    LISTED(what_comes_later_is_refused_by_name),
-    LISTED(options_that_come_later_are_refused_by_name),
-    LISTED(malformed_lines_are_refused),
-    LISTED(options_that_need_or_exclude_each_other),
-    LISTED(options_of_objectives),
-    LISTED(values_without_meaning_for_an_objective),
-    LISTED(options_that_need_another),
-    LISTED(dtype_is_the_builds_own),
-    LISTED(storage_without_meaning_is_refused),
-    LISTED(the_table_is_sound),
-    LISTED(echo_and_json),
-};
-
-int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, NULL); }
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

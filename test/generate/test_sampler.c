@@ -420,21 +420,4 @@ TEST(refusals) {
         expect_refused(start_and_continue, &cases[i], cases[i].code, cases[i].message);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(refusals), // first: its forked processes could not use a GPU that this one has used already
-        LISTED(cache_equals_full_pass),
-        LISTED(greedy_text_of_golden_models),
-        LISTED(top_k_and_top_p),
-        LISTED(temperature),
-        LISTED(ties_and_extremes),
-        LISTED(candidates_are_a_sorted_prefix),
-        LISTED(draws_follow_the_distribution),
-        LISTED(seeds_reproduce),
-        LISTED(feeding_goes_on),
-        LISTED(plan_is_what_a_run_uses),
-        LISTED(plan_counts_the_cache),
-        LISTED(sampling_between_steps_changes_nothing),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

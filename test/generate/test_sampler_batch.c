@@ -274,11 +274,4 @@ TEST(refusals) {
         expect_refused(complete_two, &cases[i], cases[i].code, cases[i].message);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(refusals), // first: its forked processes could not use a GPU that this one has used already
-        LISTED(logits_of_steps),   LISTED(texts_as_if_alone), LISTED(greedy_text_of_golden_models),
-        LISTED(plan_and_training),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -24,9 +24,8 @@ TEST(ranks_write_one_text) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(ranks_write_one_text)};
     dist_start();
     if (dist_ranks() < 2) die_usage("takes several processes: test/ranks/mpirun.sh 2 %s", argv[0]);
     dist_split(1);
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -134,11 +134,4 @@ TEST(nan_is_refused_by_name) {
     expect_refused(check_poisoned, &poisoned[2], 1, "an infinity: tensor transformer.ln_f.bias at [3, 0]");
 }
 
-static const struct CMUnitTest tests[] = {
-    LISTED(initial_values_follow_the_table),
-    LISTED(initial_values_are_normal),
-    LISTED(initial_values_depend_on_the_seed_alone),
-    LISTED(nan_is_refused_by_name),
-};
-
-int main(int argc, char **argv) { RUN_TESTS(argc, argv, tests, NULL, NULL); }
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

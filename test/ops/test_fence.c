@@ -207,14 +207,4 @@ TEST(full_behind_the_fence) { trains_behind_the_fence(METHOD_FULL); }
 TEST(checkpoint_behind_the_fence) { trains_behind_the_fence(METHOD_CHECKPOINT); }
 TEST(stream_behind_the_fence) { trains_behind_the_fence(METHOD_STREAM); }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(every_op_is_wrapped),
-        LISTED(outside_an_op_nothing_is_readable),
-        LISTED(host_and_device_are_not_confused),
-        LISTED(full_behind_the_fence),
-        LISTED(checkpoint_behind_the_fence),
-        LISTED(stream_behind_the_fence),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -481,17 +481,7 @@ TEST(plans_never_fall) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(families_agree_with_one_process),
-        LISTED(families_in_replicas),
-        LISTED(objectives_agree_with_one_process),
-        LISTED(objectives_in_replicas),
-        LISTED(parts_drop_the_same),
-        LISTED(deterministic),
-        LISTED(two_ranks_need_little_more_than_half),
-        LISTED(plans_never_fall),
-    };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/ranks/mpirun.sh 3 %s", argv[0]);
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

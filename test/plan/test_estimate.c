@@ -346,19 +346,4 @@ TEST(thousands_of_ranks_at_once) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(a_ring_by_hand),
-        LISTED(work_by_hand),
-        LISTED(bytes_of_a_forward_by_hand),
-        LISTED(a_step_by_hand),
-        LISTED(products_that_wait_for_operands),
-        LISTED(two_ranks_by_hand),
-        LISTED(kept_attention_by_hand),
-        LISTED(memory_of_the_stages),
-        LISTED(what_grows_and_what_shrinks),
-        LISTED(as_the_roofline),
-        LISTED(thousands_of_ranks_at_once),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

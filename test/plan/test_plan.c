@@ -391,20 +391,4 @@ TEST(ranges_are_checked) {
     assert_int_equal(run_child(too_far, "popped")->code, EXIT_RUNTIME);           // in a dead one
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(abbreviation_counts_the_same),
-        LISTED(shares_add_up),
-        LISTED(slope_per_token),
-        LISTED(longer_than_the_paper),
-        LISTED(longest_is_the_boundary),
-        LISTED(answers_at_once),
-        LISTED(shorter_streams_need_no_more),
-        LISTED(formula_counts_what_the_walk_counts),
-        LISTED(windows_bound_memory_and_flops),
-        LISTED(ranks_divide_what_is_held),
-        LISTED(stages_are_nothing_alone),
-        LISTED(ranges_are_checked),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -238,11 +238,4 @@ TEST(rows_as_json) {
     model_free(&model);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(every_op_is_timed),
-        LISTED(passes_are_the_same_and_counted),
-        LISTED(rows_as_json),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -265,34 +265,7 @@ TEST(written_gemma3) { written(GOLDEN "gemma3"); }
 #endif
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(gpt2),
-        LISTED(llama),
-        LISTED(llama_tied),
-        LISTED(qwen2),
-        LISTED(qwen3),
-        LISTED(mistral),
-        LISTED(gemma3),
-        LISTED(gemma3_linear),
-        LISTED(written_gpt2),
-#ifndef CUDA_ON_CPU // the same models in other files
-        LISTED(gpt2_as_published),
-        LISTED(gpt2_of_llmc),
-        LISTED(llama_sharded),
-        LISTED(qwen2_fp16),
-        LISTED(llama3),
-        LISTED(llama_linear),
-        LISTED(qwen2_yarn),
-        LISTED(qwen3_yarn),
-        LISTED(qwen2_sliding),
-        LISTED(mistral_full),
-        LISTED(qwen3_bf16),
-        LISTED(written_llama),
-        LISTED(written_qwen3),
-        LISTED(written_gemma3),
-#endif
-    };
     dist_start();
     dist_split(dist_ranks());
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -246,15 +246,4 @@ TEST(names) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(methods_agree),
-        LISTED(merged_weights),
-        LISTED(finite_differences),
-        LISTED(without_adapters),
-        LISTED(plan_of_adapters),
-        LISTED(dropout_follows_a),
-        LISTED(names),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -285,20 +285,4 @@ TEST(forward_only_loss) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(one_document),
-        LISTED(one_token),
-        LISTED(documents_around_boundaries),
-        LISTED(masked_documents_and_chunks),
-        LISTED(everything_masked),
-        LISTED(windows_anywhere),
-        LISTED(packed_equals_alone),
-        LISTED(full_is_the_gradient),
-        LISTED(gradient_types),
-        LISTED(deterministic),
-        LISTED(kept_attention),
-        LISTED(forward_only_loss),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -192,12 +192,4 @@ TEST(plain_policy_gradient) {
     tiny_case_free(&c), tiny_case_free(&plain);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(methods_agree),
-        LISTED(accumulation_and_order),
-        LISTED(gradient_is_the_slope),
-        LISTED(plain_policy_gradient),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

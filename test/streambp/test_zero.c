@@ -466,20 +466,9 @@ TEST(gradients_are_written_together) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(families_and_objectives),
-        LISTED(methods_and_accumulation),
-        LISTED(gradients_of_the_type_of_weights),
-        LISTED(steps_of_adamw),
-        LISTED(traffic_and_memory),
-        LISTED(passes_without_gradients),
-        LISTED(initial_weights_by_portions),
-        LISTED(bad_gradients_are_named),
-        LISTED(gradients_are_written_together),
-    };
     dist_start();
     if (dist_ranks() < 2 || dist_ranks() > 4) die_usage("takes 2 to 4 processes: test/ranks/mpirun.sh 3 %s", argv[0]);
     world.ranks = dist_ranks(), world.rank = dist_rank(), world.sp = world.ranks == 4 ? 2 : 1;
     dist_split(world.sp);
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -360,16 +360,4 @@ TEST(initialisation) {
     }
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(norm),
-        LISTED(bad_gradient_is_named),
-        LISTED(clipping),
-        LISTED(matrices_decay),
-        LISTED(formula),
-        LISTED(neighbours_do_not_matter),
-        LISTED(every_parameter_has_its_own_random_bits),
-        LISTED(initialisation),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

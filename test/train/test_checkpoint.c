@@ -335,20 +335,4 @@ TEST(full_disk) {
     expect_said(child, "free there; free some space, then --resume from step 7, which is safe");
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(round_trip),
-        LISTED(round_trip_of_many_pieces),
-        LISTED(resumed_run_has_the_same_bits),
-        LISTED(settings_must_agree),
-        LISTED(types_must_agree),
-        LISTED(schedule_must_agree_so_far),
-        LISTED(damage_is_found),
-        LISTED(mixed_up_files_are_refused),
-        LISTED(other_states_are_refused),
-        LISTED(checkpoints_of_version_1_are_refused),
-        LISTED(file_size_limit),
-        LISTED(full_disk),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -267,11 +267,4 @@ TEST(killed_at_random_moments) {
     trained_close(&t);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(killed_at_every_call),
-        LISTED(adapters_killed_at_every_call),
-        LISTED(killed_at_random_moments),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -404,17 +404,7 @@ TEST(checksums_find_what_changes) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(any_number_of_ranks_writes_the_same_and_reads_it),
-        LISTED(a_flipped_bit_is_found_by_the_ranks_together),
-        LISTED(a_killed_rank_leaves_the_last_checkpoint),
-        LISTED(a_killed_job_leaves_the_last_checkpoint),
-        LISTED(a_full_disk_of_one_rank_leaves_the_last_checkpoint),
-        LISTED(ranks_that_see_other_folders_are_refused),
-        LISTED(checksums_do_not_depend_on_pieces),
-        LISTED(checksums_find_what_changes),
-    };
     if (argc > 2 && !strcmp(argv[1], "--job")) return job_main(argv + 2);
     program = argv[0];
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+    RUN_LISTED(argc, argv, scratch_remove);
 }

@@ -490,22 +490,4 @@ TEST(no_bar_where_there_is_no_terminal) {
     close(master);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(numbers_in_json),
-                                       LISTED(json_strings),
-                                       LISTED(json_nesting),
-                                       LISTED(records_are_complete_lines),
-                                       LISTED(resuming_after_a_crash_at_any_byte),
-                                       LISTED(garbage_ends_the_log),
-                                       LISTED(options_are_in_the_log),
-                                       LISTED(what_cannot_be_written_is_said),
-                                       LISTED(step_lines_are_aligned),
-                                       LISTED(metrics_of_pairs),
-                                       LISTED(metrics_of_groups),
-                                       LISTED(time_for_people),
-                                       LISTED(the_bar_fits_any_width),
-                                       LISTED(the_bar_on_a_terminal),
-                                       LISTED(step_lines_make_the_bar_give_way),
-                                       LISTED(no_bar_where_there_is_no_terminal)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

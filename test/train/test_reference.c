@@ -533,21 +533,4 @@ TEST(a_resumed_run_knows_its_reference) {
     expect_refused(key_body, state_with("\"reference\": \"0000000000000000\""), 1, "no key of a model");
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(key_of_bytes_changes_with_every_bit),
-                                       LISTED(key_of_the_model),
-                                       LISTED(key_of_the_data),
-                                       LISTED(packed_documents_have_their_own_log_probabilities),
-                                       LISTED(cut_documents_have_those_of_their_pieces),
-                                       LISTED(pairs_and_groups_are_documents),
-                                       LISTED(values_that_are_none_are_refused),
-                                       LISTED(a_reference_is_computed_once),
-                                       LISTED(a_damaged_reference_is_refused),
-                                       LISTED(a_lost_reference_is_named),
-                                       LISTED(where_the_data_cannot_be_written_to),
-                                       LISTED(a_named_reference_is_held_to_the_run),
-                                       LISTED(a_batch_gets_its_reference),
-                                       LISTED(a_reference_fits_into_the_plan_of_training),
-                                       LISTED(a_resumed_run_knows_its_reference)};
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

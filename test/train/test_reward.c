@@ -339,22 +339,7 @@ TEST(nothing_survives_the_program) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(answers_in_order),
-        LISTED(answers_in_pieces),
-        LISTED(large_batches),
-        LISTED(a_command_of_the_shell),
-        LISTED(a_command_outside_the_ranks),
-        LISTED(numbers),
-        LISTED(commands_that_die),
-        LISTED(commands_that_hang),
-        LISTED(commands_that_print_garbage),
-        LISTED(commands_that_print_too_much),
-        LISTED(between_two_batches),
-        LISTED(signals_stay_as_they_are),
-        LISTED(nothing_survives_the_program),
-    };
     if (argc == 3 && !strcmp(argv[1], "--answer")) answer(argv[2]);
     if (!realpath(argv[0], own_path)) return 1;
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
+    RUN_LISTED(argc, argv, NULL);
 }

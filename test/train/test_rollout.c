@@ -494,15 +494,7 @@ TEST(a_policy_learns) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        LISTED(failures), // first: its forked processes could not use a GPU that this one has used already
-        LISTED(lines_and_sequences),
-        LISTED(a_step_follows_from_its_number),
-        LISTED(groups_without_spread),
-        LISTED(lines_of_a_tokenizer),
-        LISTED(a_policy_learns),
-    };
     if (argc == 4 && !strcmp(argv[1], "--answer")) answer(argv[2], argv[3]);
     if (!realpath(argv[0], own_path)) return 1;
-    RUN_TESTS(argc, argv, tests, NULL, scratch_remove);
+    RUN_LISTED(argc, argv, scratch_remove);
 }

@@ -103,12 +103,4 @@ TEST(names_are_those_of_the_option) {
     assert_int_equal(count + 1, SCHEDULES);
 }
 
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {LISTED(ends_are_exact),
-                                       LISTED(closed_forms),
-                                       LISTED(without_warmup_the_decay_begins_at_step_1),
-                                       LISTED(rises_then_falls),
-                                       LISTED(fractions_at_their_limits),
-                                       LISTED(names_are_those_of_the_option)};
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
