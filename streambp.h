@@ -9,8 +9,8 @@ Z_1, ..., Z_D chunks of its output along the tokens of the sequence. The gradien
 so a chunk's activations can be computed, used and dropped before the next chunk's exist. Nothing is approximated: the
 terms are those of standard backpropagation, and only the order of the sum is another. Attention joins the chunks, but
 causally: the queries of chunk c see the keys of chunks <= c, so the keys and values of chunk c receive gradient from
-chunks >= c alone. A layer's chunks are therefore visited last to first: dK[c], dV[c] are complete the moment chunk c's own
-queries have been through backward, dx[c] is final in the same visit, and it overwrites what it came from.
+chunks >= c alone. A layer's chunks are therefore visited last to first: dK[c], dV[c] are complete the moment chunk c's
+own queries have been through backward, dx[c] is final in the same visit, and it overwrites what it came from.
 
 A few steps on a layer l and a chunk c of tokens [t0, t1) are all there is:
 
@@ -30,8 +30,8 @@ A method is an order of these steps and a choice of what stays in memory between
     stream      its input          n       m             StreamBP
 
 Memory in bytes, beside weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2 FF
-(gate and up), V vocabulary; s bytes of an element, 4 of a sum. A token's activations in a layer are A = 3C + 2Q + H + FF
-elements (Q more with QK-norm) and NH sums; the sums are left out here.
+(gate and up), V vocabulary; s bytes of an element, 4 of a sum. A token's activations in a layer are A = 3C + 2Q + H +
+FF elements (Q more with QK-norm) and NH sums; the sums are left out here.
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
@@ -39,8 +39,8 @@ elements (Q more with QK-norm) and NH sums; the sums are left out here.
 
 and workspace of one chunk. dx lives where x_L was: no second tensor of N x C exists. K, V, dK, dV are one layer's.
 
-FLOPs of a pass, exactly as `train plan` counts them. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's products,
-`pairs` query-key pairs of a layer:
+FLOPs of a pass, exactly as `train plan` counts them. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's
+products, `pairs` query-key pairs of a layer:
 
     forward     F = 2 N (L P + C V) + 4 L Q pairs
     backward    B = 4 N (L P + C V) + 10 L Q pairs
@@ -52,8 +52,8 @@ FLOPs of a pass, exactly as `train plan` counts them. P = C Q + 2 C KV + Q C + C
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor; a
 plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers have their adapters with them (modules.h): with
-LoRA dW is that of the adapters. A layer with a sliding window stores the keys of its window, which slides with the chunks
-(keys_values.h). Other orders of the same steps are in llmc/orders/: several processes to a sequence, generation.
+LoRA dW is that of the adapters. A layer with a sliding window stores the keys of its window, which slides with the
+chunks (keys_values.h). Other orders of the same steps are in llmc/orders/: several processes to a sequence, generation.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
@@ -185,7 +185,7 @@ static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
     arena_pop(s->arena, mark);
 }
 
-// ---- attention, backward (section 3.2.2). dx[n,C]: gradient of the residual stream, updated in place ------------------------
+// ---- attention, backward (section 3.2.2). dx[n,C]: gradient of the residual stream, updated in place ----------------
 // Gradient of a residual branch: dx itself, or with a post norm the gradient of its input `branch`, over it
 static const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm,
                                      Stored *branch, const Stored *dx) {
@@ -255,7 +255,7 @@ static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSum
     arena_pop(s->arena, mark);
 }
 
-// ---- the MLP (section 3.2.2): a chunk of tokens depends on no other ---------------------------------------------------
+// ---- the MLP (section 3.2.2): a chunk of tokens depends on no other -------------------------------------------------
 // The MLP as far as its backward needs it: up to the activation, or the end where a post norm follows
 static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
@@ -428,8 +428,9 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
 Log-probabilities of chunk c's targets; with dw also the gradients: of x_L[c], over x_L[c], and of the head.
 
 An objective (llmc/data/objective.h) is a weight per token: dlogits = weight / temperature * (onehot - softmax). Weights
-of sft are known before the head runs. Weights of grpo and ppo follow from the chunk's own log-probabilities, in the same
-visit. Weights of pairs and gspo wait for the log-probabilities of the whole sequence, which take a pass of their own.
+of sft are known before the head runs. Weights of grpo and ppo follow from the chunk's own log-probabilities, in the
+same visit. Weights of pairs and gspo wait for the log-probabilities of the whole sequence, which take a pass of their
+own.
 */
 static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw) {
     Shapes d = shapes_of(s->model);
@@ -511,8 +512,9 @@ static void layers_backward(StreamBP *s) {
 }
 
 // ---- one sequence through the model ---------------------------------------------------------------------------------
-// The loss of a micro-batch: its share of the accumulated batch's, whose loss denominator is Z. Gradients are added to the
-// stored ones, metrics (or NULL) to metrics. last: of the step's micro-batches; the stored gradient is then complete.
+// The loss of a micro-batch: its share of the accumulated batch's, whose loss denominator is Z. Gradients are added to
+// the stored ones, metrics (or NULL) to metrics. last: of the step's micro-batches; the stored gradient is then
+// complete.
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), host_mark = arena_mark(&s->host);

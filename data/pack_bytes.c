@@ -3,10 +3,10 @@ Text files -> a token shard whose ids are the bytes (vocabulary 256), in llm.c's
 
     pack_bytes --out train.bin [--val-out val.bin] [--val-fraction 0.05] [--list NAMES] [FILE...]
 
-NAMES is a file with one path per line, or - for standard input. Files are joined in the order given; one whose bytes have
-been seen before is left out, so that nothing is trained on twice or both trained on and validated with. The validation
-shard is made of VAL_PIECES stretches, the ends of as many equal parts of the text: each is long enough for long contexts,
-and together they resemble the whole. Shards are complete or absent.
+NAMES is a file with one path per line, or - for standard input. Files are joined in the order given; one whose bytes
+have been seen before is left out, so that nothing is trained on twice or both trained on and validated with. The
+validation shard is made of VAL_PIECES stretches, the ends of as many equal parts of the text: each is long enough for
+long contexts, and together they resemble the whole. Shards are complete or absent.
 */
 #define PROGRAM_NAME "pack_bytes"
 #include "llmc/base/output.h"
@@ -33,7 +33,7 @@ typedef struct {
 
 static const char usage[] = "pack_bytes --out FILE [--val-out FILE] [--val-fraction F] [--list NAMES|-] [FILE...]";
 
-// ---- the command line ------------------------------------------------------------------------------------------------------
+// ---- the command line -----------------------------------------------------------------------------------------------
 static void add_path(Arguments *a, const char *path) {
     if (a->paths % 1024 == 0) {
         char **grown = (char **)checked_malloc((a->paths + 1024) * sizeof(char *), "the list of files");
@@ -91,7 +91,7 @@ static void read_list(Arguments *a) {
     if (file != stdin) fclose(file);
 }
 
-// ---- reading ---------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 static void reserve(Text *text, size_t more) {
     if (more <= text->capacity - text->length) return;
     text->capacity = max_size(2 * text->capacity, text->length + more);
@@ -122,7 +122,7 @@ static void add_file(Text *text, const char *path) {
     input_close(&file);
 }
 
-// ---- writing ---------------------------------------------------------------------------------------------------------------
+// ---- writing --------------------------------------------------------------------------------------------------------
 // Where the validation stretch of piece i begins, and where the piece ends.
 static void piece_bounds(size_t length, size_t i, double val_fraction, size_t *begin, size_t *val, size_t *end) {
     *begin = length / VAL_PIECES * i;

@@ -1,6 +1,7 @@
 /*
-Ratios of speed, within one process: each repeat times oneDNN's own matrix product and every variant of a pass in turn, so that
-what else the machine does falls on all alike; medians of the repeats' ratios are printed. Built by dev/bench.sh.
+Ratios of speed, within one process: each repeat times oneDNN's own matrix product and every variant of a pass in turn,
+so that what else the machine does falls on all alike; medians of the repeats' ratios are printed. Built by
+dev/bench.sh.
 
     bench layers    [REPEATS]   decoder layers of Qwen3-0.6B's widths, T = 2048: share of the product's rate
     bench methods   [REPEATS]   the same at T = 4096 and 8192: time of stream over time of checkpoint

@@ -3,9 +3,10 @@ What the collectives between processes reach, through the driver's own table of 
 
     make dev-collectives && mpirun -n P build/cpu-fp32/collectives [MOST_MIB [REPEATS]]
 
-Each op is checked against plain loops at an odd count, then timed at 64 KiB, 512 KiB, ... up to MOST_MIB (256): the median of
-REPEATS (7) batches of calls, of the slowest rank. GB/s counts the bytes that a rank sends, n (P - 1) / P of n: what nccl-tests
-call the bus bandwidth. `exchange` sends all n to the next rank, and receives as many from the one before.
+Each op is checked against plain loops at an odd count, then timed at 64 KiB, 512 KiB, ... up to MOST_MIB (256): the
+median of REPEATS (7) batches of calls, of the slowest rank. GB/s counts the bytes that a rank sends, n (P - 1) / P of
+n: what nccl-tests call the bus bandwidth. `exchange` sends all n to the next rank, and receives as many from the one
+before.
 */
 #ifndef PROGRAM_NAME
 #define PROGRAM_NAME "collectives"
@@ -42,7 +43,7 @@ static int64_t run_exchange(Bench *b, size_t bytes, size_t unit) {
     return ops_device->exchange(RANKS_ALL, messages, 2);
 }
 
-// ---- checks -----------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 // Rank r's element i before; small whole numbers, so that every order of a sum is exact.
 static double given(size_t r, size_t i) { return (double)((r + 1) * (i % 97 + 1)); }
 
@@ -93,7 +94,7 @@ static void check(Bench *b) {
     free(host);
 }
 
-// ---- timing -----------------------------------------------------------------------------------------------------------
+// ---- timing ---------------------------------------------------------------------------------------------------------
 static int compare(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);

@@ -1,6 +1,6 @@
 /*
-Writes, into the current folder, what llm.c's CPU trainer wants to read: gpt2_124M.bin with random weights (magic 20240326,
-version 3) and the token files it looks for (magic 20240520, version 1). For timing only.
+Writes, into the current folder, what llm.c's CPU trainer wants to read: gpt2_124M.bin with random weights (magic
+20240326, version 3) and the token files it looks for (magic 20240520, version 1). For timing only.
 */
 #include <stdint.h>
 #include <stdio.h>

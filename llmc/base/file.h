@@ -1,7 +1,7 @@
 /*
 Paths and input. An InputFile is a regular file of known size, opened once and read at any offset with pread. It is not
-mapped: the pages of a mapped file would count as this process's memory. Every failure ends the program with one line that
-names the file, the offset and the size. Output is in output.h.
+mapped: the pages of a mapped file would count as this process's memory. Every failure ends the program with one line
+that names the file, the offset and the size. Output is in output.h.
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -14,7 +14,7 @@ names the file, the offset and the size. Output is in output.h.
 #define PATH_MAX 4096
 #endif
 
-// ---- paths ------------------------------------------------------------------------------------------------------------
+// ---- paths ----------------------------------------------------------------------------------------------------------
 // `path` names the file that is open as fd.
 static int path_is_file(const char *path, int fd) {
     struct stat named, opened;
@@ -57,7 +57,7 @@ static void path_join(char path[PATH_MAX], const char *directory, const char *na
         die("%s/%s: this path is longer than the %d bytes the system allows", directory, name, PATH_MAX);
 }
 
-// ---- input ------------------------------------------------------------------------------------------------------------
+// ---- input ----------------------------------------------------------------------------------------------------------
 typedef struct {
     int fd;
     char *path;

@@ -12,7 +12,7 @@ Checksums and hashes. They find damage and chance equality, not intent.
 #include "random.h"
 #include "utils.h"
 
-// ---- crc32: eight bytes at a time by eight tables ("slicing by 8") ------------------------------------------------------
+// ---- crc32: eight bytes at a time by eight tables ("slicing by 8") --------------------------------------------------
 static uint32_t crc32_table[8][256]; // [k][byte]: crc of the byte and k zeros behind it
 
 // Makes the tables. To be called before there are threads that check anything.
@@ -52,14 +52,15 @@ static uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
 
 // ---- Checksum -------------------------------------------------------------------------------------------------------
 /*
-Sums over all bytes, each with its offset in the whole, so that order and cuts do not matter. Bytes count as words w of 32
-bits, in blocks of 256:
+Sums over all bytes, each with its offset in the whole, so that order and cuts do not matter. Bytes count as words w of
+32 bits, in blocks of 256:
 
     sum[s] = sum over blocks b of scale_s(b) * sum over i of key_s(i) * w(b, i)  mod 2^64,  s = 0, 1
 
-with odd keys of 32 bits and odd scales of 64, both random. A word is the sum of its bytes, each at its offset, so a word may
-be cut, too. A change within one word changes both sums, since w < 2^32 and keys and scales are odd; other changes pass both
-with a chance of about 2^-64. Zeros add nothing: the number of bytes goes into the checksum when it is made from the sums.
+with odd keys of 32 bits and odd scales of 64, both random. A word is the sum of its bytes, each at its offset, so a
+word may be cut, too. A change within one word changes both sums, since w < 2^32 and keys and scales are odd; other
+changes pass both with a chance of about 2^-64. Zeros add nothing: the number of bytes goes into the checksum when it is
+made from the sums.
 */
 enum { CHECKSUM_WORDS = 256, CHECKSUM_BLOCK = 4 * CHECKSUM_WORDS }; // words and bytes of a block
 

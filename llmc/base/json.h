@@ -1,7 +1,8 @@
 /*
-JSON, read and written. Reading is strict, since nobody vouches for the files: cJSON does the parsing; here are the bounds and the checks it leaves
-out (UTF-8, nothing behind the text, keys given twice, whole numbers, a limit on the number of values and so on memory).
-A text that fails ends the program with one line that begins with `where`, the name of the file. The writer is below.
+JSON, read and written. Reading is strict, since nobody vouches for the files: cJSON does the parsing; here are the
+bounds and the checks it leaves out (UTF-8, nothing behind the text, keys given twice, whole numbers, a limit on the
+number of values and so on memory). A text that fails ends the program with one line that begins with `where`, the name
+of the file. The writer is below.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -59,8 +60,8 @@ static void json_check_all_keys(const cJSON *value, const char *where) {
     }
 }
 
-// The first \u that is not followed by four digits, or that means the character 0, which would end a text early; or length.
-// cJSON takes both. Backslashes stand in strings only, or the text is refused anyway.
+// The first \u that is not followed by four digits, or that means the character 0, which would end a text early; or
+// length. cJSON takes both. Backslashes stand in strings only, or the text is refused anyway.
 static size_t json_escapes_valid_until(const char *text, size_t length) {
     for (size_t i = 0; i + 1 < length; i++) {
         if (text[i] != '\\') continue;
@@ -116,10 +117,10 @@ static const char *json_scalar_text(const cJSON *item, char *text, size_t size) 
 }
 
 /*
-Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. Keys are written as
-given, text is escaped and made valid UTF-8 (bytes that are not become U+FFFD), numbers have as many digits as are needed to
-read the same value back, and what JSON has no number for (NaN, infinities) becomes null. A key is NULL inside arrays and for
-the outermost value.
+Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. Keys are
+written as given, text is escaped and made valid UTF-8 (bytes that are not become U+FFFD), numbers have as many digits
+as are needed to read the same value back, and what JSON has no number for (NaN, infinities) becomes null. A key is NULL
+inside arrays and for the outermost value.
 */
 typedef enum {
     JSON_LINE,    // {"a": 1, "b": 2}

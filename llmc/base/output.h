@@ -1,9 +1,10 @@
 /*
 Output that is complete or absent: files, and folders of files. Both are written beside their place under a name of this
-process's own, synced, and renamed by output_commit or folder_commit. Whatever ends the program before that removes them,
-short of a kill -9. What a killed process left of a folder is removed by the next one that writes there. Only regular files
-are replaced; where a symbolic link stands, the file it leads to is. Every failure ends the program with one line that
-names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most FOLDER_FEW files.
+process's own, synced, and renamed by output_commit or folder_commit. Whatever ends the program before that removes
+them, short of a kill -9. What a killed process left of a folder is removed by the next one that writes there. Only
+regular files are replaced; where a symbolic link stands, the file it leads to is. Every failure ends the program with
+one line that names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most
+FOLDER_FEW files.
 */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
@@ -29,7 +30,7 @@ typedef struct {
     char few[FOLDER_FEW][256]; // the names, where they fit
 } OutputFolder;
 
-// ---- removal when the program ends early ------------------------------------------------------------------------------
+// ---- removal when the program ends early ----------------------------------------------------------------------------
 static OutputFile *volatile output_pending; // being written
 static OutputFolder *volatile folder_pending;
 
@@ -68,7 +69,7 @@ static void signals_prepare(void) {
     }
 }
 
-// ---- names of temporaries: NAME.PID-ATTEMPT.tmp -----------------------------------------------------------------------
+// ---- names of temporaries: NAME.PID-ATTEMPT.tmp ---------------------------------------------------------------------
 // `name` is one that temporary_name gives to what will be `base`.
 static int is_temporary_of(const char *name, const char *base) {
     size_t length = strlen(base);
@@ -98,7 +99,7 @@ static void temporary_name(char temporary[PATH_MAX], const char *path, int attem
         die("%.200s...: this path is too long to write to", path);
 }
 
-// ---- files ------------------------------------------------------------------------------------------------------------
+// ---- files ----------------------------------------------------------------------------------------------------------
 __attribute__((noreturn)) static void output_fail(const OutputFile *file, const char *action, int error) {
     die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path,
         action, strerror(error));
@@ -186,7 +187,7 @@ static void output_commit(OutputFile *file) {
     sync_folder_of(file->path);
 }
 
-// ---- folders ----------------------------------------------------------------------------------------------------------
+// ---- folders --------------------------------------------------------------------------------------------------------
 // Makes folder->temporary, to hold so many files and to become folder->path. 0: it cannot be made, errno says why.
 static int folder_begin(OutputFolder *folder, size_t files) {
     folder->names = folder->few, folder->capacity = FOLDER_FEW;
@@ -253,7 +254,7 @@ static int folder_remove(const char *path, int fd, int (*ours)(const char *name)
     return rmdir(path) == 0;
 }
 
-// ---- a folder at a place that a user chose: free, or an empty folder ----------------------------------------------------
+// ---- a folder at a place that a user chose: free, or an empty folder ------------------------------------------------
 static int folder_is_empty(const char *path) {
     const struct dirent *entry;
     DIR *directory = opendir(path);

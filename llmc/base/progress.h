@@ -1,7 +1,7 @@
 /*
-A progress bar with the time left, on stderr, for whatever takes more than a few seconds. It exists only on a terminal, is
-redrawn at most ten times a second, and makes room for every line of text: whoever prints calls progress_clear first (errors
-and notes do so by themselves, see before_message in utils.h).
+A progress bar with the time left, on stderr, for whatever takes more than a few seconds. It exists only on a terminal,
+is redrawn at most ten times a second, and makes room for every line of text: whoever prints calls progress_clear first
+(errors and notes do so by themselves, see before_message in utils.h).
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
@@ -22,7 +22,8 @@ typedef struct {
     int shown;
 } Progress;
 
-// One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not known yet.
+// One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not
+// known yet.
 static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
     char head[64], tail[64];
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;

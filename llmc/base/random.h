@@ -1,7 +1,7 @@
 /*
 Random numbers that can be addressed: a counter-based generator (splitmix64's finaliser over seed, stream and index), so
-that any element of any sequence is had without the ones before it. Initial weights, random tokens, sampling and the data
-order all come from here; resuming needs the index only.
+that any element of any sequence is had without the ones before it. Initial weights, random tokens, sampling and the
+data order all come from here; resuming needs the index only.
 */
 #ifndef LLMC_RANDOM_H
 #define LLMC_RANDOM_H

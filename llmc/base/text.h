@@ -1,5 +1,6 @@
 /*
-Text: numbers read strictly and written for people, UTF-8, and text that comes in parts which may end within a character.
+Text: numbers read strictly and written for people, UTF-8, and text that comes in parts which may end within a
+character.
 */
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
@@ -75,8 +76,8 @@ static const char *number_text(double value, char text[32]) {
 }
 
 // ---- numbers for people ---------------------------------------------------------------------------------------------
-// `value` in the first of units[count], each `base` times the one before, in which it is below `most`. whole: the format for
-// the first unit. Results are in a few static buffers, so that several fit in one printf.
+// `value` in the first of units[count], each `base` times the one before, in which it is below `most`. whole: the
+// format for the first unit. Results are in a few static buffers, so that several fit in one printf.
 static const char *human(double value, double base, double most, const char *const *units, size_t count,
                          const char *whole, const char *format) {
     static char buffers[16][32];
@@ -153,9 +154,9 @@ static int text_ends_with(const char *text, const char *end) {
 }
 
 /*
-Text in parts, to a file or into memory: only whole characters are passed on. What can no longer become one is U+FFFD, once
-for each stretch that began as one (Unicode's recommended practice), and so is what is left at the end. Memory is the
-caller's: three times as many bytes as come in suffice.
+Text in parts, to a file or into memory: only whole characters are passed on. What can no longer become one is U+FFFD,
+once for each stretch that began as one (Unicode's recommended practice), and so is what is left at the end. Memory is
+the caller's: three times as many bytes as come in suffice.
 */
 typedef struct {
     FILE *file;            // or NULL:

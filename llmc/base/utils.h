@@ -1,5 +1,6 @@
 /*
-What every part needs and none owns: errors that end the program with one clear line, checked host allocation, time. Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
+What every part needs and none owns: errors that end the program with one clear line, checked host allocation, time.
+Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -114,8 +115,8 @@ static double seconds_now(void) {
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-// Index of the last of `count` > 0 ascending numbers that is at most `value`; 0 where none is. They lie `stride` bytes apart (a
-// field of an array of structs, say).
+// Index of the last of `count` > 0 ascending numbers that is at most `value`; 0 where none is. They lie `stride` bytes
+// apart (a field of an array of structs, say).
 static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
     size_t low = 0, high = count;
     while (high - low > 1) {

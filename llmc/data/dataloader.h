@@ -1,9 +1,11 @@
 /*
-The data of a run, micro-batch by micro-batch: opening, how many and how large they are, going to a position, the next one.
+The data of a run, micro-batch by micro-batch: opening, how many and how large they are, going to a position, the next
+one.
 
-A position in the data is one number, epoch * samples + sequence: there are never more sequences than samples. With one sample a
-sequence (llm.c's shards) micro-batches are numbered for ever. Going to a position reads nothing but repeats the packing of its epoch.
-Every header and table is checked at opening, every document when it is read. Nothing is allocated after opening.
+A position in the data is one number, epoch * samples + sequence: there are never more sequences than samples. With one
+sample a sequence (llm.c's shards) micro-batches are numbered for ever. Going to a position reads nothing but repeats
+the packing of its epoch. Every header and table is checked at opening, every document when it is read. Nothing is
+allocated after opening.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -11,7 +13,7 @@ Every header and table is checked at opening, every document when it is read. No
 
 #define POSITIONS_MAX ((uint64_t)1 << 53) // whole numbers that JSON keeps
 
-// ---- opening ----------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 static DataLoader dataloader_open(const char *const *paths, size_t count, const DataSettings *settings) {
     ShardPaths found = shard_paths_find(paths, count);
     DataLoader d = {0};
@@ -51,7 +53,7 @@ static void dataloader_check_pair(const DataLoader *data, const DataLoader *vali
             a->tokenizer_name, b->path, b->tokenizer_name);
 }
 
-// ---- identity -----------------------------------------------------------------------------------------------------------
+// ---- identity -------------------------------------------------------------------------------------------------------
 static uint64_t dataloader_mix_shards(const DataLoader *d, uint64_t mixed) {
     for (size_t i = 0; i < d->shards; i++) {
         const TokenShard *header = &d->shard[i].header;
@@ -82,7 +84,7 @@ static uint64_t dataloader_fingerprint(const DataLoader *d) {
     return dataloader_mix_shards(d, mixed);
 }
 
-// ---- positions ------------------------------------------------------------------------------------------------------------
+// ---- positions ------------------------------------------------------------------------------------------------------
 // The state is the position of the next micro-batch; a resumed run seeks to it.
 static uint64_t dataloader_position(const DataLoader *d) { return d->next; }
 
@@ -136,7 +138,7 @@ static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t 
     return counts;
 }
 
-// ---- sizes --------------------------------------------------------------------------------------------------------------
+// ---- sizes ----------------------------------------------------------------------------------------------------------
 // Micro-batches of the first epoch; of others where data is shuffled there may be more or fewer.
 static size_t dataloader_batches(const DataLoader *d) { return d->first_epoch_sequences; }
 

@@ -1,17 +1,18 @@
 /*
-The documents of a run: opening shards (shard.h, llmc_shard.h), checking that they fit the objective and the model, and the index of
-what there is to train on. Reading documents is documents_read.h's, batches are dataloader.h's.
+The documents of a run: opening shards (shard.h, llmc_shard.h), checking that they fit the objective and the model, and
+the index of what there is to train on. Reading documents is documents_read.h's, batches are dataloader.h's.
 
-A document of n tokens is n-1 positions: it reads tokens[0..n-2] and predicts tokens[1..n-1], those that are targets. One of more than
-T positions is split into segments of T, each a document of its own whose positions begin at 0 (the last token of one is the first of
-the next: target here, input there), or truncated, or refused. Segments without a target are left out. A preference pair or a group of
-completions is one sample: its documents are not split, lie in one sequence in their order, and are left out together. Else every
-segment is a sample. Samples are packed (packing.h) into sequences of at most B*T positions, of pairs and groups B times as many
-documents as the largest has. There is no padding: a sequence may be shorter.
+A document of n tokens is n-1 positions: it reads tokens[0..n-2] and predicts tokens[1..n-1], those that are targets.
+One of more than T positions is split into segments of T, each a document of its own whose positions begin at 0 (the
+last token of one is the first of the next: target here, input there), or truncated, or refused. Segments without a
+target are left out. A preference pair or a group of completions is one sample: its documents are not split, lie in one
+sequence in their order, and are left out together. Else every segment is a sample. Samples are packed (packing.h) into
+sequences of at most B*T positions, of pairs and groups B times as many documents as the largest has. There is no
+padding: a sequence may be shorter.
 
-Opening reads headers and tables, and the masks of long documents. In memory are 16 bytes a segment, 8 a pair or group, and the order
-of two epochs: this one, and the next one for a step across its end. llm.c's shards have no index: their documents and samples
-follow from their number. Nothing is allocated after opening.
+Opening reads headers and tables, and the masks of long documents. In memory are 16 bytes a segment, 8 a pair or group,
+and the order of two epochs: this one, and the next one for a step across its end. llm.c's shards have no index: their
+documents and samples follow from their number. Nothing is allocated after opening.
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
@@ -358,8 +359,9 @@ static Segment documents_segment(const DataLoader *d, size_t i) {
     return d->regular ? whole : d->segment[i];
 }
 
-// ---- packing ----------------------------------------------------------------------------------------------------------
-// Bound of any epoch's sequences where they are shuffled: no more positions than fit, and no more documents than of the shortest fit.
+// ---- packing --------------------------------------------------------------------------------------------------------
+// Bound of any epoch's sequences where they are shuffled: no more positions than fit, and no more documents than of the
+// shortest fit.
 static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     SequenceBound bound = {0, 0, 0};
     size_t N = 0;
@@ -421,7 +423,7 @@ static void documents_pack(DataLoader *d) {
     d->advantage = (double *)checked_calloc(d->largest_sample, sizeof(double), "the advantages of a group");
 }
 
-// ---- opening ----------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 static void documents_refuse_short(const DataLoader *d) {
     const size_t B = d->settings.B, T = d->settings.T;
     const char *longest = d->shards > 1 ? "the longest shard" : d->shard[0].header.path;

@@ -1,13 +1,14 @@
 /*
-Reading documents that documents.h has indexed: segments into a batch, and prompts. Every document's checksum is checked when it is
-read, of one that is read in segments the first time; ids, masks and advantages are checked for their range. A shard that changes
-under a run is noticed. At most OPEN_SHARDS files are open; nothing is allocated: this happens in the middle of training.
+Reading documents that documents.h has indexed: segments into a batch, and prompts. Every document's checksum is checked
+when it is read, of one that is read in segments the first time; ids, masks and advantages are checked for their range.
+A shard that changes under a run is noticed. At most OPEN_SHARDS files are open; nothing is allocated: this happens in
+the middle of training.
 */
 #ifndef LLMC_DOCUMENTS_READ_H
 #define LLMC_DOCUMENTS_READ_H
 #include "documents.h"
 
-// ---- finding a document -------------------------------------------------------------------------------------------------
+// ---- finding a document ---------------------------------------------------------------------------------------------
 // A shard's file: kept open, or opened again.
 static const InputFile *documents_file(DataLoader *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
@@ -73,7 +74,7 @@ static DocumentRef documents_find_token(DataLoader *d, size_t token) {
     return documents_find(d, shard->documents_before + low);
 }
 
-// ---- checks ---------------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 static void documents_check_crc(const DocumentRef *at, uint32_t crc) {
     if (crc != at->entry.crc)
         die("%s: the checksum of document %llu is wrong, the file is damaged; copy or write it again",
@@ -110,8 +111,9 @@ static uint32_t documents_checked_id(const DocumentRef *at, uint64_t token, uint
         s->path, (unsigned long long)at->number, (unsigned long long)token, id, (unsigned long long)s->vocabulary);
 }
 
-// ---- segments into a batch ---------------------------------------------------------------------------------------------------
-// Tokens [first, first + tokens) of a document: `ids`, `masks` and `values` of them in the loader's buffer; masks and values may be NULL.
+// ---- segments into a batch ------------------------------------------------------------------------------------------
+// Tokens [first, first + tokens) of a document: `ids`, `masks` and `values` of them in the loader's buffer; masks and
+// values may be NULL.
 typedef struct {
     uint64_t first;
     size_t tokens;
@@ -225,9 +227,10 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
             batch->advantage[t] = (float)d->advantage[i - first];
 }
 
-// ---- prompts ------------------------------------------------------------------------------------------------------------------
-// Prompts for rollouts (rollout.h), of a loader opened with DATA_PROMPTS: of documents that know where their prompt ends, of groups (one
-// prompt each), or of shards of prompts alone. Behind a prompt lies its reference answer, which is not trained on; a group has none.
+// ---- prompts --------------------------------------------------------------------------------------------------------
+// Prompts for rollouts (rollout.h), of a loader opened with DATA_PROMPTS: of documents that know where their prompt
+// ends, of groups (one prompt each), or of shards of prompts alone. Behind a prompt lies its reference answer, which is
+// not trained on; a group has none.
 
 // Tokens of the longest prompt with its reference answer, at most.
 static size_t prompts_longest_document(const DataLoader *d) {
@@ -236,8 +239,8 @@ static size_t prompts_longest_document(const DataLoader *d) {
     return d->shard[0].header.kind == KIND_GROUPS ? d->longest_prompt : longest;
 }
 
-// ids: [room] of prompt number `prompt` and its reference answer, as many as there is room for. *prompt_tokens: tokens of the prompt;
-// *tokens: of both, which may be more than there is room for.
+// ids: [room] of prompt number `prompt` and its reference answer, as many as there is room for. *prompt_tokens: tokens
+// of the prompt; *tokens: of both, which may be more than there is room for.
 static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                          size_t *tokens) {
     DocumentRef at = documents_find(d, d->prompt[prompt]);

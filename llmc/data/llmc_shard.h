@@ -1,12 +1,14 @@
 /*
-llm.c's token shards, presented as shards of documents: 256 int32 of header (magic, version, number of tokens, zeros), then the ids.
+llm.c's token shards, presented as shards of documents: 256 int32 of header (magic, version, number of tokens, zeros),
+then the ids.
 
     magic 20240520, version 1   uint16 ids (llm.c's GPT-2 data, and what data/pack_bytes.c writes)
     magic 20240801, version 7   uint32 ids (its Llama 3 data)
 
-A micro-batch is B documents of T positions that follow each other, each token a target: document d is tokens [dT, dT + T], whose last
-one is the first of the next document. An end-of-text token does not end a document. A shard holds whole micro-batches; what is left at
-its end is skipped. There is no table, mask, checksum or tokenizer: a document follows from its number.
+A micro-batch is B documents of T positions that follow each other, each token a target: document d is tokens [dT, dT +
+T], whose last one is the first of the next document. An end-of-text token does not end a document. A shard holds whole
+micro-batches; what is left at its end is skipped. There is no table, mask, checksum or tokenizer: a document follows
+from its number.
 */
 #ifndef LLMC_LLMC_SHARD_H
 #define LLMC_LLMC_SHARD_H

@@ -215,7 +215,8 @@ static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     return text;
 }
 
-// True where the tokens of `wanted` are in `have` and saw the same tokens before them; what comes later does not matter.
+// True where the tokens of `wanted` are in `have` and saw the same tokens before them; what comes later does not
+// matter.
 static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;

@@ -1,6 +1,6 @@
 /*
-Packing: samples (segments of documents, or all documents of a pair or group) into sequences of at most `capacity` positions, without
-padding and without cutting a sample.
+Packing: samples (segments of documents, or all documents of a pair or group) into sequences of at most `capacity`
+positions, without padding and without cutting a sample.
 
     in a new order every epoch   samples are permuted by (seed, epoch) and taken in windows; within a window first-fit decreasing:
                                  longest first (equal lengths as permuted), each into the first sequence that has room. Then the
@@ -9,9 +9,9 @@ padding and without cutting a sample.
                                  epochs differ in what meets in a sequence.
     in the order of the file     next-fit: a sequence ends where the next sample does not fit.
 
-The first sequence with room is found in a tree over the sequences, so a window of n samples takes O(n log n). An epoch's sequences
-follow from lengths, seed and epoch alone. Samples that fill a sequence each are not packed, only permuted. Everything is allocated at
-the beginning, for any epoch.
+The first sequence with room is found in a tree over the sequences, so a window of n samples takes O(n log n). An
+epoch's sequences follow from lengths, seed and epoch alone. Samples that fill a sequence each are not packed, only
+permuted. Everything is allocated at the beginning, for any epoch.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
@@ -99,8 +99,8 @@ static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     return found;
 }
 
-// bin[i] of items sorted by packing_sort; returns the number of sequences. What holds nothing yet has the whole capacity,
-// so the tree opens sequences one after another by itself.
+// bin[i] of items sorted by packing_sort; returns the number of sequences. What holds nothing yet has the whole
+// capacity, so the tree opens sequences one after another by itself.
 static size_t packing_first_fit(Packing *p, size_t count) {
     size_t leaves = 1, sequences = 0;
     while (leaves < count) leaves *= 2;

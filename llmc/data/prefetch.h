@@ -1,12 +1,12 @@
 /*
 The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an
-epoch's packing) while the run has the other. Micro-batches come in the order of dataloader_next; the loader belongs to the
-thread between prefetch_start and prefetch_stop.
+epoch's packing) while the run has the other. Micro-batches come in the order of dataloader_next; the loader belongs to
+the thread between prefetch_start and prefetch_stop.
 
-A rank gets those micro-batches of a step, or those parts, that are assigned to it (world.h). A step is normalised by the counts of
-all of them, on all ranks, so each comes with these, from the tables of the data. An error of the
-thread ends the program where its micro-batch would have been taken, with the line and the exit code it would have had
-there: steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
+A rank gets those micro-batches of a step, or those parts, that are assigned to it (world.h). A step is normalised by
+the counts of all of them, on all ranks, so each comes with these, from the tables of the data. An error of the thread
+ends the program where its micro-batch would have been taken, with the line and the exit code it would have had there:
+steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
 allocates.
 */
 #ifndef LLMC_PREFETCH_H

@@ -1,11 +1,11 @@
 /*
-Token shards: the files that a run reads, and the format of data/prepare.py (data/README.md), one file of whole documents: a header of
-256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and an advantage for each token where there
-are any. Little-endian. llm.c's shards are llmc_shard.h's.
+Token shards: the files that a run reads, and the format of data/prepare.py (data/README.md), one file of whole
+documents: a header of 256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and an
+advantage for each token where there are any. Little-endian. llm.c's shards are llmc_shard.h's.
 
-A shard is checked when it is opened: every field of the header against the others and against the size of the file, and the whole
-table, by its checksum and entry by entry: also that pairs have both answers and groups several. A document's own checksum is checked
-when it is read (documents_read.h).
+A shard is checked when it is opened: every field of the header against the others and against the size of the file, and
+the whole table, by its checksum and entry by entry: also that pairs have both answers and groups several. A document's
+own checksum is checked when it is read (documents_read.h).
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
@@ -21,7 +21,7 @@ when it is read (documents_read.h).
 #define TABLE_ENTRIES       4096                       // read at a time
 #define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // at most: id, mask and value
 
-// ---- which files -----------------------------------------------------------------------------------------------------------
+// ---- which files ----------------------------------------------------------------------------------------------------
 typedef struct {
     char **path; // [count], sorted
     size_t count;
@@ -106,7 +106,7 @@ static int is_token_shard(const char *path) {
     return !memcmp(magic, TOKEN_SHARD_MAGIC, sizeof(magic));
 }
 
-// ---- little-endian -----------------------------------------------------------------------------------------------------------
+// ---- little-endian --------------------------------------------------------------------------------------------------
 static uint32_t shard_uint16(const unsigned char *bytes) { return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8; }
 
 static uint32_t shard_uint32(const unsigned char *bytes) {
@@ -124,9 +124,9 @@ static float shard_float32(const unsigned char *bytes) {
     return value;
 }
 
-// ---- the header ----------------------------------------------------------------------------------------------------------------
-// Kinds of documents: texts; chosen and rejected answers, in turn; a prompt's completions with their rewards; prompts without targets,
-// some with a reference answer behind.
+// ---- the header -----------------------------------------------------------------------------------------------------
+// Kinds of documents: texts; chosen and rejected answers, in turn; a prompt's completions with their rewards; prompts
+// without targets, some with a reference answer behind.
 typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS } ShardKind;
 
 typedef struct {
@@ -250,7 +250,7 @@ static TokenShard shard_read_header(const InputFile *file) {
     return s;
 }
 
-// ---- the table -----------------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 static ShardDocument shard_document(const unsigned char entry[TOKEN_SHARD_ENTRY]) {
     ShardDocument d;
     d.first = shard_uint64(entry), d.tokens = shard_uint64(entry + 8);

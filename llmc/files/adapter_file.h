@@ -1,14 +1,15 @@
 /*
-Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names and
-shapes of the table in lora.h, so reading them is reading a source of weights (weight_source.h), in any of the types we read.
-Every layer must have the same modules, and there must be nothing else.
+Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
+and shapes of the table in lora.h, so reading them is reading a source of weights (weight_source.h), in any of the types
+we read. Every layer must have the same modules, and there must be nothing else.
 
-adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, and the linear layers they belong to. It is written so
-that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of lora.h is refused by its
-name, since leaving it out would make another model. The tensors decide which modules there are; the list must agree.
+adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, and the linear layers they belong to. It is
+written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of lora.h is
+refused by its name, since leaving it out would make another model. The tensors decide which modules there are; the list
+must agree.
 
-The metadata of the safetensors file also says which base model the adapters are for: two keys that are the same for every
-file format and every build of one model. PEFT records none; then shapes have to do.
+The metadata of the safetensors file also says which base model the adapters are for: two keys that are the same for
+every file format and every build of one model. PEFT records none; then shapes have to do.
 */
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
@@ -24,7 +25,7 @@ file format and every build of one model. PEFT records none; then shapes have to
 #define ADAPTER_CONFIG_TEXT 65536              // bytes that are written, at most
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // and read: PEFT may list every module of every layer
 
-// ---- adapter_config.json: writing ------------------------------------------------------------------------------------------
+// ---- adapter_config.json: writing -----------------------------------------------------------------------------------
 // The shortest end of a module's name that no other module ends in: "q_proj", but "attn.c_proj" of GPT-2, which has two
 // c_proj.
 static void adapter_short_name(const Family *family, size_t module, char name[64]) {
@@ -241,8 +242,8 @@ static BaseKey base_key_of(const Model *model, uint64_t weights) {
     return key;
 }
 
-// The key of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types that a
-// base is run in, so that it does not matter which one it was.
+// The key of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types
+// that a base is run in, so that it does not matter which one it was.
 static BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, const void *device) {
     return base_key_of(model, table_checksum(1, model, memory, ops, device, DTYPE_BF16, "key of the base"));
 }

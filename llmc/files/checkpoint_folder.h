@@ -1,9 +1,9 @@
 /*
-The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old ones, the
-lock. A complete one bears its step in its name, checkpoint-00000100, and holds a manifest: the file DONE, which says how many
-bytes and which checksum the others have. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted;
-whoever opens the folder next clears them away. Of several ranks, which must all see one and the same folder, rank 0 alone
-changes what is in it; the others write into files that it has made.
+The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old
+ones, the lock. A complete one bears its step in its name, checkpoint-00000100, and holds a manifest: the file DONE,
+which says how many bytes and which checksum the others have. checkpoint-*.partial is being written and
+checkpoint-*.removed is being deleted; whoever opens the folder next clears them away. Of several ranks, which must all
+see one and the same folder, rank 0 alone changes what is in it; the others write into files that it has made.
 */
 #ifndef LLMC_CHECKPOINT_FOLDER_H
 #define LLMC_CHECKPOINT_FOLDER_H
@@ -37,7 +37,7 @@ static size_t checkpoint_step_of(const char *name) {
     return strcmp(name, same) == 0 ? step : CHECKPOINT_NONE;
 }
 
-// ---- the manifest -----------------------------------------------------------------------------------------------------------
+// ---- the manifest ---------------------------------------------------------------------------------------------------
 enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES };
 
 #define MANIFEST_NAME  "DONE"
@@ -115,7 +115,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     return NULL;
 }
 
-// ---- what is there ----------------------------------------------------------------------------------------------------------
+// ---- what is there --------------------------------------------------------------------------------------------------
 // The largest step below `limit` that a folder is named after, complete or not.
 static size_t checkpoint_before(const char *folder, size_t limit) {
     size_t best = CHECKPOINT_NONE;
@@ -146,7 +146,7 @@ static size_t checkpoint_find_last(const char *folder) {
     return CHECKPOINT_NONE;
 }
 
-// ---- removing ---------------------------------------------------------------------------------------------------------------
+// ---- removing -------------------------------------------------------------------------------------------------------
 // A file that checkpoints consist of: where a folder holds anything else, that stays, and so does the folder.
 static int checkpoint_is_written_name(const char *name) {
     int ours = !strcmp(name, MANIFEST_NAME);
@@ -215,7 +215,7 @@ static void checkpoint_clear(const char *folder) {
     closedir(directory);
 }
 
-// ---- one at a time ----------------------------------------------------------------------------------------------------------
+// ---- one at a time --------------------------------------------------------------------------------------------------
 // Rank 0 makes the folder to write a checkpoint into. *checkpoint has both of its paths.
 static void checkpoint_begin(OutputFolder *checkpoint) {
     if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
@@ -230,12 +230,12 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
     checkpoint_prune(folder);
 }
 
-// ---- opening ----------------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 #define LOCK_TEXT  64 // bytes of the lock's file at most
 #define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
 
-// The lock is held until the process ends, however it ends. text = what its file says from now on: the process, and when it began,
-// by which other ranks know that they see the same file.
+// The lock is held until the process ends, however it ends. text = what its file says from now on: the process, and
+// when it began, by which other ranks know that they see the same file.
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
     struct timespec now;
@@ -311,11 +311,11 @@ static void checkpoint_close(CheckpointFolder *folder) {
     folder->lock = -1;
 }
 
-// ---- paths of users ---------------------------------------------------------------------------------------------------------
+// ---- paths of users -------------------------------------------------------------------------------------------------
 /*
 --model and --adapter may also name the folder of a run (--out of train), which stands for its last complete checkpoint, or a
-checkpoint, which stands for the model.bin or the adapters in it. A folder with a config.json is a Hugging Face model, whatever
-else is in it.
+checkpoint, which stands for the model.bin or the adapters in it. A folder with a config.json is a Hugging Face model,
+whatever else is in it.
 */
 // 1: a folder is a checkpoint or a run's; then the complete checkpoint it stands for, and its manifest.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {

@@ -1,7 +1,8 @@
 /*
 The flat .bin, our own file of weights: a header of 4096 bytes, then every element of the model in the order of the
 parameter table (model.h), row-major, without padding; so element i lies at byte 4096 + i * size and the file can be
-mapped. Numbers are in the byte order of the machine that wrote it (little-endian, in practice) and the mark tells which:
+mapped. Numbers are in the byte order of the machine that wrote it (little-endian, in practice) and the mark tells
+which:
 
     byte    0  char[8]   "STREAMBP"
             8  uint32    version, 1
@@ -38,7 +39,7 @@ static uint64_t flat_checksum(const FlatHeader *header) {
     return fnv1a(FNV_BEGIN, &copy, sizeof(copy));
 }
 
-// ---- reading -----------------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 static void flat_check_header(const FlatHeader *header, const InputFile *file) {
     const char *path = file->path;
     if (memcmp(header->magic, FLAT_MAGIC, sizeof(header->magic)) != 0)
@@ -84,7 +85,7 @@ static void flat_open(WeightSource *source, const char *path) {
     }
 }
 
-// ---- writing: flat_begin, then elements in order with flat_append, then output_commit ---------------------------------------------
+// ---- writing: flat_begin, then elements in order with flat_append, then output_commit -------------------------------
 typedef struct {
     OutputFile output;
     uint64_t at;

@@ -1,7 +1,7 @@
 /*
 Gradients into a safetensors file (--grads-out), in fp32, under the names and in the shapes of transformers'
-AutoModelForCausalLM.named_parameters(); all of them or those that globs choose. Ranks write one file together: rank 0 makes
-it, every rank writes its part of every tensor. The file is complete or absent.
+AutoModelForCausalLM.named_parameters(); all of them or those that globs choose. Ranks write one file together: rank 0
+makes it, every rank writes its part of every tensor. The file is complete or absent.
 */
 #ifndef LLMC_GRADIENTS_H
 #define LLMC_GRADIENTS_H
@@ -9,8 +9,8 @@ it, every rank writes its part of every tensor. The file is complete or absent.
 #include "slabs.h"
 #include <fnmatch.h>
 
-// Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at` on:
-// the reverse of tensor_read_transposed.
+// Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at`
+// on: the reverse of tensor_read_transposed.
 static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                        size_t n, const float *values) {
     float *column = (float *)(void *)staged_raw.bytes;

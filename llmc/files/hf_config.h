@@ -12,7 +12,7 @@ architectures, activations, other ways of scaling rope, soft caps, quantisation,
 
 #define HF_CONFIG_MAX ((size_t)16 << 20) // bytes of a config.json or an index
 
-// ---- keys that may only have the values we implement ---------------------------------------------------------------------------
+// ---- keys that may only have the values we implement ----------------------------------------------------------------
 typedef struct {
     const char *family; // NULL: any
     const char *key;
@@ -67,7 +67,7 @@ static void hf_check_requirements(const cJSON *root, const Family *family, const
     }
 }
 
-// ---- which family ----------------------------------------------------------------------------------------------------------------
+// ---- which family ---------------------------------------------------------------------------------------------------
 __attribute__((noreturn)) static void hf_refuse_family(const char *path, const char *key, const cJSON *item) {
     char value[128], known[512] = "";
     for (size_t i = 0; i < FAMILIES; i++)
@@ -100,7 +100,7 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     return family ? family : by_type;
 }
 
-// ---- the numbers -------------------------------------------------------------------------------------------------------------------
+// ---- the numbers ----------------------------------------------------------------------------------------------------
 static void hf_set(Config *config, const ConfigKey *key, const char *name, const cJSON *item, const char *path) {
     char value[64];
     json_scalar_text(item, value, sizeof(value));
@@ -141,7 +141,7 @@ static void hf_check_required(const Config *config, const char *path) {
     }
 }
 
-// ---- rotary positions ----------------------------------------------------------------------------------------------------------------
+// ---- rotary positions -----------------------------------------------------------------------------------------------
 // Checks that do not depend on the type: an object without objects in it, and all of a head rotated.
 static void hf_check_rope(const cJSON *rope, const char *key, const char *path) {
     char value[64];
@@ -242,7 +242,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
                "original_max_position_embeddings", original, path);
 }
 
-// ---- sliding windows -----------------------------------------------------------------------------------------------------------------
+// ---- sliding windows ------------------------------------------------------------------------------------------------
 #define QWEN_FIRST_WINDOW_LAYER 28 // the default of max_window_layers: layers from here on have a window
 #define GEMMA_WINDOW_PATTERN    6  // of sliding_window_pattern: every so many-th layer has none
 
@@ -274,7 +274,8 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (layers > LAYER_TYPES_MAX) die("%s: layer_types of more than %d layers are not read", path, LAYER_TYPES_MAX);
 }
 
-// Each class reads sliding_window in its own way; then which layers have it. Transformers counts a query's own key, as we do.
+// Each class reads sliding_window in its own way; then which layers have it. Transformers counts a query's own key, as
+// we do.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
@@ -308,7 +309,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     }
 }
 
-// ---- the whole -------------------------------------------------------------------------------------------------------------------------
+// ---- the whole ------------------------------------------------------------------------------------------------------
 // Models are trained without dropout here, which is common practice for fine-tuning but not what the file says.
 static void hf_remark_dropout(const cJSON *root, char *remark, size_t size) {
     static const char *keys[] = {"attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"};

@@ -1,9 +1,10 @@
 /*
-config.json for a model that is written as a Hugging Face folder. Where there is one of this model it is kept, byte for byte but
-for the type of the weights; otherwise one is written with every key that transformers needs to build the same model. Like the
-header of a flat .bin it is made from the text form of the configuration (config.h), so a key that is new there is written
-under its own name without anything being said here; what has another place or form in config.json has a row below. Rotary
-positions and windows are written twice where that contradicts nothing, in the form of transformers 5 and the one before it.
+config.json for a model that is written as a Hugging Face folder. Where there is one of this model it is kept, byte for
+byte but for the type of the weights; otherwise one is written with every key that transformers needs to build the same
+model. Like the header of a flat .bin it is made from the text form of the configuration (config.h), so a key that is
+new there is written under its own name without anything being said here; what has another place or form in config.json
+has a row below. Rotary positions and windows are written twice where that contradicts nothing, in the form of
+transformers 5 and the one before it.
 */
 #ifndef LLMC_HF_CONFIG_WRITE_H
 #define LLMC_HF_CONFIG_WRITE_H
@@ -13,9 +14,10 @@ positions and windows are written twice where that contradicts nothing, in the f
 
 #define HF_CONFIG_TEXT 65536 // bytes of a config.json that is written, at most
 
-// ---- the tables ----------------------------------------------------------------------------------------------------------
-// The position of a key of config.h in config.json, if not at the top under its own name. Keys of a way of scaling rotary positions
-// are in the objects of rotary positions without a row here; SPECIAL is what has a function of its own below.
+// ---- the tables -----------------------------------------------------------------------------------------------------
+// The position of a key of config.h in config.json, if not at the top under its own name. Keys of a way of scaling
+// rotary positions are in the objects of rotary positions without a row here; SPECIAL is what has a function of its own
+// below.
 typedef enum { HF_TOP, HF_TOP_AND_ROPE, HF_ROPE, HF_SPECIAL } HfConfigPosition;
 
 static const struct {
@@ -37,7 +39,8 @@ static const struct {
     {"gpt2", "rms_norm_eps", "layer_norm_epsilon", HF_TOP},
 };
 
-// Values that are the same in every model of a family, as JSON. Special tokens are not known here: null, not the class's default.
+// Values that are the same in every model of a family, as JSON. Special tokens are not known here: null, not the
+// class's default.
 static const struct {
     const char *family, *key, *value;
 } hf_config_constants[] = {
@@ -84,9 +87,9 @@ static int hf_next_pair(char **cursor, char **key, char **value) {
     return 1;
 }
 
-// ---- writing one -----------------------------------------------------------------------------------------------------------
-// A value of the text form as JSON: a number that is real in transformers stays one ("10000.0"; query_pre_attn_scalar is a whole
-// one there), words become text.
+// ---- writing one ----------------------------------------------------------------------------------------------------
+// A value of the text form as JSON: a number that is real in transformers stays one ("10000.0"; query_pre_attn_scalar
+// is a whole one there), words become text.
 static const char *hf_value_text(const char *key, const char *value, char text[64]) {
     int index = config_key_find(key);
     char *end;
@@ -112,8 +115,8 @@ static int hf_not_given(const char *key, const char *value) {
     return 0;
 }
 
-// The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of transformers 5 has
-// rope_theta, too.
+// The keys of the configuration that belong at the top, or (rope) into an object of rotary positions: that of
+// transformers 5 has rope_theta, too.
 static void hf_put_keys(JsonOut *json, const Config *config, HfConfigPosition rope) {
     char form[4096], *key, *value, text[64];
     const char *family = config->family->name;
@@ -140,7 +143,8 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
     json_object_end(json);
 }
 
-// Rotary positions: the classic rope_scaling beside rope_theta, and rope_parameters, which Gemma has for each kind of layer.
+// Rotary positions: the classic rope_scaling beside rope_theta, and rope_parameters, which Gemma has for each kind of
+// layer.
 static void hf_put_rope(JsonOut *json, const Config *config) {
     char text[64], local[64];
     if (config->rope_type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE);
@@ -158,9 +162,9 @@ static void hf_put_rope(JsonOut *json, const Config *config) {
     json_object_end(json);
 }
 
-// Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and counts the
-// layers before the first one that has it; Gemma's number is there even where no layer has it, and its first class knew a period
-// only.
+// Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and
+// counts the layers before the first one that has it; Gemma's number is there even where no layer has it, and its first
+// class knew a period only.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = !strcmp(config->family->name, "gemma3"), windows = period != 0;
@@ -211,7 +215,7 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     return length;
 }
 
-// ---- keeping one -----------------------------------------------------------------------------------------------------------
+// ---- keeping one ----------------------------------------------------------------------------------------------------
 // Bytes [begin, end) of the value of a key of the outermost object in a text that has been parsed. 0: there is none.
 static int json_value_span(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
     size_t first, depth = 0;
@@ -231,8 +235,8 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
     return 0;
 }
 
-// Puts the name of `type` where a config.json names that of the weights; all else stays. out has room for 64 bytes more than
-// the text; returns the new length.
+// Puts the name of `type` where a config.json names that of the weights; all else stays. out has room for 64 bytes more
+// than the text; returns the new length.
 static size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
     static const char *keys[] = {"dtype", "torch_dtype"};
     size_t begin, end;

@@ -1,8 +1,8 @@
 /*
-A Hugging Face model directory as a source of weights: config.json (hf_config.h) and model.safetensors, or the shards that
-model.safetensors.index.json lists. Every tensor of the parameter table must be there once, in its shape and in a type we
-read; every other tensor must be one that is known to carry no weights. Base-model files, whose names lack the first part
-("transformer." or "model."), are read too: published GPT-2 checkpoints are of that kind.
+A Hugging Face model directory as a source of weights: config.json (hf_config.h) and model.safetensors, or the shards
+that model.safetensors.index.json lists. Every tensor of the parameter table must be there once, in its shape and in a
+type we read; every other tensor must be one that is known to carry no weights. Base-model files, whose names lack the
+first part ("transformer." or "model."), are read too: published GPT-2 checkpoints are of that kind.
 */
 #ifndef LLMC_HF_WEIGHTS_H
 #define LLMC_HF_WEIGHTS_H
@@ -13,7 +13,7 @@ read; every other tensor must be one that is known to carry no weights. Base-mod
 #define HF_SINGLE_FILE "model.safetensors"
 #define HF_INDEX_FILE  "model.safetensors.index.json"
 
-// ---- the files -------------------------------------------------------------------------------------------------------------------
+// ---- the files ------------------------------------------------------------------------------------------------------
 static void hf_open_file(WeightSource *source, SafeTensors *list, const char *directory, const char *name) {
     char path[PATH_MAX];
     path_join(path, directory, name);
@@ -120,7 +120,7 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
     hf_open_sharded(source, list, directory, path);
 }
 
-// ---- from names to places --------------------------------------------------------------------------------------------------------
+// ---- from names to places -------------------------------------------------------------------------------------------
 // Length of the first part of a base-model name: "model." in "model.norm.weight", 0 in "lm_head.weight".
 static size_t hf_base_prefix(const Family *family, const char *name) {
     size_t length = strcspn(family->layer_prefix, ".") + 1;
@@ -140,8 +140,8 @@ static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const 
     return 1;
 }
 
-// The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is then that
-// one), or both, and then as the same matrix.
+// The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is
+// then that one), or both, and then as the same matrix.
 static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name) {
     const char *second = source->config.family->model_names[LM_HEAD];
     SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);

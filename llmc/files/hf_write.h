@@ -1,8 +1,9 @@
 /*
-A model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index where it is larger
-than a shard may be, config.json (hf_config_write.h), and the small files that belong to the model. The bytes are those that
-transformers itself would write: the same header, tensors by type and then by name. A tensor is read in the file's order,
-so writing is one pass from the first byte to the last and memory is that of the staging buffers. The folder is complete or absent.
+A model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index where it is
+larger than a shard may be, config.json (hf_config_write.h), and the small files that belong to the model. The bytes are
+those that transformers itself would write: the same header, tensors by type and then by name. A tensor is read in the
+file's order, so writing is one pass from the first byte to the last and memory is that of the staging buffers. The
+folder is complete or absent.
 */
 #ifndef LLMC_HF_WRITE_H
 #define LLMC_HF_WRITE_H
@@ -30,9 +31,9 @@ typedef struct {
 
 #define HF_SHARDS_MAX 99999 // so many have names
 
-// ---- the small files -----------------------------------------------------------------------------------------------------
-// Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the weights that
-// were published with it. A name that ends in "*" stands for all that begin so.
+// ---- the small files ------------------------------------------------------------------------------------------------
+// Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the
+// weights that were published with it. A name that ends in "*" stands for all that begin so.
 static const char *const hf_kept_names[] = {
     "tokenizer.json",
     "tokenizer.tok",
@@ -136,7 +137,7 @@ static void hf_find_tokenizer(HfWrite *write) {
     *write->tokenizer = 0;
 }
 
-// ---- what goes where -----------------------------------------------------------------------------------------------------
+// ---- what goes where ------------------------------------------------------------------------------------------------
 static uint64_t hf_parameter_bytes(const HfWrite *write, size_t parameter) {
     return (uint64_t)parameter_elements(&write->source->model.parameters[parameter]) *
            dtype_size(write->types[parameter]);
@@ -214,7 +215,7 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
     return name;
 }
 
-// ---- the tensors -----------------------------------------------------------------------------------------------------------
+// ---- the tensors ----------------------------------------------------------------------------------------------------
 // The header of a file that holds the parameters order[begin .. end). Returns where its data begin.
 static uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
     SafetensorsWriter writer;
@@ -277,7 +278,7 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     free(text);
 }
 
-// ---- the whole -------------------------------------------------------------------------------------------------------------
+// ---- the whole ------------------------------------------------------------------------------------------------------
 static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     char path[PATH_MAX], *out;
     size_t length = 0;

@@ -1,8 +1,8 @@
 /*
 llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and what its trainers write), read and written. A header of
 256 int32: magic 20240326, version (3 fp32, 5 bf16), positions, vocabulary, layers, heads, channels, padded vocabulary.
-Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and the last norm.
-Matrices are [out, in], as ours; the padding rows of wte are left out.
+Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and the last
+norm. Matrices are [out, in], as ours; the padding rows of wte are left out.
 */
 #ifndef LLMC_LLMC_GPT2_H
 #define LLMC_LLMC_GPT2_H
@@ -34,7 +34,8 @@ static Config llmc_read_config(const int32_t *header, const char *path) {
     return config_from_text(text, path, EXIT_RUNTIME);
 }
 
-// Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the table.
+// Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the
+// table.
 static uint64_t llmc_locate_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
     size_t layers = model->config.num_hidden_layers, outer = 2, i; // wte and wpe come first

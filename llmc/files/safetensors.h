@@ -1,8 +1,8 @@
 /*
 safetensors, the file format: 8 bytes header length (little-endian), a JSON header that maps each tensor's name to
-{"dtype", "shape", "data_offsets": [begin, end]}, and the tensors' bytes, to which the offsets refer. The tensors must cover
-those bytes exactly: no overlap, no hole, nothing behind. Reading checks the whole header before anything is used; offsets
-need not be aligned, since published files are not.
+{"dtype", "shape", "data_offsets": [begin, end]}, and the tensors' bytes, to which the offsets refer. The tensors must
+cover those bytes exactly: no overlap, no hole, nothing behind. Reading checks the whole header before anything is used;
+offsets need not be aligned, since published files are not.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -65,7 +65,7 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
     return text;
 }
 
-// ---- reading -----------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 // One entry of the header. Offsets are still relative to the data here.
 static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
     const char *name = entry->string;
@@ -231,10 +231,10 @@ static void safetensors_free(SafeTensors *list) {
 }
 
 /*
-Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header is the text
-that the reference implementation writes for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D) is
-[cols, rows] there, as in transformers. The header goes to a file, or into memory, or is only counted: the size of a file is
-known before it is opened. Nothing is allocated.
+Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header is the
+text that the reference implementation writes for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D)
+is [cols, rows] there, as in transformers. The header goes to a file, or into memory, or is only counted: the size of a
+file is known before it is opened. Nothing is allocated.
 */
 typedef struct {
     const OutputFile *file; // or NULL

@@ -66,7 +66,8 @@ typedef struct {
     Progress progress;
 } Slabs;
 
-// parts: over whom the table is divided; memory: how it is held, whole or in these very parts. label: of a progress bar, or NULL
+// parts: over whom the table is divided; memory: how it is held, whole or in these very parts. label: of a progress
+// bar, or NULL
 static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
     Slabs s = {0};
     s.table = table, s.unit = unit, s.parts = parts, s.memory = memory;
@@ -113,7 +114,7 @@ static int slabs_next(Slabs *s) {
     return 1;
 }
 
-// ---- a checksum of a table --------------------------------------------------------------------------------------------
+// ---- a checksum of a table ------------------------------------------------------------------------------------------
 // The checksum of all elements of a table, of table->dtype in device memory, converted to `as`. Collective.
 static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
                                DType as, const char *what) {

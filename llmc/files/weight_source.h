@@ -1,8 +1,9 @@
 /*
 Weights in files. Whatever the format, opening it comes down to one table: for each parameter of the model (model.h), in
-which file it lies, from which byte, in which type, transposed or not. source_read then gives any range of its elements in
-the order and the type wanted. The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill the table and check everything while
-doing so; weights.h chooses among them. Memory is bounded by the static staging buffers, whatever the model's size.
+which file it lies, from which byte, in which type, transposed or not. source_read then gives any range of its elements
+in the order and the type wanted. The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill the table and check everything
+while doing so; weights.h chooses among them. Memory is bounded by the static staging buffers, whatever the model's
+size.
 */
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
@@ -35,7 +36,7 @@ typedef struct WeightSource {
                        int transposed, void *out);
 } WeightSource;
 
-// ---- reading ---------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
 static void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin, size_t count,
                               DType as, void *out) {
@@ -53,8 +54,8 @@ static void tensor_read_range(const WeightSource *source, const TensorLocation *
     }
 }
 
-// Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c + n
-// that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
+// Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c
+// + n that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
 static void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
                            size_t stretch, size_t c, size_t n, const size_t size) {
     for (size_t r = 0; r < stretch; r++) {
@@ -98,8 +99,8 @@ static void source_read_slab(const WeightSource *source, size_t parameter, size_
         tensor_read_transposed(source, place, p->rows, p->cols, begin, count, as, (char *)out);
 }
 
-// out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory order
-// or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
+// out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory
+// order or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
 static void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               int transposed, void *out) {
     size_t n;
@@ -121,7 +122,7 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
-// ---- opening and closing -----------------------------------------------------------------------------------------------------
+// ---- opening and closing --------------------------------------------------------------------------------------------
 // Builds the table for source->config; the places are still to be filled in.
 static void source_build(WeightSource *source) {
     source->model = model_build(&source->config, DTYPE_FP32);

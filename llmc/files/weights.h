@@ -1,8 +1,8 @@
 /*
-The one interface to weights in files, whatever their format: the rest of the program neither knows formats nor sees a model's
-weights on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
-(weight_source.h), so a model may be larger than host memory; writing allocates nothing, and what is written is complete or
-absent.
+The one interface to weights in files, whatever their format: the rest of the program neither knows formats nor sees a
+model's weights on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
+(weight_source.h), so a model may be larger than host memory; writing allocates nothing, and what is written is complete
+or absent.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
@@ -11,7 +11,7 @@ absent.
 #include "llmc_gpt2.h"
 #include "weight_source.h"
 
-// ---- opening -----------------------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 // The first bytes tell the format of a single file.
 static void weights_open_file(WeightSource *source, const char *path) {
     InputFile file = input_open(path);
@@ -73,7 +73,8 @@ static void weights_close(WeightSource *source) {
 
 enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
 
-// A key by which ranks know that they have the same model before them: its configuration, and samples all over its files.
+// A key by which ranks know that they have the same model before them: its configuration, and samples all over its
+// files.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     char config[4096];
@@ -91,7 +92,7 @@ static uint64_t weights_key(const WeightSource *source) {
     return key;
 }
 
-// ---- into device memory -----------------------------------------------------------------------------------------------
+// ---- into device memory ---------------------------------------------------------------------------------------------
 // The weights that this rank holds, in model->dtype. `model` is the source's own or has the same config.
 static void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
                          void *device_base) {
@@ -118,7 +119,7 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
     }
 }
 
-// ---- refusing NaN and Inf ------------------------------------------------------------------------------------------------------------
+// ---- refusing NaN and Inf -------------------------------------------------------------------------------------------
 // Names the first bad element of what is held of a parameter. Only called when there is one.
 __attribute__((noreturn)) static void weights_name_bad_element(const Model *model, size_t bad, Sharding sharding,
                                                                const Ops *ops, const void *device_base,

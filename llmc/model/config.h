@@ -114,8 +114,8 @@ static int family_has_key(const Family *family, const char *name) {
     return 1;
 }
 
-// True where the key means anything for this very model: keys of another way of scaling do not, nor does a window that the family
-// does not have by itself.
+// True where the key means anything for this very model: keys of another way of scaling do not, nor does a window that
+// the family does not have by itself.
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)

@@ -1,8 +1,8 @@
 /*
-What a model family is: a row of `families`, with the defaults of its config class in transformers, its switches and the names of
-its tensors. One decoder block covers them all; a switch says which of its parts a family has. A preset is a family with a
-published model's numbers. To add a family, add a row here, what its config.json must not say to hf_config.h, and a golden model to
-the tests.
+What a model family is: a row of `families`, with the defaults of its config class in transformers, its switches and the
+names of its tensors. One decoder block covers them all; a switch says which of its parts a family has. A preset is a
+family with a published model's numbers. To add a family, add a row here, what its config.json must not say to
+hf_config.h, and a golden model to the tests.
 */
 #ifndef LLMC_FAMILY_H
 #define LLMC_FAMILY_H

@@ -1,8 +1,8 @@
 /*
 Random initial weights: normal with the standard deviation the parameter table gives, or ones, or zeros. Element i of
-parameter p depends on (seed, p, i) alone, so any range can be made anywhere, by any number of threads; values are made in
-fp32 and other types are their rounding. The arithmetic is exactly defined (integers, single operations, and multiply-adds
-fused by hand where a compiler might choose), which makes a seed mean the same model on every machine.
+parameter p depends on (seed, p, i) alone, so any range can be made anywhere, by any number of threads; values are made
+in fp32 and other types are their rounding. The arithmetic is exactly defined (integers, single operations, and
+multiply-adds fused by hand where a compiler might choose), which makes a seed mean the same model on every machine.
 */
 #ifndef LLMC_INITIAL_WEIGHTS_H
 #define LLMC_INITIAL_WEIGHTS_H
@@ -27,8 +27,8 @@ static float square_root(float x) {
 
 /*
 Box-Muller: 64 random bits give two normals, r cos t and r sin t, with r = sqrt(-2 log u) and t uniform over the circle.
-31 bits make u in (0, 1), so |r| stays below 6.7. Of the others, 30 bits make an angle within an eighth of a turn from the
-axis, one exchanges the axes and one mirrors: together, the whole circle.
+31 bits make u in (0, 1), so |r| stays below 6.7. Of the others, 30 bits make an angle within an eighth of a turn from
+the axis, one exchanges the axes and one mirrors: together, the whole circle.
 */
 static void normal_pair(uint64_t bits, float *first, float *second) {
     const uint32_t radius_bits = (uint32_t)(bits >> 33), angle_bits = (uint32_t)bits;

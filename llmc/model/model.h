@@ -1,10 +1,11 @@
 /*
 The parameter table: every tensor of a model with its Hugging Face name, its shape, its role and its offset in one flat
-run of elements; and how ranks shard it. Readers, writers, the optimizer and the driver all walk this table; nothing else knows the
-tensors.
+run of elements; and how ranks shard it. Readers, writers, the optimizer and the driver all walk this table; nothing
+else knows the tensors.
 
 In memory and in flat .bin files the order is: token embedding, position embedding, layer 0, layer 1, ..., final norm,
-lm_head; no padding anywhere. Linear weights are [out, in] (as in Hugging Face's Linear; GPT-2's Conv1D files are transposed).
+lm_head; no padding anywhere. Linear weights are [out, in] (as in Hugging Face's Linear; GPT-2's Conv1D files are
+transposed).
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -110,7 +111,7 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
     return shape;
 }
 
-// ---- building the table ------------------------------------------------------------------------------------------------
+// ---- building the table ---------------------------------------------------------------------------------------------
 // A tensor without a name of its own is a part of the one before it (GPT-2's c_attn holds q, k and v).
 static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
     const Config *c = &model->config;
@@ -190,10 +191,11 @@ static size_t layers_with_window(const Config *config) {
     return count;
 }
 
-// ---- sharding over ranks (ZeRO) ------------------------------------------------------------------------------------------
-// A table is sharded in groups that are gathered, computed with and reduced as one: the embeddings, each layer, the head (the final
-// norm, and lm_head where it is not tied). Every rank owns a range of every group (shard_range); its memory holds these ranges one
-// after another, each in a slot as large as the largest rank's. Groups 0..L-1 are the layers.
+// ---- sharding over ranks (ZeRO) -------------------------------------------------------------------------------------
+// A table is sharded in groups that are gathered, computed with and reduced as one: the embeddings, each layer, the
+// head (the final norm, and lm_head where it is not tied). Every rank owns a range of every group (shard_range); its
+// memory holds these ranges one after another, each in a slot as large as the largest rank's. Groups 0..L-1 are the
+// layers.
 #define GROUP_EMBEDDING (SIZE_MAX - 1)
 #define GROUP_HEAD      (SIZE_MAX)
 

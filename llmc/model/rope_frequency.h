@@ -1,7 +1,7 @@
 /*
-The frequencies of rotary positions, as transformers computes them: in fp32, by any of the ways to stretch them over longer
-contexts. YaRN (arXiv 2309.00071) multiplies cosine and sine by a factor besides; queries and keys having it both, it is taken into
-the scale of attention here, by its square.
+The frequencies of rotary positions, as transformers computes them: in fp32, by any of the ways to stretch them over
+longer contexts. YaRN (arXiv 2309.00071) multiplies cosine and sine by a factor besides; queries and keys having it
+both, it is taken into the scale of attention here, by its square.
 */
 #ifndef LLMC_ROPE_FREQUENCY_H
 #define LLMC_ROPE_FREQUENCY_H

@@ -8,11 +8,11 @@ keys of other ranks goes back to them, once per layer and pass:
     layers with a window         each range gets its halo, the keys before it that its queries see, from their owners; dK,
                                  dV of a halo go back and are added there
 
-Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while they
-are worked on; backward, chunks last to first, dK, dV of the second half are complete when the first begins.
+Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while
+they are worked on; backward, chunks last to first, dK, dV of the second half are complete when the first begins.
 
-dK, dV of a chunk are complete after the exchange only, so kv_backward follows in loops of its own. The gradient of norm 1
-then comes in two parts, through the queries and later through keys and values: its backward is linear.
+dK, dV of a chunk are complete after the exchange only, so kv_backward follows in loops of its own. The gradient of norm
+1 then comes in two parts, through the queries and later through keys and values: its backward is linear.
 */
 #ifndef LLMC_GATHER_H
 #define LLMC_GATHER_H
@@ -24,7 +24,7 @@ static void await_shared(StreamBP *s, int64_t ticket) {
     if (ticket) s->ops->await(ticket);
 }
 
-// ---- layers that see everything: gather and reduce-scatter -------------------------------------------------------------------------------------
+// ---- layers that see everything: gather and reduce-scatter ----------------------------------------------------------
 // Keys and values of a half, of which every rank has made its own; nobody looks at rows behind the last token. Returns
 // the ticket; 0: there is nothing to wait for.
 static int64_t half_gather(StreamBP *s, size_t l, size_t half) {
@@ -152,8 +152,8 @@ static void halos_return(StreamBP *s, size_t l) {
 }
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
-// Own keys and values of a half are there, and of the half before. ticket[half]: what queries of that half wait for. Halos
-// come from both halves, so both wait for all of them.
+// Own keys and values of a half are there, and of the half before. ticket[half]: what queries of that half wait for.
+// Halos come from both halves, so both wait for all of them.
 static void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     if (!layer_window(&s->model->config, l))
         ticket[half] = half_gather(s, l, half);
@@ -161,8 +161,8 @@ static void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
         ticket[0] = ticket[1] = halos_gather(s, l);
 }
 
-// All queries of this half and the one behind it have been through backward. ticket[half]: what dK, dV of the own tokens in
-// it wait for.
+// All queries of this half and the one behind it have been through backward. ticket[half]: what dK, dV of the own
+// tokens in it wait for.
 static void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
     ticket[half] = 0;
     if (!layer_window(&s->model->config, l))

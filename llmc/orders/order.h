@@ -1,6 +1,7 @@
 /*
-Who picks the order of a layer's steps: a process alone walks its chunks by streambp.h; ranks that share a sequence gather
-the keys they see (gather.h), or pass blocks of keys around a ring where a layer sees everything and --kv says so (ring.h).
+Who picks the order of a layer's steps: a process alone walks its chunks by streambp.h; ranks that share a sequence
+gather the keys they see (gather.h), or pass blocks of keys around a ring where a layer sees everything and --kv says so
+(ring.h).
 */
 #ifndef LLMC_ORDER_H
 #define LLMC_ORDER_H

@@ -1,12 +1,12 @@
 /*
 Ranks that share a sequence, by ring attention (arXiv 2310.01889), for layers that see everything and whose keys and
 values of the whole sequence do not fit: a rank stores those of its own tokens, and these blocks pass around the ranks.
-Step i has the block of the rank i before this one; the next block is on its way while the queries of all own tokens meet
-the present one.
+Step i has the block of the rank i before this one; the next block is on its way while the queries of all own tokens
+meet the present one.
 
-Forward, what the blocks give is summed in Summed and rounded once, behind the last one. Backward, the gradients of a block
-follow it around, one step behind: what a rank has found is added when they arrive, and after the last step every block's
-are at home. Queries, outputs and their gradients are therefore of a whole layer's own tokens (RingLayer).
+Forward, what the blocks give is summed in Summed and rounded once, behind the last one. Backward, the gradients of a
+block follow it around, one step behind: what a rank has found is added when they arrive, and after the last step every
+block's are at home. Queries, outputs and their gradients are therefore of a whole layer's own tokens (RingLayer).
 */
 #ifndef LLMC_RING_H
 #define LLMC_RING_H

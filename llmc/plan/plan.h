@@ -143,8 +143,8 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
         forward_only(s, batch, 1, NULL);
 }
 
-// The plan of a run with these settings for micro-batches of `batch`'s shape. Token arrays are not read; without tokens the
-// run only generates.
+// The plan of a run with these settings for micro-batches of `batch`'s shape. Token arrays are not read; without tokens
+// the run only generates.
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
@@ -217,8 +217,8 @@ static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t
     return plan.total_bytes <= limit && !host_is_short(&plan, host);
 }
 
-// The longest T such that B documents of T tokens fit into `limit` bytes and the host's memory; 0 if one token does not.
-// A learned position table ends it, as does what --seq-len takes.
+// The longest T such that B documents of T tokens fit into `limit` bytes and the host's memory; 0 if one token does
+// not. A learned position table ends it, as does what --seq-len takes.
 static size_t plan_longest(const RunSettings *settings, size_t B, size_t limit, HostAvailable host) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
     size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);

@@ -3,9 +3,10 @@ Between the processes of a run, on the host: who they are, small exchanges, and 
 connects them (dist_mpi.h, in the op set's translation unit); tensors move by the collectives of ops.h, through MPI on
 the CPU and NCCL on GPUs.
 
-A process that no launcher started with others is alone: MPI is not even initialised, and everything here is the identity.
-What communicates is collective: every rank of the group calls it in the same order. A rank that waits for others finds out
-whether they are at work; where they give no sign of it for dist_timeout, it ends the job with a message that names them.
+A process that no launcher started with others is alone: MPI is not even initialised, and everything here is the
+identity. What communicates is collective: every rank of the group calls it in the same order. A rank that waits for
+others finds out whether they are at work; where they give no sign of it for dist_timeout, it ends the job with a
+message that names them.
 */
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
@@ -17,7 +18,8 @@ extern "C" {
 #endif
 
 // Joins the others where a launcher (mpirun, srun) started several; before anything else. After it errors of any rank
-// end the whole job with one message, and only rank 0 speaks to people: notes and the standard output of others are lost.
+// end the whole job with one message, and only rank 0 speaks to people: notes and the standard output of others are
+// lost.
 void dist_start(void);
 size_t dist_ranks(void);
 size_t dist_rank(void);

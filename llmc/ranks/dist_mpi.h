@@ -1,6 +1,6 @@
 /*
-dist.h over MPI; without MPI (HAVE_MPI not defined) every process is alone, and several are refused. Part of the op set's
-translation unit, whose collectives use the same communicators, requests and staging memory.
+dist.h over MPI; without MPI (HAVE_MPI not defined) every process is alone, and several are refused. Part of the op
+set's translation unit, whose collectives use the same communicators, requests and staging memory.
 */
 #ifndef LLMC_DIST_MPI_H
 #define LLMC_DIST_MPI_H

@@ -1,11 +1,12 @@
 /*
 How a rank waits for others, and how one of several that fail gets to say so. Part of dist_mpi.h.
 
-All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own; one at work
-does so between two pieces of it (watch_at_work). Who waits for long asks the others, some times within --timeout. Who has
-not answered after all of it hangs, was stopped, or is busy with one thing for too long (a file, a reward command), and is
-named. Where all answer, and none has moved for as long, they wait for each other, or for a network that is down. However
-long a rank is at work, it is waited for. Who polls something else than MPI (GPUs) does so between watch_begin and watch_wait.
+All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own; one at
+work does so between two pieces of it (watch_at_work). Who waits for long asks the others, some times within --timeout.
+Who has not answered after all of it hangs, was stopped, or is busy with one thing for too long (a file, a reward
+command), and is named. Where all answer, and none has moved for as long, they wait for each other, or for a network
+that is down. However long a rank is at work, it is waited for. Who polls something else than MPI (GPUs) does so between
+watch_begin and watch_wait.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
@@ -47,8 +48,8 @@ static struct {
     int other_reports;        // another rank has said that it prints an error
 } watch;
 
-// A small message that is not waited for: a rank that was stopped may never take it. Of each kind there is one on its way
-// to a rank, at most; it says what another one would.
+// A small message that is not waited for: a rank that was stopped may never take it. Of each kind there is one on its
+// way to a rank, at most; it says what another one would.
 static void watch_say(size_t to, WordKind kind) {
     const size_t place = (size_t)kind * watch.ranks + to;
     int sent;

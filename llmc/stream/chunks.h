@@ -1,6 +1,6 @@
 /*
-Chunks: ranges of consecutive tokens of the sequence, with the parts of its documents in them. Loops visit them by index,
-chunk_at(s, i) for i < chunk_count(s), and layers by layer_at(s, i) for i < layer_count(s).
+Chunks: ranges of consecutive tokens of the sequence, with the parts of its documents in them. Loops visit them by
+index, chunk_at(s, i) for i < chunk_count(s), and layers by layer_at(s, i) for i < layer_count(s).
 
 A plan visits one chunk of each length and one layer of each kind. A visit then stands for all that are alike: op set
 "dry" is told how many (Ops.repeat), and a chunk's query-key pairs are the mean over those it stands for.

@@ -85,8 +85,8 @@ static size_t key_value_begin(const StreamBP *s, size_t l) {
     return row;
 }
 
-// Offset from a token's index in the sequence to its row in the K/V buffer. The second range of a rank follows the first
-// at once.
+// Offset from a token's index in the sequence to its row in the K/V buffer. The second range of a rank follows the
+// first at once.
 static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
     if (layer_rings(s, l)) return token - own_row(s, token);
     if (!layer_slides(s, l)) return 0;
@@ -108,8 +108,8 @@ static Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
     return stored_row(s, base, key_value_begin(s, l), shapes_of(s->model).KV);
 }
 
-// A chunk's spans for a layer, relative to the layer's row 0. A document that begins before row 0 begins there: no query
-// of the chunk sees the difference.
+// A chunk's spans for a layer, relative to the layer's row 0. A document that begins before row 0 begins there: no
+// query of the chunk sees the difference.
 static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     Spans spans = c.spans;
     Span *moved = s->span + s->batch->documents;
@@ -178,8 +178,9 @@ static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
     s->kv.first = first;
 }
 
-// Before chunk c of a layer with a window, chunks last to first. Returns the keys that chunk c sees and later chunks do not:
-// they are to be projected again, and their dK, dV are zero. A plan projects as many as c has: which does not matter.
+// Before chunk c of a layer with a window, chunks last to first. Returns the keys that chunk c sees and later chunks do
+// not: they are to be projected again, and their dK, dV are zero. A plan projects as many as c has: which does not
+// matter.
 static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
     const size_t first = first_key(0, c.token, window_of_model(&s->model->config));
     const Range missing = {first, min_size(s->kv.first, c.token + c.n) - first}, none = {0, 0}, own = {c.token, c.n};

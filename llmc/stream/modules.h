@@ -3,8 +3,8 @@ The modules of a decoder block as the steps of streambp.h use them: linear layer
 norms, and QK-norm with rotary embedding. Forward overwrites its output. Backward adds dW where the
 weights are trained, dA and dB where adapters are, and always gives the gradient of the input.
 
-An adapter's own activations are [n, rank] and live as long as one product; backward computes them again. Its dropout is a
-function of (seed, A, token) alone: parts of one module drop the same, and recomputation and chunks do not change it.
+An adapter's own activations are [n, rank] and live as long as one product; backward computes them again. Its dropout is
+a function of (seed, A, token) alone: parts of one module drop the same, and recomputation and chunks do not change it.
 */
 #ifndef LLMC_MODULES_H
 #define LLMC_MODULES_H
@@ -81,7 +81,7 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
     return h;
 }
 
-// ---- linear layers ---------------------------------------------------------------------------------------------------
+// ---- linear layers --------------------------------------------------------------------------------------------------
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
 static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
                            const Stored *x, const Stored *residual) {
@@ -172,8 +172,8 @@ static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const
     arena_pop(s->arena, mark);
 }
 
-// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], into out. linear: before QK-norm; out where the
-// family has none
+// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], into out. linear: before QK-norm; out where
+// the family has none
 static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const Stored *linear, const Stored *norm,
                            size_t heads) {
     Shapes d = shapes_of(s->model);

@@ -9,14 +9,14 @@ Where weights, gradients and layer inputs live. streambp.h brackets its work wit
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer.
 
-Gradient precision: within a group dW is summed in Summed. The stored gradient itself is handed out where it has that type
-and is not sharded; else one group-sized buffer is, and grads_release adds it once to the stored gradient.
+Gradient precision: within a group dW is summed in Summed. The stored gradient itself is handed out where it has that
+type and is not sharded; else one group-sized buffer is, and grads_release adds it once to the stored gradient.
 
-Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number of
-chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its shard to
-what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, and stages 1 and 2 differ in what is stored only:
-all stages give the same bits. In stage 3 a layer's weights are gathered before they are used, once per walk. Two buffers
-then take turns, so that communication of one layer runs beside the computation of another.
+Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number
+of chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its
+shard to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, and stages 1 and 2 differ in what is
+stored only: all stages give the same bits. In stage 3 a layer's weights are gathered before they are used, once per
+walk. Two buffers then take turns, so that communication of one layer runs beside the computation of another.
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
@@ -110,7 +110,8 @@ static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, voi
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
-// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's messages, others may send more or less.
+// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's messages, others may send more or
+// less.
 static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
                               double mean) {
     double bytes = 0;
@@ -196,8 +197,8 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
     return w;
 }
 
-// Asks for the weights of the walk's next layer, to be called when all that `layer` itself waits for has been asked for. A
-// plan's next visit may be of any layer, so there each asks for its own.
+// Asks for the weights of the walk's next layer, to be called when all that `layer` itself waits for has been asked
+// for. A plan's next visit may be of any layer, so there each asks for its own.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer - 1; // before layer 0 it is no number of a layer
     if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
@@ -375,8 +376,8 @@ static void grads_release(Residency *r, size_t group, GroupSums sums) {
     arena_pop(r->arena, r->sums_mark);
 }
 
-// Around the forward and backward pass of a micro-batch. Beside other processes a tied matrix has one sum, from the head to
-// the embedding, so that it is sent once. last: of the step's micro-batches
+// Around the forward and backward pass of a micro-batch. Beside other processes a tied matrix has one sum, from the
+// head to the embedding, so that it is sent once. last: of the step's micro-batches
 static void grads_begin(Residency *r, int last) {
     r->last = last;
     const int wanted = !alone(r) && !r->lora && !sums_in_place(r) && head_is_tied(r->model);

@@ -3,9 +3,9 @@
 attention's forward; queries, keys and values are projected again. The saved values are what would be computed again: to
 the bit, but in layers with a window, whose keys are projected in other chunks backward.
 
-They lie on the device, or in host memory. In host memory a chunk's values leave behind its attention, beside the rest of
-its layer, and come back one chunk before they are needed, through two chunks' worth of device memory by turns. A ring
-(llmc/orders/ring.h), which has those of a whole layer at once, moves a layer at a time.
+They lie on the device, or in host memory. In host memory a chunk's values leave behind its attention, beside the rest
+of its layer, and come back one chunk before they are needed, through two chunks' worth of device memory by turns. A
+ring (llmc/orders/ring.h), which has those of a whole layer at once, moves a layer at a time.
 */
 #ifndef LLMC_SAVED_ATTENTION_H
 #define LLMC_SAVED_ATTENTION_H
@@ -87,7 +87,8 @@ static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, const St
     saved_attention_store(s, l, rows, c.index % 2, attention_out, lse);
 }
 
-// Asks for the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits it next.
+// Asks for the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits it
+// next.
 static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
     const size_t chunk = effective_chunk(s, s->chunk), first = range_chunks(s, 0, chunk);
     if (!index || !saves_in_host_memory(s)) return;

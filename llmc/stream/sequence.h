@@ -1,7 +1,7 @@
 /*
-The sequence between host and device: tokens, targets and their weights go to the device, log-probabilities and entropies
-come back. An objective looks at the whole sequence; where ranks share it, each moves its own tokens' values and the host
-of every rank gets those of the others.
+The sequence between host and device: tokens, targets and their weights go to the device, log-probabilities and
+entropies come back. An objective looks at the whole sequence; where ranks share it, each moves its own tokens' values
+and the host of every rank gets those of the others.
 */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H

@@ -6,8 +6,8 @@ keys_values.h where a layer's keys and values lie, residency.h where weights, gr
 What exists per token (inputs, activations, targets) is stored in rows. A process alone has a row for every token of the
 sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one behind the other.
 
-In a plan (`dry`) loops visit one layer of each kind and one chunk of each length; op set "dry" multiplies what it counts
-by how many they stand for.
+In a plan (`dry`) loops visit one layer of each kind and one chunk of each length; op set "dry" multiplies what it
+counts by how many they stand for.
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H

@@ -5,8 +5,9 @@ Text to ids and back, as Hugging Face's tokenizers library does it, from the fil
     tokenizer_prompt   the same for a plain prompt, with what the tokenizer puts around one
     tokenizer_decode   the bytes that an id stands for; of one text after another they may be a part of a character
 
-Merging a word of n bytes takes n log n steps, so that a text of many megabytes without a space is no trouble. A text must be
-UTF-8: one that is not ends the program with one line, since what the library would see in its place (U+FFFD) is not what was meant.
+Merging a word of n bytes takes n log n steps, so that a text of many megabytes without a space is no trouble. A text
+must be UTF-8: one that is not ends the program with one line, since what the library would see in its place (U+FFFD) is
+not what was meant.
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -30,7 +31,7 @@ static void token_ids_add(TokenIds *ids, uint32_t id) {
     ids->id[ids->count++] = (int32_t)id;
 }
 
-// ---- merging -------------------------------------------------------------------------------------------------------------------------
+// ---- merging --------------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t id;
     int32_t before, next; // neighbours that are still there; -1: none
@@ -76,7 +77,8 @@ static uint64_t merging_pop(Merging *m) {
     return top;
 }
 
-// Whatever waits in the heap may have been overtaken by another merge: it counts where its result is still that of the neighbours.
+// Whatever waits in the heap may have been overtaken by another merge: it counts where its result is still that of the
+// neighbours.
 static void merging_run(Merging *m) {
     for (size_t i = 0; i + 1 < m->count; i++) merging_push(m, i);
     while (m->waiting) {
@@ -104,7 +106,8 @@ static void merging_add(Merging *m, uint32_t id) {
     m->count++;
 }
 
-// A word's bytes, or its characters, as they are before any merge. What the vocabulary does not have is the unknown token, or nothing.
+// A word's bytes, or its characters, as they are before any merge. What the vocabulary does not have is the unknown
+// token, or nothing.
 static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     const Tokenizer *t = m->t;
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
@@ -143,8 +146,9 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
         if (!m.symbol[i].merged) token_ids_add(ids, m.symbol[i].id);
 }
 
-// ---- stretches of text between added tokens --------------------------------------------------------------------------------------------
-// text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the text's.
+// ---- stretches of text between added tokens -------------------------------------------------------------------------
+// text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the
+// text's.
 static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
     size_t spaces = 0;
     for (size_t i = 0; replace && i < bytes; i++) spaces += text[i] == ' ';
@@ -273,7 +277,7 @@ static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes
     }
 }
 
-// ---- what callers use --------------------------------------------------------------------------------------------------------------------
+// ---- what callers use -----------------------------------------------------------------------------------------------
 // `text` from the file for a message: one line, nothing that moves the cursor.
 static const char *tokenizer_message(const Tokenizer *t, TokenizerSection section) {
     static char text[400];

@@ -1,8 +1,8 @@
 /*
-The tokenizer file of data/tokenizer_file.py, whose first comment is its format: reading it, and holding every count, offset and
-id in it against its bounds, so that no file, however damaged, can lead encoding or decoding astray. The whole file is kept in
-memory and pointed into; what is looked up by content (spellings, merges, classes of characters) gets an index of its own. A file
-that fails ends the program with one line. Little-endian, as every file here.
+The tokenizer file of data/tokenizer_file.py, whose first comment is its format: reading it, and holding every count,
+offset and id in it against its bounds, so that no file, however damaged, can lead encoding or decoding astray. The
+whole file is kept in memory and pointed into; what is looked up by content (spellings, merges, classes of characters)
+gets an index of its own. A file that fails ends the program with one line. Little-endian, as every file here.
 */
 #ifndef LLMC_TOKENIZER_FILE_H
 #define LLMC_TOKENIZER_FILE_H
@@ -131,7 +131,7 @@ typedef struct {
     Scratch points, symbols, heap; // of composition and of merging
 } Tokenizer;
 
-// ---- small things ----------------------------------------------------------------------------------------------------------------
+// ---- small things ---------------------------------------------------------------------------------------------------
 static void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     if (bytes > scratch->capacity) {
         size_t capacity = max_size(bytes + bytes / 2, 4096);
@@ -179,7 +179,7 @@ static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right
     return NO_TOKEN;
 }
 
-// ---- checks ------------------------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 __attribute__((noreturn)) static void tokenizer_damaged(const Tokenizer *t, const char *what) {
     die("%s: this tokenizer file is damaged: %s; write it again with data/tokenizer_file.py", t->path, what);
 }
@@ -291,7 +291,7 @@ static void tokenizer_check_composition(Tokenizer *t) {
     }
 }
 
-// ---- indices -----------------------------------------------------------------------------------------------------------------------
+// ---- indices --------------------------------------------------------------------------------------------------------
 static uint32_t *tokenizer_slots(size_t entries, size_t *mask) {
     size_t slots = 16;
     while (slots < 2 * entries) slots *= 2;
@@ -353,7 +353,7 @@ static void tokenizer_index_classes(Tokenizer *t) {
     }
 }
 
-// ---- open, close ---------------------------------------------------------------------------------------------------------------------
+// ---- open, close ----------------------------------------------------------------------------------------------------
 static Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
     InputFile file = input_open(path);
@@ -396,9 +396,10 @@ static void tokenizer_close(Tokenizer *t) {
     free(t);
 }
 
-// ---- where it lies -------------------------------------------------------------------------------------------------------------------
-// A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards that data/prepare.py made for
-// this model. Training and `convert` copy it, so that `sample` finds it beside what they write.
+// ---- where it lies --------------------------------------------------------------------------------------------------
+// A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards that
+// data/prepare.py made for this model. Training and `convert` copy it, so that `sample` finds it beside what they
+// write.
 #define TOKENIZER_NAME "tokenizer.tok"
 
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
@@ -427,7 +428,7 @@ static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
     return path_exists(path);
 }
 
-// ---- which tokenizer it is -------------------------------------------------------------------------------------------------------------
+// ---- which tokenizer it is ------------------------------------------------------------------------------------------
 // The identity of a tokenizer, as shards and tokenizer files record it: (bytes of tokenizer.json) << 32 | their CRC-32.
 static uint64_t tokenizer_fingerprint(const char *path) {
     const size_t length = strlen(path);

@@ -1,13 +1,13 @@
 /*
-What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the regular expressions of GPT-2, Llama 3 and
-Qwen, each written out as the function it is. Characters are those of well-formed UTF-8; classes and composition are tables of the
-tokenizer file, so that they are those of the library the tokenizer was made with.
+What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the regular expressions of GPT-2,
+Llama 3 and Qwen, each written out as the function it is. Characters are those of well-formed UTF-8; classes and
+composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
 */
 #ifndef LLMC_TOKENIZER_WORDS_H
 #define LLMC_TOKENIZER_WORDS_H
 #include "tokenizer_file.h"
 
-// ---- characters ----------------------------------------------------------------------------------------------------------------------
+// ---- characters -----------------------------------------------------------------------------------------------------
 // The code point at text[i], i < bytes, of well-formed UTF-8, and its length.
 static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, size_t *length) {
     const unsigned char *c = text + i;
@@ -40,7 +40,7 @@ static size_t character_write(unsigned char *out, uint32_t point) {
     return 4;
 }
 
-// ---- NFC: decompose, order the marks, compose (Unicode Standard Annex 15) ----------------------------------------------------------------
+// ---- NFC: decompose, order the marks, compose (Unicode Standard Annex 15) -------------------------------------------
 enum { HANGUL = 0xac00, HANGUL_L = 0x1100, HANGUL_V = 0x1161, HANGUL_T = 0x11a7, HANGUL_VS = 21, HANGUL_TS = 28 };
 #define HANGUL_SYLLABLES 11172u
 
@@ -167,7 +167,7 @@ static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) 
         t->normal.count += character_write(t->normal.at + t->normal.count, KEY_POINT(key[i]));
 }
 
-// ---- words ---------------------------------------------------------------------------------------------------------------------------
+// ---- words ----------------------------------------------------------------------------------------------------------
 // A stretch of text in which words are found. Classes beyond the end are 0, characters 0.
 typedef struct {
     const Tokenizer *t;
@@ -179,7 +179,8 @@ static unsigned class_at(const Stretch *s, size_t i, size_t *length) {
     return s->t->class_of[character_at(s->text, s->bytes, i, length)];
 }
 
-// The end of the run from i on of characters whose class is one of `classes` (or none of them: inverted), `most` at most.
+// The end of the run from i on of characters whose class is one of `classes` (or none of them: inverted), `most` at
+// most.
 static size_t class_run(const Stretch *s, size_t i, unsigned classes, int inverted, size_t most) {
     size_t length;
     for (; i < s->bytes && most--; i += length)
@@ -227,8 +228,9 @@ static size_t word_end_gpt2(const Stretch *s, size_t i) {
     return class_run(s, start, CLASS_SPACE | CLASS_LETTER | CLASS_NUMBER, 1, SIZE_MAX);
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-// `letters`: what stands for \p{L} where it is repeated, or left out of the others; Qwen3.5 has the marks there, too.
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|
+// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ `letters`: what stands for \p{L} where it is repeated, or left out
+// of the others; Qwen3.5 has the marks there, too.
 static size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigned letters) {
     size_t end = contraction_end(s, i, 1), length;
     if (end > i) return end;

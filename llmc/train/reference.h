@@ -40,8 +40,8 @@ static uint64_t run_model_key(const Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
     if (!run->lora.rank) return run_base_key(run);
-    uint64_t adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table,
-                                      held, ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
+    uint64_t adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
+                                      ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
     return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }
 

@@ -66,7 +66,8 @@ static size_t count_lines(const char *text) {
     return lines;
 }
 
-// The body must end the program with this code, one line on stderr and nothing on stdout; the line must contain `words`.
+// The body must end the program with this code, one line on stderr and nothing on stdout; the line must contain
+// `words`.
 static void expect_refused(ChildBody body, const void *context, int code, const char *words) {
     const Child *child = run_child(body, context);
     size_t length = strlen(child->err);
@@ -76,7 +77,7 @@ static void expect_refused(ChildBody body, const void *context, int code, const 
     if (!strstr(child->err, words)) test_fail("stderr is: %s(expected: %s)", child->err, words);
 }
 
-// ---- a folder for the files of a test ------------------------------------------------------------------------------------
+// ---- a folder for the files of a test -------------------------------------------------------------------------------
 // Made anew for every test program, removed when it ends.
 static const char *scratch_folder(void) {
     static char folder[256];

@@ -1,7 +1,8 @@
 /*
-One driver for damaged files. A row of a table damages one file of a folder and says how the program refuses it; the driver
-damages the file, opens it, compares, and puts the file back. All rows run in one child process: a refusal (die) returns to
-the driver, so that a row takes no process of its own. Whatever is damaged at random must not crash, hang or take memory.
+One driver for damaged files. A row of a table damages one file of a folder and says how the program refuses it; the
+driver damages the file, opens it, compares, and puts the file back. All rows run in one child process: a refusal (die)
+returns to the driver, so that a row takes no process of its own. Whatever is damaged at random must not crash, hang or
+take memory.
 */
 #ifndef TEST_DAMAGE_H
 #define TEST_DAMAGE_H
@@ -100,7 +101,7 @@ static int is_mended(const DamageSuite *s, DamageKind kind) {
     return s->mend && (kind == DAMAGE_TEXT || kind == DAMAGE_WHOLE || kind == DAMAGE_PUT);
 }
 
-// ---- refusals without a process of their own ----------------------------------------------------------------------------
+// ---- refusals without a process of their own ------------------------------------------------------------------------
 static struct {
     jmp_buf back;
     int code;

@@ -1,6 +1,7 @@
 /*
-Files that are complete or absent: what may be replaced, two that write to one place, signals in the middle, what is synced so
-that it survives a power failure; and a standard output that is full. What is read is in the tests of the formats.
+Files that are complete or absent: what may be replaced, two that write to one place, signals in the middle, what is
+synced so that it survives a power failure; and a standard output that is full. What is read is in the tests of the
+formats.
 */
 #include "child.h"
 #include <pthread.h>
@@ -51,7 +52,7 @@ static size_t count_files(const char *folder) {
     return count;
 }
 
-// ---- what is there already ---------------------------------------------------------------------------------------------------
+// ---- what is there already ------------------------------------------------------------------------------------------
 TEST(only_regular_files_are_replaced) {
     static const struct {
         const char *name, *words;
@@ -114,7 +115,7 @@ TEST(places_that_cannot_be_written) {
     }
 }
 
-// ---- two that write to one place -------------------------------------------------------------------------------------------
+// ---- two that write to one place ------------------------------------------------------------------------------------
 static void write_in_the_middle(const void *path) { write_output((const char *)path, "the second, longer text"); }
 
 TEST(writers_do_not_mix) {
@@ -160,7 +161,7 @@ TEST(names_of_temporaries) {
         if (is_temporary_of(others[i], "file")) test_fail("%s is taken for a temporary", others[i]);
 }
 
-// ---- signals ---------------------------------------------------------------------------------------------------------------
+// ---- signals --------------------------------------------------------------------------------------------------------
 static int signal_to_send;
 
 static void *send_signal(void *unused) { // from a thread that is not the writer
@@ -245,7 +246,7 @@ TEST(limits_on_file_sizes_are_errors) {
     assert_int_equal(count_files(scratch_path("limit")), 1);
 }
 
-// ---- power -----------------------------------------------------------------------------------------------------------------
+// ---- power ----------------------------------------------------------------------------------------------------------
 static void expect_synced(const char *format, const char *a, const char *b, const char *c) {
     char expected[4096];
     snprintf(expected, sizeof(expected), format, a, b, c);
@@ -271,7 +272,7 @@ TEST(folders_are_synced) {
     expect_synced("/\n", "", "", "");
 }
 
-// ---- the folder of a run ---------------------------------------------------------------------------------------------------
+// ---- the folder of a run --------------------------------------------------------------------------------------------
 static void open_new_run(const void *path) {
     CheckpointFolder folder;
     checkpoint_open(&folder, (const char *)path, 2, 0);
@@ -291,7 +292,7 @@ TEST(an_earlier_run_is_seen_before_anything_else) {
     expect_text(log, "{\"step\": 1}\n");
 }
 
-// ---- standard output -------------------------------------------------------------------------------------------------------
+// ---- standard output ------------------------------------------------------------------------------------------------
 static void print_body(const void *path) {
     if (path && !freopen((const char *)path, "w", stdout)) exit(3);
     puts("results");
@@ -314,7 +315,8 @@ TEST(full_standard_output) {
 }
 
 int main(int argc, char **argv) {
-    // A shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so.
+    // A shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays
+    // so.
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
     RUN_LISTED(argc, argv, scratch_remove);
 }

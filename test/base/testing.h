@@ -3,9 +3,9 @@ The common ground of the test programs, a thin layer over cmocka: a table of nam
 whose name contains it, `program --list` names them), a closing line `N passed, N failed, N skipped`, seeded random
 numbers, and guarded tensors.
 
-A guarded tensor lives in device memory between two guards. Nothing here dereferences device memory: tensors are laid out
-on the host in double, converted to their element type, copied in, and copied out again. CALL runs an op and checks what
-must hold for every op: guards intact, inputs untouched, and the same bits when it is run a second time.
+A guarded tensor lives in device memory between two guards. Nothing here dereferences device memory: tensors are laid
+out on the host in double, converted to their element type, copied in, and copied out again. CALL runs an op and checks
+what must hold for every op: guards intact, inputs untouched, and the same bits when it is run a second time.
 */
 #ifndef TEST_TESTING_H
 #define TEST_TESTING_H
@@ -50,8 +50,8 @@ typedef struct Guarded {
 
 enum { GUARD_BYTES = 256 };
 
-// Element 0 of every tensor of every second case is aligned to 256 bytes, so that packed accesses are possible; in the other cases
-// every second tensor is off by one element.
+// Element 0 of every tensor of every second case is aligned to 256 bytes, so that packed accesses are possible; in the
+// other cases every second tensor is off by one element.
 
 static struct {
     const char *test;
@@ -65,7 +65,7 @@ static struct {
     void *blocks;     // host memory of the running case
 } testing;
 
-// ---- random numbers: splitmix64, seeded by the name of the test, so that a test does the same alone and among others ----
+// ---- random numbers: splitmix64, seeded by the name of the test, so that a test does the same alone and among others
 static uint64_t test_random(void) {
     uint64_t z = (testing.random += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -87,7 +87,7 @@ static double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     return sqrt(-2.0 * log(u)) * cos(2.0 * 3.14159265358979323846 * v);
 }
 
-// ---- a case: its name for messages, and memory that lasts until the next case -----------------------------------------
+// ---- a case: its name for messages, and memory that lasts until the next case ---------------------------------------
 static void *case_memory(size_t bytes) {
     void **block = (void **)calloc(1, bytes + 64); // 64: the link to the block before, keeping the rest aligned
     if (!block) {
@@ -142,7 +142,7 @@ static void test_skip(const char *reason) {
     skip();
 }
 
-// ---- elements ---------------------------------------------------------------------------------------------------------
+// ---- elements -------------------------------------------------------------------------------------------------------
 // bf16 nearest to x, ties to even; straight from double, so that nothing is rounded twice.
 static double round_to_bf16(double x) {
     int exponent;
@@ -173,7 +173,7 @@ static double element_read(const void *elements, DType type, size_t i) {
                                 : (double)bf16_to_float(((const uint16_t *)elements)[i]);
 }
 
-// ---- guarded tensors --------------------------------------------------------------------------------------------------
+// ---- guarded tensors ------------------------------------------------------------------------------------------------
 // Guards and poison: every 16 bits start with 0xffc0, so any element read from there is NaN (or a wild index), and
 // differ in the rest, so a guard that was overwritten by its neighbour is noticed.
 static void poison(void *memory, size_t bytes) {
@@ -283,17 +283,17 @@ extern "C"
         tensors_check(1);                                                                                              \
     } while (0)
 
-// ---- comparison -------------------------------------------------------------------------------------------------------
+// ---- comparison -----------------------------------------------------------------------------------------------------
 static double rms(const double *x, size_t count) {
     double sum = 0.0;
     for (size_t i = 0; i < count; i++) sum += x[i] * x[i];
     return count ? sqrt(sum / (double)count) : 0.0;
 }
 
-// A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero, so the error
-// of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). A
-// step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a sum of K, as partial sums are no
-// larger. For results of the tests `linear*`, whose cases are named by n, C and OC.
+// A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero,
+// so the error of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of
+// NVIDIA tensor cores"). A step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a
+// sum of K, as partial sums are no larger. For results of the tests `linear*`, whose cases are named by n, C and OC.
 static double truncation_error(const Guarded *t) {
     const char *sizes = strstr(testing.about, "n=");
     size_t n, C, OC;
@@ -310,8 +310,9 @@ static double arithmetic_error(const Guarded *t) {
 static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
 
 // Holds what the op left in t against `expected`: each element within one rounding of its type plus arithmetic error
-// relative to the tensor's root mean square (or to `scale`, where larger: the size of the terms that cancelled), and the
-// relative L2 error likewise, ten times tighter in the arithmetic. slack widens both. Below 1e-34 fp32 may underflow.
+// relative to the tensor's root mean square (or to `scale`, where larger: the size of the terms that cancelled), and
+// the relative L2 error likewise, ten times tighter in the arithmetic. slack widens both. Below 1e-34 fp32 may
+// underflow.
 static void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), relative = slack * arithmetic_error(t), sum = 0.0;
     double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size;
@@ -341,7 +342,7 @@ static void expect_exactly(const Guarded *t, const double *expected) {
     }
 }
 
-// ---- the runner -------------------------------------------------------------------------------------------------------
+// ---- the runner -----------------------------------------------------------------------------------------------------
 #define LISTED(name) cmocka_unit_test_prestate_setup_teardown(name, test_begin, test_end, (void *)(uintptr_t) #name)
 
 // The tests of a program in the order of their definitions: TEST enters its test here before main begins.

@@ -24,7 +24,8 @@ static MadeShard made_kind(ShardKind kind) {
     return made;
 }
 
-// Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents there are.
+// Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents
+// there are.
 static size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
     size_t count = 0;
     for (size_t g = 0; g < groups; g++) {

@@ -1,6 +1,6 @@
 /*
-Shards of documents whose every token says where it is from: id = document * DOCUMENT_IDS + token. So a test can tell of any position
-of any stream whether it belongs there.
+Shards of documents whose every token says where it is from: id = document * DOCUMENT_IDS + token. So a test can tell of
+any position of any stream whether it belongs there.
 */
 #ifndef TEST_DOCUMENT_FILES_H
 #define TEST_DOCUMENT_FILES_H
@@ -90,8 +90,8 @@ static void expect_same_batch(const Batch *a, const Batch *b) {
     expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }
 
-// A position is one number: a loader that jumps there, from anywhere, gives the micro-batch of one that walks. step(k, position,
-// batch): NULL, or what else is held of the k-th.
+// A position is one number: a loader that jumps there, from anywhere, gives the micro-batch of one that walks. step(k,
+// position, batch): NULL, or what else is held of the k-th.
 static void expect_seeks(const char *path, const DataSettings *settings, size_t steps,
                          void (*step)(size_t k, uint64_t position, const Batch *batch)) {
     SCOPED_LOADER walking = open_data(path, settings), jumping = open_data(path, settings);
@@ -124,7 +124,8 @@ static void read_all(const void *context) {
     dataloader_close(&loader);
 }
 
-// Any damage to one of `rounds` images ends in all the data or in one line. make(round, documents): an undamaged image, the settings set.
+// Any damage to one of `rounds` images ends in all the data or in one line. make(round, documents): an undamaged image,
+// the settings set.
 static void expect_random_images_survived(size_t rounds, size_t least, size_t most,
                                           ShardImage (*make)(size_t round, size_t *documents)) {
     size_t refusals = 0, documents;

@@ -1,6 +1,7 @@
 // Writes a shard for the tests of the program: make_documents FILE VOCABULARY LENGTH,LENGTH,... [SEED [MASKED [KIND]]]
-// A document walks through the ids: mostly one up, sometimes anywhere. MASKED: so many of its first targets do not count; they are its
-// prompt. KIND: documents, advantages (documents with these), pairs, prompts, or a number: groups of so many, the reward a random one.
+// A document walks through the ids: mostly one up, sometimes anywhere. MASKED: so many of its first targets do not
+// count; they are its prompt. KIND: documents, advantages (documents with these), pairs, prompts, or a number: groups
+// of so many, the reward a random one.
 #define PROGRAM_NAME "make_documents"
 #include "llmc/base/random.h"
 #include "shard_writer.h"

@@ -1,6 +1,6 @@
 /*
-Writes shards of documents for the tests, as data/README.md describes them: from documents in memory to bytes, and the checksums
-again where a test has damaged something on purpose. Little-endian machines only.
+Writes shards of documents for the tests, as data/README.md describes them: from documents in memory to bytes, and the
+checksums again where a test has damaged something on purpose. Little-endian machines only.
 */
 #ifndef TEST_SHARD_WRITER_H
 #define TEST_SHARD_WRITER_H

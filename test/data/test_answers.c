@@ -1,8 +1,9 @@
-// Shards of answers: preference pairs and groups stay whole in one stream and in their order, and are left out together; rewards become
-// advantages, values of tokens too; which objective takes what; every fault of pairs, groups, rewards and values refused in one line.
+// Shards of answers: preference pairs and groups stay whole in one stream and in their order, and are left out
+// together; rewards become advantages, values of tokens too; which objective takes what; every fault of pairs, groups,
+// rewards and values refused in one line.
 #include "answer_files.h"
 
-// ---- pairs and groups stay whole -------------------------------------------------------------------------------------------------
+// ---- pairs and groups stay whole ------------------------------------------------------------------------------------
 typedef struct {
     const MadeDocument *document;
     size_t documents;
@@ -134,7 +135,7 @@ TEST(a_batch_has_what_its_objective_needs) {
     }
 }
 
-// ---- refusals ----------------------------------------------------------------------------------------------------------------
+// ---- refusals -------------------------------------------------------------------------------------------------------
 static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
 
 TEST(each_objective_takes_its_kind) {
@@ -228,7 +229,7 @@ TEST(faults_of_pairs_and_groups) {
     }
 }
 
-// ---- advantages of tokens ------------------------------------------------------------------------------------------------------
+// ---- advantages of tokens -------------------------------------------------------------------------------------------
 static ShardImage image_of_values(MadeDocument *document, size_t count, size_t longest) {
     MadeShard made = made_shard(2);
     made.values = 1;

@@ -1,5 +1,5 @@
-// Token shards: llm.c's two kinds read as they are, places and epochs, every malformed file refused; random batches; and
-// the byte packer, whose main is called here.
+// Token shards: llm.c's two kinds read as they are, places and epochs, every malformed file refused; random batches;
+// and the byte packer, whose main is called here.
 #define main        pack_bytes_main
 #define write_shard pack_write_shard
 #include "data/pack_bytes.c"
@@ -10,7 +10,7 @@
 
 static const char *const GOLDEN16 = "test/golden/tokens_uint16.bin", *const GOLDEN32 = "test/golden/tokens_uint32.bin";
 
-// ---- writing shards --------------------------------------------------------------------------------------------------------
+// ---- writing shards -------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t magic, version, tokens; // as the header says
     size_t id_bytes;
@@ -79,7 +79,7 @@ static Batch dirty_batch(size_t B, size_t T) {
     return batch;
 }
 
-// ---- reading ---------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 TEST(llmc_shards_of_both_kinds) {
     size_t bytes;
     const char *image16 = read_whole(GOLDEN16, &bytes), *image32 = read_whole(GOLDEN32, NULL);
@@ -203,7 +203,7 @@ TEST(fingerprint_tells_other_data_apart) {
     }
 }
 
-// ---- what is skipped, and what does not fit ----------------------------------------------------------------------------------
+// ---- what is skipped, and what does not fit -------------------------------------------------------------------------
 typedef struct {
     const char *path;
     size_t B, T, vocab_size, batches; // batches to read
@@ -252,7 +252,7 @@ TEST(what_is_too_short_is_refused_with_what_fits) {
     refused(o, "--batch 99 with --seq-len 1 would fit");
 }
 
-// ---- malformed files ---------------------------------------------------------------------------------------------------------
+// ---- malformed files ------------------------------------------------------------------------------------------------
 static const char *make_bytes(const char *name, size_t count, int byte) {
     unsigned char *bytes = (unsigned char *)case_memory(count + 1);
     const char *path = scratch_path(name);
@@ -351,7 +351,7 @@ TEST(random_damage) {
     assert_in_range(300 - opened, 101, 289);
 }
 
-// ---- batches without data ------------------------------------------------------------------------------------------------------
+// ---- batches without data -------------------------------------------------------------------------------------------
 TEST(random_batches) {
     size_t B = 4, T = 1000, V = 50, seen[50] = {0};
     SCOPED_BATCH a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
@@ -392,7 +392,7 @@ TEST(counted_targets) {
     assert_true(batch.document_weight[0] == 1.5 && batch.document_weight[1] == 2 && batch.document_weight[2] == 0);
 }
 
-// ---- packing bytes ---------------------------------------------------------------------------------------------------------------
+// ---- packing bytes --------------------------------------------------------------------------------------------------
 static void pack(const void *context) {
     char *copy = strdup((const char *)context), *argv[16];
     int argc = 1;

@@ -1,9 +1,9 @@
-// Shards of documents: what becomes of every token, positions and epochs, what is planned for; every field, section and checksum
-// damaged in turn, each refused in one line.
+// Shards of documents: what becomes of every token, positions and epochs, what is planned for; every field, section and
+// checksum damaged in turn, each refused in one line.
 #include "test/base/damage.h"
 #include "document_files.h"
 
-// ---- what becomes of every token ---------------------------------------------------------------------------------------------
+// ---- what becomes of every token ------------------------------------------------------------------------------------
 typedef struct {
     const MadeDocument *document;
     size_t documents, T;
@@ -155,7 +155,7 @@ TEST(documents_larger_than_the_buffer) {
     }
 }
 
-// ---- places ------------------------------------------------------------------------------------------------------------------
+// ---- places ---------------------------------------------------------------------------------------------------------
 static double counted[400];
 static uint64_t positions[400];
 
@@ -213,7 +213,7 @@ TEST(fingerprint_covers_documents_and_order) {
         assert_true(fingerprint_with(write_shard("g.bin", &made, document, count), base) != fingerprint);
 }
 
-// ---- what is planned for -----------------------------------------------------------------------------------------------------
+// ---- what is planned for --------------------------------------------------------------------------------------------
 TEST(the_bound_is_that_of_the_data) {
     static const size_t lengths[] = {41, 31, 21, 11, 6, 6, 6}; // 40 + 30 + 20 + 10 + 3 x 5 positions
     static const struct {
@@ -237,7 +237,7 @@ TEST(the_bound_is_that_of_the_data) {
     }
 }
 
-// ---- refusals ----------------------------------------------------------------------------------------------------------------
+// ---- refusals -------------------------------------------------------------------------------------------------------
 // One line that says why, with exit code 1; notes before it are no refusals.
 static void refused(ChildBody body, const char *path, const char *words) {
     const Child *child = run_child(body, path);
@@ -257,7 +257,8 @@ static ShardImage small_image(void) { // documents of 5, 9, 3 and 20 tokens
     return shard_image(&made, document, 4);
 }
 
-// Checksums as a writer with a fault would make them: of the header, and of the table of 4 documents where `seal_table`.
+// Checksums as a writer with a fault would make them: of the header, and of the table of 4 documents where
+// `seal_table`.
 static int seal_table;
 
 static void mend_shard(const char *path, char *bytes, size_t count, size_t before) {
@@ -451,7 +452,7 @@ static ShardImage small_image_of_round(size_t round, size_t *documents) {
 
 TEST(random_damage_of_documents) { expect_random_images_survived(150, 51, 147, small_image_of_round); }
 
-// ---- llm.c's shards, shuffled -------------------------------------------------------------------------------------------------
+// ---- llm.c's shards, shuffled ---------------------------------------------------------------------------------------
 TEST(llmc_shards_are_shuffled_by_micro_batches) {
     DataSettings settings = data_settings(1, 10);
     uint32_t header[256] = {20240801, 7, 501};

@@ -1,10 +1,10 @@
-// Packing of pieces into streams: first-fit decreasing against a plain one, how full streams become, every piece exactly once,
-// orders that follow from seed and epoch alone; and crc32 against its definition.
+// Packing of pieces into streams: first-fit decreasing against a plain one, how full streams become, every piece
+// exactly once, orders that follow from seed and epoch alone; and crc32 against its definition.
 #include "test/base/child.h"
 #include "llmc/base/hash.h"
 #include "llmc/data/packing.h"
 
-// ---- pieces ------------------------------------------------------------------------------------------------------------------
+// ---- pieces ---------------------------------------------------------------------------------------------------------
 static uint32_t *uniform_lengths(size_t count, size_t least, size_t most) {
     uint32_t *length = (uint32_t *)case_memory(count * sizeof(uint32_t));
     for (size_t i = 0; i < count; i++) length[i] = (uint32_t)(least + test_random_below(most - least + 1));
@@ -28,7 +28,7 @@ static uint32_t *lognormal_lengths(size_t count, double median, double sigma, si
     Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, shuffle, seed);                            \
     SCOPED(epoch_sequences_free) EpochSequences e = epoch_sequences_allocate(&p)
 
-// ---- what must hold for any epoch ------------------------------------------------------------------------------------------------
+// ---- what must hold for any epoch -----------------------------------------------------------------------------------
 static void check_epoch(const Packing *p, const EpochSequences *e) {
     unsigned char *seen = (unsigned char *)calloc(p->samples, 1), *stream = (unsigned char *)calloc(e->sequences, 1);
     size_t pieces = 0;
@@ -83,7 +83,7 @@ TEST(the_worst_case_of_streams_is_planned_for) {
     }
 }
 
-// ---- first-fit decreasing ----------------------------------------------------------------------------------------------------------
+// ---- first-fit decreasing -------------------------------------------------------------------------------------------
 // The definition: longest first, each into the first stream that has room, looked for one by one.
 static size_t plain_first_fit(const PackingItem *item, size_t count, size_t capacity, uint32_t *bin) {
     size_t *used = (size_t *)calloc(count, sizeof(size_t)), streams = 0, b;
@@ -123,7 +123,7 @@ TEST(lengths_of_four_bytes_are_sorted) {
     for (size_t i = 1; i < 1000; i++) assert_true(item[i - 1].positions >= item[i].positions);
 }
 
-// ---- fill --------------------------------------------------------------------------------------------------------------------------
+// ---- fill -----------------------------------------------------------------------------------------------------------
 TEST(long_tails_fill_streams) {
     static const struct {
         size_t pieces, T, B;
@@ -160,7 +160,7 @@ TEST(a_million_pieces_take_a_moment) {
     assert_true(p.windows > 10);
 }
 
-// ---- orders -------------------------------------------------------------------------------------------------------------------------
+// ---- orders ---------------------------------------------------------------------------------------------------------
 // The pieces of an epoch, stream after stream as they come.
 static uint32_t *walk(const Packing *p, const EpochSequences *e) {
     uint32_t *out = (uint32_t *)case_memory(p->samples * sizeof(uint32_t));
@@ -244,7 +244,7 @@ TEST(permutations_are_uniform) {
     for (size_t i = 0; i < 16; i++) assert_in_range(seen[i / 4][i % 4], 850, 1150); // 1000 expected, deviation 27
 }
 
-// ---- crc32 --------------------------------------------------------------------------------------------------------------------------
+// ---- crc32 ----------------------------------------------------------------------------------------------------------
 static uint32_t plain_crc32(const unsigned char *data, size_t bytes) {
     uint32_t crc = 0xffffffffu;
     size_t bit;

@@ -1,5 +1,5 @@
-// The thread that reads ahead: the same micro-batches at any speed of either side, the targets of a whole step with each, errors where
-// they would have been without it, an end that leaves no thread behind.
+// The thread that reads ahead: the same micro-batches at any speed of either side, the targets of a whole step with
+// each, errors where they would have been without it, an end that leaves no thread behind.
 #include "answer_files.h"
 #include "llmc/data/prefetch.h"
 
@@ -116,7 +116,7 @@ TEST(waiting_is_measured) {
     prefetch_free(&ahead);
 }
 
-// ---- errors --------------------------------------------------------------------------------------------------------------------
+// ---- errors ---------------------------------------------------------------------------------------------------------
 typedef struct {
     const char *path;
     size_t steps; // taken before the one that fails

@@ -1,9 +1,9 @@
-// What else is read of shards: prompts for rollouts, from each kind that has them; documents of any kind one by one, and where in the
-// data each begins; log-probabilities of their targets, from a file.
+// What else is read of shards: prompts for rollouts, from each kind that has them; documents of any kind one by one,
+// and where in the data each begins; log-probabilities of their targets, from a file.
 #include "answer_files.h"
 #include "llmc/data/documents_read.h"
 
-// ---- log-probabilities from a file ------------------------------------------------------------------------------------------------
+// ---- log-probabilities from a file ----------------------------------------------------------------------------------
 // A file that says of every token but the first of a document which it is: -token / 8.
 static LogprobFile logprobs_of_tokens(const char *name, const MadeDocument *document, size_t documents, size_t tokens) {
     const char *path = scratch_path(name);
@@ -113,7 +113,7 @@ TEST(any_kind_is_read_document_by_document) {
             "is one of llm.c's shards, which have no documents; give shards of data/prepare.py");
 }
 
-// ---- prompts -----------------------------------------------------------------------------------------------------------------------
+// ---- prompts --------------------------------------------------------------------------------------------------------
 static void expect_prompt(DataLoader *d, size_t prompt, const MadeDocument *made, size_t tokens, size_t room) {
     int32_t *ids = (int32_t *)case_memory((room + 1) * sizeof(int32_t));
     size_t prompt_tokens, found;

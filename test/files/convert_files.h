@@ -1,6 +1,6 @@
 /*
-What the tests of conversion have in common: a conversion to a Hugging Face folder, as `convert` makes it, also in a child process;
-looking at what was written and what was left behind.
+What the tests of conversion have in common: a conversion to a Hugging Face folder, as `convert` makes it, also in a
+child process; looking at what was written and what was left behind.
 */
 #ifndef TEST_CONVERT_FILES_H
 #define TEST_CONVERT_FILES_H
@@ -79,7 +79,8 @@ static void expect_nothing_at(const char *path) {
     if (count_temporaries(path)) test_fail("something was left beside %s", path);
 }
 
-// The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one tensor.
+// The files must hold every tensor once, in the file the index says, none larger than asked for unless it holds one
+// tensor.
 static void expect_shards(const char *folder, const char *golden, size_t most, size_t shards) {
     WeightSource *source = weights_open(folder), *original = weights_open(golden);
     char line[300];
@@ -104,7 +105,7 @@ static void expect_shards(const char *folder, const char *golden, size_t most, s
     weights_close(original);
 }
 
-// ---- memory -----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 static long memory_peak(void) { // KiB
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);

@@ -1,14 +1,15 @@
 /*
-Adapters in files: checkpoints of adapters, there and back to the bit, damaged, for another base; what adapter_config.json says and what
-is refused of it by name; tensors that are missing, over, or of another shape; the key of a base, the same in every format; merged
-weights, in every order and piece those of a sum in double that is rounded once. PEFT itself is in test_peft.py.
+Adapters in files: checkpoints of adapters, there and back to the bit, damaged, for another base; what
+adapter_config.json says and what is refused of it by name; tensors that are missing, over, or of another shape; the key
+of a base, the same in every format; merged weights, in every order and piece those of a sum in double that is rounded
+once. PEFT itself is in test_peft.py.
 */
 #include "test/train/checkpoint_runs.h"
 #include "weight_files.h"
 #include "llmc/files/merge.h"
 #include "llmc/files/checkpoint_folder.h"
 
-// ---- checkpoints -----------------------------------------------------------------------------------------------------------------
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
 static const char gpt2_model[] = "gpt2,hidden_size=12,num_hidden_layers=3,num_attention_heads=2,vocab_size=31";
 
 static void round_trip_case(const char *model, DType dtype, DType moments, int master) {
@@ -110,7 +111,7 @@ TEST(file_size_limit) {
     assert_int_equal(run_child(resume_body, &usual)->code, 0);
 }
 
-// ---- adapter_config.json -----------------------------------------------------------------------------------------------------------
+// ---- adapter_config.json --------------------------------------------------------------------------------------------
 static void targets_case(const char *model, const char *chosen, const char *expected) {
     static char text[ADAPTER_CONFIG_TEXT];
     Config config = config_from_text(model, "test", EXIT_USAGE);
@@ -200,7 +201,7 @@ TEST(configs_are_refused_by_name) {
     expect_damage_found(&suite, rows, COUNT_OF(rows));
 }
 
-// ---- tensors -----------------------------------------------------------------------------------------------------------------------
+// ---- tensors --------------------------------------------------------------------------------------------------------
 TEST(tensors_are_refused_by_name) {
 #define LAST                          "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
 #define RENAMED(find, replace, words) CHANGED_TEXT(ADAPTER_FILE_NAME, find, replace, words)
@@ -232,7 +233,7 @@ TEST(tensors_are_refused_by_name) {
     expect_refused(open_body, gpt2_model, 1, "holds no adapters for the linear layers of a gpt2 model");
 }
 
-// ---- what paths stand for ------------------------------------------------------------------------------------------------------------
+// ---- what paths stand for -------------------------------------------------------------------------------------------
 typedef struct {
     const char *path;
     int adapter;
@@ -276,7 +277,7 @@ TEST(paths) {
     expect_refused(path_body, &f, 1, "holds a whole model, not adapters; give it with --model");
 }
 
-// ---- the key of a base -----------------------------------------------------------------------------------------------------------
+// ---- the key of a base ----------------------------------------------------------------------------------------------
 static BaseKey device_key_of(const WeightSource *source, DType dtype) {
     const Ops *ops = ops_fenced();
     Model model = model_build(&source->config, dtype);
@@ -315,7 +316,7 @@ TEST(base_key_is_of_the_model_alone) {
     }
 }
 
-// ---- merging -----------------------------------------------------------------------------------------------------------------------
+// ---- merging --------------------------------------------------------------------------------------------------------
 // A folder with adapters of random values for the model; what they are goes to `values` [table.elements].
 static WeightSource *random_adapters(const Model *model, Lora *lora, float **values, const char *targets) {
     static char header[1 << 20];

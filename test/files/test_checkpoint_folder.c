@@ -1,11 +1,11 @@
 /*
-The folder of checkpoints: the newest complete one is found among whatever else is there, the last ones are kept, nothing goes
-that this program did not write; opening makes the folder, clears away what a run that was cut off left, and refuses a folder
-that is taken, in use or cannot be written. What is in a checkpoint is in test_checkpoint.c.
+The folder of checkpoints: the newest complete one is found among whatever else is there, the last ones are kept,
+nothing goes that this program did not write; opening makes the folder, clears away what a run that was cut off left,
+and refuses a folder that is taken, in use or cannot be written. What is in a checkpoint is in test_checkpoint.c.
 */
 #include "test/train/checkpoint_runs.h"
 
-// ---- which are there ------------------------------------------------------------------------------------------------------
+// ---- which are there ------------------------------------------------------------------------------------------------
 TEST(newest_complete_one_is_found) {
     static const char *const foreign[] = {
         "checkpoint-9",        "checkpoint-000000012", "checkpoint-00000013.partial", "checkpoint-00000014.removed",
@@ -78,7 +78,7 @@ TEST(incomplete_name_is_taken_over) {
     assert_false(is_there("checkpoint-00000009.removed"));
 }
 
-// ---- opening --------------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 TEST(opening) {
     Saving saving = {scratch_path("out/a/b/../c//"), 2, 3, 0, 0, 0};
     fresh_folder("out");

@@ -1,7 +1,7 @@
 /*
-What `convert` writes as a Hugging Face folder: every byte of every tensor, whole files where transformers wrote the original, types,
-shards, config.json, the files that come along; in bounded memory. What transformers makes of it is in test_transformers.py, what
-happens to the folder when something goes wrong is in test_convert_folder.c.
+What `convert` writes as a Hugging Face folder: every byte of every tensor, whole files where transformers wrote the
+original, types, shards, config.json, the files that come along; in bounded memory. What transformers makes of it is in
+test_transformers.py, what happens to the folder when something goes wrong is in test_convert_folder.c.
 */
 #include "convert_files.h"
 
@@ -29,7 +29,7 @@ static void expect_same_tensors(const GoldenModel *golden, const char *folder) {
     model_free(&model);
 }
 
-// ---- there and back ------------------------------------------------------------------------------------------------------------
+// ---- there and back -------------------------------------------------------------------------------------------------
 TEST(round_trips_are_byte_exact) {
     static const char *const ways[] = {"hf -> hf", "flat -> hf, like", "flat -> hf", "llm.c -> hf, like"};
     for (size_t g = 0; g < GOLDEN_MODELS; g++) {
@@ -101,7 +101,7 @@ TEST(random_weights) {
     expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
 }
 
-// ---- types -----------------------------------------------------------------------------------------------------------------------
+// ---- types ----------------------------------------------------------------------------------------------------------
 TEST(mixed_types_are_kept) {
     static const DType mixes[][3] = {{DTYPE_BF16, DTYPE_FP32, DTYPE_FP16},
                                      {DTYPE_BF16, DTYPE_BF16, DTYPE_FP16},
@@ -169,7 +169,7 @@ TEST(types_that_are_chosen) {
     expect_nothing_at(to_fp16.to);
 }
 
-// ---- shards ------------------------------------------------------------------------------------------------------------------------
+// ---- shards ---------------------------------------------------------------------------------------------------------
 TEST(shards) {
     static const struct {
         size_t most, shards;
@@ -186,7 +186,7 @@ TEST(shards) {
     }
 }
 
-// ---- config.json -----------------------------------------------------------------------------------------------------------------
+// ---- config.json ----------------------------------------------------------------------------------------------------
 TEST(only_the_type_is_changed) {
     static const struct {
         const char *before, *after;
@@ -340,7 +340,7 @@ TEST(like_must_be_the_same_model) {
     expect_same_file(copy, c.to, "config.json");
 }
 
-// ---- the files that come along -----------------------------------------------------------------------------------------------------
+// ---- the files that come along --------------------------------------------------------------------------------------
 TEST(small_files_come_along) {
     static const char *const kept[] = {
         "tokenizer.json", "tokenizer_config.json", "merges.txt", "tokenizer.model",     "generation_config.json",
@@ -380,7 +380,7 @@ TEST(links_that_lead_nowhere) {
     expect_nothing_at(c.to);
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 // 84 MiB of weights, most of them in one matrix, and turned matrices: within the staging buffers and a little more.
 static void convert_large(const void *path) {
     Model model =

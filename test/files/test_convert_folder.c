@@ -1,6 +1,7 @@
 /*
-The folder that `convert` writes is complete or absent: what is at its place already, disks without room, failures, signals and
-kill -9 on the way, others that write there. And the other folders `--model` may name: a run's, and its checkpoints.
+The folder that `convert` writes is complete or absent: what is at its place already, disks without room, failures,
+signals and kill -9 on the way, others that write there. And the other folders `--model` may name: a run's, and its
+checkpoints.
 */
 #include <sys/statvfs.h>
 #include "test/base/testing.h"
@@ -19,7 +20,7 @@ static int small_disk(const char *path, struct statvfs *status) {
 
 #include <sys/resource.h>
 
-// ---- places ------------------------------------------------------------------------------------------------------------------------
+// ---- places ---------------------------------------------------------------------------------------------------------
 TEST(places) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("place"), NULL, NO_LIMIT};
     struct stat status;
@@ -68,7 +69,7 @@ TEST(not_the_folder_one_is_in) {
     expect_refused(convert_into_here, &c, 1, ".: is the folder this program runs in");
 }
 
-// ---- disks and interruptions -------------------------------------------------------------------------------------------------------
+// ---- disks and interruptions ----------------------------------------------------------------------------------------
 TEST(room_is_looked_for_beforehand) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT};
     space_left = 150000; // of 165,600 and headers
@@ -216,7 +217,7 @@ TEST(names_of_temporaries) {
     }
 }
 
-// ---- what --model may name -----------------------------------------------------------------------------------------------------------
+// ---- what --model may name ------------------------------------------------------------------------------------------
 static void write_checkpoint(const char *run, const char *name, const char *flat) {
     static const char *const files[] = {"model.bin", "optimizer.bin", "state.json", MANIFEST_NAME};
     char checkpoint[PATH_MAX], path[PATH_MAX], text[MANIFEST_TEXT];

@@ -1,14 +1,14 @@
 /*
-Hugging Face folders that are right, though they look unusual: other spellings, settings that are not in effect, a tied matrix
-under its second name, tensors that carry no weights. They load, with the values of the usual one; what is only nearly like
-them is refused. Everything that is plainly wrong is in test_weights_bad.c.
+Hugging Face folders that are right, though they look unusual: other spellings, settings that are not in effect, a tied
+matrix under its second name, tensors that carry no weights. They load, with the values of the usual one; what is only
+nearly like them is refused. Everything that is plainly wrong is in test_weights_bad.c.
 */
 #include "weight_files.h"
 
 #define CONFIG "config.json"
 #define MODEL  HF_SINGLE_FILE
 
-// ---- config.json -------------------------------------------------------------------------------------------------------------
+// ---- config.json ----------------------------------------------------------------------------------------------------
 // The windows of a model's layers, "5 0 5 ".
 static void expect_windows(const char *folder, const char *expected) {
     char remark[256], found[256] = "";
@@ -18,8 +18,8 @@ static void expect_windows(const char *folder, const char *expected) {
     if (strcmp(found, expected) != 0) test_fail("windows %s, expected %s", found, expected);
 }
 
-// Each row changes the config.json of the row before it, or of a fresh copy. Qwen's windows are in effect where use_sliding_window
-// is true, for layers from max_window_layers on.
+// Each row changes the config.json of the row before it, or of a fresh copy. Qwen's windows are in effect where
+// use_sliding_window is true, for layers from max_window_layers on.
 TEST(windows) {
     static const struct {
         const char *golden, *find, *replace, *windows; // windows NULL: not looked at
@@ -53,7 +53,7 @@ TEST(windows) {
     }
 }
 
-// ---- names -------------------------------------------------------------------------------------------------------------------
+// ---- names ----------------------------------------------------------------------------------------------------------
 // The copy must hold what the golden model does, to the bit.
 static void expect_same_values(const char *copy, const char *golden) {
     expect_good(copy);

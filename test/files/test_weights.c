@@ -1,6 +1,7 @@
 /*
-Weights in files: golden models of every format and type element by element, ranges, large tensors, conversion, gradients
-against transformers', output that is complete or absent, bounded memory. Files that are wrong are in test_weights_bad.c.
+Weights in files: golden models of every format and type element by element, ranges, large tensors, conversion,
+gradients against transformers', output that is complete or absent, bounded memory. Files that are wrong are in
+test_weights_bad.c.
 */
 #include "llmc/files/gradients.h"
 #include "convert_files.h"
@@ -8,7 +9,7 @@ against transformers', output that is complete or absent, bounded memory. Files 
 
 static const DType memory_types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
 
-// ---- reading ------------------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 TEST(golden_files_are_read) {
     for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         const GoldenModel *golden = &golden_models[g];
@@ -106,7 +107,7 @@ TEST(large_tensors) {
     model_free(&model);
 }
 
-// ---- into and out of device memory ------------------------------------------------------------------------------------------------
+// ---- into and out of device memory ----------------------------------------------------------------------------------
 TEST(loading) {
     const Ops *ops = ops_fenced();
     size_t size = dtype_size(ops->stored);
@@ -131,7 +132,7 @@ TEST(loading) {
     }
 }
 
-// ---- conversion -----------------------------------------------------------------------------------------------------------------------
+// ---- conversion -----------------------------------------------------------------------------------------------------
 TEST(flat_files) {
     for (size_t g = 0; g < GOLDEN_MODELS; g++) {
         WeightSource *source = weights_open(golden_path(golden_models[g].name));
@@ -162,7 +163,7 @@ TEST(flat_files) {
     }
 }
 
-// ---- gradients ------------------------------------------------------------------------------------------------------------------------
+// ---- gradients ------------------------------------------------------------------------------------------------------
 // transformers' gradients, put into our order in device memory and written, must come out as transformers wrote them.
 TEST(gradients_as_transformers_has_them) {
     const Ops *ops = ops_fenced();
@@ -219,8 +220,8 @@ static void check_globs(const void *context) {
     gradients_check_globs((const char *)context, &model);
 }
 
-// Our own reader accepts what gradients_write writes: matrices of several slabs, transposed, included. A file of some gradients
-// has these parameters, each with the bytes that the file of all has.
+// Our own reader accepts what gradients_write writes: matrices of several slabs, transposed, included. A file of some
+// gradients has these parameters, each with the bytes that the file of all has.
 TEST(gradients_of_globs) {
     static const struct {
         const char *globs;
@@ -265,7 +266,7 @@ TEST(gradients_of_globs) {
     model_free(&model);
 }
 
-// ---- output is complete or absent ---------------------------------------------------------------------------------------------------
+// ---- output is complete or absent -----------------------------------------------------------------------------------
 static void convert_on_a_full_disk(const void *path) {
     struct rlimit limit = {100000, 100000}; // of the 165,600 + 4096 bytes the file has
     setrlimit(RLIMIT_FSIZE, &limit);
@@ -311,7 +312,7 @@ TEST(failed_output_keeps_what_was_there) {
     expect_same_weights(GOLDEN "llama", path, DTYPE_FP32);
 }
 
-// ---- memory -------------------------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 // 64 MiB of weights are read, converted and written within the staging buffers and a little more.
 static void convert_large(const void *path) {
     Model model = model_of("llama,vocab_size=32768,hidden_size=1024,intermediate_size=16,num_hidden_layers=1,"

@@ -1,6 +1,7 @@
 /*
-Wrong files of weights: each is refused with exit code 1 and one line that names what is wrong, before anything is computed
-with it. Then golden files with random damage: whatever comes of it, never a crash, a hang or a huge allocation.
+Wrong files of weights: each is refused with exit code 1 and one line that names what is wrong, before anything is
+computed with it. Then golden files with random damage: whatever comes of it, never a crash, a hang or a huge
+allocation.
 */
 #include "test/base/damage.h"
 #include "weight_files.h"
@@ -37,7 +38,8 @@ static DamageSuite golden_copies(const char *names) {
 #define CONFIG(golden, find, replace, words) CHANGED_TEXT(golden "/config.json", find, replace, words)
 #define HEADER(find, replace, words)         CHANGED_TEXT(MODEL, find, replace, words)
 #define INDEX(find, replace, words)          CHANGED_TEXT("llama-sharded/" HF_INDEX_FILE, find, replace, words)
-// Another value of a key; another shape, other offsets of lm_head, the first tensor; another text for the metadata before it.
+// Another value of a key; another shape, other offsets of lm_head, the first tensor; another text for the metadata
+// before it.
 #define KEY(golden, key, was, is, words) CONFIG(golden, "\"" key "\": " was, "\"" key "\": " is, words)
 #define SHAPE(is, words)                 HEADER("\"shape\":[131,40]", "\"shape\":" is, words)
 #define OFFSETS(is, words)               HEADER("\"data_offsets\":[0,20960]", "\"data_offsets\":" is, words)
@@ -345,7 +347,7 @@ TEST(json_bombs) {
     }
 }
 
-// ---- flat .bin: the fields of its header ------------------------------------------------------------------------------
+// ---- flat .bin: the fields of its header ----------------------------------------------------------------------------
 TEST(wrong_flat_files) {
 #define FLAT "flat.bin"
     static const Damage rows[] = {
@@ -381,7 +383,7 @@ TEST(wrong_flat_files) {
     expect_bad(GOLDEN "llama/model.safetensors", "give the directory it is in");
 }
 
-// ---- llm.c: field i of its header is byte 4 i -------------------------------------------------------------------------
+// ---- llm.c: field i of its header is byte 4 i -----------------------------------------------------------------------
 TEST(wrong_llmc_files) {
 #define LLMC                   "gpt2.bin"
 #define FIELD(i, value, words) OTHER_NUMBER(LLMC, 4 * (i), 4, value, words)

@@ -1,7 +1,7 @@
 /*
 Files for the tests of weights: the golden models, copies of them to be damaged, and models written from a formula. The
-values in a safetensors file are also read here in a second way, which shares no line with llmc/files/safetensors.h: by looking
-for a tensor's entry in the text of the header as the reference implementation writes it.
+values in a safetensors file are also read here in a second way, which shares no line with llmc/files/safetensors.h: by
+looking for a tensor's entry in the text of the header as the reference implementation writes it.
 */
 #ifndef TEST_WEIGHT_FILES_H
 #define TEST_WEIGHT_FILES_H
@@ -10,7 +10,7 @@ for a tensor's entry in the text of the header as the reference implementation w
 
 #define GOLDEN "test/golden/"
 
-// ---- the golden models ----------------------------------------------------------------------------------------------------
+// ---- the golden models ----------------------------------------------------------------------------------------------
 typedef struct {
     const char *name; // the folder
     const char *text; // what its config.json says
@@ -47,7 +47,7 @@ static const GoldenModel golden_models[] = {
 };
 #define GOLDEN_MODELS (sizeof(golden_models) / sizeof(golden_models[0]))
 
-// ---- tensors of a safetensors file, found by their text ---------------------------------------------------------------------
+// ---- tensors of a safetensors file, found by their text -------------------------------------------------------------
 typedef struct {
     DType type;
     size_t rank, shape[2];
@@ -136,7 +136,7 @@ static const char *golden_path(const char *name) {
     return path;
 }
 
-// ---- copies to be damaged -------------------------------------------------------------------------------------------------------
+// ---- copies to be damaged -------------------------------------------------------------------------------------------
 static void run_command(const char *format, const char *a, const char *b) {
     char command[1200];
     snprintf(command, sizeof(command), format, a, b);
@@ -211,7 +211,7 @@ static void expect_same_weights(const char *one, const char *other, DType type) 
     weights_close(b);
 }
 
-// ---- models in memory -------------------------------------------------------------------------------------------------------------
+// ---- models in memory -----------------------------------------------------------------------------------------------
 static Model model_of(const char *text, DType dtype) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     return model_build(&config, dtype);
@@ -232,7 +232,7 @@ static void write_zeros(const char *path, const Model *model, DType dtype) {
     output_commit(&writer.output);
 }
 
-// ---- models by formula ------------------------------------------------------------------------------------------------------------
+// ---- models by formula ----------------------------------------------------------------------------------------------
 // Value of element i of the model, in memory order: what tells elements from each other, and survives fp32.
 static double formula(size_t i) { return (double)((i * 2654435761u) % 16777213) / 8388608.0 - 1.0; }
 
@@ -247,8 +247,9 @@ static void expect_formula(const FoundTensor *found, const Parameter *p) {
 #define LARGE_GPT2_JSON                                                                                                \
     "{\"model_type\":\"gpt2\",\"vocab_size\":1700,\"n_positions\":16,\"n_layer\":1,\"n_embd\":768,\"n_head\":12}"
 
-// A Hugging Face folder for the config: every element by the formula, the tensors' types in turn. Of several types fp16 takes any
-// bits that are numbers, and double values that fp32 does not hold. Only keys that differ from the defaults need be in `json`.
+// A Hugging Face folder for the config: every element by the formula, the tensors' types in turn. Of several types fp16
+// takes any bits that are numbers, and double values that fp32 does not hold. Only keys that differ from the defaults
+// need be in `json`.
 static void write_formula_model(const char *folder, const Model *model, const char *json, const DType *types,
                                 size_t type_count) {
     char path[PATH_MAX], *header = (char *)case_memory(model->parameter_count * 512 + 16);
@@ -283,7 +284,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
     write_safetensors(path, header, length, data, at);
 }
 
-// ---- opening, in a child process ------------------------------------------------------------------------------------------------
+// ---- opening, in a child process ------------------------------------------------------------------------------------
 static void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
 
 static void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }

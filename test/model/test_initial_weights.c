@@ -1,11 +1,11 @@
 /*
-Weights at the start of a run: random ones have the distribution that the parameter table gives, and depend on nothing but the
-seed; NaN and infinities among loaded ones are refused by name.
+Weights at the start of a run: random ones have the distribution that the parameter table gives, and depend on nothing
+but the seed; NaN and infinities among loaded ones are refused by name.
 */
 #include "test/files/weight_files.h"
 #include "test/ops/fence.h"
 
-// ---- random initialisation ----------------------------------------------------------------------------------------------------------
+// ---- random initialisation ------------------------------------------------------------------------------------------
 #define RANDOM_MODEL "gpt2,vocab_size=1500,hidden_size=768,num_hidden_layers=1,max_position_embeddings=32"
 
 TEST(initial_values_follow_the_table) {
@@ -108,7 +108,7 @@ TEST(initial_values_depend_on_the_seed_alone) {
     model_free(&model);
 }
 
-// ---- NaN and Inf --------------------------------------------------------------------------------------------------------------------
+// ---- NaN and Inf ----------------------------------------------------------------------------------------------------
 typedef struct {
     size_t parameter, element;
     double value;

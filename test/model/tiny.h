@@ -56,8 +56,8 @@ static double *device_read(const Ops *ops, const void *device, DType type, size_
     return values;
 }
 
-// A packed sequence of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at random;
-// 2 also every target of the documents with odd numbers; 3 every target.
+// A packed sequence of `documents` documents of length[d] tokens. masked: 0 nothing; 1 about a third of the targets at
+// random; 2 also every target of the documents with odd numbers; 3 every target.
 static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int masked, uint64_t seed) {
     size_t N = 0, d;
     for (d = 0; d < documents; d++) N += length[d];
@@ -90,7 +90,7 @@ static void *poisoned_host_memory(const Ops *ops, size_t bytes) {
     return memory;
 }
 
-// ---- a run: planned first, in memory that begins as NaN --------------------------------------------------------------
+// ---- a run: planned first, in memory that begins as NaN -------------------------------------------------------------
 typedef struct {
     const Ops *ops;
     RunSettings settings;
@@ -101,8 +101,8 @@ typedef struct {
     OptimizerState state;
 } TinyRun;
 
-// largest: the run's largest micro-batch. The run keeps pointers into *r: it must stay where it is. A shard of weights is
-// written by the caller (weights NULL).
+// largest: the run's largest micro-batch. The run keeps pointers into *r: it must stay where it is. A shard of weights
+// is written by the caller (weights NULL).
 static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const double *weights, const double *adapters,
                        const Batch *largest) {
     memset(r, 0, sizeof(*r));
@@ -170,7 +170,7 @@ static double tiny_difference(const Parameter *p, const double *found, const dou
     return size > 0 ? sqrt(difference / size) : INFINITY;
 }
 
-// ---- a case: a model, or its adapters, and a batch -------------------------------------------------------------------
+// ---- a case: a model, or its adapters, and a batch ------------------------------------------------------------------
 typedef struct {
     Model model;
     Lora lora;            // rank 0: none
@@ -217,8 +217,8 @@ static TinyResult tiny_case_run(const TinyCase *c, Method method, size_t chunk, 
                             count);
 }
 
-// Loss and every parameter's gradient: relative L2 difference, of a loss or gradient near zero relative to loss_floor and to
-// the share `floor` of the whole gradient's length. test_fail and testing are those of testing.h.
+// Loss and every parameter's gradient: relative L2 difference, of a loss or gradient near zero relative to loss_floor
+// and to the share `floor` of the whole gradient's length. test_fail and testing are those of testing.h.
 static void tiny_expect_same(const Model *table, TinyResult found, TinyResult expected, double allowed,
                              double loss_floor, double floor) {
     double whole = 0;
@@ -239,8 +239,8 @@ static void tiny_expect_same(const Model *table, TinyResult found, TinyResult ex
     }
 }
 
-// d loss along a random direction in values[begin .. begin + count), by central differences at -2h, -h, h, 2h, against the
-// gradient's. values: those of the case that are trained. Double build.
+// d loss along a random direction in values[begin .. begin + count), by central differences at -2h, -h, h, 2h, against
+// the gradient's. values: those of the case that are trained. Double build.
 static void tiny_expect_slope(TinyCase *c, const char *name, const double *gradient, size_t begin, size_t count,
                               uint64_t direction, double h, double allowed, Method method, size_t chunk,
                               size_t logits_chunk) {

@@ -1,5 +1,5 @@
-// Micro-batches over ranks: every document once, in parts that keep to their bound, with the counts of the whole step; going on with
-// another number of ranks; parts to which nothing falls add nothing.
+// Micro-batches over ranks: every document once, in parts that keep to their bound, with the counts of the whole step;
+// going on with another number of ranks; parts to which nothing falls add nothing.
 #include "test/data/answer_files.h"
 #include "llmc/data/prefetch.h"
 
@@ -58,8 +58,8 @@ static size_t longest_range(size_t N, size_t S, size_t rank) {
     return max_size(sequence_part(N, S, rank, 0).count, sequence_part(N, S, rank, 1).count);
 }
 
-// A range as it is defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end. Collectives take
-// whole shares, of which the rank's tokens are the beginning.
+// A range as it is defined: ceil(N / 2S) tokens each, then a share each of what is left, from the other end.
+// Collectives take whole shares, of which the rank's tokens are the beginning.
 static void expect_range(size_t N, size_t S, size_t rank, size_t half) {
     const size_t each = (N + 2 * S - 1) / (2 * S), first = min_size(N, S * each), second = (N - first + S - 1) / S;
     const size_t from = min_size(N, half ? first + (S - 1 - rank) * second : rank * each);

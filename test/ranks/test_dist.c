@@ -1,8 +1,8 @@
 /*
-The collectives and dist.h between 2 to 4 processes (test/ranks/mpirun.sh P), each against what this process computes for all.
-Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu" adds in
-the order of ranks, to the bit; "nccl", which pretends to be NCCL (nccl_on_mpi.h), in an order of its own, the same in
-every run. Both work as late as they may: before a collective is awaited, nothing has changed.
+The collectives and dist.h between 2 to 4 processes (test/ranks/mpirun.sh P), each against what this process computes
+for all. Every rank knows every rank's tensor: its elements are random numbers addressed by rank and index. Op set "cpu"
+adds in the order of ranks, to the bit; "nccl", which pretends to be NCCL (nccl_on_mpi.h), in an order of its own, the
+same in every run. Both work as late as they may: before a collective is awaited, nothing has changed.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"
@@ -223,8 +223,9 @@ TEST(tickets_are_done_in_order) {
 }
 
 // ---- transfers ------------------------------------------------------------------------------------------------------
-// A tensor goes to host memory and comes back, many more times than a queue holds, and each time one byte further on: the
-// i-th store is to be done before the load behind it, and that before the next store. Nothing happens before it is awaited.
+// A tensor goes to host memory and comes back, many more times than a queue holds, and each time one byte further on:
+// the i-th store is to be done before the load behind it, and that before the next store. Nothing happens before it is
+// awaited.
 TEST(transfers_are_late_and_in_order) {
     enum { ROUNDS = 40 };
     const size_t bytes = 1000;

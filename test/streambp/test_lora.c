@@ -1,7 +1,8 @@
 /*
-LoRA in the steps of streambp.h: every method and chunk size gives the adapters' gradients that full gives, which are those of the
-merged weights' gradients by the chain rule (dB = scale dW A^T, dA = scale B^T dW) and of finite differences, also with dropout. A
-new adapter changes no bit of the model; merged weights are the adapter within rounding; what is frozen has no gradient anywhere.
+LoRA in the steps of streambp.h: every method and chunk size gives the adapters' gradients that full gives, which are
+those of the merged weights' gradients by the chain rule (dB = scale dW A^T, dA = scale B^T dW) and of finite
+differences, also with dropout. A new adapter changes no bit of the model; merged weights are the adapter within
+rounding; what is frozen has no gradient anywhere.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -208,7 +209,8 @@ TEST(plan_of_adapters) {
     }
 }
 
-// The mask follows A: queries, keys and values of GPT-2's c_attn share theirs, modules of their own do not, nor do layers or steps.
+// The mask follows A: queries, keys and values of GPT-2's c_attn share theirs, modules of their own do not, nor do
+// layers or steps.
 TEST(dropout_follows_a) {
     static const LayerTensor tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT};
     for (size_t m = 0; m < 2; m++) {

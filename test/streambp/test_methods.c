@@ -1,7 +1,7 @@
 /*
-stream = checkpoint = full, for every parameter: over families, ratios of query to key/value heads, chunk sizes, documents that
-end on and around chunk boundaries, masked chunks and documents, accumulation. In the double build the bound is 1e-12.
-And full is held against finite differences of the loss, so that not all three are wrong together.
+stream = checkpoint = full, for every parameter: over families, ratios of query to key/value heads, chunk sizes,
+documents that end on and around chunk boundaries, masked chunks and documents, accumulation. In the double build the
+bound is 1e-12. And full is held against finite differences of the loss, so that not all three are wrong together.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -102,8 +102,8 @@ TEST(everything_masked) {
     }
 }
 
-// Windows of every relation to chunks, documents and sequence, in any of the layers; two sequences of different length by one
-// plan. Some gradients are zero but for rounding: of queries that see one key.
+// Windows of every relation to chunks, documents and sequence, in any of the layers; two sequences of different length
+// by one plan. Some gradients are zero but for rounding: of queries that see one key.
 TEST(windows_anywhere) {
     static const char *const families_tried[] = {"qwen2", "qwen3", "gemma3"};
     for (size_t i = 0; i < (EMULATED ? 12u : all_cases() ? 150u : 60u); i++) {
@@ -220,7 +220,8 @@ TEST(deterministic) {
 }
 
 // Saved attention is what would be computed again: the same bits (but behind windows, whose keys are projected in other
-// chunks backward), from fewer operations, in memory that a formula gives. Two sequences: the second finds what the first left.
+// chunks backward), from fewer operations, in memory that a formula gives. Two sequences: the second finds what the
+// first left.
 static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches) {
     const Shapes d = shapes_of(&c->model);
     const Method method = chunk ? METHOD_STREAM : METHOD_CHECKPOINT;

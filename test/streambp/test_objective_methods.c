@@ -1,6 +1,7 @@
 /*
-Objectives through the model: every objective's loss and gradients are the same by every method, chunk and logits chunk, whole or
-cut into micro-batches, with pairs and groups in any order, for the model and for its adapters; and they are the slope of the loss.
+Objectives through the model: every objective's loss and gradients are the same by every method, chunk and logits chunk,
+whole or cut into micro-batches, with pairs and groups in any order, for the model and for its adapters; and they are
+the slope of the loss.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -148,8 +149,8 @@ TEST(accumulation_and_order) {
     }
 }
 
-// Along a random direction in all parameters, by central differences. Where old is the policy's own, the loss has another slope than
-// what the gradient is of; that case is left to the next test.
+// Along a random direction in all parameters, by central differences. Where old is the policy's own, the loss has
+// another slope than what the gradient is of; that case is left to the next test.
 TEST(gradient_is_the_slope) {
     size_t i;
     if (ops_device->stored != DTYPE_FP64) {

@@ -1,9 +1,10 @@
 /*
 Several processes against one, in the same program: every rank first computes the step alone, then takes its own
-documents of it beside the others (test/ranks/mpirun.sh P). Of four, two at a time share a stream. Loss and every portion of the gradient are those of the process
-alone, for every stage of ZeRO, method, family and objective, with and without adapters and accumulation; all stages give
-the same bits; steps of AdamW lead to the same weights; what is sent is what the formula says, and memory what the plan
-says. All memory begins as NaN, so that what a rank does not hold cannot be used unseen.
+documents of it beside the others (test/ranks/mpirun.sh P). Of four, two at a time share a stream. Loss and every
+portion of the gradient are those of the process alone, for every stage of ZeRO, method, family and objective, with and
+without adapters and accumulation; all stages give the same bits; steps of AdamW lead to the same weights; what is sent
+is what the formula says, and memory what the plan says. All memory begins as NaN, so that what a rank does not hold
+cannot be used unseen.
 */
 #include "llmc/files/gradients.h"
 #include "zero_runs.h"
@@ -125,8 +126,8 @@ TEST(methods_and_accumulation) {
             }
 }
 
-// Stored in the type of weights, which in bf16 is not that of sums: then every stream is reduced, in all stages. In other
-// builds this is nothing new.
+// Stored in the type of weights, which in bf16 is not that of sums: then every stream is reduced, in all stages. In
+// other builds this is nothing new.
 TEST(gradients_of_the_type_of_weights) {
     const size_t cases = ops_device->stored == DTYPE_BF16 ? MODELS : 1;
     for (size_t m = 0; m < cases; m++)

@@ -1,6 +1,6 @@
 /*
-A step of a tiny model that several ranks take together: its case (model, adapters, every replica's micro-batches) and this
-rank's run of it.
+A step of a tiny model that several ranks take together: its case (model, adapters, every replica's micro-batches) and
+this rank's run of it.
 */
 #ifndef TEST_ZERO_RUNS_H
 #define TEST_ZERO_RUNS_H

@@ -1,7 +1,8 @@
 /*
-The tokenizer: ids and decoded text of several hundred texts in the styles of six families of models are those of Hugging Face's
-tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes in pieces; chat; and files
-that are damaged, with and without a checksum that is right, which are refused in one line or else used without harm.
+The tokenizer: ids and decoded text of several hundred texts in the styles of six families of models are those of
+Hugging Face's tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes
+in pieces; chat; and files that are damaged, with and without a checksum that is right, which are refused in one line or
+else used without harm.
 */
 #include "test/base/damage.h"
 #include "llmc/tokenizer/chat.h"
@@ -19,7 +20,7 @@ static const char *style_path(const char *style, const char *ending) {
 
 static Tokenizer *open_style(const char *style) { return tokenizer_open(style_path(style, "tok")); }
 
-// ---- the texts of make_tokenizers.py ---------------------------------------------------------------------------------------------------
+// ---- the texts of make_tokenizers.py --------------------------------------------------------------------------------
 typedef struct {
     const char *text;
     size_t bytes;
@@ -108,7 +109,8 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
     free(expected.id);
 }
 
-// GPT-2 and Qwen2 put nothing before a text, the others their first token; the end ids are eos_token's and those of the lists.
+// GPT-2 and Qwen2 put nothing before a text, the others their first token; the end ids are eos_token's and those of the
+// lists.
 TEST(beginnings_and_ends) {
     static const char *const begin[] = {NULL, "<|im_start|>", NULL, "<s>", "<s>", "<s>"};
     size_t bytes;
@@ -137,7 +139,7 @@ TEST(beginnings_and_ends) {
     }
 }
 
-// ---- long texts ----------------------------------------------------------------------------------------------------------------------
+// ---- long texts -----------------------------------------------------------------------------------------------------
 // Megabytes without a word's end, and of what is nearly an added token at every byte, come back as they were, soon.
 TEST(long_texts) {
     enum { LONG = 1 << 20 };
@@ -168,7 +170,7 @@ TEST(long_texts) {
     }
 }
 
-// ---- pieces --------------------------------------------------------------------------------------------------------------------------
+// ---- pieces ---------------------------------------------------------------------------------------------------------
 TEST(text_in_pieces) {
     static const char text[] =
         "a\303\251\342\202\254\360\237\231\202z\xff\342\202z\360\237\231\303\251\355\240\200\364\220\200\200\342";
@@ -207,7 +209,7 @@ TEST(pieces_are_whole_characters) {
     assert_int_equal(out.bytes, 14);
 }
 
-// ---- chat ------------------------------------------------------------------------------------------------------------------------------
+// ---- chat -----------------------------------------------------------------------------------------------------------
 static void expect_turn(const char *style, const char *system, const char *user, int first, const char *expected) {
     Tokenizer *t = open_style(style);
     TokenIds ids = {NULL, 0, 0};
@@ -228,7 +230,7 @@ TEST(chat_is_the_template) {
     expect_turn("gemma", NULL, " \n", 0, "<|end|>\n<|im_start|>user\n<|end|>\n<|im_start|>model\n");
 }
 
-// ---- refusals ----------------------------------------------------------------------------------------------------------------------------
+// ---- refusals -------------------------------------------------------------------------------------------------------
 typedef struct {
     const char *path, *text, *system;
     size_t bytes;
@@ -293,7 +295,7 @@ TEST(refusals) {
     expect_refused(encode_text, &use, EXIT_RUNTIME, "nothing.tok: cannot be opened");
 }
 
-// ---- damage ------------------------------------------------------------------------------------------------------------------------------
+// ---- damage ---------------------------------------------------------------------------------------------------------
 // Everything that a file can be used for.
 static void use_all(const void *context) {
     static const char *const texts[] = {

@@ -158,10 +158,10 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 
 /*
 2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. fp32: 2^x = 2^n 2^r with n the nearest
-integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r,
-|r| <= 1/2. 2^r is 1 + r q(r) with the minimax polynomial q, relative error 1.6e-8; with rounding the result is within
-1e-7. (That addition can make a number of a NaN; 0 * x brings the NaN back.) Below -100 the result stays at 2^-100, far
-below what counts beside a row's largest weight, 1, and far enough from the denormals that products with it do not become
+integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r, |r|
+<= 1/2. 2^r is 1 + r q(r) with the minimax polynomial q, relative error 1.6e-8; with rounding the result is within 1e-7.
+(That addition can make a number of a NaN; 0 * x brings the NaN back.) Below -100 the result stays at 2^-100, far below
+what counts beside a row's largest weight, 1, and far enough from the denormals that products with it do not become
 slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
