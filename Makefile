@@ -58,7 +58,7 @@ NATIVE      := $(call try_flag,-march=native)
 
 # A program uses a part of what its headers hold. C++ warns of what C allows: {0}.
 WARNINGS := -Wall -Wextra -Werror -Wno-unused-function $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
-CXX_WARNINGS := -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers
+CXX_WARNINGS := -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
 DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g

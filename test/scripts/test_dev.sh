@@ -19,7 +19,7 @@ folder=build/cpu-fp32$(case ${CC%% *} in cc | gcc | */cc | */gcc) ;; *) echo "-$
 make_target() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$folder/$1"; }
 on_cpu() { # source: the kernels' playground on the CPU; make dev-cuda-check runs its checks, sanitized
     $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -DPROGRAM_NAME='"check"' -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
-        -Wno-missing-field-initializers -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$work/program"
+        -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$work/program"
 }
 
 check dev/bench.c make_target bench

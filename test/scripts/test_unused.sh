@@ -1,12 +1,10 @@
 #!/bin/sh
 # No dead code: functions that train_gpt.cu includes and does not call are those of this list, which say who calls them.
 cat >"${TMPDIR:-/tmp}/unused.$$" <<'END'
-batch_counted tests, dev
 dropout_keeps op sets
 dropout_threshold op sets
 host_memory_available op sets, dev
 host_memory_peak op set "cpu", dev
-objective_word tests
 span_pairs op set "cpu", tests
 world_alone tests, dev
 END
