@@ -1,10 +1,11 @@
 /*
 Checksums and hashes. They find damage and chance equality, not intent.
 
-    crc32_of        crc32 of zlib, PNG and Ethernet: polynomial 0xEDB88320 over reflected bits. Shards, tokenizer files and
-                    log-probabilities. It goes on where it ended: crc32_of(crc32_of(0, a, n), b, m) is that of a, then b.
-    Checksum        64 bits, for files too large for crc32, and as a key of models and data. Any number of writers add bytes
-                    in any order and cut.
+    crc32_of        crc32 of zlib, PNG and Ethernet: polynomial 0xEDB88320 over reflected bits. Shards, tokenizer files
+                    and log-probabilities. It goes on where it ended: crc32_of(crc32_of(0, a, n), b, m) is that of a,
+                    then b.
+    Checksum        64 bits, for files too large for crc32, and as a key of models and data. Any number of writers add
+                    bytes in any order and cut.
     fnv1a           64 bits, for hash tables and small headers
 */
 #ifndef LLMC_HASH_H

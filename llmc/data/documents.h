@@ -75,8 +75,8 @@ typedef struct {
     int regular;      // llm.c's shards: every document has T positions, all targets, and B of them are one sample
     Segment *segment; // [segments]; regular: NULL
     size_t segments;
-    Sample *
-        sample; // [samples + 1], the last one begins behind all segments; NULL: every segment is one. Regular: [1], as all are
+    // [samples + 1], the last one begins behind all segments; NULL: every segment is one. Regular: [1], as all are
+    Sample *sample;
     size_t samples, largest_sample; // largest: in documents
     size_t long_documents;          // above T positions
     size_t left_out;                // segments, or pairs and groups, without targets

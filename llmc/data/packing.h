@@ -2,11 +2,11 @@
 Packing: samples (segments of documents, or all documents of a pair or group) into sequences of at most `capacity`
 positions, without padding and without cutting a sample.
 
-    in a new order every epoch   samples are permuted by (seed, epoch) and taken in windows; within a window first-fit decreasing:
-                                 longest first (equal lengths as permuted), each into the first sequence that has room. Then the
-                                 sequences of all windows are permuted. A window is large enough for what it leaves unfilled,
-                                 about half a sequence, not to matter; there are many where there are many samples, so that
-                                 epochs differ in what meets in a sequence.
+    in a new order every epoch   samples are permuted by (seed, epoch) and taken in windows; within a window first-fit
+                                 decreasing: longest first (equal lengths as permuted), each into the first sequence
+                                 that has room. Then the sequences of all windows are permuted. A window is large enough
+                                 for what it leaves unfilled, about half a sequence, not to matter; there are many where
+                                 there are many samples, so that epochs differ in what meets in a sequence.
     in the order of the file     next-fit: a sequence ends where the next sample does not fit.
 
 The first sequence with room is found in a tree over the sequences, so a window of n samples takes O(n log n). An

@@ -313,9 +313,9 @@ static void checkpoint_close(CheckpointFolder *folder) {
 
 // ---- paths of users -------------------------------------------------------------------------------------------------
 /*
---model and --adapter may also name the folder of a run (--out of train), which stands for its last complete checkpoint, or a
-checkpoint, which stands for the model.bin or the adapters in it. A folder with a config.json is a Hugging Face model,
-whatever else is in it.
+--model and --adapter may also name the folder of a run (--out of train), which stands for its last complete checkpoint,
+or a checkpoint, which stands for the model.bin or the adapters in it. A folder with a config.json is a Hugging Face
+model, whatever else is in it.
 */
 // 1: a folder is a checkpoint or a run's; then the complete checkpoint it stands for, and its manifest.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {

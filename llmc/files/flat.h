@@ -12,7 +12,7 @@ which:
            28  uint32    0
            32  uint64    number of elements
            40  uint64    checksum: FNV-1a, 64 bits, over the header's bytes with this field zero
-           48  char[]    the model, zero-terminated: "family,key=value,..." with Hugging Face's keys (config.h); zeros to the end
+           48  char[]    the model, zero-terminated: "family,key=value,..." with Hugging Face's keys; zeros to the end
 */
 #ifndef LLMC_FLAT_H
 #define LLMC_FLAT_H

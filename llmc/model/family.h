@@ -92,8 +92,8 @@ static const Family families[] = {
     {"gemma3", "gemma3_text", "Gemma3ForCausalLM",
      "vocab_size=262208,hidden_size=2304,intermediate_size=9216,num_hidden_layers=26,num_attention_heads=8,"
      "num_key_value_heads=4,head_dim=256,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
-     "initializer_range=0.02,tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,rope_local_base_freq=10000,"
-     "query_pre_attn_scalar=256",
+     "initializer_range=0.02,tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,"
+     "rope_local_base_freq=10000,query_pre_attn_scalar=256",
      NORM_RMS, ACTIVATION_GEGLU, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, "model.layers.%zu.",
      {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
       "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",

@@ -3,10 +3,10 @@ Ranks that share a sequence, by gathering (sequence parallelism). Each rank goes
 what its queries see of a layer's keys and values comes to it before attention, and what its backward has found for the
 keys of other ranks goes back to them, once per layer and pass:
 
-    layers that see everything   all-gather of K, V of each half of the sequence, in the order of its tokens; reduce-scatter
-                                 of dK, dV of a half
-    layers with a window         each range gets its halo, the keys before it that its queries see, from their owners; dK,
-                                 dV of a halo go back and are added there
+    layers that see everything   all-gather of K, V of each half of the sequence, in the order of its tokens;
+                                 reduce-scatter of dK, dV of a half
+    layers with a window         each range gets its halo, the keys before it that its queries see, from their owners;
+                                 dK, dV of a halo go back and are added there
 
 Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while
 they are worked on; backward, chunks last to first, dK, dV of the second half are complete when the first begins.

@@ -7,9 +7,9 @@ What a wrong kernel does here:
 
     out of bounds in shared memory     every SHARED array is a heap allocation of its own: AddressSanitizer sees it
     out of bounds in global memory     likewise; and sentinels around every tensor (test/base/testing.h)
-    a missing barrier                  threads run strictly one after the other from barrier to barrier, first to last or last to
-                                       first, and a block finds NaNs in shared memory: one of the two orders reads what is not
-                                       there yet, and tests compare the bits of both
+    a missing barrier                  threads run strictly one after the other from barrier to barrier, first to last
+                                       or last to first, and a block finds NaNs in shared memory: one of the two orders
+                                       reads what is not there yet, and tests compare the bits of both
     a barrier not all threads reach    a message names the kernel, the block, both threads and both source lines
     a misaligned packed load           packed loads check their address
     a missing wait for a fetch         what is fetched comes when its thread waits for it; NaNs until then

@@ -10,9 +10,9 @@ shares of the rate of oneDNN's own fp32 product of 2048 x 2048 x 2048, for 256 t
           backward input  dnnl_sgemm 1.00 - 1.17; matmul primitive 0.44 - 1.1: it copies b only at some row lengths
           backward weight dnnl_sgemm 1.02 - 1.15; matmul primitive 0.46 - 1.1, likewise
           plain C         0.8 - 1.05 in all three
-    bf16  matmul primitive 0.57: this core does an AVX512-BF16 dot product in the time of four fp32 multiply-adds, so half
-          the arithmetic rate; plain C, which converts while it packs, 0.85 - 1.0. With AMX, or AVX512-BF16 on other
-          makes of processors, oneDNN serves.
+    bf16  matmul primitive 0.57: this core does an AVX512-BF16 dot product in the time of four fp32 multiply-adds, so
+          half the arithmetic rate; plain C, which converts while it packs, 0.85 - 1.0. With AMX, or AVX512-BF16 on
+          other makes of processors, oneDNN serves.
 
 Rejected: inner product primitives (copies as large as the result in bf16), swapped roles (a transposed destination is
 left to reference code), explicit transposition first (no faster than what packing does anyway).

@@ -6,10 +6,12 @@ builds the same lines over test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which run
     LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checked where it is made
     SHARED(type, name, count)                                       shared memory of a size known at compile time
     DYNAMIC_SHARED(type, name)                                      what LAUNCH gave the block
-    fetch<BYTES>(to, from, valid)                                   from global to shared memory while the thread goes on; zeros where
-                                                                    not valid. 4 or 16 bytes, aligned to as many
-    fetch_commit(), fetch_wait<LEFT>()                              the fetches since the last commit are a group; waits until all of this
-                                                                    thread's groups but the last LEFT have come
+    fetch<BYTES>(to, from, valid)                                   from global to shared memory while the thread goes
+                                                                    on; zeros where not valid. 4 or 16 bytes, aligned to
+                                                                    as many
+    fetch_commit(), fetch_wait<LEFT>()                              the fetches since the last commit are a group; waits
+                                                                    until all of this thread's groups but the last LEFT
+                                                                    have come
 
 floatS is float everywhere here: there is no double build for GPUs.
 */
