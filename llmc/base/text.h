@@ -148,6 +148,16 @@ static size_t utf8_length(const unsigned char *text, size_t left) {
     return length;
 }
 
+// `text` is one of `words`, which "|" separates.
+static int text_is_one_of(const char *text, const char *words) {
+    for (size_t length = strlen(text);; words++) {
+        const size_t word = strcspn(words, "|");
+        if (word == length && !memcmp(words, text, length)) return 1;
+        words += word;
+        if (!*words) return 0;
+    }
+}
+
 static int text_ends_with(const char *text, const char *end) {
     size_t length = strlen(text), tail = strlen(end);
     return length >= tail && !strcmp(text + length - tail, end);

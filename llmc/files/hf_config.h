@@ -1,70 +1,81 @@
 /*
-config.json of a Hugging Face model -> Config. Both spellings are read: the classic keys (rope_theta, rope_scaling,
-torch_dtype) and those of transformers 5 (rope_parameters, dtype); what is absent has the default of its config class.
-The other half of the job is to refuse, by name, whatever would make the model compute something else than we do:
-architectures, activations, other ways of scaling rope, soft caps, quantisation, values that no model can have.
+config.json of a Hugging Face model, read and written. Reading takes the classic keys (rope_theta, rope_scaling,
+torch_dtype) and those of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
+It refuses, by name, whatever would make the model compute something else than we do: architectures, activations, other
+ways of scaling rope, soft caps, quantisation, values that no model can have. Writing gives every key that transformers
+needs to build the same model, rotary positions and windows in both forms where that contradicts nothing; a config.json
+of this model that is there already is kept, byte for byte but for the type of the weights. Both directions walk
+config_keys (config.h), so a new key is read and written under its own name, and the table of constants below.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H
 #include "llmc/model/config.h"
+#include "llmc/base/dtype.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 
-#define HF_CONFIG_MAX ((size_t)16 << 20) // bytes of a config.json or an index
+#define HF_CONFIG_MAX  ((size_t)16 << 20) // bytes of a config.json or an index that is read
+#define HF_CONFIG_TEXT 65536              // bytes of a config.json that is written, at most
 
-// ---- keys that may only have the values we implement ----------------------------------------------------------------
+// ---- constants: keys with the same value in every model of a family -------------------------------------------------
 typedef struct {
-    const char *family; // NULL: any
+    const char *families; // separated by "|"; NULL: any
     const char *key;
-    const char *allowed; // separated by "|"; an absent key is allowed
-} HfRequirement;
+    const char *allowed; // values that are read, separated by "|"; NULL: any. An absent key is allowed
+    const char *written; // JSON; NULL: not written
+} HfConstant;
 
-static const HfRequirement hf_requirements[] = {
-    {"llama", "hidden_act", "silu"},
-    {"qwen2", "hidden_act", "silu"},
-    {"qwen3", "hidden_act", "silu"},
-    {"mistral", "hidden_act", "silu"},
-    {"gemma3", "hidden_activation", "gelu_pytorch_tanh"},
-    {"gemma3", "attn_logit_softcapping", "null"},
-    {"gemma3", "final_logit_softcapping", "null"},
-    {"gemma3", "use_bidirectional_attention", "false"},
-    {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh"},
-    {"gpt2", "scale_attn_weights", "true"},
-    {"gpt2", "scale_attn_by_inverse_layer_idx", "false"},
-    {"gpt2", "reorder_and_upcast_attn", "false"},
-    {NULL, "add_cross_attention", "false"},
-    {NULL, "is_encoder_decoder", "false"},
-    {NULL, "partial_rotary_factor", "1"},
-    {NULL, "dtype", "float32|float16|bfloat16|float64|auto"},
-    {NULL, "torch_dtype", "float32|float16|bfloat16|float64|auto"},
+#define HF_SILU    "llama|qwen2|qwen3|mistral"
+#define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
+#define NO_DROPOUT "0.0"
+static const HfConstant hf_constants[] = {
+    {NULL, "bos_token_id", NULL, "null"}, // special tokens are not known here: null, not the class's default
+    {NULL, "eos_token_id", NULL, "null"},
+    {NULL, "pad_token_id", NULL, "null"},
+    {NULL, "use_cache", NULL, "true"},
+    {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh", "\"gelu_new\""},
+    {"gpt2", "attn_pdrop", NULL, NO_DROPOUT},
+    {"gpt2", "embd_pdrop", NULL, NO_DROPOUT},
+    {"gpt2", "resid_pdrop", NULL, NO_DROPOUT},
+    {"gpt2", "scale_attn_weights", "true", NULL},
+    {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
+    {"gpt2", "reorder_and_upcast_attn", "false", NULL},
+    {HF_SILU, "hidden_act", "silu", "\"silu\""},
+    {"gemma3", "hidden_activation", "gelu_pytorch_tanh", "\"gelu_pytorch_tanh\""},
+    {HF_SILU "|gemma3", "attention_dropout", NULL, NO_DROPOUT},
+    {"gemma3", "attn_logit_softcapping", "null", "null"},
+    {"gemma3", "final_logit_softcapping", "null", "null"},
+    {"gemma3", "use_bidirectional_attention", "false", "false"},
+    {NULL, "add_cross_attention", "false", NULL},
+    {NULL, "is_encoder_decoder", "false", NULL},
+    {NULL, "partial_rotary_factor", "1", NULL},
+    {NULL, "dtype", HF_DTYPES, NULL},
+    {NULL, "torch_dtype", HF_DTYPES, NULL}, // what dtype was called before transformers 5
 };
+#define HF_CONSTANTS (sizeof(hf_constants) / sizeof(hf_constants[0]))
 
-static int hf_is_one_of(const char *value, const char *allowed) {
-    size_t length = strlen(value);
-    while (1) {
-        size_t option = strcspn(allowed, "|");
-        if (option == length && !memcmp(allowed, value, length)) return 1;
-        if (!allowed[option]) return 0;
-        allowed += option + 1;
-    }
+static int hf_applies(const HfConstant *c, const Family *family) {
+    return !c->families || text_is_one_of(family->name, c->families);
 }
 
-static void hf_check_requirements(const cJSON *root, const Family *family, const char *path) {
+// Refuses other values. `remark` gets a line where the file asks for dropout: models are trained without it here, which
+// is common practice for fine-tuning but not what the file says.
+static void hf_check_constants(const cJSON *root, const Family *family, const char *path, char *remark, size_t size) {
     char value[64];
-    const cJSON *item;
-    for (size_t i = 0; i < sizeof(hf_requirements) / sizeof(hf_requirements[0]); i++) {
-        const HfRequirement *r = &hf_requirements[i];
-        if (r->family && strcmp(r->family, family->name) != 0) continue;
-        item = json_get(root, r->key);
-        if (item && !hf_is_one_of(json_scalar_text(item, value, sizeof(value)), r->allowed))
-            die("%s: %s is %s, which is not supported; supported is %s", path, r->key, value, r->allowed);
+    *remark = 0;
+    for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++) {
+        const cJSON *item = json_get(root, c->key);
+        if (!item || !hf_applies(c, family)) continue;
+        if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
+            die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
+        if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
+            snprintf(remark, size, "config.json asks for dropout (%s = %g); training is without dropout here", c->key,
+                     item->valuedouble);
     }
-    item = json_get(root, "quantization_config");
-    if (item) {
-        item = json_get(item, "quant_method");
+    const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
+    if (quantised)
         die("%s: quantization_config (%s): quantised models are not supported; give the full-precision model", path,
-            item ? json_scalar_text(item, value, sizeof(value)) : "no method named");
-    }
+            method ? json_scalar_text(method, value, sizeof(value)) : "no method named");
 }
 
 // ---- which family ---------------------------------------------------------------------------------------------------
@@ -83,11 +94,9 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     if (!architecture && !type)
         die("%s: has neither architectures nor model_type, so it cannot be told what it is", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
-    for (size_t i = 0; i < FAMILIES; i++) {
-        if (architecture && cJSON_IsString(architecture) &&
-            !strcmp(architecture->valuestring, families[i].architecture))
-            family = &families[i];
-        if (type && cJSON_IsString(type) && !strcmp(type->valuestring, families[i].model_type)) by_type = &families[i];
+    for (const Family *f = families; f < families + FAMILIES; f++) {
+        if (cJSON_IsString(architecture) && !strcmp(architecture->valuestring, f->architecture)) family = f;
+        if (cJSON_IsString(type) && !strcmp(type->valuestring, f->model_type)) by_type = f;
     }
     if (json_get(root, "text_config") && !(family && by_type))
         die("%s: is a model with images or sound beside its text (it has a text_config), which is not supported; save "
@@ -101,29 +110,28 @@ static const Family *hf_family(const cJSON *root, const char *path) {
 }
 
 // ---- the numbers ----------------------------------------------------------------------------------------------------
-static void hf_set(Config *config, const ConfigKey *key, const char *name, const cJSON *item, const char *path) {
+// Sets a key, which the file has under its common or its original name.
+static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
+    const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;
+    const char *quote = cJSON_IsString(item) ? "\"" : "";
     char value[64];
     json_scalar_text(item, value, sizeof(value));
-    if (key->kind == KEY_BOOL ? !cJSON_IsBool(item) : !cJSON_IsNumber(item))
-        die("%s: %s is %s%s%s, %s was expected", path, name, cJSON_IsString(item) ? "the text \"" : "", value,
-            cJSON_IsString(item) ? "\"" : "", key->kind == KEY_BOOL ? "true or false" : "a number");
+    if (is_bool ? !cJSON_IsBool(item) : !cJSON_IsNumber(item))
+        die("%s: %s is %s%s%s%s, %s was expected", path, name, *quote ? "the text " : "", quote, value, quote,
+            is_bool ? "true or false" : "a number");
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
-    for (size_t i = 0; i < CONFIG_KEYS; i++) {
-        const ConfigKey *key = &config_keys[i];
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
         if (!strcmp(key->name, "rope_theta") || key->kind == KEY_LAYER_TYPES || key->scaling) continue; // below
-        if (!strcmp(key->name, "sliding_window") || !strcmp(key->name, "query_pre_attn_scalar") ||
-            !strcmp(key->name, "rope_local_base_freq"))
-            if (!family_has_key(config->family, key->name)) continue; // their classes do not look at these
+        if (text_is_one_of(key->name, "sliding_window|query_pre_attn_scalar|rope_local_base_freq") &&
+            !family_has_key(config->family, key->name))
+            continue; // their classes do not look at these
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same thing, but have different values", path, key->name, key->alias);
-        if (common)
-            hf_set(config, key, key->name, common, path);
-        else if (original)
-            hf_set(config, key, key->alias, original, path);
+        if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
     }
 }
 
@@ -142,109 +150,87 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-// Checks that do not depend on the type: an object without objects in it, and all of a head rotated.
-static void hf_check_rope(const cJSON *rope, const char *key, const char *path) {
+// Checks that do not depend on the type: an object without objects in it, and all of a head rotated. Returns the type,
+// or NULL.
+static const cJSON *hf_check_rope(const cJSON *rope, const char *name, const char *path) {
     char value[64];
-    const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
-    if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, key);
+    const cJSON *factor = json_get(rope, "partial_rotary_factor"), *type = json_get(rope, "rope_type"), *item;
+    if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, name);
     cJSON_ArrayForEach(item, rope) {
         if (cJSON_IsObject(item) && json_printable(item->string))
-            die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, key,
+            die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, name,
                 item->string);
     }
     if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
-        die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, key,
+        die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, name,
             json_scalar_text(factor, value, sizeof(value)));
-}
-
-static const cJSON *hf_rope_type(const cJSON *rope) {
-    const cJSON *type = json_get(rope, "rope_type");
     return type ? type : json_get(rope, "type");
 }
 
-// The type and its keys.
-static void hf_read_rope_type(Config *config, const cJSON *rope, const char *name, const char *path) {
+// One object: *theta becomes its rope_theta, where it has one; `typed`: its type and that type's keys are in force.
+static void hf_read_rope_object(Config *config, const cJSON *rope, const char *name, int typed, const cJSON **theta,
+                                const char *path) {
     char value[64];
-    const cJSON *type = hf_rope_type(rope);
-    int known = 0;
-    if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
-    if (!type) return;
-    for (size_t i = 0; i < ROPE_TYPES; i++)
-        known |= cJSON_IsString(type) && !strcmp(type->valuestring, rope_type_names[i]);
-    if (!known)
-        die("%s: %s of type %s is not supported; default, linear, llama3 and yarn are", path, name,
-            json_scalar_text(type, value, sizeof(value)));
-    config_set_rope_type(config, type->valuestring, path, EXIT_RUNTIME);
-    for (size_t i = 0; i < CONFIG_KEYS; i++) {
-        const ConfigKey *key = &config_keys[i];
-        if (key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
-        if (!family_has_key(config->family, key->name)) continue;
-        const cJSON *item = json_get(rope, key->name);
-        if (!item) continue;
-        hf_set(config, key, key->name, item, path);
-        if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
-            die("%s: %s.attention_factor is %g, it must be above 0", path, name, item->valuedouble);
-    }
-}
-
-// *theta becomes the object's, where it has one.
-static void hf_read_rope_theta(const cJSON *rope, const char *name, const cJSON **theta, const char *path) {
-    const cJSON *inner = json_get(rope, "rope_theta");
+    const cJSON *type = hf_check_rope(rope, name, path), *inner = json_get(rope, "rope_theta");
     if (inner && *theta && !cJSON_Compare(inner, *theta, 1))
         die("%s: rope_theta is given twice, with different values (the other is in %s)", path, name);
     if (inner) *theta = inner;
+    if (typed && !type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
+    if (!typed || !type) return;
+    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, "default|linear|llama3|yarn"))
+        die("%s: %s of type %s is not supported; default, linear, llama3 and yarn are", path, name,
+            json_scalar_text(type, value, sizeof(value)));
+    config_set_rope_type(config, type->valuestring, path, EXIT_RUNTIME);
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
+        const cJSON *item = json_get(rope, key->name);
+        if (!item || key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
+        if (!family_has_key(config->family, key->name)) continue;
+        hf_set(config, key->name, item, path);
+        if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
+            die("%s: %s.attention_factor is %g, it must be above 0", path, name, item->valuedouble);
+    }
 }
 
 // Gemma's rope_parameters: an object for each kind of layer.
 static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSON **theta, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
+    if (!cJSON_IsObject(rope)) die("%s: rope_parameters is not an object", path);
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
-    if (full) {
-        hf_check_rope(full, "rope_parameters.full_attention", path);
-        hf_read_rope_type(config, full, "rope_parameters.full_attention", path);
-        hf_read_rope_theta(full, "rope_parameters", theta, path);
-    }
+    if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", 1, theta, path);
     if (!sliding) return;
-    hf_check_rope(sliding, "rope_parameters.sliding_attention", path);
-    const cJSON *type = hf_rope_type(sliding), *local = json_get(sliding, "rope_theta");
+    const cJSON *type = hf_check_rope(sliding, "rope_parameters.sliding_attention", path);
+    const cJSON *local = json_get(sliding, "rope_theta");
     if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "default") != 0))
         die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window have plain rotary "
             "positions",
             path, json_scalar_text(type, value, sizeof(value)));
-    if (local)
-        hf_set(config, &config_keys[config_key_find("rope_local_base_freq")], "rope_local_base_freq", local, path);
+    if (local) hf_set(config, "rope_local_base_freq", local, path);
 }
 
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *theta = json_get(root, "rope_theta"), *scaling = json_get(root, "rope_scaling");
-    const cJSON *parameters = json_get(root, "rope_parameters");
+    const cJSON *parameters = json_get(root, "rope_parameters"),
+                *original = json_get(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
-    if (scaling) {
-        hf_check_rope(scaling, "rope_scaling", path);
-        hf_read_rope_theta(scaling, "rope_scaling", &theta, path);
-    }
-    if (parameters && per_layer) {
-        if (!cJSON_IsObject(parameters)) die("%s: rope_parameters is not an object", path);
+    if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &theta, path);
-    } else if (parameters) {
-        hf_check_rope(parameters, "rope_parameters", path);
-        hf_read_rope_theta(parameters, "rope_parameters", &theta, path);
-        if (!scaling || !scaling->child) hf_read_rope_type(config, parameters, "rope_parameters", path);
-    }
-    if (scaling) hf_read_rope_type(config, scaling, "rope_scaling", path);
-    if (theta) hf_set(config, &config_keys[config_key_find("rope_theta")], "rope_theta", theta, path);
-    const cJSON *original = json_get(root, "original_max_position_embeddings");
+    else if (parameters)
+        hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &theta, path);
+    if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &theta, path);
+    if (theta) hf_set(config, "rope_theta", theta, path);
     if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
-        hf_set(config, &config_keys[config_key_find("original_max_position_embeddings")],
-               "original_max_position_embeddings", original, path);
+        hf_set(config, "original_max_position_embeddings", original, path);
 }
 
 // ---- sliding windows ------------------------------------------------------------------------------------------------
-#define QWEN_FIRST_WINDOW_LAYER 28 // the default of max_window_layers: layers from here on have a window
-#define GEMMA_WINDOW_PATTERN    6  // of sliding_window_pattern: every so many-th layer has none
+#define SLIDING                 "sliding_attention"
+#define FULL                    "full_attention"
+#define HF_WINDOW               4096 // the default of Qwen's and Gemma's sliding_window
+#define QWEN_FIRST_WINDOW_LAYER 28   // of max_window_layers: layers from here on have a window
+#define GEMMA_WINDOW_PATTERN    6    // of sliding_window_pattern: every so many-th layer has none
 
 // A whole number of config.json, or its default where it is absent.
 static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
@@ -262,11 +248,10 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
-        const char *name = cJSON_IsString(type) ? type->valuestring : "";
-        if (strcmp(name, "full_attention") != 0 && strcmp(name, "sliding_attention") != 0)
+        if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, FULL "|" SLIDING))
             die("%s: layer_types: layer %zu has %s, full_attention and sliding_attention are supported", path, layers,
                 json_scalar_text(type, value, sizeof(value)));
-        if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = name[0];
+        if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];
         layers++;
     }
     if (layers != config->num_hidden_layers)
@@ -282,10 +267,10 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
     const int everywhere = has && !strcmp(config->layer_types, "s"); // Mistral's default
+    const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
-    if (qwen && cJSON_IsTrue(json_get(root, "use_sliding_window")) && !window) config->sliding_window = 4096;
-    if (has && cJSON_IsNull(window)) config->sliding_window = 0;
-    if (qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"))) config->sliding_window = 0;
+    if (qwen && !window) config->sliding_window = HF_WINDOW;
+    if (turned_off || (has && cJSON_IsNull(window))) config->sliding_window = 0;
     if (L > LAYER_TYPES_MAX && config->sliding_window && !everywhere)
         die("%s: windows in so many layers are not supported", path);
     if (types) {
@@ -309,39 +294,192 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     }
 }
 
-// ---- the whole ------------------------------------------------------------------------------------------------------
-// Models are trained without dropout here, which is common practice for fine-tuning but not what the file says.
-static void hf_remark_dropout(const cJSON *root, char *remark, size_t size) {
-    static const char *keys[] = {"attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"};
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && !*remark; i++) {
-        const cJSON *item = json_get(root, keys[i]);
-        if (cJSON_IsNumber(item) && item->valuedouble > 0)
-            snprintf(remark, size, "config.json asks for dropout (%s = %g); training is without dropout here", keys[i],
-                     item->valuedouble);
-    }
-}
-
+// ---- reading --------------------------------------------------------------------------------------------------------
 // Reads and checks config.json. `remark` gets a line for whoever trains the model, or stays empty.
 static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
     size_t length;
     char *text = input_read_text(path, HF_CONFIG_MAX, &length);
     cJSON *root = json_parse_object(text, length, path);
-    const cJSON *kv_heads = cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads");
     const Family *family = hf_family(root, path);
     Config config = config_defaults(family);
-    hf_check_requirements(root, family, path);
+    hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
     hf_check_required(&config, path);
     if (!family->learned_positions) hf_read_rope(&config, root, path);
-    if (cJSON_IsNull(kv_heads)) // in every class null, other than absence, means one per query head
-        config.num_key_value_heads = config.num_attention_heads;
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
+        config.num_key_value_heads = config.num_attention_heads; // null, other than absence, is one per query head
     hf_read_windows(&config, root, path);
     config_finish(&config, path, EXIT_RUNTIME);
-    *remark = 0;
-    hf_remark_dropout(root, remark, remark_size);
     cJSON_Delete(root);
     free(text);
     return config;
+}
+
+// ---- writing --------------------------------------------------------------------------------------------------------
+static const char *hf_dtype_name(DType type) {
+    static const char *const names[DTYPE_COUNT] = {"float32", "bfloat16", "float64", "float16"};
+    return names[type];
+}
+
+// A number that is real in transformers stays one: "10000.0".
+static void hf_put_real(JsonOut *json, const char *name, double value) {
+    char text[40];
+    number_text(value, text);
+    json_word(json, name, strcat(text, strpbrk(text, ".e") ? "" : ".0"));
+}
+
+typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
+
+// The keys of the top level, or of an object of rotary positions: ways of scaling them belong there, rope_theta to the
+// top and into rope_parameters. Windows and types have functions of their own. GPT-2 has its original names.
+static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
+        const void *field = (const char *)config + key->offset;
+        const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
+        const int theta = !strcmp(key->name, "rope_theta");
+        if (!config_uses_key(config, key) || text_is_one_of(key->name, "rope_type|layer_types|sliding_window"))
+            continue;
+        if (theta ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
+        if (key->kind == KEY_BOOL)
+            json_bool(json, name, *(const int *)field);
+        else if (key->kind == KEY_SIZE)
+            json_size(json, name, *(const size_t *)field);
+        else if (!strcmp(key->name, "query_pre_attn_scalar"))
+            json_number(json, name, *(const double *)field);   // a whole number there
+        else if (!key->scaling || *(const double *)field != 0) // 0: this factor is not given
+            hf_put_real(json, name, *(const double *)field);
+    }
+}
+
+static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfLevel level) {
+    json_object(json, name);
+    json_text(json, "rope_type", rope_type_names[config->rope_type]);
+    hf_put_keys(json, config, level);
+    json_object_end(json);
+}
+
+// The classic rope_scaling beside rope_theta, and rope_parameters, which Gemma has for each kind of layer.
+static void hf_put_rope(JsonOut *json, const Config *config) {
+    if (config->rope_type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE_SCALING);
+    if (!family_has_key(config->family, "rope_local_base_freq")) {
+        hf_put_rope_object(json, "rope_parameters", config, HF_ROPE_PARAMETERS);
+        return;
+    }
+    json_object(json, "rope_parameters");
+    hf_put_rope_object(json, FULL, config, HF_ROPE_PARAMETERS);
+    json_object(json, SLIDING);
+    json_text(json, "rope_type", "default");
+    hf_put_real(json, "rope_theta", config->rope_local_base_freq);
+    json_object_end(json);
+    json_object_end(json);
+}
+
+// Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and
+// counts the layers before the first one that has it; Gemma's number is there even where no layer has it, and its first
+// class knew a period only.
+static void hf_put_windows(JsonOut *json, const Config *config) {
+    const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
+    const int gemma = !strcmp(config->family->name, "gemma3"), mistral = !strcmp(config->family->name, "mistral");
+    size_t first;
+    if (!family_has_key(config->family, "sliding_window")) return;
+    if (L > LAYER_TYPES_MAX && period && !mistral)
+        die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
+    for (first = 0; first < L && !layer_window(config, first); first++) continue;
+    if (period || gemma)
+        json_size(json, "sliding_window", period ? config->sliding_window : HF_WINDOW);
+    else
+        json_null(json, "sliding_window");
+    if (mistral) return;
+    if (!gemma) {
+        json_bool(json, "use_sliding_window", period != 0);
+        json_size(json, "max_window_layers", first);
+    }
+    if (gemma && period && strspn(config->layer_types, "s") == period - 1)
+        json_size(json, "sliding_window_pattern", period);
+    if (!period && L > LAYER_TYPES_MAX) return;
+    json_array(json, "layer_types");
+    for (size_t l = 0; l < L; l++) json_text(json, NULL, layer_window(config, l) ? SLIDING : FULL);
+    json_array_end(json);
+}
+
+// A config.json for this model, whose weights are of `type`. text: [HF_CONFIG_TEXT]; returns the length.
+static size_t hf_config_write(const Config *config, DType type, char *text) {
+    JsonOut json = json_open_text(text, HF_CONFIG_TEXT, JSON_INDENTED);
+    json_object(&json, NULL);
+    json_array(&json, "architectures");
+    json_text(&json, NULL, config->family->architecture);
+    json_array_end(&json);
+    json_text(&json, "model_type", config->family->model_type);
+    json_text(&json, "dtype", hf_dtype_name(type));
+    json_text(&json, "torch_dtype", hf_dtype_name(type));
+    hf_put_keys(&json, config, HF_TOP);
+    if (!config->family->learned_positions) hf_put_rope(&json, config);
+    hf_put_windows(&json, config);
+    for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
+        if (c->written && hf_applies(c, config->family)) json_word(&json, c->key, c->written);
+    json_object_end(&json);
+    const size_t length = json_text_end(&json);
+    if (!length) die("internal: config.json is longer than %d bytes", HF_CONFIG_TEXT);
+    return length;
+}
+
+// ---- keeping one ----------------------------------------------------------------------------------------------------
+// Bytes [begin, end) of the value of a key of the outermost object in a text that has been parsed. 0: there is none.
+static int json_value_span(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
+    size_t first, depth = 0;
+    for (size_t i = 0; i < length; i++) {
+        depth += text[i] == '{' || text[i] == '[';
+        depth -= text[i] == '}' || text[i] == ']';
+        if (text[i] != '"') continue;
+        for (first = ++i; text[i] != '"'; i++) i += text[i] == '\\';
+        if (depth != 1 || i - first != strlen(key) || memcmp(text + first, key, i - first) != 0) continue;
+        *begin = i + 1 + strspn(text + i + 1, " \t\r\n");
+        if (text[*begin] != ':') continue; // a value, not a key
+        *begin += 1 + strspn(text + *begin + 1, " \t\r\n");
+        const char *value = text + *begin;
+        *end = *begin + (*value == '"' ? strcspn(value + 1, "\"") + 2 : strcspn(value, ",} \t\r\n"));
+        return 1;
+    }
+    return 0;
+}
+
+// Puts the name of `type` where a config.json names that of the weights; all else stays. out has room for 64 bytes more
+// than the text; returns the new length.
+static size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
+    static const char *keys[] = {"dtype", "torch_dtype"};
+    size_t begin, end;
+    memcpy(out, text, length);
+    for (size_t i = 0; i < 2; i++) {
+        char name[16];
+        out[length] = 0;
+        if (!json_value_span(out, length, keys[i], &begin, &end)) continue;
+        snprintf(name, sizeof(name), "\"%s\"", hf_dtype_name(type));
+        memmove(out + begin + strlen(name), out + end, length - end);
+        memcpy(out + begin, name, strlen(name));
+        length += strlen(name) - (end - begin);
+    }
+    out[length] = 0;
+    return length;
+}
+
+// The folder's config.json must describe the model `config` of `source`. How weights were initialised matters no more.
+static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
+    char value[LAYER_TYPES_MAX + 1], other[LAYER_TYPES_MAX + 1];
+    if (config->family != like->family)
+        die("%s/config.json: is of another model: its model_type is %s, that of %s is %s", folder, like->family->name,
+            source, config->family->name);
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
+        const int ours = config_uses_key(config, key), theirs = config_uses_key(like, key);
+        config_key_text(config, key, value);
+        config_key_text(like, key, other);
+        if (ours && !theirs)
+            die("%s/config.json: is of another model: %s of %s is not there", folder, key->name, source);
+        if (theirs && !ours)
+            die("%s/config.json: is of another model: its %s is %s, %s has none", folder, key->name, other, source);
+        if (ours && strcmp(value, other) != 0 && strcmp(key->name, "initializer_range") != 0)
+            die("%s/config.json: is of another model: its %s is %s, that of %s is %s", folder, key->name, other, source,
+                value);
+    }
 }
 
 #endif

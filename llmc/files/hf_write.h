@@ -1,13 +1,13 @@
 /*
 A model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index where it is
-larger than a shard may be, config.json (hf_config_write.h), and the small files that belong to the model. The bytes are
+larger than a shard may be, config.json (hf_config.h), and the small files that belong to the model. The bytes are
 those that transformers itself would write: the same header, tensors by type and then by name. A tensor is read in the
 file's order, so writing is one pass from the first byte to the last and memory is that of the staging buffers. The
 folder is complete or absent.
 */
 #ifndef LLMC_HF_WRITE_H
 #define LLMC_HF_WRITE_H
-#include "hf_config_write.h"
+#include "hf_config.h"
 #include "hf_weights.h"
 #include "llmc/base/output.h"
 #include "llmc/base/progress.h"

@@ -334,23 +334,27 @@ static Config config_from_text(const char *text, const char *where, int code) {
     return config;
 }
 
+// The value of a key as config_set reads it.
+static void config_key_text(const Config *config, const ConfigKey *key, char text[LAYER_TYPES_MAX + 1]) {
+    const size_t size = LAYER_TYPES_MAX + 1;
+    const void *field = (const char *)config + key->offset;
+    switch (key->kind) {
+    case KEY_SIZE: snprintf(text, size, "%zu", *(const size_t *)field); break;
+    case KEY_DOUBLE: snprintf(text, size, "%.17g", *(const double *)field); break;
+    case KEY_BOOL: snprintf(text, size, "%s", *(const int *)field ? "true" : "false"); break;
+    case KEY_ROPE_TYPE: snprintf(text, size, "%s", rope_type_names[config->rope_type]); break;
+    case KEY_LAYER_TYPES: snprintf(text, size, "%s", config->layer_types);
+    }
+}
+
 // The inverse: every key of the model, so that config_from_text gives it back to the bit.
 static void config_to_text(const Config *config, char *text, size_t size) {
+    char value[LAYER_TYPES_MAX + 1];
     size_t used = (size_t)snprintf(text, size, "%s", config->family->name);
     for (size_t i = 0; i < CONFIG_KEYS && used < size; i++) {
-        const void *field = (const char *)config + config_keys[i].offset;
-        const char *name = config_keys[i].name;
         if (!config_uses_key(config, &config_keys[i])) continue;
-        if (config_keys[i].kind == KEY_ROPE_TYPE)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, rope_type_names[config->rope_type]);
-        else if (config_keys[i].kind == KEY_LAYER_TYPES)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, config->layer_types);
-        else if (config_keys[i].kind == KEY_SIZE)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%zu", name, *(const size_t *)field);
-        else if (config_keys[i].kind == KEY_BOOL)
-            used += (size_t)snprintf(text + used, size - used, ",%s=%s", name, *(const int *)field ? "true" : "false");
-        else
-            used += (size_t)snprintf(text + used, size - used, ",%s=%.17g", name, *(const double *)field);
+        config_key_text(config, &config_keys[i], value);
+        used += (size_t)snprintf(text + used, size - used, ",%s=%s", config_keys[i].name, value);
     }
 }
 
