@@ -1,5 +1,5 @@
 /*
-The command line: what is generated from the table in option_rows.h.
+The command line: what is generated from the table of option_rows.h.
 
     train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
 
@@ -261,70 +261,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
 }
 
 // ---- options that need or exclude each other -----------------------------------------------------------------------
-// Options that need or exclude each other.
-static void options_check(const Options *o) {
-    int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
-    if (o->model && o->init)
-        options_refuse(o->verb, "--model and --init exclude each other: one model is read or made");
-    if (!o->model && !o->init && !(o->resume && o->verb == VERB_TRAIN))
-        options_refuse(o->verb, "no model: give --model PATH or --init NAME");
-    if ((o->verb == VERB_TRAIN || o->verb == VERB_EVAL || o->verb == VERB_LOGPROBS) && !o->data.count)
-        options_refuse(o->verb, "no data: give --data with one or more token shards");
-    if ((o->verb == VERB_CONVERT || o->verb == VERB_LOGPROBS) && !o->out)
-        options_refuse(o->verb, "no output: give --out with the %s to write",
-                       o->verb == VERB_CONVERT ? ".bin" : "file");
-    if (o->verb == VERB_TRAIN && !o->out && o->resume)
-        options_refuse(o->verb, "--resume needs --out, the folder to continue in");
-    if (o->verb == VERB_TRAIN && !o->out && o->save_every)
-        options_refuse(o->verb, "--save-every needs --out, the folder to save in");
-    if (o->verb == VERB_TRAIN && o->val_every && !o->val_data.count)
-        options_refuse(o->verb, "--val-every needs --val-data, the shards to validate on");
-    if (o->kv != KEYS_AUTO && o->sp == 1)
-        options_refuse(o->verb, "--kv %s has no meaning without --sp above 1: no ranks share a sequence",
-                       option_chosen(o, "kv"));
-    if (o->verb == VERB_BP && option_given(o, "machine") && !o->profile)
-        options_refuse(o->verb, "--machine has no meaning for bp without --profile; give both or none");
-    if (prompts > 1) options_refuse(o->verb, "--prompt, --prompt-file and --prompt-ids exclude each other");
-    if (o->verb == VERB_SAMPLE && !prompts && !o->chat && !o->system)
-        options_refuse(o->verb, "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,...");
-    if (o->verb == VERB_SAMPLE && !prompts && o->json)
-        options_refuse(o->verb, "--json gives one answer, so --chat needs a prompt with it");
-    if ((o->chat || o->system) && o->prompt_ids.count)
-        options_refuse(o->verb, "--chat and --prompt-ids exclude each other: ids are given as they are");
-}
-
-// Rollouts need a reward, and leave other options without meaning.
-static void options_check_rollout(const Options *o) {
-    if (!o->rollout) return;
-    if (o->verb == VERB_TRAIN && !o->reward_command)
-        options_refuse(o->verb, "--rollout needs --reward-command, which says what a completion is worth");
-    if (o->verb == VERB_PLAN && !o->data.count)
-        options_refuse(o->verb, "a plan with --rollout needs --data, whose prompts have a length");
-    if (o->zero == 3 || o->sp > 1)
-        options_refuse(o->verb, "--rollout writes texts on every rank by itself, for which each needs all weights and "
-                                "whole sequences: not with --zero 3 or --sp above 1");
-    if (o->val_data.count)
-        options_refuse(o->verb, "--val-data with --rollout is not in this version; eval the checkpoints on it");
-    if (o->grad_accum > 1)
-        options_refuse(o->verb, "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many "
-                                "sequences as they take");
-    if (o->old_logprobs || o->reference_logprobs)
-        options_refuse(o->verb, "--old-logprobs and --reference-logprobs are of completions in the data; --rollout "
-                                "writes its own");
-    if (o->beta > 0 && !o->lora_rank && !o->adapter)
-        options_refuse(o->verb, "--beta above 0 with --rollout needs a reference for new completions, and only under "
-                                "adapters (--lora-rank) is the base model at hand; give --beta 0 or train adapters");
-    if (o->updates > 1 && o->lora_dropout > 0)
-        options_refuse(o->verb, "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, "
-                                "would not begin at 1; leave one of them out");
-    if (o->verb == VERB_TRAIN && (o->save_every % o->updates || o->steps % o->updates))
-        options_refuse(o->verb,
-                       "--save-every and --steps must be multiples of --updates %zu: a rollout that is half used "
-                       "cannot be written again",
-                       o->updates);
-}
-
-// A flag, a text, a choice or a number that can be off: given, and neither off nor the first word.
+// A flag, a text, a choice or a number that can be off: neither off nor the first word.
 static int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
@@ -332,14 +269,13 @@ static int option_in_force(const Options *options, const char *name) {
     return row->kind == OPTION_SIZE ? *(const size_t *)field != 0 : *(const int *)field != 0;
 }
 
-// Options of objectives that have no meaning for the one at hand, or need each other.
-static void options_check_objective(const Options *o) {
-    const unsigned kind = OF(o->objective);
+// Refuses options of another objective, and those that another option would give a meaning.
+static void options_check_tables(const Options *o) {
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
         char names[64] = "";
-        if (!option_given(o, of_objectives[i].option) || of_objectives[i].objectives & kind) continue;
+        if (!option_given(o, of_objectives[i].option) || of_objectives[i].objectives & OF(o->objective)) continue;
         for (int k = 0; k < OBJECTIVES; k++)
-            if (of_objectives[i].objectives >> k & 1u)
+            if (of_objectives[i].objectives & OF(k))
                 snprintf(names + strlen(names), sizeof(names) - strlen(names), " %s", objective_names[k]);
         options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%s", of_objectives[i].option,
                        objective_names[o->objective], names);
@@ -348,24 +284,75 @@ static void options_check_objective(const Options *o) {
         if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
             options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
                            of_options[i].needs);
-    options_check_rollout(o);
-    if (option_given(o, "group-size") && o->data.count && !o->rollout)
-        options_refuse(o->verb, "--group-size has no meaning here: groups are as large as they are in --data");
-    if (o->lora_rank && o->adapter)
-        options_refuse(o->verb, "--lora-rank and --adapter exclude each other: adapters are made or read");
-    if (o->any_reference && !o->reference_logprobs && !o->old_logprobs)
-        options_refuse(o->verb, "--any-reference has no meaning without --reference-logprobs or --old-logprobs");
-    if (o->any_reference && o->reference_logprobs && o->val_data.count)
-        options_refuse(o->verb, "--any-reference leaves nobody to compute the reference of --val-data, which is not "
-                                "the model at hand; eval the checkpoints on it");
-    if (o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID)
-        options_refuse(o->verb, "--label-smoothing has no meaning with --dpo-loss %s", dpo_loss_names[o->dpo_loss]);
-    if (o->beta == 0 && kind & OF_PREFERENCES)
-        options_refuse(o->verb, "--beta 0 leaves nothing of --objective %s; give a number above 0",
-                       objective_names[o->objective]);
-    if (o->temperature == 0 && kind & OF_POLICY)
-        options_refuse(o->verb, "--temperature 0 has no gradient; --objective %s takes a number above 0",
-                       objective_names[o->objective]);
+}
+
+// Refuses what no table of option_rows.h says: the first of these conditions that holds.
+static void options_check(const Options *o) {
+    const Verb verb = o->verb;
+    const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE, rollout = o->rollout;
+    const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
+    const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
+    const unsigned kind = OF(o->objective);
+    const struct {
+        int refused;
+        const char *message;
+    } rules[] = {
+        {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
+        {!o->model && !o->init && !(o->resume && train), "no model: give --model PATH or --init NAME"},
+        {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
+        {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
+        {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
+        {train && !o->out && o->resume, "--resume needs --out, the folder to continue in"},
+        {train && !o->out && o->save_every, "--save-every needs --out, the folder to save in"},
+        {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
+        {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
+        {verb == VERB_BP && option_given(o, "machine") && !o->profile,
+         "--machine has no meaning for bp without --profile; give both or none"},
+        {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
+        {sample && !prompts && !o->chat && !o->system,
+         "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},
+        {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
+        {(o->chat || o->system) && o->prompt_ids.count,
+         "--chat and --prompt-ids exclude each other: ids are given as they are"},
+        {rollout && train && !o->reward_command,
+         "--rollout needs --reward-command, which says what a completion is worth"},
+        {rollout && verb == VERB_PLAN && !o->data.count,
+         "a plan with --rollout needs --data, whose prompts have a length"},
+        {rollout && (o->zero == 3 || o->sp > 1),
+         "--rollout writes texts on every rank by itself, for which each needs all weights and whole sequences: not "
+         "with --zero 3 or --sp above 1"},
+        {rollout && o->val_data.count, "--val-data with --rollout is not in this version; eval the checkpoints on it"},
+        {rollout && o->grad_accum > 1,
+         "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many sequences as they take"},
+        {rollout && (o->old_logprobs || o->reference_logprobs),
+         "--old-logprobs and --reference-logprobs are of completions in the data; --rollout writes its own"},
+        {rollout && o->beta > 0 && !o->lora_rank && !o->adapter,
+         "--beta above 0 with --rollout needs a reference for new completions, and only under adapters (--lora-rank) "
+         "is the base model at hand; give --beta 0 or train adapters"},
+        {rollout && o->updates > 1 && o->lora_dropout > 0,
+         "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, would not begin at 1; "
+         "leave one of them out"},
+        {rollout && train && (o->save_every % o->updates || o->steps % o->updates),
+         "--save-every and --steps must be multiples of --updates: a rollout that is half used cannot be written "
+         "again"},
+        {option_given(o, "group-size") && o->data.count && !rollout,
+         "--group-size has no meaning here: groups are as large as they are in --data"},
+        {o->lora_rank && o->adapter, "--lora-rank and --adapter exclude each other: adapters are made or read"},
+        {o->any_reference && !o->reference_logprobs && !o->old_logprobs,
+         "--any-reference has no meaning without --reference-logprobs or --old-logprobs"},
+        {o->any_reference && o->reference_logprobs && o->val_data.count,
+         "--any-reference leaves nobody to compute the reference of --val-data, which is not the model at hand; eval "
+         "the checkpoints on it"},
+        {o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID,
+         "--label-smoothing has no meaning but with --dpo-loss sigmoid"},
+        {o->beta == 0 && kind & OF_PREFERENCES, "--beta 0 leaves nothing of the objective; give a number above 0"},
+        {o->temperature == 0 && kind & OF_POLICY,
+         "--temperature 0 has no gradient; the objective takes a number above 0"},
+        {o->temperature == 0 && verb == VERB_LOGPROBS,
+         "--temperature 0 leaves the likeliest token alone; give a number above 0"},
+    };
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++)
+        if (rules[i].refused) options_refuse(verb, "%s", rules[i].message);
 }
 
 // ---- the whole line ------------------------------------------------------------------------------------------------
@@ -393,8 +380,8 @@ static Options options_parse(int argc, char **argv) {
         stdout_finish();
         exit(0);
     }
+    options_check_tables(&options);
     options_check(&options);
-    options_check_objective(&options);
     return options;
 }
 

@@ -144,25 +144,22 @@ static void options_help(FILE *out, Verb verb) {
 }
 
 // ---- command line and JSON -----------------------------------------------------------------------------------------
-// The word of a number that is open, such as "auto"; NULL where it has a value, and of other options.
-static const char *number_word(const OptionRow *row, const Options *options) {
-    const void *field = (const char *)options + row->offset;
-    if (!option_word(row)) return NULL;
-    return (row->kind == OPTION_DOUBLE ? isnan(*(const double *)field) : *(const size_t *)field == 0) ? row->fallback
-                                                                                                      : NULL;
-}
-
-// A scalar's value as it would be typed; NULL: unset.
+// A scalar's value as it would be typed: a number in `buffer`, or the word where it is open; NULL: unset, a flag, a list.
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
+    const char *word = option_word(row);
     char number[32];
-    if (number_word(row, options)) return number_word(row, options);
     switch (row->kind) {
     case OPTION_SIZE:
-    case OPTION_BYTES: snprintf(buffer, size, "%zu", *(const size_t *)field); return buffer;
-    case OPTION_DOUBLE: snprintf(buffer, size, "%s", number_text(*(const double *)field, number)); return buffer;
+    case OPTION_BYTES:
+        snprintf(buffer, size, "%zu", *(const size_t *)field);
+        return word && *(const size_t *)field == 0 ? word : buffer;
+    case OPTION_DOUBLE:
+        snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
+        return word && isnan(*(const double *)field) ? word : buffer;
     case OPTION_CHOICE: return option_chosen(options, row->name);
-    default: return *(const char *const *)field;
+    case OPTION_STRING: return *(const char *const *)field;
+    default: return NULL;
     }
 }
 
@@ -211,27 +208,26 @@ static void options_echo(FILE *out, const Options *options) {
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)options + row->offset;
-        const PathList *paths = (const PathList *)field;
-        const IdList *ids = (const IdList *)field;
+        const PathList *paths = row->kind == OPTION_PATHS ? (const PathList *)field : NULL;
+        const IdList *ids = row->kind == OPTION_IDS ? (const IdList *)field : NULL;
         char buffer[64];
         if (!option_echoed(row, options->verb) || !options->given[i]) continue;
-        if (row->kind == OPTION_FLAG) {
-            if (*(const int *)field) echo_option(out, row, NULL, &column);
-        } else if (row->kind == OPTION_PATHS) {
-            if (paths->count) echo_option(out, row, paths->path[0], &column);
-            for (size_t j = 1; j < paths->count; j++) {
-                fputc(' ', out);
-                echo_quoted(out, paths->path[j]);
-                column += 1 + strlen(paths->path[j]);
-            }
-        } else if (row->kind == OPTION_IDS) {
-            if (ids->count) echo_option(out, row, NULL, &column);
-            for (size_t j = 0; j < ids->count; j++) column += (size_t)fprintf(out, "%c%d", j ? ',' : ' ', ids->id[j]);
-        } else if (option_text(row, options, buffer, sizeof(buffer))) {
-            echo_option(out, row, option_text(row, options, buffer, sizeof(buffer)), &column);
+        echo_option(out, row, paths ? paths->path[0] : option_text(row, options, buffer, sizeof(buffer)), &column);
+        for (size_t j = 1; paths && j < paths->count; j++) {
+            fputc(' ', out);
+            echo_quoted(out, paths->path[j]);
+            column += 1 + strlen(paths->path[j]);
         }
+        for (size_t j = 0; ids && j < ids->count; j++)
+            column += (size_t)fprintf(out, "%c%d", j ? ',' : ' ', ids->id[j]);
     }
     fputc('\n', out);
+}
+
+static void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t count) {
+    json_array(json, key);
+    for (size_t i = 0; i < count; i++) json_size(json, NULL, (size_t)ids[i]);
+    json_array_end(json);
 }
 
 // An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
@@ -241,33 +237,25 @@ static void options_json(JsonOut *json, const char *key, const Options *options)
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)options + row->offset;
-        char name[64], number[32];
+        char name[64], buffer[64];
         if (!option_echoed(row, options->verb)) continue;
+        const char *text = option_text(row, options, buffer, sizeof(buffer));
         snprintf(name, sizeof(name), "%s", row->name);
         for (char *c = name; *c; c++)
             if (*c == '-') *c = '_';
-        if (number_word(row, options)) {
-            json_text(json, name, number_word(row, options));
-            continue;
-        }
-        switch (row->kind) {
-        case OPTION_FLAG: json_bool(json, name, *(const int *)field); break;
-        case OPTION_DOUBLE: json_number(json, name, *(const double *)field); break;
-        case OPTION_SIZE:
-        case OPTION_BYTES: json_size(json, name, *(const size_t *)field); break;
-        case OPTION_PATHS:
+        if (row->kind == OPTION_FLAG) {
+            json_bool(json, name, *(const int *)field);
+        } else if (row->kind == OPTION_PATHS) {
+            const PathList *paths = (const PathList *)field;
             json_array(json, name);
-            for (size_t j = 0; j < ((const PathList *)field)->count; j++)
-                json_text(json, NULL, ((const PathList *)field)->path[j]);
+            for (size_t j = 0; j < paths->count; j++) json_text(json, NULL, paths->path[j]);
             json_array_end(json);
-            break;
-        case OPTION_IDS:
-            json_array(json, name);
-            for (size_t j = 0; j < ((const IdList *)field)->count; j++)
-                json_size(json, NULL, (size_t)((const IdList *)field)->id[j]);
-            json_array_end(json);
-            break;
-        default: json_text(json, name, option_text(row, options, number, sizeof(number)));
+        } else if (row->kind == OPTION_IDS) {
+            json_ids(json, name, ((const IdList *)field)->id, ((const IdList *)field)->count);
+        } else if (text == buffer) {
+            json_word(json, name, text); // a number
+        } else {
+            json_text(json, name, text);
         }
     }
     json_object_end(json);

@@ -9,12 +9,6 @@ standard input and whose cache goes on from turn to turn.
 
 #define CHAT_TOKENS ((size_t)8192) // of a chat from standard input, at most, unless --max-context says more
 
-static void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t count) {
-    json_array(json, key);
-    for (size_t i = 0; i < count; i++) json_size(json, NULL, (size_t)ids[i]);
-    json_array_end(json);
-}
-
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
     char *text = (char *)checked_calloc(count, prompt_token_bytes(prompt), "the sampled text");
