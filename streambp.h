@@ -138,7 +138,7 @@ static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mar
 
 // ---- attention, forward (section 3.2.2) ----------------------------------------------------------------------
 static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    norm_forward(s, a->norm1, input_load(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT),
+    norm_forward(s, a->norm1, layer_input(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), NULL, c.n);
 }
 
@@ -161,7 +161,7 @@ static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, cons
 
 // y = x_l + (post norm of) attention's output projected
 static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    const Stored *x = input_load(&s->memory, l, c.row);
+    const Stored *x = layer_input(&s->memory, l, c.row);
     if (a->attention_branch) {
         linear_forward(s, l, c, w, O_WEIGHT, a->attention_branch, a->attention_out, NULL);
         norm_forward(s, a->y, a->attention_branch, weight_of(s, w, POST_NORM1), NULL, x, c.n);
@@ -229,7 +229,7 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                            Stored *dx) {
     norm_backward(s, dx, sum_of(s, dw, NORM1_WEIGHT), sum_of(s, dw, NORM1_BIAS), a->dnorm1,
-                  input_load(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
+                  layer_input(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
 }
 
 // dnorm1 += the part that comes through keys and values; = where none came through the queries yet
@@ -266,7 +266,7 @@ static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const A
 }
 
 static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    Stored *out = input_save(&s->memory, l + 1, c.row);
+    Stored *out = layer_input(&s->memory, l + 1, c.row);
     mlp_activate(s, l, c, w, a);
     if (a->mlp_branch)
         norm_forward(s, out, a->mlp_branch, weight_of(s, w, POST_NORM2), NULL, a->y, c.n);
@@ -308,14 +308,21 @@ static void layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     }
 }
 
-// K and V of chunk c alone
-static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
-    const size_t mark = arena_mark(s->arena);
+// Norm 1 of chunk c alone, which keys and values need: computed, or in backward what was kept
+static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Activations a = {0};
+    if (keeps_activations(s) && s->pass == PASS_BACKWARD) return kept_activations(s, l, c.row);
+    a.mark = arena_mark(s->arena);
     a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * shapes_of(s->model).C);
     norm1_forward(s, l, c, w, &a);
+    return a;
+}
+
+// K and V of chunk c alone
+static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    Activations a = norm1_activations(s, l, c, w);
     kv_project(s, l, c, w, &a);
-    arena_pop(s->arena, mark);
+    drop(s, &a);
 }
 
 // K, V of all tokens again, once per pass; dK = dV = 0. A layer with a window gets its keys chunk by chunk (recompute).
@@ -354,7 +361,7 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
         Chunk c = chunk_at(s, i);
-        Stored *dx = input_load(&s->memory, s->model->config.num_hidden_layers, c.row); // where x_L was
+        Stored *dx = layer_input(&s->memory, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
         mlp_backward(s, l, c, w, dw, &a, dx);
         attention_backward(s, l, c, w, dw, &a, dx); // dQ[c]; dK, dV of all chunks up to c
@@ -370,7 +377,7 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
-    s->ops->embedding_forward(input_save(&s->memory, 0, c.row), s->tokens + c.row, s->position + c.row,
+    s->ops->embedding_forward(layer_input(&s->memory, 0, c.row), s->tokens + c.row, s->position + c.row,
                               (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
 }
 
@@ -387,7 +394,7 @@ static void table_backward(StreamBP *s, GroupSums dw, ModelTensor table, const i
     void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->rows, table_rows, d.C));
-    s->ops->embedding_backward(sums, dw.tables_type, input_load(&s->memory, d.L, 0), index, s->rows, table_rows, d.C,
+    s->ops->embedding_backward(sums, dw.tables_type, layer_input(&s->memory, d.L, 0), index, s->rows, table_rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
 }
@@ -419,7 +426,7 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.matrix = (const Stored *)w.matrix;
     h.norm_out = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
-    norm_forward(s, h.norm_out, input_load(&s->memory, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
+    norm_forward(s, h.norm_out, layer_input(&s->memory, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
     s->ops->linear_forward(h.logits, h.norm_out, h.matrix, NULL, NULL, c.n, d.C, d.V);
     return h;
 }
@@ -442,7 +449,7 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
     Summed *entropy = s->entropy ? summed_row(s, s->entropy, c.row, 1) : NULL;
     if (!dw || by_token) s->ops->logprob(logp, entropy, h.logits, targets, NULL, c.n, d.V, s->objective.temperature);
     if (dw) {
-        Stored *x = input_load(&s->memory, d.L, c.row), *dlogits = h.logits, *dnorm_out = h.norm_out;
+        Stored *x = layer_input(&s->memory, d.L, c.row), *dlogits = h.logits, *dnorm_out = h.norm_out;
         Summed *dnorm_bias = dw->norm && h.norm_bias ? summed_row(s, dw->norm, 1, d.C) : NULL;
         if (by_token) sequence_chunk_weights(s, c);
         s->ops->logprob(logp, NULL, dlogits, targets, summed_row(s, s->token_weight, c.row, 1), c.n, d.V,

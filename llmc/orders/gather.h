@@ -18,38 +18,21 @@ dK, dV of a chunk are complete after the exchange only, so kv_backward follows i
 #define LLMC_GATHER_H
 #include "streambp.h"
 
-static RankGroup group_of_half(size_t half) { return half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE; }
-
-static void await_shared(StreamBP *s, int64_t ticket) {
-    if (ticket) s->ops->await(ticket);
-}
-
 // ---- layers that see everything: gather and reduce-scatter ----------------------------------------------------------
-// Keys and values of a half, of which every rank has made its own; nobody looks at rows behind the last token. Returns
+// All-gather of the keys and values of a half, of which every rank has made its own; or reduce-scatter of its dK, dV:
+// the own tokens' become sums over all ranks. Rows behind the last token are not looked at, and zero in dK, dV. Returns
 // the ticket; 0: there is nothing to wait for.
-static int64_t half_gather(StreamBP *s, size_t l, size_t half) {
+static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
     Shapes d = shapes_of(s->model);
+    const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
     const Range all = sequence_half(s->N, s->ranks, half);
     const size_t count = all.count * d.KV;
-    Stored *tensor[2] = {s->kv.k, s->kv.v};
     int64_t ticket = 0;
     for (size_t i = 0; i < 2 && count; i++) {
-        ticket = ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group_of_half(half),
-                              key_value_at(s, tensor[i], l, all.begin), count, d.KV, d.stored);
-    }
-    return ticket;
-}
-
-// dK, dV of a half: this rank's own tokens' become sums over all ranks. Rows behind the last token are zeros.
-static int64_t half_reduce(StreamBP *s, size_t l, size_t half) {
-    Shapes d = shapes_of(s->model);
-    const Range all = sequence_half(s->N, s->ranks, half);
-    const size_t count = all.count * d.KV;
-    Summed *tensor[2] = {s->kv.dk, s->kv.dv};
-    int64_t ticket = 0;
-    for (size_t i = 0; i < 2 && count; i++) {
-        ticket = ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group_of_half(half),
-                           key_gradient_at(s, tensor[i], l, all.begin), count, d.KV);
+        Stored *keys = key_value_at(s, i ? s->kv.v : s->kv.k, l, all.begin);
+        Summed *sums = key_gradient_at(s, i ? s->kv.dv : s->kv.dk, l, all.begin);
+        ticket = gradients ? ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group, sums, count, d.KV)
+                           : ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group, keys, count, d.KV, d.stored);
     }
     return ticket;
 }
@@ -81,15 +64,19 @@ typedef struct {
     size_t count;
 } Messages;
 
-// What goes to a peer (in NULL), or comes from it (out NULL).
-static void message_add(Messages *p, size_t peer, const void *out, void *in, size_t bytes) {
-    Message message = {peer, out, in, out ? bytes : 0, in ? bytes : 0};
-    p->message[p->count++] = message;
+// Keys and values, or dK and dV, of `bytes` each: to a peer, or from it.
+static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, size_t bytes) {
+    for (size_t i = 0; i < 2 && bytes; i++) {
+        void *x = i ? v : k;
+        const Message send = {peer, x, NULL, bytes, 0}, receive = {peer, NULL, x, 0, bytes};
+        p->message[p->count++] = out ? send : receive;
+    }
 }
 
 // Peers are met one after the other: in step i each rank's halos come from the rank that is i before it.
 static int64_t halos_gather(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
+    const KeyValue *kv = &s->kv;
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
     int64_t ticket = 0;
@@ -98,14 +85,10 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
         Messages p = {0};
         for (size_t j = 0; j < 4; j++) {
             const Range out = halo_part(s, to, j / 2, rank, j % 2), in = halo_part(s, rank, j / 2, from, j % 2);
-            if (out.count) {
-                message_add(&p, to, key_value_at(s, s->kv.k, l, out.begin), NULL, out.count * row);
-                message_add(&p, to, key_value_at(s, s->kv.v, l, out.begin), NULL, out.count * row);
-            }
-            if (in.count) {
-                message_add(&p, from, NULL, key_value_at(s, s->kv.k, l, in.begin), in.count * row);
-                message_add(&p, from, NULL, key_value_at(s, s->kv.v, l, in.begin), in.count * row);
-            }
+            messages_add(&p, to, 1, key_value_at(s, kv->k, l, out.begin), key_value_at(s, kv->v, l, out.begin),
+                         out.count * row);
+            messages_add(&p, from, 0, key_value_at(s, kv->k, l, in.begin), key_value_at(s, kv->v, l, in.begin),
+                         in.count * row);
         }
         ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_SEQUENCE, p.message, p.count, mean);
     }
@@ -115,6 +98,8 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
 // dK, dV of the halos go the same ways back, and are added, in the order of the steps.
 static void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
+    const KeyValue *kv = &s->kv;
+    const DType type = dtype_of_sums(s->model->dtype);
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->rows, 2 * (window_of_model(&s->model->config) - 1));
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
@@ -125,26 +110,20 @@ static void halos_return(StreamBP *s, size_t l) {
         Messages p = {0};
         for (size_t j = 0, done = 0; j < 4; j++) {
             const Range out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
-            if (out.count) {
-                message_add(&p, to, key_gradient_at(s, s->kv.dk, l, out.begin), NULL, out.count * row);
-                message_add(&p, to, key_gradient_at(s, s->kv.dv, l, out.begin), NULL, out.count * row);
-            }
-            if (in.count) {
-                message_add(&p, from, NULL, at(dk, done * d.KV, d.summed), in.count * row);
-                message_add(&p, from, NULL, at(dv, done * d.KV, d.summed), in.count * row);
-            }
+            messages_add(&p, to, 1, key_gradient_at(s, kv->dk, l, out.begin), key_gradient_at(s, kv->dv, l, out.begin),
+                         out.count * row);
+            messages_add(&p, from, 0, summed_row(s, dk, done, d.KV), summed_row(s, dv, done, d.KV), in.count * row);
             done += in.count;
         }
         s->ops->await(
             ranks_exchange(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, RANKS_SEQUENCE, p.message, p.count, mean));
         for (size_t j = 0, done = 0; j < 4; j++) {
             const Range in = halo_part(s, from, j / 2, rank, j % 2);
-            const DType type = dtype_of_sums(s->model->dtype);
             if (!in.count) continue;
-            s->ops->gradient_add(key_gradient_at(s, s->kv.dk, l, in.begin), type,
-                                 (Summed *)at(dk, done * d.KV, d.summed), in.count * d.KV);
-            s->ops->gradient_add(key_gradient_at(s, s->kv.dv, l, in.begin), type,
-                                 (Summed *)at(dv, done * d.KV, d.summed), in.count * d.KV);
+            s->ops->gradient_add(key_gradient_at(s, kv->dk, l, in.begin), type, summed_row(s, dk, done, d.KV),
+                                 in.count * d.KV);
+            s->ops->gradient_add(key_gradient_at(s, kv->dv, l, in.begin), type, summed_row(s, dv, done, d.KV),
+                                 in.count * d.KV);
             done += in.count;
         }
     }
@@ -152,31 +131,17 @@ static void halos_return(StreamBP *s, size_t l) {
 }
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
-// Own keys and values of a half are there, and of the half before. ticket[half]: what queries of that half wait for.
+// Own keys and values, half by half, and then those of the others. ticket[half]: what queries of that half wait for.
 // Halos come from both halves, so both wait for all of them.
-static void keys_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
-    if (!layer_window(&s->model->config, l))
-        ticket[half] = half_gather(s, l, half);
-    else if (half == 1)
-        ticket[0] = ticket[1] = halos_gather(s, l);
-}
-
-// All queries of this half and the one behind it have been through backward. ticket[half]: what dK, dV of the own
-// tokens in it wait for.
-static void key_gradients_share(StreamBP *s, size_t l, size_t half, int64_t ticket[2]) {
-    ticket[half] = 0;
-    if (!layer_window(&s->model->config, l))
-        ticket[half] = half_reduce(s, l, half);
-    else if (half == 0)
-        halos_return(s, l);
-}
-
 static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
     const size_t size = effective_chunk(s, s->chunk);
     for (size_t half = 0; half < 2; half++) {
         for (size_t i = 0; i < range_chunks(s, half, size); i++)
             chunk_kv_project(s, l, range_chunk(s, half, i, size), w);
-        keys_share(s, l, half, ticket);
+        if (!layer_window(&s->model->config, l))
+            ticket[half] = half_share(s, l, half, 0);
+        else if (half == 1)
+            ticket[0] = ticket[1] = halos_gather(s, l);
     }
 }
 
@@ -186,7 +151,7 @@ static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     gather_keys(s, l, w, ticket);
     weights_prefetch(&s->memory, l);
     for (size_t half = 0; half < 2; half++) {
-        await_shared(s, ticket[half]);
+        s->ops->await(ticket[half]);
         for (size_t i = 0; i < range_chunks(s, half, size); i++) {
             Chunk c = range_chunk(s, half, i, size);
             Activations a = chunk_activations(s, l, c);
@@ -200,16 +165,6 @@ static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     }
 }
 
-// Room for the activations that kv_backward uses: norm 1 of chunk c, computed again or kept
-static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
-    Activations a = {0};
-    if (keeps_activations(s)) return kept_activations(s, l, c.row);
-    a.mark = arena_mark(s->arena);
-    a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * shapes_of(s->model).C);
-    norm1_forward(s, l, c, w, &a);
-    return a;
-}
-
 static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
     const size_t size = effective_chunk(s, s->chunk), L = s->model->config.num_hidden_layers;
     int64_t ticket[2] = {0, 0};
@@ -217,25 +172,29 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
     saved_attention_prefetch(s, l, chunk_count(s));
     if (!keeps_activations(s)) gather_keys(s, l, w, ticket);
     weights_prefetch(&s->memory, l);
-    for (size_t half = 0; half < 2; half++) await_shared(s, ticket[half]); // the second may be empty
+    for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second may be empty
     for (size_t half = 2; half-- > 0;) {
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             Chunk c = range_chunk(s, half, i, size);
-            Stored *dx = input_load(&s->memory, L, c.row);
+            Stored *dx = layer_input(&s->memory, L, c.row);
             Activations a = recompute(s, l, c, w);
             mlp_backward(s, l, c, w, dw, &a, dx);
             attention_backward(s, l, c, w, dw, &a, dx);
             norm1_backward(s, l, c, w, dw, &a, dx); // the queries' part
             drop(s, &a);
         }
-        key_gradients_share(s, l, half, ticket);
+        ticket[half] = 0; // what dK, dV of the own tokens of this half wait for
+        if (!layer_window(&s->model->config, l))
+            ticket[half] = half_share(s, l, half, 1);
+        else if (half == 0)
+            halos_return(s, l);
     }
     for (size_t half = 2; half-- > 0;) {
-        await_shared(s, ticket[half]);
+        s->ops->await(ticket[half]);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             Chunk c = range_chunk(s, half, i, size);
             Activations a = norm1_activations(s, l, c, w);
-            kv_backward(s, l, c, w, dw, &a, input_load(&s->memory, L, c.row)); // the keys' and values' part
+            kv_backward(s, l, c, w, dw, &a, layer_input(&s->memory, L, c.row)); // the keys' and values' part
             drop(s, &a);
         }
     }

@@ -27,13 +27,13 @@ typedef struct {
     Chunk last;             // what was fed last: the tokens whose logits can be had
     Batch documents;
     size_t *used;                      // [slots] tokens that are there
-    int32_t *position;                 // [capacity] 0, 1, 2, ...; NULL in a plan
+    int32_t *position;                 // [capacity] 0, 1, 2, ...
     int32_t *step_position, *step_row; // [slots] of a step
     int32_t *row;                      // [slots] the same; device
 } Cache;
 
-// Its shape, with the host memory of a step.
-static void cache_shape(Cache *cache, size_t slots, size_t capacity) {
+// Host memory, which outlives the cache on the arena
+static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     memset(cache, 0, sizeof(*cache));
     if (!slots || !capacity || capacity > ((size_t)INT32_MAX - slots) / slots)
         die("a key/value cache of %zu texts of %zu tokens is more than can be indexed; take fewer or shorter ones",
@@ -43,15 +43,10 @@ static void cache_shape(Cache *cache, size_t slots, size_t capacity) {
     cache->documents.document_start =
         (size_t *)checked_calloc(slots + 1, sizeof(size_t), "the documents of a key/value cache");
     cache->used = (size_t *)checked_calloc(slots, sizeof(size_t), "the lengths of texts");
+    cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
     cache->step_position = (int32_t *)checked_calloc(slots, sizeof(int32_t), "positions to sample at");
     cache->step_row = (int32_t *)checked_calloc(slots, sizeof(int32_t), "rows to sample at");
     for (size_t b = 0; b <= slots; b++) cache->documents.document_start[b] = b * capacity;
-}
-
-// Host memory, which outlives the cache on the arena.
-static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
-    cache_shape(cache, slots, capacity);
-    cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
     for (size_t t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
 }
 
@@ -80,15 +75,11 @@ static void cache_begin(Cache *cache, StreamBP *s) {
         s->ops->copy_in(s->position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
 
-// A step's keys and values, to the rows of their slots.
-static void keys_scatter(Cache *cache, StreamBP *s, size_t l, Chunk c) {
-    Shapes d = shapes_of(s->model);
-    s->ops->scatter_rows(layer_keys(s, s->kv.k, l), key_value_at(s, s->kv.k, l, c.row), cache->row, c.n, d.KV);
-    s->ops->scatter_rows(layer_keys(s, s->kv.v, l), key_value_at(s, s->kv.v, l, c.row), cache->row, c.n, d.KV);
-}
-
-// Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these.
-static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chunk c, int scatter) {
+// Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these. rows: [c.n] of a step, where
+// keys and values go in their slots; else NULL
+static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
+    const size_t KV = shapes_of(s->model).KV;
+    Stored *kv[2] = {s->kv.k, s->kv.v};
     s->memory.input_begin = c.row;
     s->ops->copy_in(s->tokens + c.row, tokens, c.n * sizeof(int32_t));
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
@@ -103,7 +94,8 @@ static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chun
         push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
         norm1_forward(s, l, c, w, &a);
         kv_project(s, l, c, w, &a);
-        if (scatter) keys_scatter(cache, s, l, c);
+        for (size_t j = 0; j < 2 && rows; j++)
+            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n, KV);
         attention_forward(s, l, c, w, &a);
         mlp_forward(s, l, c, w, &a);
         arena_pop(s->arena, mark);
@@ -115,7 +107,7 @@ static void cache_forward(Cache *cache, StreamBP *s, const int32_t *tokens, Chun
 // n <= chunk further tokens (host) of one slot.
 static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
     Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], n);
-    cache_forward(cache, s, tokens, c, 0);
+    cache_forward(s, tokens, c, NULL);
     cache->used[slot] += n;
     cache->last = c;
     cache->last.row = cache->last.token = c.row + n - 1, cache->last.n = 1;
@@ -124,8 +116,7 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
 // One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
 // keys.
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
-    const size_t window = window_of_model(&s->model->config);
-    const size_t row = cache->slots * cache->capacity;
+    const size_t window = window_of_model(&s->model->config), row = cache->slots * cache->capacity;
     Chunk c = {row, n, row, 0, {s->span, 0, 0, 0}, 0};
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);
@@ -143,7 +134,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     c.spans.count = n;
     s->ops->copy_in(s->position + c.row, cache->step_position, n * sizeof(int32_t));
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
-    cache_forward(cache, s, tokens, c, 1);
+    cache_forward(s, tokens, c, cache->row);
     cache->last = c;
 }
 
@@ -189,7 +180,7 @@ static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     Cache cache;
     size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan");
     for (size_t b = 0; b < slots; b++) slot[b] = b;
-    cache_shape(&cache, slots, capacity);
+    cache_allocate(&cache, slots, capacity);
     cache_begin(&cache, s);
     cache_feed(&cache, s, 0, NULL, cache.chunk);
     if (cache.used[0] < capacity) cache_feed(&cache, s, 0, NULL, 1);

@@ -12,13 +12,10 @@ block's are at home. Queries, outputs and their gradients are therefore of a who
 #define LLMC_RING_H
 #include "gather.h"
 
-// Keys and values, or their gradients: the two ranges of a rank, one behind the other.
+// The two ranges of a rank, one behind the other
 typedef struct {
-    Stored *k, *v; // [most tokens of a rank,NKV*HD]
-} KeyBlock;
-typedef struct {
-    Summed *dk, *dv; // [most tokens of a rank,NKV*HD]
-} GradientBlock;
+    void *k, *v; // [most tokens of a rank,NKV*HD] Stored keys and values, or Summed gradients of them
+} Block;
 
 // What a layer holds of the rank's own tokens while blocks of keys pass by
 typedef struct {
@@ -29,28 +26,23 @@ typedef struct {
     Summed *dq;             // [rows,NH*HD]
 } RingLayer;
 
-// Room for attention's output and log-sum-exp of a layer; saved ones are loaded in backward.
-static void ring_push_attention(StreamBP *s, size_t l, RingLayer *r) {
-    Shapes d = shapes_of(s->model);
-    const Range all = {0, s->rows};
-    if (saves_attention(s) && !saves_in_host_memory(s)) {
-        r->attention_out = saved_attention_out(s, l, 0), r->lse = saved_lse(s, l, 0);
-        return;
-    }
-    r->attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->rows * d.Q);
-    r->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->rows * d.NH);
-    if (attention_saved(s)) saved_attention_load(s, l, all, 0, r->attention_out, r->lse);
-}
-
+// Room for a layer; saved outputs of attention are loaded in backward.
 static RingLayer ring_begin(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
+    const Range all = {0, s->rows};
     RingLayer r = {0};
     if (keeps_activations(s)) {
         Activations a = kept_activations(s, l, 0);
         r.q = a.q, r.attention_out = a.attention_out, r.lse = a.lse;
     } else {
         r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->rows * d.Q);
-        ring_push_attention(s, l, &r);
+        if (saves_attention(s) && !saves_in_host_memory(s)) {
+            r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
+        } else {
+            r.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->rows * d.Q);
+            r.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->rows * d.NH);
+            if (attention_saved(s)) saved_attention_load(s, l, all, 0, r.attention_out, r.lse);
+        }
     }
     if (s->pass == PASS_BACKWARD)
         r.dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", s->rows * d.Q);
@@ -71,7 +63,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
 }
 
 // Where a block comes to: two by turns, but of two ranks one is enough.
-static void push_passing(StreamBP *s, KeyBlock passing[2]) {
+static void push_passing(StreamBP *s, Block passing[2]) {
     const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
         passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
@@ -84,133 +76,75 @@ static size_t block_owner(const StreamBP *s, size_t step) {
     return (sequence_rank(s) + s->ranks - step % s->ranks) % s->ranks;
 }
 
-// The block of this step goes to the next rank, while that of the next step comes from the one before. k and v, or dk
-// and dv; rows of `row` bytes.
-static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, const void *const out[2], void *const in[2],
-                          size_t row) {
+// The block of this step goes to the next rank, while that of the next step comes from the one before; rows of `row`
+// bytes.
+static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here, Block next, size_t row) {
     const size_t S = s->ranks, rank = sequence_rank(s);
     const size_t leaves = sequence_tokens(s->N, S, block_owner(s, step));
     const size_t comes = sequence_tokens(s->N, S, block_owner(s, step + 1));
     const double mean = 2 * (double)(s->N * row) / (double)S; // a step's blocks are all of the stream
-    Message message[4];
-    size_t count = 0;
-    for (size_t i = 0; i < 2; i++) {
-        const Message to = {(rank + 1) % S, out[i], NULL, leaves * row, 0};
-        const Message from = {(rank + S - 1) % S, NULL, in[i], 0, comes * row};
-        if (leaves) message[count++] = to;
-        if (comes) message[count++] = from;
-    }
-    return ranks_exchange(&s->memory, kind, RANKS_SEQUENCE, message, count, mean);
-}
-
-static int64_t keys_pass(StreamBP *s, size_t step, KeyBlock here, KeyBlock next) {
-    const void *const out[2] = {here.k, here.v};
-    void *const in[2] = {next.k, next.v};
-    return block_pass(s, TRAFFIC_KEYS_VALUES, step, out, in, shapes_of(s->model).KV * shapes_of(s->model).stored);
-}
-
-static int64_t gradients_pass(StreamBP *s, size_t step, GradientBlock here, GradientBlock next) {
-    const void *const out[2] = {here.dk, here.dv};
-    void *const in[2] = {next.dk, next.dv};
-    return block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, out, in,
-                      shapes_of(s->model).KV * shapes_of(s->model).summed);
+    Messages p = {0};
+    messages_add(&p, (rank + 1) % S, 1, here.k, here.v, leaves * row);
+    messages_add(&p, (rank + S - 1) % S, 0, next.k, next.v, comes * row);
+    return ranks_exchange(&s->memory, kind, RANKS_SEQUENCE, p.message, p.count, mean);
 }
 
 // ---- own queries and one block --------------------------------------------------------------------------------------
-// One range of a block, as attention takes it.
-typedef struct {
-    KeyRange keys;
-    size_t skipped; // tokens before the block's row 0
-    int first;      // nothing came before it
-} BlockRange;
-
-static BlockRange block_range(const StreamBP *s, size_t step, size_t half) {
-    const size_t owner = block_owner(s, step);
-    const Range part = sequence_part(s->N, s->ranks, owner, half), before = sequence_part(s->N, s->ranks, owner, 0);
-    BlockRange b = {{part.begin, part.begin + part.count}, part.begin - (half ? before.count : 0), 0};
-    b.first = step == 0 && half == (before.count == 0);
-    return b;
+// Where token 0 of the sequence would be, `skipped` tokens before x; rows outside of the range need not be memory.
+static void *token_0(void *x, size_t skipped, size_t row) {
+    return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }
 
-// Where token 0 of the stream would be: rows outside of the range need not be memory.
-static void *token_0(void *block, size_t skipped, size_t row) {
-    return (void *)((uintptr_t)block - skipped * row); // NOLINT(performance-no-int-to-ptr)
-}
-
-// A chunk's spans. A plan counts all of a chunk's pairs where it meets its own range.
-static Spans ring_spans(const StreamBP *s, Chunk c, size_t step, size_t half) {
-    Spans spans = c.spans;
-    if (step || own_half(s, c.token) != half) spans.pairs = 0;
-    return spans;
-}
-
-// A plan of thousands of ranks looks at two blocks of others: all lie in the same two places.
-static int block_is_known(const StreamBP *s, size_t step) { return s->dry && step > 2; }
-
-static AttentionShape block_shape(StreamBP *s, size_t l, BlockRange b, Spans spans) {
-    AttentionShape shape = attention_shape(s, l, spans);
-    shape.keys = b.keys, shape.partial = 1, shape.accumulate = !b.first;
-    return shape;
-}
-
-// Attention of an own chunk to the keys of a block's range; sums: of the chunk's output so far.
-static void chunk_forward_part(StreamBP *s, size_t l, Chunk c, const RingLayer *r, KeyBlock block, BlockRange b,
-                               Spans spans, Summed *sums, Summed *scratch) {
+// Attention of each own chunk to the block of a step: forward, added to sums[rows,NH*HD], or with the block's gradients
+// backward, added to these and to r->dq. A plan of thousands of ranks looks at two blocks of others: all lie in the same
+// two places. It counts all of a chunk's pairs where the chunk meets its own range.
+static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block block, Summed *sums,
+                            const Block *gradients, size_t step) {
     Shapes d = shapes_of(s->model);
-    const size_t row = d.KV * d.stored;
-    const AttentionShape shape = block_shape(s, l, b, spans);
-    s->ops->attention_forward(summed_row(s, sums, c.row, d.Q), summed_row(s, r->lse, c.row, d.NH),
-                              stored_row(s, r->q, c.row, d.Q), (Stored *)token_0(block.k, b.skipped, row),
-                              (Stored *)token_0(block.v, b.skipped, row), &shape, scratch);
-}
-
-// gradients: of the block, added to
-static void chunk_backward_part(StreamBP *s, size_t l, Chunk c, const RingLayer *r, KeyBlock block, BlockRange b,
-                                Spans spans, const GradientBlock *gradients, Summed *scratch) {
-    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
-    const AttentionShape shape = block_shape(s, l, b, spans);
-    s->ops->attention_backward(summed_row(s, r->dq, c.row, d.Q), (Summed *)token_0(gradients->dk, b.skipped, sums_row),
-                               (Summed *)token_0(gradients->dv, b.skipped, sums_row),
-                               stored_row(s, r->dattention_out, c.row, d.Q),
-                               stored_row(s, r->attention_out, c.row, d.Q), stored_row(s, r->q, c.row, d.Q),
-                               (Stored *)token_0(block.k, b.skipped, row), (Stored *)token_0(block.v, b.skipped, row),
-                               summed_row(s, r->lse, c.row, d.NH), &shape, scratch);
-}
-
-// Of each own chunk that sees keys of the block: forward into sums, or backward where there are gradients.
-static void block_attention(StreamBP *s, size_t l, const RingLayer *r, KeyBlock block, Summed *sums,
-                            const GradientBlock *gradients, size_t step) {
-    Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena);
+    const Range first = sequence_part(s->N, s->ranks, owner, 0);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch",
                     s->ops->attention_scratch(min_size(effective_chunk(s, s->chunk), s->rows), d.NH, d.NKV, d.HD));
-    for (size_t half = 0; half < 2 && !block_is_known(s, step); half++) {
-        const BlockRange b = block_range(s, step, half);
-        for (size_t i = 0; b.keys.begin < b.keys.end && i < chunk_count(s); i++) {
+    for (size_t half = 0; half < 2 && !(s->dry && step > 2); half++) {
+        const Range part = sequence_part(s->N, s->ranks, owner, half);
+        const size_t skipped = part.begin - (half ? first.count : 0);
+        Stored *k = (Stored *)token_0(block.k, skipped, row), *v = (Stored *)token_0(block.v, skipped, row);
+        for (size_t i = 0; part.count && i < chunk_count(s); i++) {
             const Chunk c = chunk_at(s, i);
-            if (b.keys.begin >= c.token + c.n) continue;
+            if (part.begin >= c.token + c.n) continue; // the chunk comes before these keys
+            AttentionShape shape = attention_shape(s, l, c.spans);
+            if (step || own_half(s, c.token) != half) shape.spans.pairs = 0;
+            shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
+            shape.partial = 1;
+            shape.accumulate = step > 0 || half != (first.count == 0);
+            Stored *q = stored_row(s, r->q, c.row, d.Q);
+            Summed *lse = summed_row(s, r->lse, c.row, d.NH);
             if (gradients)
-                chunk_backward_part(s, l, c, r, block, b, ring_spans(s, c, step, half), gradients, scratch);
+                s->ops->attention_backward(
+                    summed_row(s, r->dq, c.row, d.Q), (Summed *)token_0(gradients->k, skipped, sums_row),
+                    (Summed *)token_0(gradients->v, skipped, sums_row), stored_row(s, r->dattention_out, c.row, d.Q),
+                    stored_row(s, r->attention_out, c.row, d.Q), q, k, v, lse, &shape, scratch);
             else
-                chunk_forward_part(s, l, c, r, block, b, ring_spans(s, c, step, half), sums, scratch);
+                s->ops->attention_forward(summed_row(s, sums, c.row, d.Q), lse, q, k, v, &shape, scratch);
         }
     }
     arena_pop(s->arena, mark);
 }
 
 // ---- once around ----------------------------------------------------------------------------------------------------
-static KeyBlock own_block(StreamBP *s, size_t l) {
-    const KeyBlock own = {layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l)};
+static Block own_block(StreamBP *s, size_t l) {
+    const Block own = {layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l)};
     return own;
 }
 
 // q and own K, V -> attention_out, lse, unless these were saved
 static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
-    const size_t mark = arena_mark(s->arena), count = s->rows * shapes_of(s->model).Q;
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena), count = s->rows * d.Q;
     const Range all = {0, s->rows};
-    KeyBlock passing[2];
+    Block passing[2];
     int64_t ticket = 0;
     if (attention_saved(s)) {
         saved_attention_finish(s);
@@ -219,9 +153,10 @@ static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
     Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
     push_passing(s, passing);
     for (size_t step = 0; step < s->ranks; step++) {
-        const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
+        const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
         if (step) s->ops->await(ticket);
-        if (step + 1 < s->ranks) ticket = keys_pass(s, step, here, passing[step % 2]);
+        if (step + 1 < s->ranks)
+            ticket = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
         block_attention(s, l, r, here, sums, NULL, step);
     }
     s->ops->round_sums(r->attention_out, sums, count);
@@ -234,29 +169,28 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t mark = arena_mark(s->arena), S = s->ranks, block = s->kv.rows[0] * d.KV;
-    GradientBlock found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}};
-    KeyBlock passing[2];
+    Block found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}}, passing[2];
     int64_t keys = 0, gradients = 0;
-    travelling[1].dk = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
-    travelling[1].dv = push_summed(s, SHARE_KV, "gradient of values that pass by", block);
-    found.dk = push_summed(s, SHARE_KV, "gradient of keys found here", block);
-    found.dv = push_summed(s, SHARE_KV, "gradient of values found here", block);
+    travelling[1].k = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
+    travelling[1].v = push_summed(s, SHARE_KV, "gradient of values that pass by", block);
+    found.k = push_summed(s, SHARE_KV, "gradient of keys found here", block);
+    found.v = push_summed(s, SHARE_KV, "gradient of values found here", block);
     push_passing(s, passing);
     for (size_t step = 0; step < S; step++) {
-        const KeyBlock here = step ? passing[(step - 1) % 2] : own_block(s, l);
-        const GradientBlock on = travelling[(S - step) % 2], to = step ? found : on;
+        const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
+        const Block on = travelling[(S - step) % 2], next = travelling[(S - step - 1) % 2], to = step ? found : on;
         const size_t count = sequence_tokens(s->N, S, block_owner(s, step)) * d.KV;
         if (step) s->ops->await(keys);
-        if (step + 1 < S) keys = keys_pass(s, step, here, passing[step % 2]);
-        s->ops->zero(to.dk, count * d.summed);
-        s->ops->zero(to.dv, count * d.summed);
+        if (step + 1 < S) keys = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
+        s->ops->zero(to.k, count * d.summed);
+        s->ops->zero(to.v, count * d.summed);
         block_attention(s, l, r, here, NULL, &to, step);
         if (step) {
             s->ops->await(gradients);
-            s->ops->gradient_add(on.dk, type, found.dk, count);
-            s->ops->gradient_add(on.dv, type, found.dv, count);
+            s->ops->gradient_add(on.k, type, (Summed *)found.k, count);
+            s->ops->gradient_add(on.v, type, (Summed *)found.v, count);
         }
-        gradients = gradients_pass(s, step, on, travelling[(S - step - 1) % 2]);
+        gradients = block_pass(s, TRAFFIC_KEY_VALUE_GRADIENTS, step, on, next, d.KV * d.summed);
     }
     s->ops->await(gradients);
     arena_pop(s->arena, mark);
@@ -317,7 +251,7 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) {
         Chunk c = chunk_at(s, i);
-        Stored *dx = input_load(&s->memory, d.L, c.row);
+        Stored *dx = layer_input(&s->memory, d.L, c.row);
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) attention_output(s, l, c, w, &a);
         mlp_backward(s, l, c, w, dw, &a, dx);
@@ -331,11 +265,32 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) norm1_forward(s, l, c, w, &a);
         ring_queries_backward(s, l, c, w, dw, &a, &r);
-        kv_backward(s, l, c, w, dw, &a, input_load(&s->memory, d.L, c.row));
+        kv_backward(s, l, c, w, dw, &a, layer_input(&s->memory, d.L, c.row));
         drop(s, &a);
     }
     saved_attention_finish(s);
     arena_pop(s->arena, mark);
 }
+
+// ---- who picks the order --------------------------------------------------------------------------------------------
+// A process alone walks its chunks by streambp.h. Ranks that share a sequence gather keys, or pass them around where a
+// layer sees everything and --kv says so.
+static void shared_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
+    if (layer_rings(s, l))
+        ring_layer_forward(s, l, w);
+    else
+        gather_layer_forward(s, l, w);
+}
+
+static void shared_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
+    if (layer_rings(s, l))
+        ring_layer_backward(s, l, w, dw);
+    else
+        gather_layer_backward(s, l, w, dw);
+}
+
+static const Order order_shared = {shared_layer_forward, shared_layer_backward};
+
+static const Order *order_of(World world) { return world_sp(world) > 1 ? &order_shared : &order_alone; }
 
 #endif

@@ -6,7 +6,7 @@ the length that fits.
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 #include "llmc/orders/key_value_cache.h"
-#include "llmc/orders/order.h"
+#include "llmc/orders/ring.h"
 
 typedef struct {
     const Model *model;

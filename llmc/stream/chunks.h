@@ -104,23 +104,19 @@ static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, si
     return tokens;
 }
 
+// In a plan the pairs of index 0 are the mean over the whole chunks.
 static Chunk range_chunk(StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half], tokens = range_chunk_tokens(s, half, index, size);
-    const size_t whole = range.count / size;
+    const size_t whole = s->dry && index == 0 ? max_size(range.count / size, 1) : 1, rest = range.count % size;
+    Chunk last = {0};
+    if (whole > 1 && rest) last = chunk_of(s, range.begin + whole * size, rest);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
-    double repeat = 1;
-    if (s->dry && index == 0 && whole > 1) { // pairs: the mean over the whole chunks
-        double pairs = range_pairs(s->batch, range, 0);
-        double window_pairs = range_pairs(s->batch, range, window_of_model(&s->model->config));
-        if (range.count % size) {
-            Chunk last = chunk_of(s, range.begin + whole * size, range.count % size);
-            pairs -= last.spans.pairs, window_pairs -= last.window_pairs;
-        }
-        c = chunk_of(s, tokens.begin, tokens.count);
-        repeat = (double)whole;
-        c.spans.pairs = pairs / repeat, c.window_pairs = window_pairs / repeat;
+    if (whole > 1) {
+        const size_t window = window_of_model(&s->model->config);
+        c.spans.pairs = (range_pairs(s->batch, range, 0) - last.spans.pairs) / (double)whole;
+        c.window_pairs = (range_pairs(s->batch, range, window) - last.window_pairs) / (double)whole;
     }
-    s->ops->repeat(s->memory.layers_repeat * repeat);
+    s->ops->repeat(s->memory.layers_repeat * (double)whole);
     c.index = index + (half ? range_chunks(s, 0, size) : 0);
     return c;
 }

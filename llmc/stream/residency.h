@@ -4,7 +4,7 @@ Where weights, gradients and layer inputs live. streambp.h brackets its work wit
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
-    input_save, input_load                                a chunk of a layer's input
+    layer_input                                           a chunk of a layer's input
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer.
@@ -85,28 +85,27 @@ static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD
 static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
 
 // ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
-static void count_sent(Residency *r, TrafficKind kind, double bytes, size_t hops) {
+static void count_sent(Residency *r, TrafficKind kind, double bytes, double hops) {
     r->sent.bytes[kind] += r->layers_repeat * bytes;
     r->sent.calls[kind] += r->layers_repeat;
-    r->sent.hops[kind] += r->layers_repeat * (double)hops;
+    r->sent.hops[kind] += r->layers_repeat * hops;
 }
 
-static double bytes_sent(const Residency *r, RankGroup group, size_t count, size_t size) {
+static void count_collective(Residency *r, TrafficKind kind, RankGroup group, size_t count, size_t size) {
     const double ranks = (double)ranks_in(r->world, group);
-    return (double)count * (double)size * (ranks - 1) / ranks;
+    count_sent(r, kind, (double)count * (double)size * (ranks - 1) / ranks, ranks - 1);
 }
 
 static int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
     if (ranks_in(r->world, group) == 1) return 0;
-    count_sent(r, kind, bytes_sent(r, group, count, dtype_size(dtype_of_sums(r->model->dtype))),
-               ranks_in(r->world, group) - 1);
+    count_collective(r, kind, group, count, dtype_size(dtype_of_sums(r->model->dtype)));
     return r->ops->reduce_scatter(group, x, count, unit);
 }
 
 static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
                             size_t size) {
     if (ranks_in(r->world, group) == 1) return 0;
-    count_sent(r, kind, bytes_sent(r, group, count, size), ranks_in(r->world, group) - 1);
+    count_collective(r, kind, group, count, size);
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
@@ -117,8 +116,7 @@ static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, c
     double bytes = 0;
     if (ranks_in(r->world, group) == 1) return 0;
     for (size_t i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
-    if (r->plan) bytes = mean;
-    count_sent(r, kind, bytes, 1);
+    count_sent(r, kind, r->plan ? mean : bytes, 1);
     return r->ops->exchange(group, messages, n);
 }
 
@@ -225,10 +223,10 @@ static void weights_updated(Residency *r) {
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
-static int grads_are_sums(const Residency *r) { return r->gradient_type == dtype_of_sums(r->model->dtype); }
-
 // dW is summed in the stored gradient itself.
-static int sums_in_place(const Residency *r) { return grads_are_sums(r) && gradients_sharding(r).ranks == 1; }
+static int sums_in_place(const Residency *r) {
+    return r->gradient_type == dtype_of_sums(r->model->dtype) && gradients_sharding(r).ranks == 1;
+}
 
 static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
@@ -255,15 +253,6 @@ static void gather_gradient(Residency *r, size_t group) {
         r->last_ticket =
             ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, at(r->gradients, group_begin(table, group), size),
                          group_elements(table, group), SHARD_ALIGNMENT, size);
-}
-
-// Reduces a group's sums in place over all ranks; awaited at the end of the pass.
-static void reduce_in_place(Residency *r, size_t group) {
-    const Model *table = trained_table(r);
-    if (!r->last) return;
-    r->last_ticket = ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums_at(r->gradients, group_begin(table, group), r),
-                               group_elements(table, group), SHARD_ALIGNMENT);
-    gather_gradient(r, group);
 }
 
 // Asks for the reduction of a group's buffer over all ranks ...
@@ -361,8 +350,10 @@ static void grads_release(Residency *r, size_t group, GroupSums sums) {
     if (r->lora && !is_layer(group)) return;
     if (alone(r)) {
         if (!sums_in_place(r)) add_sums(r, group, sums);
-    } else if (sums_in_place(r)) {
-        reduce_in_place(r, group);
+    } else if (sums_in_place(r)) { // awaited at the end of the pass
+        Summed *own = sums_at(r->gradients, group_begin(trained_table(r), group), r);
+        if (r->last) r->last_ticket = reduce_sums(r, group, own);
+        gather_gradient(r, group);
     } else if (is_layer(group)) {
         LayerBuffer *b = &r->summed[group % 2];
         b->layer = group, b->busy = 1;
@@ -426,13 +417,10 @@ static void layers_end(Residency *r) {
 }
 
 // ---- layer inputs ---------------------------------------------------------------------------------------------------
-// Memory of x_l from row `begin` on, to be written and to be read
-static Stored *input_save(Residency *r, size_t layer, size_t begin) {
-    size_t row = begin - r->input_begin;
-    return (Stored *)at(r->inputs, layer * r->input_stride + row * r->model->config.hidden_size,
-                        dtype_size(r->model->dtype));
+// Memory of x_l from row `row` on
+static Stored *layer_input(Residency *r, size_t l, size_t row) {
+    const size_t first = l * r->input_stride, C = r->model->config.hidden_size;
+    return (Stored *)at(r->inputs, first + (row - r->input_begin) * C, dtype_size(r->model->dtype));
 }
-
-static Stored *input_load(Residency *r, size_t layer, size_t begin) { return input_save(r, layer, begin); }
 
 #endif

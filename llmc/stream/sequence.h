@@ -8,19 +8,14 @@ and the host of every rank gets those of the others.
 #include "chunks.h"
 #include "llmc/ranks/dist.h"
 
-// Elements of `size` bytes of the rank's own tokens: host [N] -> device [rows], and back
-static void own_copy_in(const StreamBP *s, void *device, void *host, size_t size) {
-    for (size_t half = 0; half < 2; half++)
-        if (s->own[half].count)
-            s->ops->copy_in(at(device, own_row(s, s->own[half].begin), size), at(host, s->own[half].begin, size),
-                            s->own[half].count * size);
-}
-
-static void own_copy_out(const StreamBP *s, void *host, void *device, size_t size) {
-    for (size_t half = 0; half < 2; half++)
-        if (s->own[half].count)
-            s->ops->copy_out(at(host, s->own[half].begin, size), at(device, own_row(s, s->own[half].begin), size),
-                             s->own[half].count * size);
+// Elements of `size` bytes of the rank's own tokens: host [N] -> device [rows], or back
+static void own_copy(const StreamBP *s, void *device, void *host, size_t size, int in) {
+    for (size_t half = 0; half < 2; half++) {
+        const Range own = s->own[half];
+        void *rows = at(device, own_row(s, own.begin), size), *values = at(host, own.begin, size);
+        if (own.count && in) s->ops->copy_in(rows, values, own.count * size);
+        if (own.count && !in) s->ops->copy_out(values, rows, own.count * size);
+    }
 }
 
 // All-gather of host[N] over the ranks that share the sequence, each of which has the values of its own tokens
@@ -45,7 +40,7 @@ static void host_gather(StreamBP *s, void *host) {
 // host[N] = device[rows] of all ranks
 static void host_collect(StreamBP *s, void *host, Summed *device) {
     if (s->dry) return;
-    own_copy_out(s, host, device, dtype_size(dtype_of_sums(s->model->dtype)));
+    own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
     host_gather(s, host);
 }
 
@@ -55,7 +50,7 @@ static void sequence_weights(StreamBP *s) {
     const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
     if (s->dry) return;
     objective_weights(&s->objective, s->batch, s->Z, 0, s->N, at_once ? NULL : s->host_sums, s->host_sums, type);
-    own_copy_in(s, s->token_weight, s->host_sums, dtype_size(type));
+    own_copy(s, s->token_weight, s->host_sums, dtype_size(type), 1);
 }
 
 // Puts the sequence on the device. Z: loss denominator, objective_normaliser of the whole accumulated batch
@@ -73,9 +68,9 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     if (batch->N > s->host_tokens || batch->documents > s->host_documents)
         die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
             batch->documents, s->host_tokens, s->host_documents);
-    own_copy_in(s, s->tokens, batch->tokens, sizeof(int32_t));
-    own_copy_in(s, s->targets, batch->targets, sizeof(int32_t));
-    own_copy_in(s, s->position, batch->position, sizeof(int32_t));
+    own_copy(s, s->tokens, batch->tokens, sizeof(int32_t), 1);
+    own_copy(s, s->targets, batch->targets, sizeof(int32_t), 1);
+    own_copy(s, s->position, batch->position, sizeof(int32_t), 1);
     if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
