@@ -26,38 +26,37 @@ class Answers(WithCommand):
         """(shard's path, header fields, table, ids, counts, raw bytes) for every shard of a run over these rows; inspected."""
         done = self.prepare(self.path(name), self.write(name + ".jsonl", rows), *arguments)
         paths = sorted(glob.glob(self.path(name) + "/train-*.bin"))
-        inspected = self.run_main(self.inspect(*paths))
+        inspected = self.run_main(["inspect", *paths])
         self.assertEqual(inspected.returncode, 0, inspected.stderr)
-        self.said, self.inspected = done.stdout, inspected.stdout
+        self.said = done.stdout + inspected.stdout
         return [(path, *read_shard(raw), raw) for path in paths for raw in [open(path, "rb").read()]]
 
+    def assert_said(self, *words):
+        """By the run that made the shards, and of them by inspect."""
+        for each in words:
+            self.assertIn(each, self.said)
+
     def test_pairs(self):
-        rows = [{"prompt": f"{i} + 2 =", "chosen": " 4", "rejected": " 5 and six"} for i in range(40)]
-        made, pairs = self.made("pairs", rows, "--shard-tokens", "300"), 0
+        made = self.made("pairs", [{"prompt": f"{i} + 2 =", "chosen": " 4", "rejected": " 5 and six"} for i in range(40)], "--shard-tokens", "300")
         self.assertGreater(len(made), 1)
         for _, fields, table, _, _, _ in made:
             self.assertEqual((fields["kind"], fields["values"]), (1, 0))
             self.assertEqual([row[3] for row in table], [i // 2 for i in range(len(table))])
             self.assertTrue(all(4 <= row[4] < row[1] for row in table))
-            pairs += len(table) // 2
-        self.assertEqual(pairs, 40)
-        self.assertIn("--objective dpo", self.said)
-        self.assertIn("preference pairs", self.inspected)
-        self.assertIn("  16 pairs\n", self.inspected)
+        self.assertEqual(sum(len(table) for _, _, table, *_ in made), 80)
+        self.assert_said("--objective dpo", "preference pairs", "  16 pairs\n")
 
     def test_groups(self):
         rows = [{"prompt": "2+2", "completions": [" 4"] * (2 + i % 3), "rewards": [i / 2] * (2 + i % 3)} for i in range(40)]
         made, seen = self.made("groups", rows, "--shard-tokens", "300"), 0
         self.assertGreater(len(made), 1)
         for _, fields, table, _, _, _ in made:
-            self.assertEqual(fields["kind"], 2)
             groups = table[-1][3] + 1
             expected = [(g, (seen + g) / 2) for g in range(groups) for _ in range(2 + (seen + g) % 3)]
-            self.assertEqual([(row[3], row[5]) for row in table], expected)
+            self.assertEqual((fields["kind"], [(row[3], row[5]) for row in table]), (2, expected))
             seen += groups
         self.assertEqual(seen, 40)
-        self.assertIn("--objective grpo", self.said)
-        self.assertIn("groups of 2 to 4 documents, rewards 0 to ", self.inspected)
+        self.assert_said("--objective grpo", "groups of 2 to 4 documents, rewards 0 to ")
 
     def test_prompts(self):
         rows = [{"prompt": f"{i} + 2 =", **({"answer": f" {i + 2}"} if i % 2 else {})} for i in range(30)]
@@ -67,13 +66,12 @@ class Answers(WithCommand):
         (_, fields, table, ids, counts, _), = self.made("prompts", rows)
         self.assertEqual((fields["kind"], fields["counted"], set(counts)), (3, 0, {0}))
         for i, (begin, tokens, counted, group, prompt, reward, _) in enumerate(table):
-            self.assertEqual((counted, group, reward), (0, i, 0))
             text = (decode(ids[begin:begin + prompt]), decode(ids[begin + prompt:begin + tokens]))
-            self.assertEqual(text, (rows[i]["prompt"], rows[i].get("answer", "")) if i < 30 else
-                             ("<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "Hello"))
-        self.assertIn("--rollout --reward-command", self.said)
-        self.assertIn("prompts in 31 documents", self.inspected)
-        self.assertIn("prompt alone", self.prepare(None, "--show", "1", self.path("prompts.jsonl")).stdout)
+            expected = (rows[i]["prompt"], rows[i].get("answer", "")) if i < 30 else (
+                "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "Hello")
+            self.assertEqual((counted, group, reward, text), (0, i, 0, expected))
+        self.said += self.prepare(None, "--show", "1", self.path("prompts.jsonl")).stdout
+        self.assert_said("--rollout --reward-command", "prompts in 31 documents", "prompt alone")
 
     def test_advantages(self):
         rows = [rollout(i) for i in range(200)]
@@ -86,24 +84,18 @@ class Answers(WithCommand):
                 own = slice(begin, begin + tokens)
                 self.assertEqual((list(ids[own]), list(counts[own])), (rows[i]["ids"], [0] + rows[i]["train"][1:]))
                 self.assertEqual(np.float32(rows[i]["advantages"]).tolist(), list(values[own]))
-                self.assertEqual((group, prompt), (number, 1 + i % 3))
                 whole = struct.pack(f"<{tokens}H", *ids[own]) + counts[own] + struct.pack(f"<{tokens}f", *values[own])
-                self.assertEqual(crc, zlib.crc32(whole))
+                self.assertEqual((group, prompt, crc), (number, 1 + i % 3, zlib.crc32(whole)))
                 i += 1
         self.assertEqual(i, len(rows))
-        self.assertIn("--objective ppo", self.said)
-        self.assertIn("documents with advantages", self.inspected)
-        self.prepare(self.path("workers"), self.path("values.jsonl"), "--shard-tokens", "900", "--workers", "3")
-        self.assertEqual({n: raw for n, raw in contents(self.path("workers")).items() if n.endswith(".bin")},
-                         {os.path.basename(path): raw for path, *_, raw in made})
+        self.assert_said("--objective ppo", "documents with advantages")
 
     def test_kinds_do_not_mix(self):
         for number, (first, other) in enumerate(((rollout(5), {"text": "hello world"}), ({"text": "hello world"}, rollout(5)),
                                                  ({"prompt": "a"}, {"prompt": "a", "completion": " b"}))):
-            data = self.write(f"{number}.jsonl", [first, other])
-            self.refused(1, "1 bad sample", self.command(self.path(str(number)), data))
-            with open(os.path.join(self.path(str(number)), "rejected.jsonl"), encoding="utf-8") as file:
-                self.assertEqual(json.loads(file.read())["reason"], "another kind")
+            out = self.path(str(number))
+            self.refused(1, "1 bad sample", self.command(out, self.write(f"{number}.jsonl", [first, other])))
+            self.assertEqual(json.loads(contents(out)["rejected.jsonl"])["reason"], "another kind")
 
     def test_a_writer_of_values_goes_on(self):
         tables = np.zeros(4, shards.TABLE)
@@ -131,14 +123,19 @@ class Answers(WithCommand):
         self.assertEqual(struct.unpack("<20f", made[0][-80:]), tuple(values.tolist()))
 
     def test_damage_is_found(self):
+        """Of any byte, and of the length."""
         for name, rows in (("values", [rollout(i) for i in range(9)]), ("prompts", [{"prompt": "hello world", "answer": "a"}] * 9),
-                           ("groups", [{"prompt": "a", "completions": [" b", " c"], "rewards": [0, 1]}] * 5)):
+                           ("groups", [{"prompt": "a", "completions": [" b", " c"], "rewards": [0, 1]}] * 5),
+                           ("documents", samples.conversations(12, most=5))):
             (path, fields, _, _, _, raw), = self.made(name, rows)
             last = fields["values"] or fields["counts"]
-            for at in (*range(0, 192, 7), *range(256, fields["ids"], 17), *range(last - 3, len(raw), 11)):
+            places = (*range(0, 256, 5), *range(256, fields["ids"], 17), *range(fields["ids"], last, 101), *range(last - 3, len(raw), 11))
+            changed = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1:] for at in places]
+            changed += [raw[:length] for length in (0, 7, 100, 255, 256, 300, fields["ids"], len(raw) - 1)] + [raw + b"\0"]
+            for i, damaged in enumerate(changed):
                 with open(path, "wb") as file:
-                    file.write(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1:])
-                with self.assertRaises(shards.ShardError, msg=f"{name}, byte {at}"):
+                    file.write(damaged)
+                with self.assertRaises(shards.ShardError, msg=f"{name}, change {i}"):
                     shards.Shard(path).verify()
 
     def test_faults_with_right_checksums(self):

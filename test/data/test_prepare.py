@@ -7,6 +7,7 @@ Closes with `N passed, N failed, N skipped`.
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -176,36 +177,32 @@ class Masks(WithTokenizers):
         with self.assertRaisesRegex(encode.SetupFailure, "unknown role 'robot'"):
             self.encoder("chatml", train_on="assistant,robot")
 
-    def test_completions(self):
-        self.assert_marked("chatml", {"prompt": "2 + 2 =", "completion": " 4"}, "2 + 2 =\u00ab 4<|im_end|>\u00bb")
-        self.assert_marked("chatml", {"prompt": "2 + 2 =", "completion": " 4"}, "2 + 2 =\u00ab 4\u00bb", eos="no")
-        self.assert_marked("chatml", {"prompt": "", "completion": "4 and 2"}, "4\u00ab and 2<|im_end|>\u00bb")
-        self.assert_marked("sentencepiece", {"prompt": "2", "completion": " hello"}, "<s> 2\u00abhello</s>\u00bb")
-        self.assert_marked("sentencepiece", {"prompt": "<s>2", "completion": " hello"}, "<s> 2\u00abhello</s>\u00bb")
-        conversation = {"prompt": chat("Hi", "Hello", "And?"), "completion": chat("x", "Bye")[1:]}
-        expected = im("system", "You help.", "user", "Hi", "assistant", "Hello", "user", "And?", "*assistant", "Bye")
-        self.assert_marked("chatml", conversation, expected)
-        self.assert_marked("chatml", {"prompt": conversation["prompt"], "completion": "Bye"}, expected)
+    def test_texts_and_completions(self):
+        four, conversation = {"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": chat("Hi", "Hello", "And?"), "completion": chat("x", "Bye")[1:]}
+        spoken = im("system", "You help.", "user", "Hi", "assistant", "Hello", "user", "And?", "*assistant", "Bye")
+        for name, record, expected, options in (
+                ("chatml", four, "2 + 2 =\u00ab 4<|im_end|>\u00bb", {}), ("chatml", four, "2 + 2 =\u00ab 4\u00bb", {"eos": "no"}),
+                ("chatml", {"prompt": "", "completion": "4 and 2"}, "4\u00ab and 2<|im_end|>\u00bb", {}),
+                ("sentencepiece", {"prompt": "2", "completion": " hello"}, "<s> 2\u00abhello</s>\u00bb", {}),
+                ("sentencepiece", {"prompt": "<s>2", "completion": " hello"}, "<s> 2\u00abhello</s>\u00bb", {}),
+                ("chatml", conversation, spoken, {}), ("chatml", {"prompt": conversation["prompt"], "completion": "Bye"}, spoken, {}),
+                # a token across the boundary does not count
+                ("chatml", {"prompt": "the weather is ", "completion": "nice"}, "the weather is nice\u00ab<|im_end|>\u00bb", {}),
+                ("chatml", {"prompt": "the weather is", "completion": " nice"}, "the weather is\u00ab nice<|im_end|>\u00bb", {}),
+                ("chatml", {"text": "hello world"}, "hello\u00ab world<|im_end|>\u00bb", {}),
+                ("chatml", {"text": "hello world<|im_end|>"}, "hello\u00ab world<|im_end|>\u00bb", {}),
+                ("chatml", {"text": "hello world"}, "hello\u00ab world\u00bb", {"eos": "no"}),
+                ("chatml", {"text": "hello world"}, "hello\u00ab world<|endoftext|>\u00bb", {"eos_token": "<|endoftext|>"}),
+                ("sentencepiece", {"text": "hello w"}, "<s>\u00abhello w</s>\u00bb", {}),
+                ("sentencepiece", {"text": "<s>hello w"}, "<s>\u00abhello w</s>\u00bb", {})):
+            with self.subTest(name=name, record=record):
+                self.assert_marked(name, record, expected, **options)
+                _, (document,) = self.documents(name, record, **options)
+                self.assertEqual(document.straddles, int(record.get("completion") == "nice"))
         _, (document,) = self.documents("chatml", conversation)
         self.assertEqual(document.prompt, int(np.argmax(document.counts)))
         _, (whole,) = self.documents("chatml", conversation, train_on="all")
         self.assertEqual(whole.prompt, document.prompt)
-
-    def test_a_token_across_the_boundary_does_not_count(self):
-        _, (document,) = self.documents("chatml", {"prompt": "the weather is ", "completion": "nice"})
-        self.assertEqual(document.straddles, 1)
-        self.assertEqual(self.marked(self.encoder("chatml"), document), "the weather is nice\u00ab<|im_end|>\u00bb")
-        _, (document,) = self.documents("chatml", {"prompt": "the weather is", "completion": " nice"})
-        self.assertEqual(document.straddles, 0)
-        self.assertEqual(self.marked(self.encoder("chatml"), document), "the weather is\u00ab nice<|im_end|>\u00bb")
-
-    def test_texts(self):
-        self.assert_marked("chatml", {"text": "hello world"}, "hello\u00ab world<|im_end|>\u00bb")
-        self.assert_marked("chatml", {"text": "hello world<|im_end|>"}, "hello\u00ab world<|im_end|>\u00bb")
-        self.assert_marked("chatml", {"text": "hello world"}, "hello\u00ab world\u00bb", eos="no")
-        self.assert_marked("chatml", {"text": "hello world"}, "hello\u00ab world<|endoftext|>\u00bb", eos_token="<|endoftext|>")
-        self.assert_marked("sentencepiece", {"text": "hello w"}, "<s>\u00abhello w</s>\u00bb")
-        self.assert_marked("sentencepiece", {"text": "<s>hello w"}, "<s>\u00abhello w</s>\u00bb")
 
     def test_pairs_and_groups(self):
         kind, (chosen, rejected) = self.documents("chatml", {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"})
@@ -291,7 +288,7 @@ class Masks(WithTokenizers):
         for name in ("chatml", "llama3", "gemma", "mistral", "thinking", "opening"):
             turns = self.encoder(name).turns
             for variant in range(16):
-                messages = samples.long_conversation(rng, rng.randint(1, 30), variant)
+                messages = samples.long_conversation(rng, rng.randint(1, 20), variant)
                 for wanted in ([i for i, m in enumerate(messages) if m["role"] == "assistant"],
                                [i for i, m in enumerate(messages) if m["role"] == "user"], range(len(messages))):
                     found = []
@@ -339,7 +336,7 @@ class Masks(WithTokenizers):
                 encoder.cuts = encode.Cuts(encoder.tokenizer.get_added_tokens_decoder().values())
                 rng, cuts = random.Random(1), 0
                 parts = ["hello", " ", "  ", "\n", "\u00e9", "\U0001f600", "<s>", "</s>", " <s>", "<|im_end|>", "<|im_start|>", "<|im_", "o", "\u2581"]
-                for _ in range(300):
+                for _ in range(200):
                     text = "".join(rng.choice(parts) for _ in range(rng.randint(0, 40)))
                     encode.PIECE = 1 << 16
                     whole = encoder.encoding(text)
@@ -348,7 +345,7 @@ class Masks(WithTokenizers):
                         found = encoder.encoding(text)
                         self.assertEqual(found.ids.tolist(), whole.ids.tolist(), (name, more, text))
                         self.assertEqual(found.offsets.tolist(), whole.offsets.tolist(), (name, more, text))
-                self.assertGreater(cuts, 300, (name, more))
+                self.assertGreater(cuts, 200, (name, more))
 
 
 class Templates(WithTokenizers):
@@ -397,45 +394,32 @@ class Templates(WithTokenizers):
         template = templates.ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=datetime.datetime(2024, 7, 26))
         self.assertEqual(template.render(chat("Hi")), "26 Jul 2024")
 
-    @unittest.skipUnless(HAS_TRANSFORMERS, "rendering compared with transformers' apply_chat_template: transformers is not installed")
-    def test_as_transformers_renders(self):
+    @unittest.skipUnless(HAS_TRANSFORMERS, "renderings, masks and texts compared with transformers': transformers is not installed")
+    def test_as_transformers_has_it(self):
         from transformers import PreTrainedTokenizerFast
-        compared = 0
+        compared, variants = 0, ({}, {"add_generation_prompt": True}, {"enable_thinking": False},
+                                 {"tools": [{"type": "function", "function": {"name": "f\u00e9"}}]})
         for name, folder in self.folders.items():
             theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), self.encoder(name)
-            for messages in self.CASES:
-                for more in ({}, {"add_generation_prompt": True}, {"tools": [{"type": "function", "function": {"name": "f\u00e9"}}]},
-                             {"enable_thinking": False}):
-                    try:
-                        expected = theirs.apply_chat_template(messages, tokenize=False, **more)
-                    except Exception:
-                        with self.assertRaises(templates.TemplateFailure):
-                            ours.template.render(messages, **more)
-                        continue
-                    self.assertEqual(ours.template.render(messages, **more), expected)
-                    self.assertEqual(ours.tokenizer.encode(expected, add_special_tokens=False).ids,
-                                     theirs.apply_chat_template(messages, return_dict=False, **more))
-                    compared += 1
-        self.assertGreater(compared, 150)
-
-    @unittest.skipUnless(HAS_TRANSFORMERS, "masks compared with transformers' assistant_masks: transformers is not installed")
-    def test_as_transformers_masks(self):
-        from transformers import PreTrainedTokenizerFast
-        theirs, ours = PreTrainedTokenizerFast.from_pretrained(self.folders["generation"]), self.encoder("generation")
-        for record in [*samples.conversations(50), *({"messages": messages} for messages in self.CASES[1:])]:
-            expected = theirs.apply_chat_template(record["messages"], return_dict=True, return_assistant_tokens_mask=True)
-            _, (document,) = ours.encode(record)
-            self.assertEqual(document.ids.tolist(), expected["input_ids"])
-            self.assertEqual(document.counts.tolist(), expected["assistant_masks"])
-
-    @unittest.skipUnless(HAS_TRANSFORMERS, "texts compared with transformers' encoding: transformers is not installed")
-    def test_as_transformers_encodes_texts(self):
-        from transformers import PreTrainedTokenizerFast
-        for name in ("chatml", "sentencepiece"):
-            theirs, ours = PreTrainedTokenizerFast.from_pretrained(self.folders[name]), self.encoder(name, eos="no")
-            for line in samples.LINES:
-                _, (document,) = ours.encode({"text": line})
+            for messages, more in itertools.product(self.CASES, variants):
+                try:
+                    expected = theirs.apply_chat_template(messages, tokenize=False, **more)
+                except Exception:
+                    with self.assertRaises(templates.TemplateFailure):
+                        ours.template.render(messages, **more)
+                    continue
+                self.assertEqual(ours.template.render(messages, **more), expected)
+                self.assertEqual(ours.tokenizer.encode(expected, add_special_tokens=False).ids,
+                                 theirs.apply_chat_template(messages, return_dict=False, **more))
+                compared += 1
+            for record in [*samples.conversations(50), *({"messages": messages} for messages in self.CASES[1:])] * (name == "generation"):
+                expected = theirs.apply_chat_template(record["messages"], return_dict=True, return_assistant_tokens_mask=True)
+                _, (document,) = ours.encode(record)
+                self.assertEqual([document.ids.tolist(), document.counts.tolist()], [expected["input_ids"], expected["assistant_masks"]])
+            for line in samples.LINES * (name in ("chatml", "sentencepiece")):
+                _, (document,) = self.encoder(name, eos="no").encode({"text": line})
                 self.assertEqual(document.ids.tolist(), theirs(line)["input_ids"])
+        self.assertGreater(compared, 150)
 
 
 class Shapes(WithTokenizers):
