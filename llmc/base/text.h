@@ -158,6 +158,9 @@ static int text_is_one_of(const char *text, const char *words) {
     }
 }
 
+// For qsort of an array of texts that lie in it.
+static int compare_texts(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
+
 static int text_ends_with(const char *text, const char *end) {
     size_t length = strlen(text), tail = strlen(end);
     return length >= tail && !strcmp(text + length - tail, end);

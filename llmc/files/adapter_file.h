@@ -43,15 +43,13 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
     } while (others && begin);
 }
 
-static int adapter_compare_names(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
-
 static void adapter_write_targets(JsonOut *json, const Lora *lora) {
     const Family *family = lora->table.config.family;
     char names[LORA_TENSORS][64];
     size_t count = 0;
     for (size_t i = 0; lora_module(family, i); i++)
         if (lora->modules >> i & 1) adapter_short_name(family, i, names[count++]);
-    qsort(names, count, sizeof(names[0]), adapter_compare_names);
+    qsort(names, count, sizeof(names[0]), compare_texts);
     json_array(json, "target_modules");
     for (size_t i = 0; i < count; i++) json_text(json, NULL, names[i]);
     json_array_end(json);
@@ -62,7 +60,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
                                   const char *path) {
     JsonOut json = json_open_text(text, ADAPTER_CONFIG_TEXT, JSON_LINE);
     json_object(&json, NULL);
-    json_object(&json, "alpha_pattern"), json_object_end(&json);
+    json_word(&json, "alpha_pattern", "{}");
     json_null(&json, "auto_mapping");
     json_text(&json, "base_model_name_or_path", base);
     json_text(&json, "bias", "none");
@@ -76,7 +74,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     json_null(&json, "modules_to_save");
     json_text(&json, "peft_type", "LORA");
     json_size(&json, "r", lora->rank);
-    json_object(&json, "rank_pattern"), json_object_end(&json);
+    json_word(&json, "rank_pattern", "{}");
     json_null(&json, "revision");
     adapter_write_targets(&json, lora);
     json_text(&json, "task_type", "CAUSAL_LM");
@@ -113,23 +111,15 @@ static const struct {
 };
 
 // Keys that say nothing about the model, or are looked at elsewhere here.
-static const char *const adapter_known[] = {
-    "peft_type",      "task_type",         "r",
-    "lora_alpha",     "lora_dropout",      "use_rslora",
-    "target_modules", "exclude_modules",   "init_lora_weights",
-    "fan_in_fan_out", "inference_mode",    "base_model_name_or_path",
-    "revision",       "auto_mapping",      "layers_pattern",
-    "peft_version",   "megatron_core",     "ensure_weight_tying",
-    "loftq_config",   "eva_config",        "corda_config",
-    "lora_ga_config", "qalora_group_size",
-};
+static const char adapter_known[] =
+    "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|exclude_modules|init_lora_weights|"
+    "fan_in_fan_out|inference_mode|base_model_name_or_path|revision|auto_mapping|layers_pattern|peft_version|"
+    "megatron_core|ensure_weight_tying|loftq_config|eva_config|corda_config|lora_ga_config|qalora_group_size";
 
 static void adapter_check_key(const cJSON *item, const char *path) {
     const char *key = item->string;
     char value[64];
-    for (size_t i = 0; i < sizeof(adapter_known) / sizeof(adapter_known[0]); i++)
-        if (!strcmp(key, adapter_known[i])) return;
-    if (!adapter_in_force(item)) return;
+    if (text_is_one_of(key, adapter_known) || !adapter_in_force(item)) return;
     json_scalar_text(item, value, sizeof(value));
     for (size_t i = 0; i < sizeof(adapter_refused) / sizeof(adapter_refused[0]); i++)
         if (!strcmp(key, adapter_refused[i].key))
@@ -141,11 +131,9 @@ static void adapter_check_key(const cJSON *item, const char *path) {
 
 // Some initialisations also change the weights below, so that the adapters belong to no model that was published.
 static void adapter_check_initialisation(const cJSON *item, const char *path) {
-    static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
     char value[64];
     if (!item || cJSON_IsBool(item)) return;
-    for (size_t i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++)
-        if (cJSON_IsString(item) && !strcmp(item->valuestring, harmless[i])) return;
+    if (cJSON_IsString(item) && text_is_one_of(item->valuestring, "gaussian|eva|orthogonal")) return;
     die("%s: init_lora_weights is %s, which has changed the base model as well; convert the adapters to plain LoRA "
         "when saving them (PEFT's path_initial_model_for_weight_conversion)",
         path, json_scalar_text(item, value, sizeof(value)));
@@ -236,9 +224,8 @@ typedef struct {
 
 static BaseKey base_key_of(const Model *model, uint64_t weights) {
     char config[4096];
-    BaseKey key;
     config_to_text(&model->config, config, sizeof(config));
-    key.config = checksum_of(0, config, strlen(config)), key.weights = weights ? weights : 1;
+    const BaseKey key = {checksum_of(0, config, strlen(config)), weights ? weights : 1};
     return key;
 }
 
@@ -266,7 +253,6 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
     cJSON *header = safetensors_parse_header(file, &header_bytes);
     const cJSON *metadata = json_get(header, "__metadata__"), *item = json_get(metadata, ADAPTER_BASE_KEY);
     unsigned long long config = 0, weights = 0;
-    BaseKey key = {0, 0};
     if (cJSON_IsString(item) && strlen(item->valuestring) == 33) // two keys and no version
         die("%s: says by keys of version 1 which base it is for, this program knows version " ADAPTER_BASE_VER
             "alone; take the entry " ADAPTER_BASE_KEY " out of its metadata (saving it with PEFT does), if you know "
@@ -275,7 +261,7 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
     if (item && (!cJSON_IsString(item) ||
                  sscanf(item->valuestring, ADAPTER_BASE_VER "%16llx %16llx", &config, &weights) != 2 || !weights))
         die("%s: its " ADAPTER_BASE_KEY " is damaged", file->path);
-    key.config = config, key.weights = weights;
+    const BaseKey key = {config, weights};
     cJSON_Delete(header);
     return key;
 }
@@ -326,25 +312,6 @@ static unsigned adapter_modules(const SafeTensors *list, const Config *c, const 
     return modules;
 }
 
-static void adapter_locate_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, size_t rank) {
-    const Parameter *p = &source->model.parameters[parameter];
-    SafeTensor *tensor = safetensors_find(list, p->name);
-    TensorLocation *place = &source->places[parameter];
-    const uint64_t wanted[2] = {p->rows, p->cols};
-    if (!tensor)
-        die("%s: tensor %s is missing; every layer must have the same adapters, each with A and B", source->path,
-            p->name);
-    if (tensor->rank != 2 || memcmp(tensor->shape, wanted, sizeof(wanted)) != 0)
-        die("%s: tensor %s has shape %s, but rank %zu and this base ask for %s; is it an adapter for another base?",
-            source->path, p->name, shape_text(tensor->shape, tensor->rank), rank, shape_text(wanted, 2));
-    place->type = safetensors_dtype(tensor->dtype);
-    if (place->type == DTYPE_COUNT)
-        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64", source->path,
-            p->name, tensor->dtype);
-    place->offset = tensor->begin;
-    tensor->used = 1;
-}
-
 // The reason to refuse a tensor that is none of the table's.
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
@@ -356,32 +323,32 @@ static const char *adapter_why_refused(const char *name) {
     return "belongs to no linear layer of this base; is it an adapter for another one?";
 }
 
-// The tensors of one file, held against adapters whose table is built.
-static WeightSource *adapter_open_tensors(const char *path, SafeTensors *list, const Lora *lora, const Model *model) {
-    WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of adapters");
-    Lora copy = *lora;
-    lora_build(&copy, model); // a table of its own
-    source->format = "adapters", source->path = checked_strdup(path);
-    source->config = model->config, source->model = copy.table;
-    source_open_file(source, path);
-    source->places = (TensorLocation *)checked_calloc(copy.table.parameter_count, sizeof(TensorLocation),
-                                                      "the places of the adapters");
-    for (size_t i = 0; i < copy.table.parameter_count; i++) adapter_locate_tensor(source, list, i, lora->rank);
-    for (size_t i = 0; i < list->count; i++)
-        if (!list->tensors[i].used)
-            die("%s: tensor %.200s %s", path, list->tensors[i].name, adapter_why_refused(list->tensors[i].name));
-    source->dtype = source->model.dtype = source_common_type(source);
-    return source;
-}
-
-// The header of a file alone, in the order of names.
-static SafeTensors adapter_list(const char *path) {
+// The tensors of one file, held against *lora; modules 0: those of the file. lora->table becomes that of the source.
+static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model) {
+    WeightSource *source = source_new(path, "adapters");
     SafeTensors list = {NULL, 0};
-    InputFile file = input_open(path);
-    safetensors_read_header(&list, &file, 0);
+    char asks[64];
+    source_open_file(source, path);
+    safetensors_read_header(&list, &source->files[0], 0);
     safetensors_sort(&list);
-    input_close(&file);
-    return list;
+    if (!lora->modules) lora->modules = adapter_modules(&list, &model->config, path);
+    lora_build(lora, model);
+    source->config = model->config;
+    source_set_table(source, lora->table);
+    snprintf(asks, sizeof(asks), "rank %zu and this base ask", lora->rank);
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
+        const char *name = source->model.parameters[i].name;
+        SafeTensor *tensor = safetensors_find(&list, name);
+        if (!tensor)
+            die("%s: tensor %s is missing; every layer must have the same adapters, each with A and B", path, name);
+        source_take_tensor(source, i, tensor, asks, "; is it an adapter for another base?");
+    }
+    for (size_t i = 0; i < list.count; i++)
+        if (!list.tensors[i].used)
+            die("%s: tensor %.200s %s", path, list.tensors[i].name, adapter_why_refused(list.tensors[i].name));
+    safetensors_free(&list);
+    source_finish(source);
+    return source;
 }
 
 // Opens a folder of PEFT's and checks everything but the values; *lora becomes what it holds, for `model`, and the
@@ -396,13 +363,10 @@ static WeightSource *adapter_open(const char *folder, const Model *model, Lora *
             path_exists(other) ? "; save the adapters as safetensors (adapter_model.bin is not read)" : "");
     memset(lora, 0, sizeof(*lora));
     cJSON *root = adapter_config_read(config, lora);
-    SafeTensors list = adapter_list(path);
-    lora->modules = adapter_modules(&list, &model->config, path);
-    lora_build(lora, model);
-    WeightSource *source = adapter_open_tensors(path, &list, lora, model);
+    WeightSource *source = adapter_open_tensors(path, lora, model);
+    lora_build(lora, model); // a table of its own
     adapter_check_targets(root, lora, &model->config, config);
     *base = adapter_recorded_base(&source->files[0]);
-    safetensors_free(&list);
     cJSON_Delete(root);
     return source;
 }

@@ -40,8 +40,7 @@ static uint64_t flat_checksum(const FlatHeader *header) {
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-static void flat_check_header(const FlatHeader *header, const InputFile *file) {
-    const char *path = file->path;
+static void flat_check_header(const FlatHeader *header, const char *path) {
     if (memcmp(header->magic, FLAT_MAGIC, sizeof(header->magic)) != 0)
         die("%s: does not begin with " FLAT_MAGIC ", so it is no flat .bin", path);
     if (header->byte_order == FLAT_BYTE_ORDER_REV)
@@ -58,30 +57,21 @@ static void flat_check_header(const FlatHeader *header, const InputFile *file) {
     if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
 }
 
-static void flat_open(WeightSource *source, const char *path) {
+static void flat_open(WeightSource *source) {
     FlatHeader header;
-    source_open_file(source, path);
-    InputFile *file = &source->files[0];
-    source->format = "flat .bin";
-    if (file->bytes < sizeof(header))
-        die("%s: is truncated: %llu bytes, the header alone has %zu", path, (unsigned long long)file->bytes,
-            sizeof(header));
-    input_read(file, 0, &header, sizeof(header));
-    flat_check_header(&header, file);
+    const char *path = source->path;
+    source_open_header(source, "flat .bin", &header, sizeof(header));
+    flat_check_header(&header, path);
+    const DType type = (DType)header.dtype;
     source->config = config_from_text(header.config, path, EXIT_RUNTIME);
-    source_build(source);
+    source_set_table(source, model_build(&source->config, type));
     if (header.elements != source->model.elements)
         die("%s: claims %llu elements, its model has %zu", path, (unsigned long long)header.elements,
             source->model.elements);
-    uint64_t wanted = sizeof(header) + header.elements * dtype_size((DType)header.dtype);
-    if (file->bytes != wanted)
-        die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
-            file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
-            (unsigned long long)wanted);
+    source_check_end(source, sizeof(header) + header.elements * dtype_size(type));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        source->places[i].type = (DType)header.dtype;
-        source->places[i].offset =
-            sizeof(header) + source->model.parameters[i].offset * dtype_size((DType)header.dtype);
+        const TensorLocation place = {0, sizeof(header) + source->model.parameters[i].offset * dtype_size(type), type};
+        source->places[i] = place;
     }
 }
 
@@ -92,12 +82,10 @@ typedef struct {
 } FlatWriter;
 
 static void flat_header(FlatHeader *header, const Model *model, DType dtype) {
-    memset(header, 0, sizeof(*header));
+    const FlatHeader fields = {{0}, FLAT_VERSION, FLAT_BYTE_ORDER, sizeof(fields), (uint32_t)dtype, 0, model->elements,
+                               0,   {0}};
+    *header = fields;
     memcpy(header->magic, FLAT_MAGIC, sizeof(header->magic));
-    header->version = FLAT_VERSION, header->byte_order = FLAT_BYTE_ORDER;
-    header->header_bytes = sizeof(*header);
-    header->dtype = (uint32_t)dtype;
-    header->elements = model->elements;
     config_to_text(&model->config, header->config, sizeof(header->config));
     header->checksum = flat_checksum(header);
 }

@@ -14,14 +14,6 @@ first part ("transformer." or "model."), are read too: published GPT-2 checkpoin
 #define HF_INDEX_FILE  "model.safetensors.index.json"
 
 // ---- the files ------------------------------------------------------------------------------------------------------
-static void hf_open_file(WeightSource *source, SafeTensors *list, const char *directory, const char *name) {
-    char path[PATH_MAX];
-    path_join(path, directory, name);
-    source->files[source->file_count] = input_open(path);
-    safetensors_read_header(list, &source->files[source->file_count], source->file_count);
-    source->file_count++;
-}
-
 // The file names in the index: a name in another directory is refused before it is opened.
 static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     const cJSON *map = json_get(index, "weight_map"), *item;
@@ -38,13 +30,11 @@ static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
 
 // Opens each shard once. Both lists are as long as the map at most.
 static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
-    size_t count = 0;
     const cJSON *item;
-    const char **names;
-    cJSON_ArrayForEach(item, map) count++;
-    names = (const char **)checked_calloc(count, sizeof(*names), "the names of the shards");
-    source->files = (InputFile *)checked_calloc(count, sizeof(InputFile), "the open shards");
-    count = 0;
+    const size_t most = (size_t)cJSON_GetArraySize(map);
+    const char **names = (const char **)checked_calloc(most, sizeof(*names), "the names of the shards");
+    size_t count = 0;
+    source->files = (InputFile *)checked_calloc(most, sizeof(InputFile), "the open shards");
     cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
     qsort(names, count, sizeof(*names), json_compare_names);
     for (size_t i = 0; i < count; i++) {
@@ -53,40 +43,31 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
         path_join(path, directory, names[i]);
         if (!path_exists(path))
             die("%s: %s; " HF_INDEX_FILE " lists this file: is the model complete?", path, strerror(errno));
-        hf_open_file(source, list, directory, names[i]);
+        InputFile *file = &source->files[source->file_count];
+        *file = input_open(path);
+        safetensors_read_header(list, file, source->file_count++);
     }
     free(names);
 }
 
-// The path ends in "/name".
-static int path_ends_with(const char *path, const char *name) {
-    size_t length = strlen(path), tail = strlen(name);
-    return length > tail && path[length - tail - 1] == '/' && !strcmp(path + length - tail, name);
-}
-
-// The index and the shards must tell the same story.
+// The index and the shards must tell the same story, each tensor once.
 static void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map, const char *path) {
     const cJSON *item;
-    size_t mapped = 0, i;
-    cJSON_ArrayForEach(item, map) {
-        SafeTensor *tensor = safetensors_find(list, item->string);
-        if (!tensor || !path_ends_with(source->files[tensor->file].path, item->valuestring))
-            die("%s: tensor %.200s should be in %s, but is not there", path, item->string, item->valuestring);
-        tensor->used = 1, mapped++;
-    }
-    for (i = 0; i < list->count; i++) {
-        if (!list->tensors[i].used)
-            die("%s: does not list tensor %.200s of %s", path, list->tensors[i].name,
-                source->files[list->tensors[i].file].path);
-        list->tensors[i].used = 0;
-    }
-}
-
-static void hf_check_duplicates(const WeightSource *source, const SafeTensors *list) {
     for (size_t i = 1; i < list->count; i++) {
         const SafeTensor *a = &list->tensors[i - 1], *b = &list->tensors[i];
         if (!strcmp(a->name, b->name))
             die("%s: tensor %.200s is also in %s", source->files[b->file].path, b->name, source->files[a->file].path);
+    }
+    cJSON_ArrayForEach(item, map) {
+        SafeTensor *tensor = safetensors_find(list, item->string);
+        if (!tensor || strcmp(strrchr(source->files[tensor->file].path, '/') + 1, item->valuestring) != 0)
+            die("%s: tensor %.200s should be in %s, but is not there", path, item->string, item->valuestring);
+        tensor->used = 1;
+    }
+    for (SafeTensor *tensor = list->tensors; tensor < list->tensors + list->count; tensor++) {
+        if (!tensor->used)
+            die("%s: does not list tensor %.200s of %s", path, tensor->name, source->files[tensor->file].path);
+        tensor->used = 0;
     }
 }
 
@@ -97,7 +78,6 @@ static void hf_open_sharded(WeightSource *source, SafeTensors *list, const char 
     const cJSON *map = hf_weight_map(index, path);
     hf_open_shards(source, list, directory, map);
     safetensors_sort(list);
-    hf_check_duplicates(source, list);
     hf_check_index(source, list, map, path);
     cJSON_Delete(index);
     free(text);
@@ -107,8 +87,8 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
     char path[PATH_MAX], other[PATH_MAX];
     path_join(path, directory, HF_SINGLE_FILE);
     if (path_exists(path)) {
-        source->files = (InputFile *)checked_calloc(1, sizeof(InputFile), "an open file");
-        hf_open_file(source, list, directory, HF_SINGLE_FILE);
+        source_open_file(source, path);
+        safetensors_read_header(list, &source->files[0], 0);
         safetensors_sort(list);
         return;
     }
@@ -157,25 +137,21 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
-static void hf_locate_tensor(WeightSource *source, const SafeTensors *list, size_t parameter, int bare) {
+// The parameter lies in this tensor, whose shape and dtype must be right. asks, advice: words around the right shape
+static void source_take_tensor(WeightSource *source, size_t parameter, SafeTensor *tensor, const char *asks,
+                               const char *advice) {
     const Parameter *p = &source->model.parameters[parameter];
-    const char *name = p->name + (bare ? hf_base_prefix(source->config.family, p->name) : 0);
-    int tied = parameter == 0 && source->config.tie_word_embeddings;
-    SafeTensor *tensor = tied ? hf_find_tied(source, list, &name) : safetensors_find(list, name);
-    TensorLocation *place = &source->places[parameter];
-    uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
-    size_t rank = p->cols ? 2 : 1;
-    if (!tensor) die("%s: tensor %s is missing", source->path, name);
+    const uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
+    const size_t rank = p->cols ? 2 : 1;
+    const TensorLocation place = {tensor->file, tensor->begin, tensor->type};
     const char *path = source->files[tensor->file].path;
     if (tensor->rank != rank || memcmp(tensor->shape, wanted, rank * sizeof(wanted[0])) != 0)
-        die("%s: tensor %s has shape %s, but config.json asks for %s", path, name,
-            shape_text(tensor->shape, tensor->rank), shape_text(wanted, rank));
-    place->type = safetensors_dtype(tensor->dtype);
-    if (place->type == DTYPE_COUNT)
-        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64", path, name,
+        die("%s: tensor %s has shape %s, but %s for %s%s", path, tensor->name, shape_text(tensor->shape, tensor->rank),
+            asks, shape_text(wanted, rank), advice);
+    if (tensor->type == DTYPE_COUNT)
+        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64", path, tensor->name,
             tensor->dtype);
-    place->file = tensor->file;
-    place->offset = tensor->begin;
+    source->places[parameter] = place;
     tensor->used = 1;
 }
 
@@ -218,11 +194,19 @@ static void hf_open(WeightSource *source, const char *directory) {
     source->transposed = 1;
     source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
     hf_open_files(source, &list, directory);
-    source_build(source);
+    source_set_table(source, model_build(&source->config, DTYPE_FP32));
+    const Family *family = source->config.family;
     const char *embedding = source->model.parameters[0].name;
-    int bare = !safetensors_find(&list, embedding) &&
-               safetensors_find(&list, embedding + hf_base_prefix(source->config.family, embedding));
-    for (size_t i = 0; i < source->model.parameter_count; i++) hf_locate_tensor(source, &list, i, bare);
+    const int bare =
+        !safetensors_find(&list, embedding) && safetensors_find(&list, embedding + hf_base_prefix(family, embedding));
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
+        const char *name = source->model.parameters[i].name;
+        if (bare) name += hf_base_prefix(family, name);
+        SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name)
+                                                                          : safetensors_find(&list, name);
+        if (!tensor) die("%s: tensor %s is missing", directory, name);
+        source_take_tensor(source, i, tensor, "config.json asks", "");
+    }
     hf_refuse_unexpected(source, &list);
     safetensors_free(&list);
 }

@@ -14,6 +14,7 @@ folder is complete or absent.
 #include "safetensors.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "weights.h"
+#include <fnmatch.h>
 
 typedef struct {
     const WeightSource *source;
@@ -33,7 +34,7 @@ typedef struct {
 
 // ---- the small files ------------------------------------------------------------------------------------------------
 // Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the
-// weights that were published with it. A name that ends in "*" stands for all that begin so.
+// weights that were published with it.
 static const char *const hf_kept_names[] = {
     "tokenizer.json",
     "tokenizer.tok",
@@ -55,19 +56,14 @@ static const char *const hf_kept_names[] = {
 };
 
 static int hf_is_kept_name(const char *name) {
-    for (size_t i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++) {
-        size_t length = strlen(hf_kept_names[i]);
-        if (hf_kept_names[i][length - 1] == '*' ? !strncmp(name, hf_kept_names[i], length - 1)
-                                                : !strcmp(name, hf_kept_names[i]))
-            return 1;
-    }
+    for (size_t i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++)
+        if (fnmatch(hf_kept_names[i], name, 0) == 0) return 1;
     return 0;
 }
 
 // A file of this name, found in a folder that was left half written, is one of ours.
 static int hf_is_written_name(const char *name) {
-    return hf_is_kept_name(name) || !strcmp(name, "config.json") ||
-           (!strncmp(name, "model", 5) && strstr(name, ".safetensors"));
+    return hf_is_kept_name(name) || !strcmp(name, "config.json") || fnmatch("model*.safetensors*", name, 0) == 0;
 }
 
 typedef struct {
@@ -75,8 +71,6 @@ typedef struct {
     size_t count;
     uint64_t bytes;
 } HfKeptFiles;
-
-static int hf_compare_kept(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
 
 static HfKeptFiles hf_find_kept(const char *folder) {
     HfKeptFiles kept = {NULL, 0, 0};
@@ -99,7 +93,7 @@ static HfKeptFiles hf_find_kept(const char *folder) {
         kept.bytes += (uint64_t)status.st_size;
     }
     if (directory) closedir(directory);
-    if (kept.count) qsort(kept.names, kept.count, sizeof(*kept.names), hf_compare_kept);
+    if (kept.count) qsort(kept.names, kept.count, sizeof(*kept.names), compare_texts);
     return kept;
 }
 

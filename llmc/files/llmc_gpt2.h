@@ -26,44 +26,27 @@ static const char *llmc_magic_name(int32_t magic) {
 
 static int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
 
-static Config llmc_read_config(const int32_t *header, const char *path) {
-    char text[256];
-    snprintf(text, sizeof(text),
-             "gpt2,max_position_embeddings=%d,vocab_size=%d,num_hidden_layers=%d,num_attention_heads=%d,hidden_size=%d",
-             header[2], header[3], header[4], header[5], header[6]);
-    return config_from_text(text, path, EXIT_RUNTIME);
-}
-
-// Walks the file in its order: kinds outside, layers inside. The parameters of one layer follow each other in the
-// table.
+// Walks the file in its order: wte and wpe, then kinds outside and layers inside, then the last norm's two. The
+// parameters of one layer follow each other in the table. Returns where the file ends.
 static uint64_t llmc_locate_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
-    size_t layers = model->config.num_hidden_layers, outer = 2, i; // wte and wpe come first
-    uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t), size = dtype_size(type);
-    size_t kinds = (model->parameter_count - outer - 2) / layers;
-    for (i = 0; i < model->parameter_count; i++) source->places[i].type = type;
-    source->places[0].offset = at, at += padded_vocab * model->config.hidden_size * size;
-    source->places[1].offset = at, at += parameter_elements(&model->parameters[1]) * size;
-    for (size_t kind = 0; kind < kinds; kind++) {
-        for (size_t layer = 0; layer < layers; layer++) {
-            i = outer + layer * kinds + kind;
-            source->places[i].offset = at, at += parameter_elements(&model->parameters[i]) * size;
-        }
+    const size_t count = model->parameter_count, layers = model->config.num_hidden_layers, kinds = (count - 4) / layers;
+    uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t);
+    for (size_t k = 0; k < count; k++) {
+        const size_t i = k < 2 || k >= count - 2 ? k : 2 + (k - 2) % layers * kinds + (k - 2) / layers;
+        const TensorLocation place = {0, at, type};
+        source->places[i] = place;
+        at += (i ? parameter_elements(&model->parameters[i]) : padded_vocab * model->config.hidden_size) *
+              dtype_size(type);
     }
-    for (i = outer + kinds * layers; i < model->parameter_count; i++)
-        source->places[i].offset = at, at += parameter_elements(&model->parameters[i]) * size;
     return at;
 }
 
-static void llmc_gpt2_open(WeightSource *source, const char *path) {
+static void llmc_gpt2_open(WeightSource *source) {
     int32_t header[LLMC_HEADER_INTS];
-    source_open_file(source, path);
-    InputFile *file = &source->files[0];
-    source->format = "llm.c GPT-2 .bin";
-    if (file->bytes < sizeof(header))
-        die("%s: is truncated: %llu bytes, the header alone has %zu", path, (unsigned long long)file->bytes,
-            sizeof(header));
-    input_read(file, 0, header, sizeof(header));
+    char text[256];
+    const char *path = source->path;
+    source_open_header(source, "llm.c GPT-2 .bin", header, sizeof(header));
     if (header[0] == llmc_swap_bytes(LLMC_MODEL_MAGIC))
         die("%s: was written on a machine of the other byte order", path);
     if (header[0] != LLMC_MODEL_MAGIC) die("%s: magic %d is not that of an llm.c model", path, header[0]);
@@ -71,15 +54,14 @@ static void llmc_gpt2_open(WeightSource *source, const char *path) {
         die("%s: is an llm.c model of version %d; 3 (fp32) and 5 (bf16) are read. Write it again with a newer llm.c",
             path, header[1]);
     DType type = header[1] == 3 ? DTYPE_FP32 : DTYPE_BF16;
-    source->config = llmc_read_config(header, path);
+    snprintf(text, sizeof(text),
+             "gpt2,max_position_embeddings=%d,vocab_size=%d,num_hidden_layers=%d,num_attention_heads=%d,hidden_size=%d",
+             header[2], header[3], header[4], header[5], header[6]);
+    source->config = config_from_text(text, path, EXIT_RUNTIME);
     if (header[7] < header[3] || header[7] > 1 << 25)
         die("%s: padded vocabulary %d does not fit vocabulary %d", path, header[7], header[3]);
-    source_build(source);
-    uint64_t wanted = llmc_locate_tensors(source, type, (uint64_t)header[7]);
-    if (file->bytes != wanted)
-        die("%s: has %llu bytes, %s; %llu were expected", path, (unsigned long long)file->bytes,
-            file->bytes < wanted ? "so it is truncated" : "so something is behind the weights",
-            (unsigned long long)wanted);
+    source_set_table(source, model_build(&source->config, type));
+    source_check_end(source, llmc_locate_tensors(source, type, (uint64_t)header[7]));
 }
 
 // ---- writing: the vocabulary is padded with rows of zeros, as llm.c's own are ---------------------------------------
@@ -106,22 +88,19 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
                                               (int32_t)c->num_attention_heads,
                                               (int32_t)c->hidden_size,
                                               (int32_t)padded};
+    const size_t size = dtype_size(dtype);
     WeightSource target = *source;
     OutputFile output;
     llmc_gpt2_check(source);
     if (dtype != DTYPE_FP32 && dtype != DTYPE_BF16)
         die("%s: llm.c's files are fp32 or bf16, not %s; give --dtype", path, dtype_name(dtype));
     weights_check_output(source, path, dtype);
-    target.places =
-        (TensorLocation *)checked_calloc(target.model.parameter_count, sizeof(TensorLocation), "the tensors' places");
-    uint64_t bytes = llmc_locate_tensors(&target, dtype, padded);
-    output_open(&output, path, bytes);
+    source_set_table(&target, source->model);
+    output_open(&output, path, llmc_locate_tensors(&target, dtype, padded));
     output_write(&output, 0, header, sizeof(header));
-    for (Slabs s = slabs_of_all(&target.model, "converting");
-         slabs_next(&s);) { // what no tensor covers is a hole: zeros
+    for (Slabs s = slabs_of_all(&target.model, "converting"); slabs_next(&s);) { // no tensor covers the padding: zeros
         weights_read(source, s.parameter, s.begin, s.count, dtype, staged.bytes);
-        output_write(&output, target.places[s.parameter].offset + (uint64_t)s.begin * dtype_size(dtype), staged.bytes,
-                     s.count * dtype_size(dtype));
+        output_write(&output, target.places[s.parameter].offset + s.begin * size, staged.bytes, s.count * size);
     }
     output_commit(&output);
     free(target.places);

@@ -17,6 +17,7 @@ offsets need not be aligned, since published files are not.
 typedef struct {
     char *name;
     char dtype[16]; // as the file has it: "F32"
+    DType type;     // the same; DTYPE_COUNT: one that we do not read
     size_t rank;
     uint64_t shape[SAFETENSORS_RANK_MAX];
     uint64_t begin, end; // bytes of the file
@@ -29,28 +30,15 @@ typedef struct {
     size_t count;
 } SafeTensors;
 
-// Sizes of the dtypes there are; those of less than a byte and unknown ones have 0 and no parameter may have them.
-static size_t safetensors_dtype_size(const char *name) {
-    static const struct {
-        const char *name;
-        size_t size;
-    } sizes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
-                 {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
-                 {"F32", 4},  {"I64", 8}, {"U64", 8}, {"F64", 8}};
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        if (!strcmp(sizes[i].name, name)) return sizes[i].size;
-    }
-    return 0;
-}
-
-// The type of a tensor's elements, or DTYPE_COUNT where we have none for them.
-static DType safetensors_dtype(const char *name) {
-    return !strcmp(name, "F32")    ? DTYPE_FP32
-           : !strcmp(name, "BF16") ? DTYPE_BF16
-           : !strcmp(name, "F16")  ? DTYPE_FP16
-           : !strcmp(name, "F64")  ? DTYPE_FP64
-                                   : DTYPE_COUNT;
-}
+// The dtypes there are, those that we read first and in the order of DType. Those of less than a byte are not among
+// them: their tensors have any size, and no parameter may have them.
+static const struct {
+    const char *name;
+    size_t size;
+} safetensors_dtypes[] = {{"F32", 4}, {"BF16", 2},    {"F64", 8},     {"F16", 2},    {"BOOL", 1}, {"U8", 1},
+                          {"I8", 1},  {"I16", 2},     {"U16", 2},     {"I32", 4},    {"U32", 4},  {"I64", 8},
+                          {"U64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+#define SAFETENSORS_DTYPES (sizeof(safetensors_dtypes) / sizeof(safetensors_dtypes[0]))
 
 // "[50257, 768]", for messages; one of a few static buffers, so that two fit in one.
 static const char *shape_text(const uint64_t *shape, size_t rank) {
@@ -71,12 +59,11 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     const char *name = entry->string;
     const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
     const cJSON *offsets = json_get(entry, "data_offsets");
-    size_t size;
+    size_t type;
     int overflow = 0;
     if (!cJSON_IsObject(entry)) die("%s: the entry of tensor %.200s is not an object", path, name);
     cJSON_ArrayForEach(item, entry) {
-        if (strcmp(item->string, "dtype") != 0 && strcmp(item->string, "shape") != 0 &&
-            strcmp(item->string, "data_offsets") != 0)
+        if (!text_is_one_of(item->string, "dtype|shape|data_offsets"))
             die("%s: tensor %.200s: its entry has the key \"%.100s\", which the format does not know", path, name,
                 item->string);
     }
@@ -86,7 +73,10 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
         die("%s: tensor %.200s: data_offsets are not two numbers", path, name);
     memset(tensor, 0, sizeof(*tensor));
     snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", json_printable(dtype->valuestring) ? dtype->valuestring : "?");
-    uint64_t bytes = size = safetensors_dtype_size(tensor->dtype);
+    for (type = 0; type < SAFETENSORS_DTYPES && strcmp(safetensors_dtypes[type].name, tensor->dtype) != 0;) type++;
+    tensor->type = type < DTYPE_COUNT ? (DType)type : DTYPE_COUNT;
+    const size_t size = type < SAFETENSORS_DTYPES ? safetensors_dtypes[type].size : 0;
+    uint64_t bytes = size;
     cJSON_ArrayForEach(item, shape) {
         if (tensor->rank == SAFETENSORS_RANK_MAX)
             die("%s: tensor %.200s has more than %d dimensions", path, name, SAFETENSORS_RANK_MAX);
@@ -131,29 +121,16 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
         die("%s: %llu bytes behind the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
 }
 
-// A clone without git-lfs has a few lines of text in the place of every large file.
-static void safetensors_refuse_pointer(const InputFile *file) {
-    static const char begin[] = "version https://git-lfs";
-    char text[sizeof(begin) - 1];
-    if (file->bytes < sizeof(text)) return;
-    input_read(file, 0, text, sizeof(text));
-    if (!memcmp(text, begin, sizeof(text)))
-        die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
-}
-
-// The size of the JSON text, as the file's first 8 bytes claim it.
-static uint64_t safetensors_header_bytes(const InputFile *file) {
-    unsigned char prefix[8];
-    uint64_t bytes = 0;
-    if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
-    input_read(file, 0, prefix, 8);
-    for (int i = 7; i >= 0; i--) bytes = bytes << 8 | prefix[i];
-    return bytes;
-}
-
+// *header_bytes: the size of the JSON text, as the file's first 8 bytes claim it.
 static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
-    safetensors_refuse_pointer(file);
-    *header_bytes = safetensors_header_bytes(file);
+    static const char pointer[] = "version https://git-lfs"; // a clone without git-lfs has text in the place of a file
+    unsigned char begin[sizeof(pointer) - 1];
+    if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
+    input_read(file, 0, begin, min_size((size_t)file->bytes, sizeof(begin)));
+    if (file->bytes >= sizeof(begin) && !memcmp(begin, pointer, sizeof(begin)))
+        die("%s: is a pointer of git-lfs, not the file itself; fetch it with git lfs pull", file->path);
+    *header_bytes = 0;
+    for (int i = 7; i >= 0; i--) *header_bytes = *header_bytes << 8 | begin[i];
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
         die("%s: claims a header of %llu bytes; it has %llu bytes, and %u is the most a header may have. "
             "Is it a safetensors file, and complete?",
@@ -211,17 +188,9 @@ static void safetensors_sort(SafeTensors *list) {
 
 // Needs a sorted list; NULL where there is no such tensor.
 static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
-    size_t low = 0, high = list->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(list->tensors[middle].name, name);
-        if (!order) return &list->tensors[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    SafeTensor key = {0};
+    key.name = (char *)name;
+    return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), safetensors_compare_names);
 }
 
 static void safetensors_free(SafeTensors *list) {
@@ -245,10 +214,6 @@ typedef struct {
     char entry[512];
     JsonOut json; // into entry
 } SafetensorsWriter;
-
-static const char *safetensors_dtype_name(DType type) {
-    return type == DTYPE_FP32 ? "F32" : type == DTYPE_BF16 ? "BF16" : type == DTYPE_FP16 ? "F16" : "F64";
-}
 
 static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
     if (writer->file) output_write(writer->file, writer->at, text, length);
@@ -284,7 +249,7 @@ static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *
     const uint64_t end = writer->data + (uint64_t)parameter_elements(p) * dtype_size(type);
     JsonOut *json = &writer->json;
     json_object(json, p->name);
-    json_text(json, "dtype", safetensors_dtype_name(type));
+    json_text(json, "dtype", safetensors_dtypes[type].name);
     json_array(json, "shape");
     json_size(json, NULL, p->transposed ? p->cols : p->rows);
     if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);

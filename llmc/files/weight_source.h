@@ -38,20 +38,17 @@ typedef struct WeightSource {
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
-static void tensor_read_range(const WeightSource *source, const TensorLocation *place, size_t begin, size_t count,
-                              DType as, void *out) {
-    size_t size = dtype_size(place->type);
+static void tensor_read_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                              void *out) {
     if (source->random) {
-        initial_weights(&source->model, (size_t)(place - source->places), begin, count, source->seed, as, out);
+        initial_weights(&source->model, parameter, begin, count, source->seed, as, out);
         return;
     }
-    const InputFile *file = &source->files[place->file];
-    if (as == place->type) {
-        input_read(file, place->offset + (uint64_t)begin * size, out, count * size);
-    } else {
-        input_read(file, place->offset + (uint64_t)begin * size, staged_raw.bytes, count * size);
-        elements_convert(out, as, staged_raw.bytes, place->type, count);
-    }
+    const TensorLocation *place = &source->places[parameter];
+    const size_t size = dtype_size(place->type);
+    void *raw = as == place->type ? out : staged_raw.bytes;
+    input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, raw, count * size);
+    if (as != place->type) elements_convert(out, as, raw, place->type, count);
 }
 
 // Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c
@@ -68,15 +65,15 @@ static void spread_columns(char *out, const char *in, size_t cols, size_t begin,
 
 // The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
 // columns at a time, so that memory is written by whole cache lines.
-static void tensor_read_transposed(const WeightSource *source, const TensorLocation *place, size_t rows, size_t cols,
-                                   size_t begin, size_t count, DType as, char *out) {
+static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t rows, size_t cols, size_t begin,
+                                   size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
     const char *in = (const char *)staged_reformed.bytes;
     size_t n;
     for (size_t c = 0; c < cols; c += n) {
         n = min_size(min_size(cols - c, 32), SLAB_ELEMENTS / stretch);
         for (size_t k = 0; k < n; k++)
-            tensor_read_range(source, place, (c + k) * rows + first, stretch, as,
+            tensor_read_range(source, parameter, (c + k) * rows + first, stretch, as,
                               staged_reformed.bytes + k * stretch * size);
         switch (size) { // constants, so that copying an element becomes one instruction
         case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
@@ -90,13 +87,11 @@ static void tensor_read_transposed(const WeightSource *source, const TensorLocat
 static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    const TensorLocation *place = &source->places[parameter];
+    const size_t rows = transposed ? p->cols : p->rows, cols = transposed ? p->rows : p->cols;
     if (!p->transposed || source->transposed == transposed)
-        tensor_read_range(source, place, begin, count, as, out);
-    else if (transposed)
-        tensor_read_transposed(source, place, p->cols, p->rows, begin, count, as, (char *)out);
+        tensor_read_range(source, parameter, begin, count, as, out);
     else
-        tensor_read_transposed(source, place, p->rows, p->cols, begin, count, as, (char *)out);
+        tensor_read_transposed(source, parameter, rows, cols, begin, count, as, (char *)out);
 }
 
 // out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory
@@ -123,11 +118,17 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
 }
 
 // ---- opening and closing --------------------------------------------------------------------------------------------
-// Builds the table for source->config; the places are still to be filled in.
-static void source_build(WeightSource *source) {
-    source->model = model_build(&source->config, DTYPE_FP32);
-    source->places = (TensorLocation *)checked_calloc(source->model.parameter_count, sizeof(TensorLocation),
-                                                      "the places of the weights");
+static WeightSource *source_new(const char *path, const char *format) {
+    WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
+    source->path = checked_strdup(path), source->format = format;
+    return source;
+}
+
+// Takes a table of parameters, whose places are still to be filled in.
+static void source_set_table(WeightSource *source, Model table) {
+    source->model = table;
+    source->places =
+        (TensorLocation *)checked_calloc(table.parameter_count, sizeof(TensorLocation), "the places of the weights");
 }
 
 static void source_open_file(WeightSource *source, const char *path) {
@@ -136,14 +137,32 @@ static void source_open_file(WeightSource *source, const char *path) {
     source->file_count = 1;
 }
 
-// The type all tensors have, or one that holds them all.
-static DType source_common_type(const WeightSource *source) {
+// Opens a file that begins with a header of `bytes`, and reads that.
+static void source_open_header(WeightSource *source, const char *format, void *header, size_t bytes) {
+    source->format = format;
+    source_open_file(source, source->path);
+    if (source->files[0].bytes < bytes)
+        die("%s: is truncated: %llu bytes, the header alone has %zu", source->path,
+            (unsigned long long)source->files[0].bytes, bytes);
+    input_read(&source->files[0], 0, header, bytes);
+}
+
+// The weights must end where the file does.
+static void source_check_end(const WeightSource *source, uint64_t wanted) {
+    const uint64_t bytes = source->files[0].bytes;
+    if (bytes != wanted)
+        die("%s: has %llu bytes, %s; %llu were expected", source->path, (unsigned long long)bytes,
+            bytes < wanted ? "so it is truncated" : "so something is behind the weights", (unsigned long long)wanted);
+}
+
+// The places are filled in: the source has the type that all tensors have, or one that holds them all.
+static void source_finish(WeightSource *source) {
     DType type = source->places[0].type;
     for (size_t i = 1; i < source->model.parameter_count; i++) {
         DType other = source->places[i].type;
         if (other != type) type = other == DTYPE_FP64 || type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
     }
-    return type;
+    source->dtype = source->model.dtype = type;
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

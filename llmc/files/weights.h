@@ -21,9 +21,9 @@ static void weights_open_file(WeightSource *source, const char *path) {
     input_close(&file);
     memcpy(&number, begin, sizeof(number));
     if (!memcmp(begin, FLAT_MAGIC, 8)) {
-        flat_open(source, path);
+        flat_open(source);
     } else if (number == LLMC_MODEL_MAGIC || number == llmc_swap_bytes(LLMC_MODEL_MAGIC)) {
-        llmc_gpt2_open(source, path);
+        llmc_gpt2_open(source);
     } else if (llmc_magic_name(number)) {
         die("%s: is %s", path, llmc_magic_name(number));
     } else {
@@ -36,29 +36,24 @@ static void weights_open_file(WeightSource *source, const char *path) {
 
 // Opens a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin and checks everything but the weights' values.
 static WeightSource *weights_open(const char *path) {
-    WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
-    source->path = checked_strdup(path);
+    WeightSource *source = source_new(path, NULL);
     if (!path_exists(path))
         die("%s: %s; a model is a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin", path, strerror(errno));
     if (path_is_directory(path))
         hf_open(source, path);
     else
         weights_open_file(source, path);
-    source->dtype = source_common_type(source);
-    source->model.dtype = source->dtype;
+    source_finish(source);
     return source;
 }
 
 // Random initial weights as a source: nothing is read, any range is made when it is wanted.
 static WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
-    WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");
-    source->path = checked_strdup("--init");
-    source->format = "random weights";
-    source->config = *config;
-    source->random = 1, source->seed = seed;
-    source_build(source);
+    WeightSource *source = source_new("--init", "random weights");
+    source->config = *config, source->random = 1, source->seed = seed;
+    source_set_table(source, model_build(config, dtype));
     for (size_t i = 0; i < source->model.parameter_count; i++) source->places[i].type = dtype;
-    source->dtype = source->model.dtype = dtype;
+    source_finish(source);
     return source;
 }
 
@@ -102,7 +97,8 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
             p->cols != stored->cols)
             die("%s: holds another model than the one to be loaded", source->path);
     }
-    for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, "loading"); slabs_next(&s);) {
+    const char *label = source->random ? "initialising" : "loading";
+    for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, label); slabs_next(&s);) {
         weights_read(source, s.parameter, s.begin, s.count, model->dtype, staged.bytes);
         ops->copy_in(element_address(device_base, model->dtype, s.offset), staged.bytes,
                      s.count * dtype_size(model->dtype));
@@ -112,11 +108,9 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
 // Random initial weights, those that this rank holds, in model->dtype (initial_weights.h).
 static void weights_init_random(const Model *model, Sharding sharding, const Ops *ops, void *device_base,
                                 uint64_t seed) {
-    for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, "initialising"); slabs_next(&s);) {
-        initial_weights(model, s.parameter, s.begin, s.count, seed, model->dtype, staged.bytes);
-        ops->copy_in(element_address(device_base, model->dtype, s.offset), staged.bytes,
-                     s.count * dtype_size(model->dtype));
-    }
+    WeightSource source = {0};
+    source.model = *model, source.random = 1, source.seed = seed;
+    weights_load(&source, model, sharding, ops, device_base);
 }
 
 // ---- refusing NaN and Inf -------------------------------------------------------------------------------------------

@@ -326,8 +326,8 @@ static void load_adapters(CheckpointPass *p) {
     InputFile file = input_open(load_path(p, MANIFEST_MODEL, path));
     load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file));
     input_close(&file);
-    SafeTensors list = adapter_list(path);
-    WeightSource *source = adapter_open_tensors(path, &list, t->lora, t->base_model);
+    Lora lora = *t->lora;
+    WeightSource *source = adapter_open_tensors(path, &lora, t->base_model);
     BaseKey base = adapter_recorded_base(&source->files[0]);
     adapter_check_base(path, &base, &t->base, t->base_path);
     if (source->dtype != saved_type(t))
@@ -335,7 +335,6 @@ static void load_adapters(CheckpointPass *p) {
             dtype_name(source->dtype), dtype_name(saved_type(t)));
     weights_load(source, t->model, t->weights_sharding, t->ops, t->weights); // rounds the master weights
     pass_advance(p, file_sections(t, MANIFEST_MODEL).bytes / t->weights_sharding.ranks);
-    safetensors_free(&list);
     weights_close(source);
     free(load_small(p, MANIFEST_CONFIG, ADAPTER_CONFIG_TEXT, &length, config));
 }

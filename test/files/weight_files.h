@@ -266,7 +266,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
         length += (size_t)sprintf(header + length,
                                   cols ? "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu,%zu]"
                                        : "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu]",
-                                  i ? "," : "{", p->name, safetensors_dtype_name(type), rows, cols);
+                                  i ? "," : "{", p->name, safetensors_dtypes[type].name, rows, cols);
         length += (size_t)sprintf(header + length, ",\"data_offsets\":[%zu,%zu]}", at, at + bytes);
         for (size_t j = 0; j < count; j++) {
             const size_t to = p->transposed ? j % p->cols * p->rows + j / p->cols : j;
