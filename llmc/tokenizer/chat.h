@@ -6,13 +6,6 @@ The ids are those of the whole text, special tokens and all, as transformers' ap
 #define LLMC_CHAT_H
 #include "tokenizer.h"
 
-static void scratch_append(Scratch *scratch, const void *bytes, size_t count) {
-    if (!count) return;
-    tokenizer_scratch(scratch, scratch->count + count);
-    memcpy(scratch->at + scratch->count, bytes, count);
-    scratch->count += count;
-}
-
 static void chat_append_section(Scratch *text, const Tokenizer *t, TokenizerSection section) {
     scratch_append(text, t->section[section], t->section_bytes[section]);
 }
@@ -31,10 +24,7 @@ static void chat_append_text(Scratch *to, const char *text, size_t bytes, int tr
         if (!kept++) begin = i;
         end = i + length;
     }
-    if (!trim)
-        scratch_append(to, text, bytes);
-    else
-        scratch_append(to, text + begin, end - begin);
+    scratch_append(to, trim ? text + begin : text, trim ? end - begin : bytes);
 }
 
 // Refuses what the template cannot do.

@@ -150,19 +150,11 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
 // text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the
 // text's.
 static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
-    size_t spaces = 0;
-    for (size_t i = 0; replace && i < bytes; i++) spaces += text[i] == ' ';
     out->count = 0;
-    tokenizer_scratch(out, strlen(before) + bytes + 2 * spaces);
-    memcpy(out->at, before, strlen(before));
-    out->count = strlen(before);
+    scratch_append(out, before, strlen(before));
     for (size_t i = 0; i < bytes; i++) {
-        if (replace && text[i] == ' ') {
-            memcpy(out->at + out->count, META_SPACE, 3);
-            out->count += 3;
-        } else {
-            out->at[out->count++] = text[i];
-        }
+        const int space = replace && text[i] == ' ';
+        scratch_append(out, space ? (const unsigned char *)META_SPACE : text + i, space ? 3 : 1);
     }
 }
 
@@ -190,32 +182,27 @@ static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, 
     }
 }
 
+// The first of added[first..last), which are alike up to byte `depth`, whose byte there is at least `byte`.
+static size_t added_from(const Tokenizer *t, size_t first, size_t last, size_t depth, unsigned byte) {
+    while (first < last) {
+        const size_t middle = first + (last - first) / 2;
+        if (t->section[SECTION_ADDED_TEXT][t->added[middle].offset + depth] < byte)
+            first = middle + 1;
+        else
+            last = middle;
+    }
+    return first;
+}
+
 // The longest of added[first..last) that stands at text[i]; NULL: none. They are in the order of their bytes.
 static const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last, const unsigned char *text,
                                   size_t bytes, size_t i) {
-    const unsigned char *all = t->section[SECTION_ADDED_TEXT];
     const AddedToken *found = NULL;
     for (size_t depth = 0; first < last; depth++) { // added[first..last) begin with text[i..i + depth)
-        size_t low = first, high = last, middle;
         if (t->added[first].bytes == depth) found = &t->added[first++];
         if (i + depth >= bytes) break;
-        low = first, high = last;
-        while (low < high) {
-            middle = low + (high - low) / 2;
-            if (all[t->added[middle].offset + depth] < text[i + depth])
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        first = low, high = last;
-        while (low < high) {
-            middle = low + (high - low) / 2;
-            if (all[t->added[middle].offset + depth] <= text[i + depth])
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        last = low;
+        first = added_from(t, first, last, depth, text[i + depth]);
+        last = added_from(t, first, last, depth, text[i + depth] + 1u);
     }
     return found && found->bytes ? found : NULL;
 }

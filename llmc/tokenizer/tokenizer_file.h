@@ -143,14 +143,11 @@ static void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     return scratch->at;
 }
 
-static uint64_t hash_spelling(const unsigned char *data, size_t bytes) {
-    const uint64_t hash = fnv1a(FNV_BEGIN, data, bytes);
-    return hash ^ (hash >> 29);
-}
-
-static uint64_t hash_merge(uint32_t left, uint32_t right) {
-    uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
-    return hash ^ (hash >> 32);
+static void scratch_append(Scratch *scratch, const void *bytes, size_t count) {
+    if (!count) return;
+    tokenizer_scratch(scratch, scratch->count + count);
+    memcpy(scratch->at + scratch->count, bytes, count);
+    scratch->count += count;
 }
 
 static const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, size_t *bytes) {
@@ -158,25 +155,34 @@ static const unsigned char *tokenizer_spelling(const Tokenizer *t, uint32_t id, 
     return t->spelling + t->spelling_offsets[id];
 }
 
-// The id that the model's vocabulary has for a word, or NO_TOKEN.
-static uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
-    size_t slot = (size_t)hash_spelling(word, bytes) & t->spelling_mask, length;
+// The slot of a word in the index, or the empty one where it belongs.
+static uint32_t *spelling_slot(const Tokenizer *t, const unsigned char *word, size_t bytes) {
+    const uint64_t hash = fnv1a(FNV_BEGIN, word, bytes);
+    size_t slot = (size_t)(hash ^ (hash >> 29)) & t->spelling_mask, length;
     for (; t->spelling_slots[slot]; slot = (slot + 1) & t->spelling_mask) {
-        uint32_t id = t->spelling_slots[slot] - 1;
-        const unsigned char *spelling = tokenizer_spelling(t, id, &length);
-        if (length == bytes && !memcmp(spelling, word, bytes)) return id;
+        const unsigned char *spelling = tokenizer_spelling(t, t->spelling_slots[slot] - 1, &length);
+        if (length == bytes && !memcmp(spelling, word, bytes)) break;
     }
-    return NO_TOKEN;
+    return &t->spelling_slots[slot];
 }
 
-// The rank of a merge, or NO_TOKEN.
-static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
-    size_t slot = (size_t)hash_merge(left, right) & t->merge_mask;
+static uint32_t *merge_slot(const Tokenizer *t, uint32_t left, uint32_t right) {
+    const uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
+    size_t slot = (size_t)(hash ^ (hash >> 32)) & t->merge_mask;
     for (; t->merge_slots[slot]; slot = (slot + 1) & t->merge_mask) {
         const MergeRule *merge = &t->merges[t->merge_slots[slot] - 1];
-        if (merge->left == left && merge->right == right) return t->merge_slots[slot] - 1;
+        if (merge->left == left && merge->right == right) break;
     }
-    return NO_TOKEN;
+    return &t->merge_slots[slot];
+}
+
+// The id that the model's vocabulary has for a word, and the rank of a merge; or NO_TOKEN, which is 0 - 1.
+static uint32_t tokenizer_find(const Tokenizer *t, const unsigned char *word, size_t bytes) {
+    return *spelling_slot(t, word, bytes) - 1;
+}
+
+static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
+    return *merge_slot(t, left, right) - 1;
 }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------
@@ -307,11 +313,9 @@ static void tokenizer_index_merges(Tokenizer *t) {
         const MergeRule *merge = &t->merges[i];
         if (merge->left >= t->ids || merge->right >= t->ids || merge->result >= t->ids)
             tokenizer_damaged(t, "a merge of ids it does not have");
-        if (tokenizer_rank(t, merge->left, merge->right) != NO_TOKEN)
-            tokenizer_damaged(t, "a merge stands there twice");
-        size_t slot = (size_t)hash_merge(merge->left, merge->right) & t->merge_mask;
-        while (t->merge_slots[slot]) slot = (slot + 1) & t->merge_mask;
-        t->merge_slots[slot] = (uint32_t)i + 1;
+        uint32_t *slot = merge_slot(t, merge->left, merge->right);
+        if (*slot) tokenizer_damaged(t, "a merge stands there twice");
+        *slot = (uint32_t)i + 1;
     }
 }
 
@@ -322,10 +326,9 @@ static void tokenizer_index_spellings(Tokenizer *t) {
     for (uint32_t id = 0; id < t->ids; id++) {
         const unsigned char *spelling = tokenizer_spelling(t, id, &bytes);
         if (!(t->id_flags[id] & ID_IN_VOCABULARY)) continue;
-        if (tokenizer_find(t, spelling, bytes) != NO_TOKEN) tokenizer_damaged(t, "two ids are spelled the same");
-        size_t slot = (size_t)hash_spelling(spelling, bytes) & t->spelling_mask;
-        while (t->spelling_slots[slot]) slot = (slot + 1) & t->spelling_mask;
-        t->spelling_slots[slot] = id + 1;
+        uint32_t *slot = spelling_slot(t, spelling, bytes);
+        if (*slot) tokenizer_damaged(t, "two ids are spelled the same");
+        *slot = id + 1;
     }
     for (size_t byte = 0; byte < 256; byte++) {
         unsigned char one = (unsigned char)byte;
@@ -405,25 +408,18 @@ static void tokenizer_close(Tokenizer *t) {
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
 static int tokenizer_beside(const char *model, char path[PATH_MAX]) {
     char folder[PATH_MAX];
-    const char *slash = strrchr(model, '/');
-    if (path_is_directory(model))
-        snprintf(folder, sizeof(folder), "%s", model);
-    else
-        snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - model) : 1, slash ? model : ".");
-    if (!*folder) snprintf(folder, sizeof(folder), "/");
-    for (size_t up = 0; up < 2; up++) {
-        path_join(path, folder, up ? "../" TOKENIZER_NAME : TOKENIZER_NAME);
-        if (path_exists(path)) return 1;
-        if (path_is_directory(model)) break;
-    }
-    return 0;
+    const int is_folder = path_is_directory(model);
+    folder_above(folder, model);
+    path_join(path, is_folder ? model : folder, TOKENIZER_NAME);
+    if (is_folder || path_exists(path)) return path_exists(path);
+    path_join(path, folder, "../" TOKENIZER_NAME);
+    return path_exists(path);
 }
 
 // tokenizer.tok in the folder of `shard`, a name or a pattern.
 static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
-    const char *slash = strrchr(shard, '/');
     char folder[PATH_MAX];
-    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - shard + 1) : 1, slash ? shard : ".");
+    folder_above(folder, shard);
     path_join(path, folder, TOKENIZER_NAME);
     return path_exists(path);
 }
@@ -431,24 +427,22 @@ static int tokenizer_beside_shard(const char *shard, char path[PATH_MAX]) {
 // ---- which tokenizer it is ------------------------------------------------------------------------------------------
 // The identity of a tokenizer, as shards and tokenizer files record it: (bytes of tokenizer.json) << 32 | their CRC-32.
 static uint64_t tokenizer_fingerprint(const char *path) {
-    const size_t length = strlen(path);
     unsigned char buffer[16384];
     InputFile file = input_open(path);
     uint64_t fingerprint;
     uint32_t crc = 0;
     size_t bytes;
     crc32_prepare();
-    if (length >= 4 && !strcmp(path + length - 4, ".tok") && file.bytes >= 32) {
+    if (text_ends_with(path, ".tok") && file.bytes >= 32) {
         input_read(&file, 24, &fingerprint, sizeof(fingerprint));
-        input_close(&file);
-        return fingerprint;
+    } else {
+        for (uint64_t offset = 0; offset < file.bytes; offset += bytes) {
+            bytes = min_size((size_t)(file.bytes - offset), sizeof(buffer));
+            input_read(&file, offset, buffer, bytes);
+            crc = crc32_of(crc, buffer, bytes);
+        }
+        fingerprint = file.bytes << 32 | crc;
     }
-    for (uint64_t offset = 0; offset < file.bytes; offset += bytes) {
-        bytes = (size_t)(file.bytes - offset < sizeof(buffer) ? file.bytes - offset : sizeof(buffer));
-        input_read(&file, offset, buffer, bytes);
-        crc = crc32_of(crc, buffer, bytes);
-    }
-    fingerprint = file.bytes << 32 | crc;
     input_close(&file);
     return fingerprint;
 }

@@ -12,55 +12,40 @@ composition are tables of the tokenizer file, so that they are those of the libr
 static uint32_t character_at(const unsigned char *text, size_t bytes, size_t i, size_t *length) {
     const unsigned char *c = text + i;
     *length = utf8_length(c, bytes - i);
-    switch (*length) {
-    case 1: return c[0];
-    case 2: return (uint32_t)(c[0] & 0x1f) << 6 | (c[1] & 0x3f);
-    case 3: return (uint32_t)(c[0] & 0x0f) << 12 | (uint32_t)(c[1] & 0x3f) << 6 | (c[2] & 0x3f);
-    case 4:
-        return (uint32_t)(c[0] & 0x07) << 18 | (uint32_t)(c[1] & 0x3f) << 12 | (uint32_t)(c[2] & 0x3f) << 6 |
-               (c[3] & 0x3f);
-    default: *length = 1; return 0xfffd;
-    }
+    if (*length == 1) return *c;
+    if (*length == 0) return *length = 1, 0xfffd;
+    uint32_t point = c[0] & (0x7fu >> *length);
+    for (size_t k = 1; k < *length; k++) point = point << 6 | (c[k] & 0x3f);
+    return point;
 }
 
 // Writes a character; returns its length.
 static size_t character_write(unsigned char *out, uint32_t point) {
-    if (point < 0x80) return out[0] = (unsigned char)point, 1;
-    if (point < 0x800) {
-        out[0] = (unsigned char)(0xc0 | point >> 6), out[1] = (unsigned char)(0x80 | (point & 0x3f));
-        return 2;
-    }
-    if (point < 0x10000) {
-        out[0] = (unsigned char)(0xe0 | point >> 12), out[1] = (unsigned char)(0x80 | (point >> 6 & 0x3f));
-        out[2] = (unsigned char)(0x80 | (point & 0x3f));
-        return 3;
-    }
-    out[0] = (unsigned char)(0xf0 | point >> 18), out[1] = (unsigned char)(0x80 | (point >> 12 & 0x3f));
-    out[2] = (unsigned char)(0x80 | (point >> 6 & 0x3f)), out[3] = (unsigned char)(0x80 | (point & 0x3f));
-    return 4;
+    static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0}; // bits of the first byte, by the length
+    const size_t length = point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4;
+    for (size_t i = length; i-- > 1; point >>= 6) out[i] = (unsigned char)(0x80 | (point & 0x3f));
+    out[0] = (unsigned char)(first[length] | point);
+    return length;
 }
 
 // ---- NFC: decompose, order the marks, compose (Unicode Standard Annex 15) -------------------------------------------
 enum { HANGUL = 0xac00, HANGUL_L = 0x1100, HANGUL_V = 0x1161, HANGUL_T = 0x11a7, HANGUL_VS = 21, HANGUL_TS = 28 };
 #define HANGUL_SYLLABLES 11172u
 
-// Entry of a table of `size` bytes an entry, each beginning with its point; NULL: none
-static const uint32_t *point_find(const void *table, size_t count, size_t size, uint32_t point) {
-    size_t low = 0, high = count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const uint32_t *entry = (const uint32_t *)(const void *)((const char *)table + middle * size);
-        if (*entry == point) return entry;
-        if (*entry < point)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+// Entries of tables, which begin with their point; pairs with their two.
+static int compare_points(const void *a, const void *b) {
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int compare_pairs(const void *a, const void *b) {
+    const int first = compare_points(a, b);
+    return first ? first : compare_points((const uint32_t *)a + 1, (const uint32_t *)b + 1);
 }
 
 static uint32_t combining_class(const Tokenizer *t, uint32_t point) {
-    const uint32_t *entry = point_find(t->combining, t->combining_count, 8, point);
+    const uint32_t *entry =
+        (const uint32_t *)bsearch(&point, t->combining, t->combining_count, 2 * sizeof(point), compare_points);
     return entry ? entry[1] : 0;
 }
 
@@ -72,8 +57,8 @@ static size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
         out[2] = HANGUL_T + trail;
         return trail ? 3 : 2;
     }
-    const Decomposition *entry = (const Decomposition *)(const void *)point_find(
-        t->decompositions, t->decomposition_count, sizeof(Decomposition), point);
+    const Decomposition *entry = (const Decomposition *)bsearch(&point, t->decompositions, t->decomposition_count,
+                                                                sizeof(Decomposition), compare_points);
     if (!entry) return out[0] = point, 1;
     memcpy(out, entry->parts, sizeof(entry->parts));
     return entry->count;
@@ -81,21 +66,14 @@ static size_t decompose(const Tokenizer *t, uint32_t point, uint32_t out[4]) {
 
 // The character that two compose to, or NO_TOKEN.
 static uint32_t compose(const Tokenizer *t, uint32_t first, uint32_t second) {
-    size_t low = 0, high = t->pair_count;
     if (first - HANGUL_L < 19 && second - HANGUL_V < HANGUL_VS)
         return HANGUL + ((first - HANGUL_L) * HANGUL_VS + (second - HANGUL_V)) * HANGUL_TS;
     if (first - HANGUL < HANGUL_SYLLABLES && (first - HANGUL) % HANGUL_TS == 0 && second - HANGUL_T - 1 < HANGUL_TS - 1)
         return first + (second - HANGUL_T);
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const CompositionPair *pair = &t->pairs[middle];
-        if (pair->first == first && pair->second == second) return pair->composite;
-        if (pair->first < first || (pair->first == first && pair->second < second))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NO_TOKEN;
+    const CompositionPair key = {first, second, 0};
+    const CompositionPair *pair =
+        (const CompositionPair *)bsearch(&key, t->pairs, t->pair_count, sizeof(key), compare_pairs);
+    return pair ? pair->composite : NO_TOKEN;
 }
 
 static int compare_keys(const void *a, const void *b) {
@@ -135,26 +113,18 @@ static size_t compose_all(const Tokenizer *t, uint64_t *key, size_t count) {
     return kept;
 }
 
-// Whether the text certainly is in NFC already: no character below U+0300 takes part in composition as a second.
-static int text_is_composed(const unsigned char *text, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++)
-        if (text[i] >= 0xcc) return 0;
-    return 1;
-}
-
 // The NFC of text[bytes] into t->normal.
 static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) {
-    size_t length, count = 0, characters = 0;
+    size_t length, count = 0, characters = 0, plain = 0;
     uint32_t parts[4];
-    uint64_t *key;
     t->normal.count = t->points.count = 0;
-    if (text_is_composed(text, bytes)) {
-        memcpy(tokenizer_scratch(&t->normal, bytes), text, bytes);
-        t->normal.count = bytes;
+    while (plain < bytes && text[plain] < 0xcc) plain++; // below U+0300 nothing is the second one of a composition
+    if (plain == bytes) {
+        scratch_append(&t->normal, text, bytes);
         return;
     }
     for (size_t i = 0; i < bytes; i += length) characters += decompose(t, character_at(text, bytes, i, &length), parts);
-    key = (uint64_t *)tokenizer_scratch(&t->points, characters * sizeof(*key));
+    uint64_t *key = (uint64_t *)tokenizer_scratch(&t->points, characters * sizeof(*key));
     for (size_t i = 0; i < bytes; i += length) {
         size_t n = decompose(t, character_at(text, bytes, i, &length), parts);
         for (size_t j = 0; j < n; j++, count++)
