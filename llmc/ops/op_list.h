@@ -2,17 +2,23 @@
 The ops of struct Ops (ops.h), each with its contract: formula, shape of every pointer, what is written. This list is
 included wherever something is made of every op: the struct, the tables of op sets, op sets around others.
 
-    OP(type, name, (parameters), (arguments), (tensors))   tensors: the arguments that are device memory, or NULL
+    OP(type, name, (parameters), (arguments), touches)
+
+`touches` is a row of statements, in macros that the including file may define:
+    TENSOR(argument, elements, size)  it is device memory, or NULL; size: bytes of an element, STORED and SUMMED those
+                                      of the types in ops.h
+    KEYS(argument, size)              likewise, the rows of k, v, dk or dv that attention's `shape` reads
+    COUNT(...)                        what op set "dry" counts or checks besides (ops_dry.h)
 
 Kinds of ops; each is an OP where the including file defines no macro for it:
     OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
     OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
 */
 #ifndef OP_HOST
-#define OP_HOST(type, name, parameters, arguments) OP(type, name, parameters, arguments, (NULL))
+#define OP_HOST(type, name, parameters, arguments) OP(type, name, parameters, arguments, )
 #endif
 #ifndef OP_SCRATCH
-#define OP_SCRATCH(name, parameters, arguments) OP(size_t, name, parameters, arguments, (NULL))
+#define OP_SCRATCH(name, parameters, arguments) OP(size_t, name, parameters, arguments, )
 #endif
 #ifndef OP_MEMORY
 #define OP_MEMORY OP
@@ -30,11 +36,14 @@ OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
 OP_HOST(size_t, memory_peak, (void), ())
 // bytes that could be allocated now; 0: the machine does not tell
 OP_HOST(size_t, memory_available, (void), ())
-OP_MEMORY(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes), (device))
-OP_MEMORY(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes), (device))
+OP_MEMORY(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes),
+          TENSOR(device, bytes, 1))
+OP_MEMORY(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes),
+          TENSOR(device, bytes, 1))
 // device to device, no overlap
-OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes), (out, in))
-OP_MEMORY(void, zero, (void *out, size_t bytes), (out, bytes), (out))
+OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes),
+          TENSOR(out, bytes, 1) TENSOR(in, bytes, 1))
+OP_MEMORY(void, zero, (void *out, size_t bytes), (out, bytes), TENSOR(out, bytes, 1))
 // returns when everything asked for is done: before a clock is read
 OP_HOST(void, finish, (void), ())
 
@@ -46,11 +55,13 @@ OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
 OP_HOST(size_t, host_available, (size_t planned), (planned))
 // A transfer runs beside other ops until the ticket it returns is awaited. Until then nobody writes to its memory or
 // reads what it changes. Tickets grow, from 1; transfers are done in order. host = device
-OP_MEMORY(int64_t, store, (void *host, const void *device, size_t bytes), (host, device, bytes), (device))
+OP_MEMORY(int64_t, store, (void *host, const void *device, size_t bytes), (host, device, bytes),
+          TENSOR(device, bytes, 1))
 // device = host
-OP_MEMORY(int64_t, load, (void *device, const void *host, size_t bytes), (device, host, bytes), (device))
+OP_MEMORY(int64_t, load, (void *device, const void *host, size_t bytes), (device, host, bytes),
+          TENSOR(device, bytes, 1))
 // later ops find this transfer done, and all before it; ticket 0: none
-OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), (NULL))
+OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
 
 // The calls that follow stand for `factor` calls alike. Op set "dry" multiplies its counts by it; the others ignore it.
 OP_HOST(void, repeat, (double factor), (factor))
@@ -59,73 +70,104 @@ OP_HOST(void, repeat, (double factor), (factor))
 // out[n,C] = scale * wte[token] + wpe[position];  wpe NULL: positions are rotary
 OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
                              const Stored *wpe, size_t n, size_t C, double scale),
-   (out, tokens, position, wte, wpe, n, C, scale), (out, tokens, position, wte, wpe))
+   (out, tokens, position, wte, wpe, n, C, scale),
+   TENSOR(out, n * C, STORED) TENSOR(tokens, n, sizeof(int32_t)) TENSOR(position, n, sizeof(int32_t))
+   TENSOR(wte, C, STORED) TENSOR(wpe, C, STORED) COUNT(dry_move(2 * n * C, STORED)))
 // dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of
 // dw_type) once
 OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                               size_t C, double scale, Summed *scratch),
-   (dw, dw_type, dx, index, N, rows, C, scale, scratch), (dw, dx, index, scratch))
+   (dw, dw_type, dx, index, N, rows, C, scale, scratch),
+   TENSOR(dw, rows * C, dtype_size(dw_type)) TENSOR(dx, N * C, STORED) TENSOR(index, N, sizeof(int32_t))
+   TENSOR(scratch, ops_device->embedding_backward_scratch(N, rows, C), SUMMED))
 OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C))
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
-// out[row[i],:] = in[i,:] of in[n,width], i < n; no two rows alike
+// out[row[i],:] = in[i,:] of in[n,width], i < n; no two rows alike. Only the device knows where rows go
 OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
-   (out, in, row, n, width), (out, in, row))
+   (out, in, row, n, width),
+   TENSOR(out, n ? width : 0, STORED) TENSOR(in, n * width, STORED) TENSOR(row, n, sizeof(int32_t))
+   COUNT(dry_move(2 * n * width, STORED)))
 
 // ---- norms ---------------------------------------------------------------------------------------------------------
 // out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: nothing). RMSNorm: xhat = x / sqrt(mean(x^2)
 // + eps); LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual
 OP(void, norm_forward, (Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                         size_t n, size_t C, Norm norm),
-   (out, x, w, b, residual, n, C, norm), (out, x, w, b, residual))
+   (out, x, w, b, residual, n, C, norm),
+   COUNT(dry_norm(norm, "rmsnorm_forward", "layernorm_forward", C))
+   TENSOR(out, n * C, STORED) TENSOR(x, n * C, STORED) TENSOR(residual, n * C, STORED) TENSOR(w, C, STORED)
+   TENSOR(b, C, STORED) COUNT(dry_move((residual ? 3 : 2) * n * C, STORED)))
 // dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=, LayerNorm: db[C] +=;  dx may be dout or x when not
 // accumulating. With dw NULL (db then, too) dx alone is computed, and scratch may be NULL.
 OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch),
-   (dx, dw, db, dout, x, w, n, C, norm, accumulate, scratch), (dx, dw, db, dout, x, w, scratch))
+   (dx, dw, db, dout, x, w, n, C, norm, accumulate, scratch),
+   COUNT(dry_norm(norm, "rmsnorm_backward", "layernorm_backward", C))
+   TENSOR(dx, n * C, STORED) TENSOR(dw, C, SUMMED) TENSOR(db, C, SUMMED) TENSOR(dout, n * C, STORED)
+   TENSOR(x, n * C, STORED) TENSOR(w, C, STORED) TENSOR(scratch, ops_device->norm_backward_scratch(n, C), SUMMED)
+   COUNT(dry_move((accumulate ? 4 : 3) * n * C, STORED)))
 OP_SCRATCH(norm_backward_scratch, (size_t n, size_t C), (n, C))
 
 // ---- linear: weight[OC,C], as in out = x weight^T + bias -----------------------------------------------------------
 // out[n,OC] = x[n,C] weight^T (+ bias[OC]) (+ residual[n,OC]);  bias, residual may be NULL; out may be residual
 OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                           const Stored *residual, size_t n, size_t C, size_t OC),
-   (out, x, weight, bias, residual, n, C, OC), (out, x, weight, bias, residual))
+   (out, x, weight, bias, residual, n, C, OC),
+   TENSOR(out, n * OC, STORED) TENSOR(x, n * C, STORED) TENSOR(weight, OC * C, STORED) TENSOR(bias, OC, STORED)
+   TENSOR(residual, n * OC, STORED) COUNT(dry_product(n, C, OC, STORED)))
 // dx[n,C] = (or += with accumulate) dout[n,OC] weight
 OP(void, linear_backward_input, (Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
                                  int accumulate),
-   (dx, dout, weight, n, C, OC, accumulate), (dx, dout, weight))
+   (dx, dout, weight, n, C, OC, accumulate),
+   TENSOR(dx, n * C, STORED) TENSOR(dout, n * OC, STORED) TENSOR(weight, OC * C, STORED)
+   COUNT(dry_product(n, C, OC, STORED)))
 // dweight[OC,C] += dout^T x, dbias[OC] += column sums of dout (dbias may be NULL)
 OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
                                   size_t C, size_t OC),
-   (dweight, dbias, dout, x, n, C, OC), (dweight, dbias, dout, x))
+   (dweight, dbias, dout, x, n, C, OC),
+   TENSOR(dweight, OC * C, SUMMED) TENSOR(dbias, OC, SUMMED) TENSOR(dout, n * OC, STORED) TENSOR(x, n * C, STORED)
+   COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
 // ---- adapters (LoRA): h[n,r] b[OC,r]^T joins a product's columns [column, column + OC) of out[n,width] -------------
 // these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (but -0, which may
 // become 0)
 OP(void, adapter_forward, (Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
                            size_t r, size_t OC),
-   (out, width, column, h, b, n, r, OC), (out, h, b))
+   (out, width, column, h, b, n, r, OC), COUNT(dry_columns(column, OC, width))
+   TENSOR(out, n * width, STORED) TENSOR(h, n * r, STORED) TENSOR(b, OC * r, STORED)
+   COUNT(dry_product(n, r, OC, STORED)))
 // dh[n,r] = (these columns of dout[n,width]) b, db[OC,r] += (these columns)^T h (db may be NULL)
 OP(void, adapter_backward, (Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
                             const Stored *b, size_t n, size_t r, size_t OC),
-   (dh, db, dout, width, column, h, b, n, r, OC), (dh, db, dout, h, b))
+   (dh, db, dout, width, column, h, b, n, r, OC), COUNT(dry_columns(column, OC, width))
+   TENSOR(dh, n * r, STORED) TENSOR(db, OC * r, SUMMED) TENSOR(dout, n * width, STORED) TENSOR(h, n * r, STORED)
+   TENSOR(b, OC * r, STORED)
+   COUNT(dry_product(n, r, OC, STORED)) COUNT(if (db) dry_product(n, r, OC, 2 * SUMMED)))
 // x[count] *= factor
-OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count), (x))
+OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count),
+   TENSOR(x, count, STORED) COUNT(dry_move(2 * count, STORED)))
 // out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element
 // (first_row + row) * width + column of this seed, 0 elsewhere;  0 <= rate < 1; out may be in when not accumulating.
 // Its own backward.
 OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t first_row, double rate, uint64_t seed,
                    int accumulate),
-   (out, in, n, width, first_row, rate, seed, accumulate), (out, in))
+   (out, in, n, width, first_row, rate, seed, accumulate),
+   TENSOR(out, n * width, STORED) TENSOR(in, n * width, STORED)
+   COUNT(dry_move((accumulate ? 3 : 2) * n * width, STORED)))
 
 // ---- rotary position embedding, in place on x[n,heads,HD]: pairs (i, i + HD/2) turned by position * frequency[i] ---
 OP(void, rope_forward, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                         size_t HD),
-   (x, position, inverse_frequency, n, heads, HD), (x, position, inverse_frequency))
+   (x, position, inverse_frequency, n, heads, HD),
+   TENSOR(x, n * heads * HD, STORED) TENSOR(position, n, sizeof(int32_t))
+   TENSOR(inverse_frequency, HD / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * HD, STORED)))
 // the turn back
 OP(void, rope_backward, (Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                          size_t HD),
-   (dx, position, inverse_frequency, n, heads, HD), (dx, position, inverse_frequency))
+   (dx, position, inverse_frequency, n, heads, HD),
+   TENSOR(dx, n * heads * HD, STORED) TENSOR(position, n, sizeof(int32_t))
+   TENSOR(inverse_frequency, HD / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * HD, STORED)))
 
 // ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
 // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =
@@ -138,26 +180,37 @@ OP(void, rope_backward, (Stored *dx, const int32_t *position, const float *inver
 OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                              const AttentionShape *shape, Summed *scratch),
    (out, lse, q, k, v, shape, scratch),
-   (out, lse, q, scratch, shape->partial ? NULL : k, shape->partial ? NULL : v))
+   COUNT(const size_t n = dry_attention(shape, 0))
+   TENSOR(out, n * shape->HD, shape->partial ? SUMMED : STORED) TENSOR(lse, n, SUMMED)
+   TENSOR(q, n * shape->HD, STORED) TENSOR(scratch, dry_attention_scratch(shape), SUMMED)
+   KEYS(k, STORED) KEYS(v, STORED))
 // dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
 // are those of all ranges together. dq: Stored, partial: Summed
 OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out, const Stored *q,
                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
                               Summed *scratch),
    (dq, dk, dv, dout, out, q, k, v, lse, shape, scratch),
-   (dq, dout, out, q, lse, scratch, shape->partial ? NULL : dk, shape->partial ? NULL : dv, shape->partial ? NULL : k,
-    shape->partial ? NULL : v))
+   COUNT(const size_t n = dry_attention(shape, 1))
+   TENSOR(dq, n * shape->HD, shape->partial ? SUMMED : STORED) TENSOR(lse, n, SUMMED)
+   TENSOR(dout, n * shape->HD, STORED) TENSOR(out, n * shape->HD, STORED) TENSOR(q, n * shape->HD, STORED)
+   TENSOR(scratch, dry_attention_scratch(shape), SUMMED)
+   KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
 // enough for both; never less for more queries: plans rely on it
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 // out[n,FF] of in[n,2FF] = [gate, up] in each row; GELU: of in[n,FF]
 OP(void, activation_forward, (Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF),
-   (out, in, kind, n, FF), (out, in))
+   (out, in, kind, n, FF), COUNT(dry_activation(kind, "swiglu_forward", "gelu_forward", "geglu_forward"))
+   TENSOR(out, n * FF, STORED) TENSOR(in, n * activation_width(kind, FF), STORED)
+   COUNT(dry_move(n * (FF + activation_width(kind, FF)), STORED)))
 // din may be in
 OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
                                size_t FF),
-   (din, dout, in, kind, n, FF), (din, dout, in))
+   (din, dout, in, kind, n, FF), COUNT(dry_activation(kind, "swiglu_backward", "gelu_backward", "geglu_backward"))
+   TENSOR(din, n * activation_width(kind, FF), STORED) TENSOR(dout, n * FF, STORED)
+   TENSOR(in, n * activation_width(kind, FF), STORED)
+   COUNT(dry_move(n * (FF + 2 * activation_width(kind, FF)), STORED)))
 
 // ---- loss head -----------------------------------------------------------------------------------------------------
 // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
@@ -166,20 +219,26 @@ OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in
 // entropy[n] (may be NULL) = -sum_v p log p of p = softmax(logits / temperature), nats; 0 where target < 0.
 OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
                    size_t n, size_t V, double temperature),
-   (logp, entropy, logits, targets, weight, n, V, temperature), (logp, entropy, logits, targets, weight))
+   (logp, entropy, logits, targets, weight, n, V, temperature),
+   TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, n * V, STORED)
+   TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
 // ---- gradients and the optimizer -----------------------------------------------------------------------------------
 // out = in
-OP(void, round_sums, (Stored *out, const Summed *in, size_t count), (out, in, count), (out, in))
+OP(void, round_sums, (Stored *out, const Summed *in, size_t count), (out, in, count),
+   TENSOR(out, count, STORED) TENSOR(in, count, SUMMED) COUNT(dry_move(count, STORED + SUMMED)))
 // gradient += in
 OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), (gradient, type, in, count),
-   (gradient, in))
+   TENSOR(gradient, count, dtype_size(type)) TENSOR(in, count, SUMMED))
 // returned to the host
-OP_STEP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count), (x))
+OP_STEP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count),
+        TENSOR(x, count, dtype_size(type)))
 // w[count] stepped by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding
 OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step),
-        (w, master, gradient, gradient_type, m, v, moment_type, count, step), (w, master, gradient, m, v))
+        (w, master, gradient, gradient_type, m, v, moment_type, count, step),
+        TENSOR(w, count, STORED) TENSOR(master, count, sizeof(float)) TENSOR(gradient, count, dtype_size(gradient_type))
+        TENSOR(m, count, dtype_size(moment_type)) TENSOR(v, count, dtype_size(moment_type)))
 
 // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
 // An op may run beside others until the ticket it returns is awaited. Until then nobody writes to its memory or reads
@@ -187,14 +246,15 @@ OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType grad
 // group, rank). x[count] of all ranks are added up: each rank's own part of x becomes that of the sums; the rest is
 // undefined
 OP_MEMORY(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit),
-          (x))
+          TENSOR(x, count, SUMMED))
 // x[count] of elements of `size` bytes: each rank's own part comes to all others
 OP_MEMORY(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size),
-          (group, x, count, unit, size), (x))
+          (group, x, count, unit, size), TENSOR(x, count, size))
 // messages[n] to and from other ranks; every out has its in on the other side, in the order of this list
-OP_MEMORY(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n), (NULL))
+OP_MEMORY(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n),
+          COUNT(dry_messages(messages, n)))
 // later ops, and copies, find this op done, and all before it
-OP_MEMORY(void, await, (int64_t ticket), (ticket), (NULL))
+OP_MEMORY(void, await, (int64_t ticket), (ticket), )
 
 // clang-format on
 #undef OP
@@ -202,3 +262,6 @@ OP_MEMORY(void, await, (int64_t ticket), (ticket), (NULL))
 #undef OP_SCRATCH
 #undef OP_MEMORY
 #undef OP_STEP
+#undef TENSOR
+#undef KEYS
+#undef COUNT

@@ -94,6 +94,9 @@ typedef struct {
 // up
 typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU } ActivationKind;
 
+// Elements of a row of the input: gate and up, or one
+static size_t activation_width(ActivationKind kind, size_t FF) { return kind == ACTIVATION_GELU ? FF : 2 * FF; }
+
 typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     double gradient_scale; // the gradient is multiplied by this first (clipping)

@@ -60,11 +60,8 @@ static size_t fence_block(const void *pointer) {
     return i < fence.blocks ? i : FENCE_BLOCKS;
 }
 
-// tensor[count], of which `names` is "(out, x, w)"
-static void fence_tensors(const char *op, const char *names, const void *const *tensor, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (tensor[i] && fence_block(tensor[i]) == FENCE_BLOCKS)
-            die("%s: tensor %zu of %s is not in device memory", op, i + 1, names);
+static void fence_tensor(const char *name, const void *tensor) {
+    if (tensor && fence_block(tensor) == FENCE_BLOCKS) die("%s: %s is not in device memory", fence.op, name);
 }
 
 static void fence_host(const char *op, const char *name, const void *memory) {
@@ -72,13 +69,13 @@ static void fence_host(const char *op, const char *name, const void *memory) {
 }
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
-#define FENCE_LIST(...)                                                                                                \
-    { __VA_ARGS__ }
-#define OP(type, op, parameters, arguments, tensors)                                                                   \
+#define TENSOR(tensor, elements, size) fence_tensor(#tensor, tensor);
+#define KEYS(tensor, size)             fence_tensor(#tensor, shape->partial ? NULL : tensor);
+#define COUNT(...)
+#define OP(type, op, parameters, arguments, touches)                                                                   \
     static type fenced_##op parameters {                                                                               \
-        const void *const tensor[] = FENCE_LIST tensors;                                                               \
         FENCE_OPEN(#op);                                                                                               \
-        fence_tensors(#op, #tensors, tensor, sizeof(tensor) / sizeof(tensor[0]));                                      \
+        touches                                                                                                        \
         return ops_device->op arguments;                                                                               \
     }
 #define OP_HOST(type, op, parameters, arguments) /* the fence stays closed */                                          \

@@ -105,7 +105,7 @@ TEST(host_and_device_are_not_confused) {
     const Ops *ops = ops_fenced();
     void *device = ops->allocate(FLOATS * sizeof(float));
     Access access = {ops, (volatile float *)device, 0, host};
-    expect_refused(host_as_tensor, &access, EXIT_RUNTIME, "gradient_add: tensor 1 of (gradient, in) is not in device");
+    expect_refused(host_as_tensor, &access, EXIT_RUNTIME, "gradient_add: gradient is not in device");
     expect_refused(device_as_source, &access, EXIT_RUNTIME, "copy_in: the source is device memory");
     ops->release(device, FLOATS * sizeof(float));
 }

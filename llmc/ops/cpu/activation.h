@@ -56,36 +56,23 @@ static inline void gated_backward(Stored *dgate_up, const Stored *dout_, const S
     }
 }
 
-static void gelu_forward(Stored *out, const Stored *in, size_t count) {
-    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
-    size_t blocks = block_count(count);
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t b = 0; b < blocks; b++) {
-        const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS;
-        floatX *out_block = (floatX *)out + b * BLOCK_ELEMENTS;
-        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
-#pragma omp simd
-        for (size_t i = 0; i < length; i++) {
-            floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
-            out_block[i] = store(x * s);
-        }
+static void gelu_forward(Stored *out_, const Stored *in_, size_t count) {
+    const floatX *in = (const floatX *)in_;
+    floatX *out = (floatX *)out_;
+#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
+    for (size_t i = 0; i < count; i++) {
+        floatS x = load(in[i]), one_minus_s, s = sigmoid(gate_z(x, 1), &one_minus_s);
+        out[i] = store(x * s);
     }
 }
 
-static void gelu_backward(Stored *dx, const Stored *dout, const Stored *in, size_t count) {
-    const floatS scale = (floatS)GELU_SCALE, cubic = (floatS)(GELU_SCALE * GELU_CUBIC);
-    size_t blocks = block_count(count);
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t b = 0; b < blocks; b++) {
-        const floatX *block = (const floatX *)in + b * BLOCK_ELEMENTS,
-                     *dout_block = (const floatX *)dout + b * BLOCK_ELEMENTS;
-        floatX *dx_block = (floatX *)dx + b * BLOCK_ELEMENTS;
-        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
-#pragma omp simd
-        for (size_t i = 0; i < length; i++) {
-            floatS x = load(block[i]), one_minus_s, s = sigmoid(x * (scale + cubic * x * x), &one_minus_s);
-            dx_block[i] = store(load(dout_block[i]) * (s + x * s * one_minus_s * (scale + 3 * cubic * x * x)));
-        }
+static void gelu_backward(Stored *dx_, const Stored *dout_, const Stored *in_, size_t count) {
+    const floatX *dout = (const floatX *)dout_, *in = (const floatX *)in_;
+    floatX *dx = (floatX *)dx_;
+#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
+    for (size_t i = 0; i < count; i++) {
+        floatS x = load(in[i]), one_minus_s, s = sigmoid(gate_z(x, 1), &one_minus_s);
+        dx[i] = store(load(dout[i]) * (s + x * s * one_minus_s * gate_slope(x, 1)));
     }
 }
 

@@ -41,31 +41,21 @@ static void cpu_adapter_backward(Stored *dh, Summed *db, const Stored *dout, siz
 
 static void cpu_scale(Stored *x_, double factor, size_t count) {
     const floatS by = (floatS)factor;
-    size_t blocks = block_count(count);
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t b = 0; b < blocks; b++) {
-        floatX *x = (floatX *)x_ + b * BLOCK_ELEMENTS;
-        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
-#pragma omp simd
-        for (size_t i = 0; i < length; i++) x[i] = store(load(x[i]) * by);
-    }
+    floatX *x = (floatX *)x_;
+#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
+    for (size_t i = 0; i < count; i++) x[i] = store(load(x[i]) * by);
 }
 
 static void cpu_dropout(Stored *out_, const Stored *in_, size_t n, size_t width, size_t first_row, double rate,
                         uint64_t seed, int accumulate) {
     const uint64_t threshold = dropout_threshold(rate), first = first_row * width;
     const floatS kept = (floatS)(1 / (1 - rate));
-    const size_t count = n * width, blocks = block_count(count);
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t b = 0; b < blocks; b++) {
-        const size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
-        const floatX *in = (const floatX *)in_ + begin;
-        floatX *out = (floatX *)out_ + begin;
-#pragma omp simd
-        for (size_t i = 0; i < length; i++) {
-            floatS x = dropout_keeps(seed, first + begin + i, threshold) ? load(in[i]) * kept : 0;
-            out[i] = store(accumulate ? load(out[i]) + x : x);
-        }
+    const floatX *in = (const floatX *)in_;
+    floatX *out = (floatX *)out_;
+#pragma omp parallel for simd schedule(static) if (parallel : n * width >= PARALLEL_MIN)
+    for (size_t i = 0; i < n * width; i++) {
+        floatS x = dropout_keeps(seed, first + i, threshold) ? load(in[i]) * kept : 0;
+        out[i] = store(accumulate ? load(out[i]) + x : x);
     }
 }
 

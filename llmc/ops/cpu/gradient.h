@@ -8,15 +8,10 @@ gradient's type once per micro-batch, never once per chunk.
 #include "elements.h"
 
 static void cpu_round_sums(Stored *out, const Summed *in, size_t count) {
-    size_t blocks = block_count(count);
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t b = 0; b < blocks; b++) {
-        const floatS *sums = (const floatS *)in + b * BLOCK_ELEMENTS;
-        floatX *rounded = (floatX *)out + b * BLOCK_ELEMENTS;
-        size_t length = min_size(BLOCK_ELEMENTS, count - b * BLOCK_ELEMENTS);
-#pragma omp simd
-        for (size_t i = 0; i < length; i++) rounded[i] = store(sums[i]);
-    }
+    const floatS *sums = (const floatS *)in;
+    floatX *rounded = (floatX *)out;
+#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
+    for (size_t i = 0; i < count; i++) rounded[i] = store(sums[i]);
 }
 
 static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size_t count) {
