@@ -71,13 +71,17 @@ static const char *answering(const char *how) {
 }
 
 // ---- what must hold -------------------------------------------------------------------------------------------------
-static void expect_rewards(Reward *r, Asked asked, double factor, double offset) {
-    float *reward = (float *)case_memory((asked.n + 1) * sizeof(float));
-    reward[asked.n] = -7;
+static RewardStatus ask(Reward *r, Asked asked, float *reward) {
     allocation_guard = 1;
     RewardStatus status = reward_ask(r, asked_lines, &asked, asked.n, reward);
     allocation_guard = 0;
-    if (status) test_fail("verdict %d: %s", (int)status, r->message);
+    return status;
+}
+
+static void expect_rewards(Reward *r, Asked asked, double factor, double offset) {
+    float *reward = (float *)case_memory((asked.n + 1) * sizeof(float));
+    reward[asked.n] = -7;
+    if (ask(r, asked, reward)) test_fail("%s", r->message);
     for (size_t i = 0; i < asked.n; i++)
         if (reward[i] != (float)(factor * (double)i + offset)) test_fail("reward %zu is %g", i, (double)reward[i]);
     assert_true(reward[asked.n] == -7);
@@ -99,214 +103,168 @@ static void close_and_expect_gone(Reward *r) {
     expect_gone(group);
 }
 
-static RewardStatus ask(Reward *r, size_t n, size_t length) {
-    Asked asked = asking(n, length);
-    float *reward = (float *)case_memory((n + 1) * sizeof(float));
-    allocation_guard = 1;
-    RewardStatus status = reward_ask(r, asked_lines, &asked, n, reward);
-    allocation_guard = 0;
-    return status;
-}
+// A command that is asked for n rewards, by lines of so many bytes.
+typedef struct {
+    const char *command;
+    size_t n, length;
+    RewardStatus verdict;
+    const char *words; // in its message
+    size_t answered;   // rewards that it leaves
+} Verdict;
 
-// The verdict on a command, its message, and how many rewards it leaves; then a new one answers.
-static void expect_verdict(const char *command, size_t n, size_t length, RewardStatus expected, const char *words,
-                           size_t answered) {
-    Reward r;
-    double begin = seconds_now();
-    test_case("%.120s", command);
-    reward_open(&r, command, 1.5, 0);
-    RewardStatus status = ask(&r, n, length);
-    if (status != expected || !strstr(r.message, words))
-        test_fail("verdict %d, %s; expected %d, ... %s", (int)status, r.message, (int)expected, words);
-    if (strchr(r.message, '\n')) test_fail("not one line: %s", r.message);
-    if (r.answered != answered) test_fail("%zu rewards are good, expected %zu", r.answered, answered);
-    if (seconds_now() - begin > 20) test_fail("it took %.1f seconds", seconds_now() - begin);
-    pid_t group = r.process;
-    r.command = answering("plainly"), r.timeout = 60;
-    reward_restart(&r);
-    while (kill(-group, 0) == 0) usleep(1000);
-    expect_rewards(&r, asking(3, 10), 0.5, 0);
-    close_and_expect_gone(&r);
-}
-
-// ---- the tests ------------------------------------------------------------------------------------------------------
-TEST(answers_in_order) {
-    static const char *const ways[] = {"plainly", "objects", "slowly"};
-    static const size_t pieces[] = {1, 7, 4096, SIZE_MAX};
-    for (size_t w = 0; w < 3; w++) {
+// What is said of each, in time and in one line; then a new command answers.
+static void expect_verdicts(const Verdict *verdict, size_t count) {
+    float reward[40];
+    for (size_t i = 0; i < count; i++) {
+        const Verdict *v = &verdict[i];
+        const double begin = seconds_now();
         Reward r;
-        test_case("%s", ways[w]);
-        reward_open(&r, answering(ways[w]), 60, 0);
-        for (size_t round = 0; round < 3; round++) {
-            for (size_t p = 0; p < 4; p++) {
-                Asked asked = asking(1 + 20 * round, 30);
-                asked.piece = pieces[p];
-                expect_rewards(&r, asked, 0.5, 0);
-            }
-        }
+        test_case("%.120s", v->command);
+        reward_open(&r, v->command, 1.5, 0);
+        RewardStatus status = ask(&r, asking(v->n, v->length), reward);
+        if (status != v->verdict || !strstr(r.message, v->words))
+            test_fail("verdict %d, %s; expected %d, ... %s", (int)status, r.message, (int)v->verdict, v->words);
+        if (strchr(r.message, '\n')) test_fail("not one line: %s", r.message);
+        if (r.answered != v->answered) test_fail("%zu rewards are good, expected %zu", r.answered, v->answered);
+        if (seconds_now() - begin > 20) test_fail("it took %.1f seconds", seconds_now() - begin);
+        pid_t group = r.process;
+        r.command = answering("plainly"), r.timeout = 60;
+        reward_restart(&r);
+        while (kill(-group, 0) == 0) usleep(1000);
+        expect_rewards(&r, asking(3, 10), 0.5, 0);
         close_and_expect_gone(&r);
     }
 }
 
-TEST(answers_in_pieces) {
+// ---- the tests ------------------------------------------------------------------------------------------------------
+static void expect_answers(const char *command, const Asked *asked, size_t count, double factor, double offset) {
     Reward r;
-    reward_open(&r, answering("in pieces"), 60, 0);
-    expect_rewards(&r, asking(50, 3), 1, 0.5);
+    test_case("%.100s", command);
+    reward_open(&r, command, 300, 0);
+    for (size_t i = 0; i < count; i++) expect_rewards(&r, asked[i], factor, offset);
     close_and_expect_gone(&r);
+}
+
+TEST(answers_in_order) {
+    const Asked asked[] = {{1, 30, 1, 0, 0},    {41, 30, 1, 0, 0},    {21, 30, 7, 0, 0},
+                           {1, 30, 4096, 0, 0}, {41, 30, 4096, 0, 0}, asking(21, 30)};
+    expect_answers(answering("plainly"), asked, COUNT_OF(asked), 0.5, 0);
+    expect_answers(answering("objects"), asked, COUNT_OF(asked), 0.5, 0);
+    expect_answers(answering("slowly"), asked, COUNT_OF(asked), 0.5, 0);
+    expect_answers(answering("in pieces"), asked, COUNT_OF(asked), 1, 0.5);
+    // the shell's own commands: pipes, quotes, variables
+    expect_answers("x='0.25'; while read -r line; do echo \"$x\" | cat; done", asked, 1, 0, 0.25);
 }
 
 // More than pipes hold, both ways: 10 MB in one line, in many, and 100,000 answers.
 TEST(large_batches) {
-    Reward r;
-    reward_open(&r, answering("plainly"), 300, 0);
-    expect_rewards(&r, asking(1, 10000000), 0.5, 0);
-    expect_rewards(&r, asking(1000, 10000), 0.5, 0);
-    expect_rewards(&r, asking(100000, 1), 0.5, 0);
-    expect_rewards(&r, asking(2, 1), 0.5, 0);
-    close_and_expect_gone(&r);
-}
-
-// The shell's own commands work: pipes, quotes, variables.
-TEST(a_command_of_the_shell) {
-    Reward r;
-    reward_open(&r, "x='0.25'; while read -r line; do echo \"$x\" | cat; done", 60, 0);
-    expect_rewards(&r, asking(5, 100), 0, 0.25);
-    close_and_expect_gone(&r);
+    const Asked asked[] = {asking(1, 10000000), asking(1000, 10000), asking(100000, 1), asking(2, 1)};
+    expect_answers(answering("plainly"), asked, COUNT_OF(asked), 0.5, 0);
 }
 
 // What a launcher has told this process is not for the command; the rest of the environment is.
 TEST(a_command_outside_the_ranks) {
-    static const char *const ours[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
-                                       "SLURM_PROCID"};
-    static const char *const kept[] = {"OMPI_ALLOW_RUN_AS_ROOT", "SLURM_JOB_ID", "SLURM_NODELIST", "TEST_REWARD"};
-    Reward r;
-    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) setenv(ours[i], "2", 1);
-    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) setenv(kept[i], "2", 1);
-    reward_open(&r,
-                "read line; env | grep -c -E '^(OMPI_COMM|PMIX_|PMI_|SLURM_STEP|SLURM_PROCID)'; read line; "
-                "env | grep -c -E '^(OMPI_ALLOW_RUN_AS_ROOT|SLURM_JOB_ID|SLURM_NODELIST|TEST_REWARD)='",
-                60, 0);
-    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) unsetenv(ours[i]);
-    for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) unsetenv(kept[i]);
-    expect_rewards(&r, asking(1, 1), 0, 0);
-    expect_rewards(&r, asking(1, 1), 0, 4);
-    close_and_expect_gone(&r);
+    char names[] = "OMPI_COMM_WORLD_SIZE PMIX_RANK PMI_SIZE SLURM_STEP_NUM_TASKS SLURM_PROCID "
+                   "OMPI_ALLOW_RUN_AS_ROOT SLURM_JOB_ID SLURM_NODELIST TEST_REWARD"; // the last four are
+    const Asked asked = asking(2, 1);
+    for (char *name = strtok(names, " "); name; name = strtok(NULL, " ")) setenv(name, "2", 1);
+    expect_answers("read line; env | grep -c -E '^(OMPI_COMM|PMIX_|PMI_|SLURM_STEP|SLURM_PROCID)'; read line; "
+                   "env | grep -c -E '^(OMPI_ALLOW_RUN_AS_ROOT|SLURM_JOB_ID|SLURM_NODELIST|TEST_REWARD)='",
+                   &asked, 1, 4, 0); // first none, then four
+    for (const char *name = names; name < names + sizeof(names); name += strlen(name) + 1) unsetenv(name);
 }
 
 TEST(numbers) {
-    static const char *const good[] = {
-        "1", "-2.5e-3", "  7 ", "{\"reward\": 1}", "{\"a\": {\"reward\": 2}, \"reward\": -3e2}", "0"};
-    static const double values[] = {1, -2.5e-3, 7, 1, -300, 0};
-    static const char *const bad[] = {"",
-                                      "one",
-                                      "1 2",
-                                      "1,",
-                                      "+1",
-                                      "0x10",
-                                      "true",
-                                      "null",
-                                      "[1]",
-                                      "{}",
-                                      "1.0.0",
-                                      "e",
-                                      "-",
-                                      "{\"reward\": \"1\"}",
-                                      "{\"reward\": 1} 2",
-                                      "{\"reward\": 1",
-                                      "{\"rewards\": 1}",
-                                      "{\"reward\": 1, \"reward\": 2}",
-                                      "{\"reward\": null}",
-                                      "{\"reward\": NaN}"};
-    static const char *const not_finite[] = {"NaN", "nan", "-inf", "Infinity", "1e999", "{\"reward\": 1e999}", "1e39"};
+    static const RewardStatus verdicts[] = {REWARD_OK, REWARD_NOT_FINITE, REWARD_GARBAGE};
+    static const char *const answers[] = {
+        "1|-2.5e-3|  7 |0|{\"reward\": 1}|{\"a\": {\"reward\": 2}, \"reward\": -3e2}",
+        "NaN|nan|-inf|Infinity|1e999|{\"reward\": 1e999}|1e39",
+        "|one|1 2|1,|+1|0x10|true|null|[1]|{}|1.0.0|e|-|{\"reward\": \"1\"}|{\"reward\": 1} 2|{\"reward\": 1|"
+        "{\"rewards\": 1}|{\"reward\": 1, \"reward\": 2}|{\"reward\": null}|{\"reward\": NaN}"};
+    static const float values[] = {1, -2.5e-3f, 7, 0, 1, -300};
     char text[64];
     float reward;
     Reward r = {0};
     r.lines = r.sent = 1;
-    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
-        test_case("%s", good[i]);
-        strcpy(text, good[i]);
-        r.answered = 0;
-        assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_OK);
-        assert_true(reward == (float)values[i]);
-    }
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        test_case("%s", bad[i]);
-        strcpy(text, bad[i]);
-        r.answered = 0;
-        assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_GARBAGE);
-    }
-    for (size_t i = 0; i < sizeof(not_finite) / sizeof(not_finite[0]); i++) {
-        test_case("%s", not_finite[i]);
-        strcpy(text, not_finite[i]);
-        r.answered = 0;
-        assert_int_equal(reward_take(&r, text, strlen(text), &reward), REWARD_NOT_FINITE);
+    for (size_t k = 0; k < COUNT_OF(answers); k++) {
+        const char *answer = answers[k];
+        for (size_t i = 0, length; *answer; i++, answer += length + (answer[length] != 0)) {
+            length = strcspn(answer, "|");
+            test_case("%.*s", (int)length, answer);
+            r.answered = 0;
+            assert_int_equal(reward_take(&r, memcpy(text, answer, length + 1), length, &reward), verdicts[k]);
+            if (k == 0) assert_true(reward == values[i]);
+        }
     }
     r.answered = 0;
     assert_int_equal(reward_take(&r, memcpy(text, "1\0002", 4), 3, &reward), REWARD_GARBAGE);
 }
 
 TEST(commands_that_die) {
-    expect_verdict("exit 3", 4, 10, REWARD_DIED, "ended after 0 of 4 answers, with exit code 3", 0);
-    expect_verdict("/nowhere/reward 2>/dev/null", 4, 10, REWARD_DIED, "exit code 127 (there is no such command)", 0);
-    expect_verdict("read a; echo 1; read a; echo 2; exit 0", 4, 10, REWARD_DIED,
-                   "ended after 2 of 4 answers, with exit code 0", 2);
-    expect_verdict("read a; echo 1; kill -9 $$", 4, 10, REWARD_DIED, "was ended by signal 9 (Killed) after 1 of 4", 1);
-    expect_verdict("read a; printf 1; exit 0", 1, 10, REWARD_DIED, "after 0 of 1 answers", 0);      // not a line
-    expect_verdict("head -c 100000 >/dev/null; exit 9", 40, 100000, REWARD_DIED, "exit code 9", 0); // while it is sent
-    expect_verdict("exec >&-; exec sleep 1000", 4, 10, REWARD_DIED, "closed its output after 0 of 4 answers", 0);
+    static const Verdict verdicts[] = {
+        {"exit 3", 4, 10, REWARD_DIED, "ended after 0 of 4 answers, with exit code 3", 0},
+        {"/nowhere/reward 2>/dev/null", 4, 10, REWARD_DIED, "exit code 127 (there is no such command)", 0},
+        {"read a; echo 1; read a; echo 2; exit 0", 4, 10, REWARD_DIED, "ended after 2 of 4 answers, with exit code 0",
+         2},
+        {"read a; echo 1; kill -9 $$", 4, 10, REWARD_DIED, "was ended by signal 9 (Killed) after 1 of 4", 1},
+        {"read a; printf 1; exit 0", 1, 10, REWARD_DIED, "after 0 of 1 answers", 0},      // not a line
+        {"head -c 100000 >/dev/null; exit 9", 40, 100000, REWARD_DIED, "exit code 9", 0}, // while it is sent
+        {"exec >&-; exec sleep 1000", 4, 10, REWARD_DIED, "closed its output after 0 of 4 answers", 0}};
+    expect_verdicts(verdicts, COUNT_OF(verdicts));
 }
 
 TEST(commands_that_hang) {
-    expect_verdict("sleep 1000", 4, 10, REWARD_HUNG, "gave 0 of 4 answers within 1.5 seconds", 0);
-    expect_verdict("sleep 1000 | sleep 1001", 40, 100000, REWARD_HUNG, "gave 0 of 40", 0); // and reads nothing
-    expect_verdict("read a; echo 1; read a; echo 2; cat >/dev/null", 4, 10, REWARD_HUNG, "gave 2 of 4", 2);
-    expect_verdict("trap '' TERM INT HUP; while :; do sleep 1000; done", 4, 10, REWARD_HUNG, "gave 0 of 4", 0);
-    expect_verdict("while read a; do printf 1; done; sleep 1000", 4, 10, REWARD_HUNG, "gave 0 of 4", 0);
-    expect_verdict("exec <&-; while :; do sleep 1000; done", 4, 10, REWARD_CLOSED, "closed its input after 0 of 4", 0);
+    static const Verdict verdicts[] = {
+        {"sleep 1000", 4, 10, REWARD_HUNG, "gave 0 of 4 answers within 1.5 seconds", 0},
+        {"sleep 1000 | sleep 1001", 40, 100000, REWARD_HUNG, "gave 0 of 40", 0}, // and reads nothing
+        {"read a; echo 1; read a; echo 2; cat >/dev/null", 4, 10, REWARD_HUNG, "gave 2 of 4", 2},
+        {"trap '' TERM INT HUP; while :; do sleep 1000; done", 4, 10, REWARD_HUNG, "gave 0 of 4", 0},
+        {"while read a; do printf 1; done; sleep 1000", 4, 10, REWARD_HUNG, "gave 0 of 4", 0},
+        {"exec <&-; while :; do sleep 1000; done", 4, 10, REWARD_CLOSED, "closed its input after 0 of 4", 0}};
+    expect_verdicts(verdicts, COUNT_OF(verdicts));
 }
 
 TEST(commands_that_print_garbage) {
-    expect_verdict("read a; echo 1; read a; echo 'Traceback (most'; cat >/dev/null", 4, 10, REWARD_GARBAGE,
-                   "answered 'Traceback (most' to line 2 of 4", 1);
-    expect_verdict("read a; printf '\\001\\377%0200d\\n' 7 | tr 0 x; cat >/dev/null", 4, 10, REWARD_GARBAGE,
-                   "answered '??xxxxxxxxxx", 0);
-    expect_verdict("read a; echo; cat >/dev/null", 4, 10, REWARD_GARBAGE, "answered '' to line 1", 0);
-    expect_verdict("read a; head -c 100000 /dev/zero | tr '\\0' 1; cat >/dev/null", 4, 10, REWARD_GARBAGE,
-                   "answered line 1 of 4 with more than 4096 bytes: '1111", 0);
-    expect_verdict("read a; echo 0; read a; echo nan; cat >/dev/null", 4, 10, REWARD_NOT_FINITE,
-                   "answered 'nan' to line 2 of 4; a finite number", 1);
-}
-
-TEST(commands_that_print_too_much) {
-    expect_verdict("yes 1", 4, 10, REWARD_TOO_MANY, "gave more answers than it had lines", 0);
-    expect_verdict("while read a; do echo 1; echo 2; done", 5, 10, REWARD_TOO_MANY, "after 5 of them also '", 0);
-    expect_verdict("read a; echo 1; echo 2; cat >/dev/null", 1, 10, REWARD_TOO_MANY, "after 1 of them also '2'", 0);
+    static const Verdict verdicts[] = {
+        {"read a; echo 1; read a; echo 'Traceback (most'; cat >/dev/null", 4, 10, REWARD_GARBAGE,
+         "answered 'Traceback (most' to line 2 of 4", 1},
+        {"read a; printf '\\001\\377%0200d\\n' 7 | tr 0 x; cat >/dev/null", 4, 10, REWARD_GARBAGE,
+         "answered '??xxxxxxxxxx", 0},
+        {"read a; echo; cat >/dev/null", 4, 10, REWARD_GARBAGE, "answered '' to line 1", 0},
+        {"read a; head -c 100000 /dev/zero | tr '\\0' 1; cat >/dev/null", 4, 10, REWARD_GARBAGE,
+         "answered line 1 of 4 with more than 4096 bytes: '1111", 0},
+        {"read a; echo 0; read a; echo nan; cat >/dev/null", 4, 10, REWARD_NOT_FINITE,
+         "answered 'nan' to line 2 of 4; a finite number", 1},
+        {"yes 1", 4, 10, REWARD_TOO_MANY, "gave more answers than it had lines", 0},
+        {"while read a; do echo 1; echo 2; done", 5, 10, REWARD_TOO_MANY, "after 5 of them also '", 0},
+        {"read a; echo 1; echo 2; cat >/dev/null", 1, 10, REWARD_TOO_MANY, "after 1 of them also '2'", 0}};
+    expect_verdicts(verdicts, COUNT_OF(verdicts));
 }
 
 // What is wrong between two batches is told at the next.
 TEST(between_two_batches) {
+    float reward;
     Reward r;
     reward_open(&r, "read a; echo 1; sleep 0.2; echo 2; cat >/dev/null", 10, 0);
-    assert_int_equal(ask(&r, 1, 10), REWARD_OK);
+    assert_int_equal(ask(&r, asking(1, 10), &reward), REWARD_OK);
     usleep(600000);
-    assert_int_equal(ask(&r, 1, 10), REWARD_TOO_MANY);
-    reward_stop(&r);
+    assert_int_equal(ask(&r, asking(1, 10), &reward), REWARD_TOO_MANY);
     r.command = "read a; echo 1; exit 6";
-    reward_start(&r);
-    assert_int_equal(ask(&r, 1, 10), REWARD_OK);
-    assert_int_equal(ask(&r, 1, 10), REWARD_DIED);
+    reward_restart(&r);
+    assert_int_equal(ask(&r, asking(1, 10), &reward), REWARD_OK);
+    assert_int_equal(ask(&r, asking(1, 10), &reward), REWARD_DIED);
     assert_non_null(strstr(r.message, "ended after 0 of 1 answers, with exit code 6"));
     close_and_expect_gone(&r);
 }
 
 // A signal handler of the program, and whether SIGPIPE ends it, stay as they are.
 TEST(signals_stay_as_they_are) {
-    struct sigaction before, after;
+    static const Verdict deaf = {"exec <&-; exit 2", 40, 100000, REWARD_DIED, "exit code 2", 0};
+    struct sigaction after;
     sigset_t mask;
-    sigaction(SIGPIPE, NULL, &before);
-    expect_verdict("exec <&-; exit 2", 40, 100000, REWARD_DIED, "exit code 2", 0);
+    expect_verdicts(&deaf, 1);
     sigaction(SIGPIPE, NULL, &after);
-    assert_true(before.sa_handler == after.sa_handler && after.sa_handler == SIG_DFL);
+    assert_true(after.sa_handler == SIG_DFL);
     sigpending(&mask);
     assert_false(sigismember(&mask, SIGPIPE));
     pthread_sigmask(SIG_BLOCK, NULL, &mask);
@@ -329,7 +287,7 @@ static void start_and_end(const void *context) {
 
 TEST(nothing_survives_the_program) {
     static const char *const ways[] = {"return", "die", "kill", "interrupt", "abort"};
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
         test_case("%s", ways[i]);
         const Child *child = run_child(start_and_end, ways[i]);
         long group = strtol(child->err, NULL, 10);
