@@ -266,22 +266,6 @@ static void save_body(const void *context) {
     checkpoint_save(&folder, &t, &run);
 }
 
-// Step 7 on a file system of a MiB over `out`, then step 8 where that is full. Exits with 77 where none can be mounted.
-static void save_on_full_disk(TrainedTensors t, const char *out) {
-    RunState run = run_state(7);
-    CheckpointFolder folder;
-    char ballast[PATH_MAX];
-    if (!private_tmpfs(out, 0)) exit(77);
-    trained_fill(&t, 7);
-    checkpoint_open(&folder, out, 2, 0);
-    checkpoint_save(&folder, &t, &run);
-    path_join(ballast, out, "ballast");
-    int fd = open(ballast, O_WRONLY | O_CREAT, 0666);
-    while (write(fd, ballast, sizeof(ballast)) > 0) continue;
-    run = run_state(8);
-    checkpoint_save(&folder, &t, &run);
-}
-
 // Files of scratch "out"'s checkpoint with one bit flipped, a byte shorter, a byte longer, empty and missing: `resume`,
 // which dies where there is no complete checkpoint, says which file it is. Only of DONE it may be told otherwise.
 static void expect_checkpoint_damage_found(ChildBody resume, const void *context, const char *const *files,
